@@ -6,7 +6,7 @@ silent for ever: one that forgot a promise and answered again could contradict i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from swarmcli.averaging.config import Trust
 from swarmcli.averaging.consensus.ballots import ZERO, Acceptor, Refusal, proposer_of
@@ -75,6 +75,15 @@ class RoundVotes:
         """Against a member that has voted twice: the round is void here."""
         return None if self.guarded is None else self.guarded.evidence
 
+    @property
+    def twice(self) -> tuple[Certificate, ...]:
+        """The votes of that member, for others to see."""
+        proof = self.evidence
+        if proof is None:
+            return ()
+        culprit, both = self.group.index_of(proof.culprit), zip(proof.values, proof.signatures, strict=True)
+        return tuple(Certificate(proof.ballot, proof.kind, value, {culprit: signature}) for value, signature in both)
+
     def learn(self, decided: Decided) -> bool:
         """Believes a decision that its votes prove. Decisions never change: the first one stands. Returns whether one
         is known."""
@@ -124,8 +133,8 @@ class RoundVotes:
         """Promises nothing once the outcome is known, but says it."""
         if self.decided is not None:
             return PrepareAnswer(self.decided)
-        if not self.votes:
-            return PrepareAnswer()
+        if not self.votes or self.evidence is not None:
+            return PrepareAnswer(twice=self.twice)
         answer = self.acceptor.prepare(ballot)
         if isinstance(answer, Refusal):
             return PrepareAnswer(promised=answer.promised)
@@ -161,6 +170,10 @@ class RoundVotes:
         if proof is not None:
             self._accuse(proof)
         return True
+
+    def note_all(self, shown: Iterable[Certificate]) -> None:
+        for votes in shown:
+            self.note(votes)
 
     def note(self, votes: Certificate) -> None:
         """Somebody shows votes; what is not signed by voters is passed over."""

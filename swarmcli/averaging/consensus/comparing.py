@@ -81,10 +81,10 @@ async def _ask(mates: Mates, votes: RoundVotes, prepared: Prepared, other: int) 
         answer = await mates.ask(other, "compare", question, CompareAnswer, bound(mates))
     except NetworkError:
         return True
-    if answer.decided is not None and votes.learn(answer.decided):
-        return answer.decided.votes.value == prepared.votes.value
-    for unlike in answer.unlike:
-        votes.note(unlike)
+    if answer.decided is not None and votes.electorate.is_decided(answer.decided):
+        # Believed or not, another member has it: nothing else may be confirmed any more.
+        return votes.learn(answer.decided) and answer.decided.votes.value == prepared.votes.value
+    votes.note_all(answer.unlike)
     standing = answer.standing
     return standing is None or standing.votes.value == prepared.votes.value or not votes.see(standing)
 
@@ -121,8 +121,7 @@ async def gather_confirms(mates: Mates, votes: RoundVotes, prepared: Prepared) -
 def _count(votes: RoundVotes, confirms: Confirms, voter: int, answer: ConfirmAnswer) -> None:
     prepared = confirms.prepared
     ballot, value = prepared.votes.ballot, prepared.votes.value
-    for unlike in answer.unlike:
-        votes.note(unlike)
+    votes.note_all(answer.unlike)
     if answer.decided is not None and votes.learn(answer.decided):
         return
     if answer.signature and votes.electorate.is_vote(voter, ballot, "confirm", value, answer.signature):

@@ -243,9 +243,11 @@ class Agreement:
         """None: it does not know and never will, or cannot be reached."""
         question = OutcomeQuestion(self._mates.group.group_id)
         try:
-            return (await self._mates.ask(member, "outcome", question, OutcomeAnswer)).decided
+            answer = await self._mates.ask(member, "outcome", question, OutcomeAnswer)
         except NetworkError:
             return None
+        self._votes.note_all(answer.twice)
+        return answer.decided
 
     async def _watch_leader(self) -> None:
         """In a guarded group: passes over a leader that does nothing although enough voters wait for it.

@@ -151,9 +151,11 @@ class OutcomeQuestion(msgspec.Struct, frozen=True):
 
 
 class OutcomeAnswer(msgspec.Struct, frozen=True):
-    """`decided` is None if the answerer does not know the outcome and never will."""
+    """`decided` is None if the answerer does not know the outcome and never will. `twice`: the votes of a member that
+    voted twice, because of which the round is void there."""
 
     decided: Decided | None = None
+    twice: Unlike = ()
 
 
 class PresenceQuestion(msgspec.Struct, frozen=True):
@@ -221,6 +223,7 @@ class PrepareAnswer(msgspec.Struct, frozen=True):
     report     with a promise, by a member that has not left the round; and by auxiliaries of a guarded group
     signed     in a guarded group, in the place of `promise`
     prepared   the certificate that it speaks of
+    twice      as in OutcomeAnswer
     """
 
     decided: Decided | None = None
@@ -230,6 +233,7 @@ class PrepareAnswer(msgspec.Struct, frozen=True):
     report: Report | None = None
     signed: SignedPromise | None = None
     prepared: Prepared | None = None
+    twice: Unlike = ()
 
 
 class Propose(msgspec.Struct, frozen=True):

@@ -243,6 +243,8 @@ class Proposer:
         def hear(member: int, answer: PrepareAnswer | None) -> Decided | None:
             if answer is not None and answer.decided is not None:
                 return self._proved(answer.decided)
+            if answer is not None:
+                self._votes.note_all(answer.twice)
             self._note(proposal, member, answer, promised)
             return None
 

@@ -86,6 +86,7 @@ class GuardedAcceptor:
         self.evidence: DoubleVote | None = None  # of somebody who voted twice: the round is void here
         self.seen = SeenVotes(electorate)
         self._electorate, self._identity = electorate, identity
+        self._shown: set[bytes] = set()  # values of all certificates that it has seen
         self._voted: tuple[int, bytes] | None = None  # last, above zero
         self._confirmed = False  # `standing`
 
@@ -133,6 +134,8 @@ class GuardedAcceptor:
         """Somebody shows a certificate: from here on promises tell it. Returns proof if somebody voted twice."""
         if self.prepared is None or prepared.votes.ballot > self.prepared.votes.ballot:
             self.prepared = prepared
+        if len(self._shown) < 2:  # of one value and another nothing more need be known
+            self._shown.add(prepared.votes.value)
         return self.note(prepared.votes)
 
     def note(self, votes: Certificate) -> DoubleVote | None:
@@ -146,8 +149,7 @@ class GuardedAcceptor:
         self.see(prepared)
         if not self._is_current(prepared) or (self._confirmed and self._is_unlike(prepared)):
             return False
-        if self._is_unlike(prepared):
-            self.standing = prepared
+        self.standing = prepared
         return True
 
     def contradicts(self, prepared: Prepared) -> Prepared | None:
@@ -155,22 +157,25 @@ class GuardedAcceptor:
         return self.standing if self._is_unlike(prepared) else None
 
     def confirm(self, prepared: Prepared) -> bool:
-        """All others have been heard. False: something came between."""
-        if not self._is_current(prepared) or self.standing is None or self._is_unlike(prepared):
+        """All others have been heard. False: something came between.
+
+        Only the comparison that began last counts: while an earlier one was withdrawn, others may have been told that
+        this voter stands in nobody's way.
+        """
+        if not self._is_current(prepared) or self.standing is not prepared:
             return False
-        self.standing, self._confirmed = prepared, True
+        self._confirmed = True
         return True
 
     def withdraw(self, prepared: Prepared) -> None:
         """Another voter stands by something else: this one does not confirm, and stands in nobody's way."""
-        if not self._confirmed and not self._is_unlike(prepared):
+        if not self._confirmed and self.standing is prepared:
             self.standing = None
 
     def believes(self, decided: Decided) -> bool:
         """Whether a decision, which is proved, is to be followed. One by votes alone was compared with nobody: it is
         not, once another voter has shown a certificate for something else. That takes more than f hostile voters."""
-        known = self.prepared
-        return decided.votes.kind != "vote" or known is None or known.votes.value == decided.votes.value
+        return decided.votes.kind != "vote" or self._shown <= {decided.votes.value}
 
     def _is_current(self, prepared: Prepared) -> bool:
         ballot = prepared.votes.ballot

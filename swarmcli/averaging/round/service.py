@@ -275,7 +275,7 @@ class AllreduceService:
         member, round_ = votes.member(peer), self._rounds.get(question.group_id)
         if votes.decided is None and round_ is not None:
             await round_.agreement.tell_outcome(member)
-        return OutcomeAnswer(votes.decided)
+        return OutcomeAnswer(votes.decided, votes.twice)
 
     async def _presence(self, peer: PeerID, question: PresenceQuestion) -> PresenceAnswer:
         votes, group_id = self._votes.get(question.group_id), question.group_id
@@ -383,7 +383,10 @@ class AllreduceService:
         return self._votes[group_id]
 
     def _accuse(self, proof: DoubleVote) -> None:
+        """A member has voted twice: it is banned, and the round is void here."""
         self.bans.add(proof)
+        if proof.group_id in self._votes:
+            self._settle(proof.group_id, self._votes[proof.group_id])
 
     def _votes_for(self, group: Group, trust: Trust) -> RoundVotes:
         """Kept until so many others have come that nobody asks any more; what is forgotten is never answered again."""
