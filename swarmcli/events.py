@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from swarmcli.words import harmless
 
 logger = logging.getLogger(__name__)
 notices = logging.getLogger("swarmcli.notices")
@@ -256,6 +258,8 @@ class Events:
         return unsubscribe
 
     def emit(self, event: Event) -> None:
+        """Texts in it may be others': what could steer a terminal is taken out here, for all who show them."""
+        event = _harmless(event)
         if isinstance(event, Noticed):
             notices.log(logging.getLevelNamesMapping()[event.level.upper()], "%s", event.text)
         for listener in self._listeners:
@@ -263,3 +267,24 @@ class Events:
                 listener(event)
             except Exception:
                 logger.exception("a listener failed on %r", event)
+
+
+def _harmless(event: Event) -> Event:
+    found = {each.name: getattr(event, each.name) for each in fields(event)}
+    kept = {name: _cleaned(value) for name, value in found.items()}
+    changed = {name: value for name, value in kept.items() if value is not found[name]}
+    return replace(event, **changed) if changed else event
+
+
+def _cleaned(value: Any) -> Any:
+    """The value itself where nothing has to go."""
+    if isinstance(value, str):
+        text = harmless(value)
+        return value if text == value else text
+    if isinstance(value, tuple) and type(value) is tuple:
+        parts = tuple(map(_cleaned, value))
+        return value if all(new is old for new, old in zip(parts, value, strict=True)) else parts
+    if isinstance(value, dict):
+        pairs = {_cleaned(key): _cleaned(each) for key, each in value.items()}
+        return value if pairs == value else pairs
+    return value

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from swarmcli import events as happened
+from swarmcli.words import printable
 
 SHORT_ID = 10  # characters of a peer id that people are shown
-MAX_TEXT = 300  # characters shown of a text that a stranger may have chosen
 MAX_LINE = 2000  # characters kept of a line
 
 # Peers decide how often they connect and get refused; the journal's size must not be theirs to decide.
@@ -190,19 +189,6 @@ def describe_sighting(event: happened.PeerSeen) -> Line:
 def _who(event: happened.PeerSeen | happened.PeerSilent) -> str:
     name = event.name or short(event.peer)
     return name if name == event.role else f"{event.role} {name}"
-
-
-def printable(text: str, limit: int = MAX_TEXT) -> str:
-    """The text in one line, without what could steer a terminal or turn the direction of reading: names and reasons
-    come from strangers."""
-    kept = "".join(
-        " " if each in "\r\n\t" else each for each in text[: limit + 1] if each in "\r\n\t" or _harmless(each)
-    )
-    return kept if len(kept) <= limit else kept[: limit - 1] + "…"
-
-
-def _harmless(character: str) -> bool:
-    return unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 
 def megabytes(size: float) -> str:

@@ -19,9 +19,9 @@ from swarmcli.network.transports.tcp.handshake import (
     check_listener,
     greet_dialer,
     greet_listener,
-    printable,
     take_message,
 )
+from swarmcli.words import printable
 
 SEEN = "tcp://203.0.113.9:4001"
 LISTENER, DIALER, MALLORY = (Identity.from_seed(number) for number in range(3))
@@ -137,5 +137,5 @@ def test_a_listener_is_checked_against_the_wanted_peer_and_oneself() -> None:
 
 
 def test_words_of_others_become_harmless() -> None:
-    assert printable(b"no\x1b[2J\xffroom" + b"x" * 500).startswith("no\ufffd[2J\ufffdroom")
-    assert len(printable(b"x" * 500)) == 200
+    assert printable("no\x1b[2J\u202eroom" + "x" * 500, 200).startswith("no[2Jroom")
+    assert len(printable("x" * 500, 200)) == 200

@@ -20,7 +20,6 @@ from swarmcli.network.control.liveness import Liveness
 from swarmcli.network.control.serving import IncomingCalls
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.transports.base import Connection
-from swarmcli.network.transports.frames import printable
 from swarmcli.network.wire.codec import decode_body, decode_header, encode, encode_body
 from swarmcli.network.wire.messages import (
     BulkDenied,
@@ -36,6 +35,7 @@ from swarmcli.network.wire.messages import (
     Request,
     raised,
 )
+from swarmcli.words import printable
 
 R = TypeVar("R")
 
@@ -176,7 +176,7 @@ class ControlChannel:
             case Pong():
                 self._pong_received(message)
             case Goodbye():
-                self._goodbye = printable(message.reason.encode())
+                self._goodbye = printable(message.reason, 200)
             case Hello():
                 self.boot_id = message.boot_id
                 self._shared_reactions[Hello](self, message)

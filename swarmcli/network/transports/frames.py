@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.network.limits import Limits
 from swarmcli.network.transports.base import Buffer, Receiver
+from swarmcli.words import printable
 
 _PREFIX = struct.Struct("!II")  # size of the header, size of the payload
 _GOODBYE = 0xFFFF_FFFF
@@ -120,7 +121,9 @@ class FrameReader:
         end = _PREFIX.size + size
         if len(self._held) < end:
             return False
-        raise PeerSaidGoodbye(f"closed by peer: {printable(bytes(self._held[_PREFIX.size : end]))}")
+        raise PeerSaidGoodbye(
+            f"closed by peer: {printable(bytes(self._held[_PREFIX.size : end]).decode(errors='replace'), 200)}"
+        )
 
 
 class FrameWriter:
@@ -201,8 +204,3 @@ def _payload_memory(receiver: Receiver, header: bytes, size: int) -> memoryview 
     if memory.nbytes != size:
         raise ValueError(f"the receiver named {memory.nbytes} bytes for a payload of {size}")
     return memory.cast("B")
-
-
-def printable(words: bytes, limit: int = 200) -> str:
-    """A stranger's words for a log or a terminal: bounded, and without control characters."""
-    return "".join(char if char.isprintable() else "�" for char in words.decode(errors="replace")[:limit])

@@ -11,6 +11,7 @@ import msgspec
 
 from swarmcli.errors import ProtocolViolation
 from swarmcli.network.identity import PeerID
+from swarmcli.words import printable
 
 T = TypeVar("T")
 
@@ -29,6 +30,8 @@ def decode(message_type: type[T], data: bytes | bytearray | memoryview | msgspec
     """
     try:
         return _decoder(message_type).decode(data)
+    except msgspec.DecodeError as error:
+        raise type(error)(printable(str(error))) from None  # it quotes what it could not read
     except UnicodeDecodeError as error:  # msgspec lets these two through as they are
         raise msgspec.DecodeError(f"text that is not UTF-8: {error.reason}") from None
     except RecursionError:

@@ -13,6 +13,7 @@ import msgspec
 
 from swarmcli.errors import CallError, CallRefused, RemoteError, SwarmError, UnknownMethod
 from swarmcli.network.identity import PeerID
+from swarmcli.words import printable
 
 logger = logging.getLogger(__name__)
 
@@ -186,8 +187,9 @@ def failed(error: Exception, method: str, peer: PeerID) -> Failed:
 
 def raised(failed: Failed, peer: PeerID) -> CallError:
     """The exception that the caller sees."""
+    code, text = printable(failed.code, MAX_TEXT), printable(failed.text, MAX_TEXT)
     if failed.kind == "refused":
-        return CallRefused(failed.code, failed.text)
+        return CallRefused(code, text)
     if failed.kind == "unknown method":
-        return UnknownMethod(f"{peer.short} serves no method {failed.text!r}")
-    return RemoteError(f"{peer.short}: {failed.text or failed.kind}")
+        return UnknownMethod(f"{peer.short} serves no method {text!r}")
+    return RemoteError(f"{peer.short}: {text or failed.kind}")

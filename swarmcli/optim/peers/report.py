@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from swarmcli.dht import OwnedSubkey
 from swarmcli.events import EpochAdvanced, EpochReported, Events
@@ -17,6 +17,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 from swarmcli.optim.config import PeerDescription, Role
 from swarmcli.optim.state.lineage import Claim, LineagePosition
+from swarmcli.words import harmless
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
@@ -34,7 +35,7 @@ Phase = Literal[
     "left",  # says goodbye: its last report, by which it is no peer of the run any more
 ]
 _UNSETTLED = ("joining", "stranded")
-_Name = Annotated[str, Field(max_length=64)]
+_Name = Annotated[str, Field(max_length=64), AfterValidator(harmless)]
 _Address = Annotated[str, Field(max_length=MAX_ADDRESS)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, lt=1 << 48)]
@@ -165,7 +166,7 @@ class PeerReport(pydantic.BaseModel):
     # The owner's word that this position is the run's: SHA-256 of its parameters, and the signature, in hexadecimal.
     owners_word: str = Field("", pattern=re.compile(r"^([0-9a-f]{192})?\Z"))
     last_outcome: LastOutcome
-    last_reason: str = Field(max_length=MAX_REASON)
+    last_reason: Annotated[str, Field(max_length=MAX_REASON), AfterValidator(harmless)]
     time: float = Field(ge=0.0, allow_inf_nan=False)  # swarm time
 
     @property

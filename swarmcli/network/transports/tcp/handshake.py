@@ -48,7 +48,7 @@ from swarmcli.network.addresses import parse_address, scope_of
 from swarmcli.network.identity import PEER_ID_BYTES, SIGNATURE_BYTES, Identity, PeerID, verify
 from swarmcli.network.membership import MAX_PROOF, Membership
 from swarmcli.network.transports.base import Purpose
-from swarmcli.network.transports.frames import printable
+from swarmcli.words import printable
 
 PROTOCOL_VERSION = 3
 ALPN = "swarm"  # tells this protocol from other programs that speak TLS; the version is agreed on later
@@ -198,7 +198,7 @@ def _expect(kind: Kind, message: Message, length: int | None = None) -> bytes:
         )
     if message.kind in (Kind.REFUSAL, Kind.NO_MEMBER):
         error = NotAMember if message.kind == Kind.NO_MEMBER else HandshakeError
-        raise error(f"refused by the other end: {printable(message.body)}")
+        raise error(f"refused by the other end: {printable(message.body.decode(errors='replace'), 200)}")
     if message.kind != kind or (length is not None and len(message.body) != length):
         what = kind.name if length is None else f"{kind.name} of {length} bytes"
         raise Refused("malformed hello", f"expected {what}, got kind {message.kind}")

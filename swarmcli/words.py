@@ -1,0 +1,25 @@
+"""Words for people that others have written: names, reasons, refusals, errors that quote them."""
+
+from __future__ import annotations
+
+import unicodedata
+
+MAX_TEXT = 300  # characters in one line, unless its reader allows more
+
+# Control characters steer a terminal, formats turn the direction of reading or are not seen, separators break lines.
+_HARMFUL = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+
+
+def harmless(text: str) -> str:
+    """The text without what could steer a terminal or turn the direction of reading; its lines stay."""
+    if text.isascii() and text.isprintable():  # nearly always
+        return text
+    return "".join(each for each in text if each in "\n\t" or unicodedata.category(each) not in _HARMFUL)
+
+
+def printable(text: str, limit: int = MAX_TEXT) -> str:
+    """The same in one line of at most `limit` characters."""
+    line = text[: limit + 1]
+    if not (line.isascii() and line.isprintable()):
+        line = harmless("".join(" " if each in "\r\n\t" else each for each in line))
+    return line if len(line) <= limit else line[: limit - 1] + "…"
