@@ -25,7 +25,7 @@ class Relaying:
         if takes_part and endpoint.client_mode:
             self._part = Relays(endpoint, self._transport, find=directory.find)
         elif takes_part:
-            self._part = Relay(endpoint, budgets or RelayBudgets(), find=directory.find, publish=directory.publish)
+            self._part = Relay(endpoint, budgets or RelayBudgets(), publish=directory.publish)
 
     async def start(self, *, wait: bool = True) -> None:
         """Begins to relay; or to search for a relay, and waits until one is found and announced."""

@@ -10,11 +10,12 @@ from typing import TypeVar
 import msgspec
 
 from swarmcli.dht import messages
+from swarmcli.dht.hearsay import Hearsay
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.lookup import Ask, Lookup, traverse
 from swarmcli.dht.messages import FindReply, FindRequest, Question
 from swarmcli.dht.records import Record, id_to_bytes, key_id
-from swarmcli.dht.routing import Contact, Contacts
+from swarmcli.dht.routing import Contact, Contacts, of_own_network, spread
 from swarmcli.dht.schema import RecordChecker, RecordValidator
 from swarmcli.dht.storage import OWN, Storage, Verdict, Writer
 from swarmcli.errors import (
@@ -35,6 +36,8 @@ from swarmcli.network.prefix import Prefix
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 BREATH = 64  # records that are checked before other work on the loop gets its turn
+PATHS = 3  # that a search takes where the neighbourhood of its target is not known, as many as it asks at a time
+_SMALL = 3  # buckets full of contacts: a network of some 80 nodes
 _GONE = Prefix("name", "gone")  # of a peer whose connection has ended while it was answered
 _JITTER = 0.25  # periods differ by up to this fraction, so that nodes started together do not act together
 _MOST_REPORTED = 1024
@@ -67,9 +70,10 @@ class NodeCore:
         self.peer_id = endpoint.peer_id
         self.limits = limits
         self.num_replicas, self.bucket_size, self.parallel = num_replicas, bucket_size, parallel
-        self.contacts = Contacts(endpoint.peer_id, bucket_size, limits)
+        self.contacts = Contacts(endpoint.peer_id, bucket_size, limits, self.prefix)
         self.storage = Storage(limits)
         self.checker = RecordChecker(limits, validators)
+        self.hearsay = Hearsay()
         self.instance = endpoint.random.getrandbits(62) + 1
         self._reported: set[tuple[PeerID, str]] = set()
 
@@ -103,17 +107,29 @@ class NodeCore:
     # Searching
 
     def nearest(self, target: int, count: int) -> list[Contact]:
-        """The nearest nodes as far as this one knows, itself among them if it listens."""
-        found = self.contacts.table.nearest(target, count)
+        """The nearest nodes as far as this one knows, in unlike networks, itself among them if it listens: whoever
+        looks for replicas of this target finds these."""
+        found = self.contacts.table.nearest_apart(target, max(count, self.bucket_size))
         if not self.endpoint.client_mode:
             own = Contact(self.peer_id, self.addresses)
-            found = sorted([*found, own], key=lambda contact: contact.node ^ target)[:count]
-        return found
+            found = sorted([*found, own], key=lambda contact: contact.node ^ target)
+        return spread(found, count, self.contacts.table.network)
+
+    def prefix(self, contact: Contact) -> Prefix | None:
+        """The network that a contact is in: where it is seen, or what its address says. None: one that strangers share,
+        in which nothing follows from being there together."""
+        seen = self.endpoint.prefix(contact.peer_id)
+        return of_own_network(contact) if seen is None else None if seen.shared else seen
 
     def new_lookup(self, target: int, width: int) -> Lookup:
         """A search that starts with everyone this node knows near the target; it has answered to itself already."""
-        lookup = Lookup(target, width)
-        lookup.offer(self.contacts.table.nearest(target, max(width, self.bucket_size)))
+        table = self.contacts.table
+        # In a small network this node knows most of the others itself, whom no liar can hide from it.
+        small = len(table) < _SMALL * self.bucket_size
+        paths = 1 if small or table.knows_around(target) else PATHS
+        hearsay = self.hearsay.at(self.loop_time())
+        lookup = Lookup(target, width, paths=paths, prefix=table.network, hearsay=hearsay)
+        lookup.offer(self.contacts.table.nearest_apart(target, max(width, self.bucket_size)))
         if not len(self.contacts.table):
             lookup.offer(self.contacts.last_resort(self.bucket_size))
         if self.cut_off:
@@ -127,7 +143,7 @@ class NodeCore:
         """Runs the lookups. With `all_at_once` all replicas are asked side by side where they are probably known."""
         known = all_at_once and self._knows_around(lookups)
         parallel = max(self.parallel, self.num_replicas) if known else self.parallel
-        await traverse(lookups, ask, parallel=parallel, slow_after=self.limits.slow_after)
+        await traverse(lookups, ask, parallel=parallel, slow_after=self.limits.slow_after, hearsay=self.hearsay)
 
     def breadth(self, lookups: Sequence[Lookup]) -> int:
         """How many contacts an answer should name. In a known neighbourhood as many as there are replicas, which is
@@ -154,7 +170,7 @@ class NodeCore:
     def is_near(self, peer: PeerID, target: int) -> bool:
         """Whether this node may be a replica of the key, which hands on what others have written. While this one is
         cut off from all nodes that can be dialed, everybody is."""
-        near = self.contacts.table.nearest(target, self.bucket_size)
+        near = self.contacts.table.nearest_apart(target, self.bucket_size)
         return self.cut_off or any(contact.peer_id == peer for contact in near)
 
     def accept(self, record: Record, writer: Writer = OWN) -> Verdict:

@@ -47,7 +47,7 @@ async def join(
     ends.push_async_callback(reach.close)
     await reach.start()
     if options.relay:
-        relay = Relay(endpoint, relay_budgets, find=directory.find, publish=directory.publish)
+        relay = Relay(endpoint, relay_budgets, publish=directory.publish)
         await relay.start()
         ends.push_async_callback(relay.close)
     node = await DHTNode.create(endpoint, initial_peers=initial_peers, owns_endpoint=False, **node_options)

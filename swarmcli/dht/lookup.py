@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias, TypeVar
+from itertools import islice
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from swarmcli.dht.routing import Contact
-from swarmcli.errors import DHTError, NetworkError
+from swarmcli.dht.hearsay import Hearsay
+from swarmcli.dht.routing import Contact, of_own_network, spread
+from swarmcli.errors import CallRefused, DHTError, NetworkError, RemoteError, UnknownMethod
 from swarmcli.network.identity import PeerID
+from swarmcli.network.prefix import Prefix
 
 
 class Asked(Enum):
@@ -27,92 +31,183 @@ class Asked(Enum):
     FAILED = 4
 
 
-_MOST_ASKED = 160  # liars who invent ever nearer nodes lead a search no further than this
+MOST_ASKED = 160  # liars who invent ever nearer nodes lead a search no further than this …
+_MOST_ON_PATH = 40  # … and one path of it no further than this
+_PATH_ENDS = 3  # nearest candidates of a path that have to have answered before the paths are put together
+_MOST_CREDIT = 8  # named contacts of one peer that a search asks at a time, when those before have answered
+
+
+@dataclass(slots=True, eq=False)
+class _Candidate:
+    contact: Contact
+    path: int
+    namer: PeerID | None  # who has named it; None: this node itself knows it
+    asked: Asked = Asked.NOT_YET
+    prefix: Prefix | Literal["unknown"] | None = "unknown"
 
 
 class Lookup:
-    """Finds the `width` nearest nodes that answer. Every candidate nearer than the last of them has been asked."""
+    """Finds the `width` nearest nodes that answer, no two of them in one network prefix as long as there are others.
 
-    def __init__(self, target: int, width: int) -> None:
+    With several `paths` (S/Kademlia, section 4.4) it begins as that many searches, of which each asks only nodes that
+    its own answers have named, so that a liar leads astray one path. Their ends are then put together: every candidate
+    nearer than the last of the result has been asked. Whoever names contacts that do not answer loses its credit: what
+    else it has named is left out, unless somebody else names it too.
+    """
+
+    def __init__(
+        self,
+        target: int,
+        width: int,
+        *,
+        paths: int = 1,
+        prefix: Callable[[Contact], Prefix | None] = of_own_network,
+        hearsay: Hearsay | None = None,
+    ) -> None:
         self.target = target
         self.width = width
         self.finished = False  # set from outside when enough is known, and reset when one that answered has failed
+        self.asked = 0
+        self._paths = paths  # 1 as soon as they are put together
+        self._prefix = prefix
+        self._hearsay = hearsay or Hearsay()
         self._order: list[tuple[int, PeerID]] = []  # (distance, peer), nearest first
-        self._contacts: dict[PeerID, Contact] = {}
-        self._asked: dict[PeerID, Asked] = {}
-        self._left = _MOST_ASKED
+        self._found: dict[PeerID, _Candidate] = {}
+        self._credit: dict[PeerID, int] = {}
+        self._asked_on = [0] * paths
 
-    def offer(self, contacts: Iterable[Contact]) -> None:
-        """More candidates, for example from an answer. Known ones are ignored."""
+    def offer(self, contacts: Iterable[Contact], namer: PeerID | None = None) -> None:
+        """More candidates, from an answer of `namer` or (None) from what this node knows itself. Known ones stay with
+        the path and the namer that they came from, unless that one has lost its credit."""
+        source = self._found.get(namer) if namer is not None else None
         for contact in contacts:
-            if contact.peer_id not in self._contacts:
-                self._contacts[contact.peer_id] = contact
-                self._asked[contact.peer_id] = Asked.NOT_YET
-                insort(self._order, (contact.node ^ self.target, contact.peer_id))
+            peer = contact.peer_id
+            known = self._found.get(peer)
+            if known is None:
+                path = source.path if source is not None else len(self._found) % len(self._asked_on)
+                self._found[peer] = _Candidate(contact, path, namer)
+                insort(self._order, (contact.node ^ self.target, peer))
+            elif known.asked is Asked.NOT_YET and known.namer not in (None, namer) and not self._has_credit(known):
+                known.namer, known.contact, known.prefix = namer, contact, "unknown"
 
     def due(self, parallel: int) -> list[Contact]:
         """Whom to ask now, so that at most `parallel` answers are waited for; updates `finished`."""
         if self.finished:
             return []
+        if self._paths > 1:
+            due = self._due_on_paths(max(1, parallel // self._paths))
+            if due or any(self._found[peer].asked is Asked.WAITING for _, peer in self._order):
+                return due
+            self._paths = 1
         window = self._window()
-        waiting = sum(self._asked[peer] is Asked.WAITING for peer in window)
-        fresh = [self._contacts[peer] for peer in window if self._asked[peer] is Asked.NOT_YET]
-        answered = sum(self._asked[peer] is Asked.ANSWERED for peer in window)
-        if self._left <= 0:
-            fresh = []
-        slow = Asked.SLOW in self._asked.values()
+        waiting = sum(each.asked is Asked.WAITING for each in window)
+        fresh = [each.contact for each in window if each.asked is Asked.NOT_YET] if self.asked < MOST_ASKED else []
+        answered = sum(each.asked is Asked.ANSWERED for each in window)
+        slow = any(each.asked is Asked.SLOW for each in self._found.values())
         if not fresh and not waiting and (answered >= self.width or not slow):
             self.finished = True
         return fresh[: max(0, parallel - waiting)]
 
     def wants(self, peer: PeerID) -> bool:
         """Whether this peer is to be asked anyway as things stand: then this lookup may share another one's message."""
-        if self.finished or self._left <= 0:
+        if self.finished or self.asked >= MOST_ASKED:
             return False
-        return self._asked.get(peer) is Asked.NOT_YET and peer in self._window()
+        known = self._found.get(peer)
+        if known is None or known.asked is not Asked.NOT_YET:
+            return False
+        return known in (self._window() if self._paths == 1 else self._path_window(known.path))
 
     def asking(self, peer: PeerID) -> None:
         """The question is on its way."""
-        self._left -= 1
-        self._asked[peer] = Asked.WAITING
+        known = self._found[peer]
+        self.asked += 1
+        self._asked_on[known.path] += 1
+        known.asked = Asked.WAITING
+        self._credited(known, -1)
 
     def slow(self, peer: PeerID) -> None:
-        if self._asked.get(peer) is Asked.WAITING:
-            self._asked[peer] = Asked.SLOW
+        if (known := self._found.get(peer)) is not None and known.asked is Asked.WAITING:
+            known.asked = Asked.SLOW
 
     def answered(self, peer: PeerID) -> None:
-        self._asked[peer] = Asked.ANSWERED
+        known = self._found[peer]
+        self._credited(known, 2)
+        known.asked, known.prefix = Asked.ANSWERED, "unknown"  # now it is connected, and seen where it is
 
-    def failed(self, peer: PeerID) -> None:
-        self._asked[peer] = Asked.FAILED
+    def failed(self, peer: PeerID, *, exists: bool = False) -> None:
+        """No answer; `exists`: a refusal, which shows that whoever named this peer has not invented it."""
+        known = self._found[peer]
+        if exists and known.asked in (Asked.WAITING, Asked.SLOW):
+            self._credited(known, 1)
+        known.asked = Asked.FAILED
+
+    def namer(self, peer: PeerID) -> PeerID | None:
+        return self._found[peer].namer
 
     def nearest(self) -> list[Contact]:
-        """The nearest that answered, at most `width`, nearest first."""
-        found = [self._contacts[peer] for _, peer in self._order if self._asked[peer] is Asked.ANSWERED]
-        return found[: self.width]
+        """Of those that answered at most `width`, nearest first."""
+        answered = (each for each in self._by_distance() if each.asked is Asked.ANSWERED)
+        return [each.contact for each in spread(answered, self.width, self._prefix_of)]
 
-    def _window(self) -> list[PeerID]:
-        """The `width` nearest candidates that may still turn out to be the result. Slow ones do not take a place."""
-        window: list[PeerID] = []
-        for _, peer in self._order:
-            if self._asked[peer] not in (Asked.FAILED, Asked.SLOW):
-                window.append(peer)
-                if len(window) == self.width:
-                    break
-        return window
+    def _window(self) -> list[_Candidate]:
+        """The candidates that may still turn out to be the result. Slow ones do not take a place."""
+        return spread((each for each in self._by_distance() if self._counts(each)), self.width, self._prefix_of)
+
+    def _due_on_paths(self, parallel: int) -> list[Contact]:
+        due: list[Contact] = []
+        for path in range(self._paths):
+            window = self._path_window(path)
+            waiting = sum(each.asked is Asked.WAITING for each in window)
+            fresh = [each.contact for each in window if each.asked is Asked.NOT_YET]
+            if self._asked_on[path] < _MOST_ON_PATH:
+                due += fresh[: max(0, parallel - waiting)]
+        return due
+
+    def _path_window(self, path: int) -> list[_Candidate]:
+        on_path = (each for each in self._by_distance() if each.path == path and self._counts(each))
+        return list(islice(on_path, _PATH_ENDS))
+
+    def _by_distance(self) -> Iterator[_Candidate]:
+        return (self._found[peer] for _, peer in self._order)
+
+    def _counts(self, each: _Candidate) -> bool:
+        if each.asked is Asked.NOT_YET:
+            return self._has_credit(each)
+        return each.asked is Asked.WAITING or each.asked is Asked.ANSWERED
+
+    def _has_credit(self, each: _Candidate) -> bool:
+        return each.namer is None or self._credit_of(each.namer) > 0
+
+    def _credit_of(self, namer: PeerID) -> int:
+        return self._credit.setdefault(namer, self._hearsay.credit(namer))
+
+    def _credited(self, each: _Candidate, change: int) -> None:
+        if each.namer is not None:
+            self._credit[each.namer] = min(_MOST_CREDIT, self._credit_of(each.namer) + change)
+
+    def _prefix_of(self, each: _Candidate) -> Prefix | None:
+        if each.prefix == "unknown":
+            each.prefix = self._prefix(each.contact)
+        return each.prefix
 
 
 T = TypeVar("T")
 
+# What only a peer that is there can have caused.
+_ANSWERS = (CallRefused, RemoteError, UnknownMethod, DHTError)
+
 Ask: TypeAlias = Callable[[Contact, Sequence[Lookup]], Awaitable[Iterable[Contact]]]
 
 
-async def traverse(lookups: Sequence[Lookup], ask: Ask, *, parallel: int, slow_after: float) -> None:
+async def traverse(
+    lookups: Sequence[Lookup], ask: Ask, *, parallel: int, slow_after: float, hearsay: Hearsay | None = None
+) -> None:
     """Runs the lookups to their ends.
 
     `ask` sends one message for the named lookups and returns the contacts from the answer. A NetworkError or
-    DHTError from it counts as no answer. When a node takes longer than `slow_after` seconds, another one is asked
-    beside it. Calls that are still under way when all lookups have ended are cancelled.
+    DHTError from it counts as no answer; `hearsay` is told who had named a contact that is not there. When a node
+    takes longer than `slow_after` seconds, another one is asked beside it. Calls that are still under way when all
+    lookups have ended are cancelled.
     """
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -142,13 +237,16 @@ async def traverse(lookups: Sequence[Lookup], ask: Ask, *, parallel: int, slow_a
         impatience = loop.call_later(slow_after, overdue, contact.peer_id, asking)
         try:
             found = list(await ask(contact, asking))
-        except (NetworkError, DHTError):
+        except (NetworkError, DHTError) as error:
+            exists = isinstance(error, _ANSWERS)
             for lookup in asking:
-                lookup.failed(contact.peer_id)
+                lookup.failed(contact.peer_id, exists=exists)
+            if hearsay is not None and not exists:
+                hearsay.missed({lookup.namer(contact.peer_id) for lookup in asking}, loop.time())
         else:
             for lookup in asking:
                 lookup.answered(contact.peer_id)
-                lookup.offer(found)
+                lookup.offer(found, contact.peer_id)
         finally:
             impatience.cancel()
         advance()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from functools import lru_cache
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import ID_BITS, node_id
 from swarmcli.network.identity import PeerID
+from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.wire.messages import Addresses
 
 # Of a contact: it is new in the table; it has left it; it was not heard of for long, and a newcomer waits.
@@ -31,17 +33,62 @@ class Contact(msgspec.Struct, frozen=True):
         return node_id(self.peer_id)
 
 
+E = TypeVar("E")
+
+
+def spread(nearest: Iterable[E], count: int, prefix: Callable[[E], Prefix | None]) -> list[E]:
+    """The first `count`, in their order, no two of them in one network prefix as long as there are others.
+
+    `prefix` is None for what strangers may well share, and does not count. So whoever has many addresses of one network
+    near a key holds one of its replicas.
+    """
+    found: list[tuple[int, E]] = []
+    alike: list[tuple[int, E]] = []
+    taken: set[Prefix] = set()
+    for place, each in enumerate(nearest):
+        where = prefix(each)
+        if where is not None and where in taken:
+            alike.append((place, each))
+            continue
+        if where is not None:
+            taken.add(where)
+        found.append((place, each))
+        if len(found) == count:
+            break
+    if len(found) < count and alike:
+        found = sorted([*found, *alike[: count - len(found)]], key=lambda pair: pair[0])
+    return [each for _, each in found]
+
+
+def of_own_network(contact: Contact) -> Prefix | None:
+    """The network prefix that a contact's addresses say it is in. None: one that strangers share, or none."""
+    prefix = _prefix_of(contact.addresses[0]) if contact.addresses else None
+    return None if prefix is None or prefix.shared else prefix
+
+
+_prefix_of = lru_cache(maxsize=8192)(prefix_of_address)
+
+
 @dataclass(slots=True)
 class _Bucket:
     contacts: OrderedDict[PeerID, Contact] = field(default_factory=OrderedDict)  # least recently seen first
     replacements: OrderedDict[PeerID, Contact] = field(default_factory=OrderedDict)
 
 
+_UNKNOWN = Prefix("name", "?")
+_LOOK_AROUND = 4  # buckets, for contacts in other networks
+
+
 class RoutingTable:
     """The contacts of a node, without I/O: the caller pings the doubtful ones and reports with `seen` and `failed`."""
 
-    def __init__(self, own: PeerID, bucket_size: int = 20) -> None:
+    def __init__(
+        self, own: PeerID, bucket_size: int = 20, prefix: Callable[[Contact], Prefix | None] = of_own_network
+    ) -> None:
+        """`prefix` says which network a contact is in; None: one that strangers share."""
         self._own = own
+        self._prefix = prefix
+        self._networks: dict[PeerID, Prefix | None] = {}  # of the contacts, as they were when they came
         self._own_node = node_id(own)
         self._bucket_size = bucket_size
         self._buckets = [_Bucket() for _ in range(ID_BITS)]
@@ -64,13 +111,16 @@ class RoutingTable:
             return False, None
         index = self._index_of(contact.peer_id)
         bucket = self._buckets[index]
-        if contact.peer_id in bucket.contacts:
+        if (known := bucket.contacts.get(contact.peer_id)) is not None:
+            if known != contact:
+                self._networks[contact.peer_id] = self._prefix(contact)
             bucket.contacts[contact.peer_id] = contact
             bucket.contacts.move_to_end(contact.peer_id)
             return False, None
         bucket.replacements.pop(contact.peer_id, None)
         if len(bucket.contacts) < self._bucket_size:
             bucket.contacts[contact.peer_id] = contact
+            self._networks[contact.peer_id] = self._prefix(contact)
             self._occupied |= 1 << index
             self._count += 1
             return True, None
@@ -78,6 +128,26 @@ class RoutingTable:
         if len(bucket.replacements) > self._bucket_size:
             bucket.replacements.popitem(last=False)
         return False, next(iter(bucket.contacts.values()))
+
+    def make_room(self, contact: Contact) -> Contact | None:
+        """A newcomer's bucket is full, and another network holds at least two more of its places than the newcomer's:
+        that one gives up its place that was heard of last. Returns whose it was."""
+        where = self._prefix(contact)
+        if where is None or contact.peer_id == self._own:
+            return None
+        contacts = self._bucket_of(contact.peer_id).contacts
+        if len(contacts) < self._bucket_size or contact.peer_id in contacts:
+            return None
+        held = Counter(network for peer in contacts if (network := self._networks[peer]) is not None)
+        if not held:
+            return None
+        fullest, count = held.most_common(1)[0]
+        if count <= held[where] + 1:
+            return None
+        displaced = contacts.pop(next(peer for peer in reversed(contacts) if self._networks[peer] == fullest))
+        del self._networks[displaced.peer_id]
+        self._count -= 1
+        return displaced
 
     def failed(self, peer: PeerID) -> tuple[Contact | None, Contact | None]:
         """A contact did not answer. Returns the one that left the table and the one that took its place."""
@@ -90,9 +160,11 @@ class RoutingTable:
         successor = None
         if lost is None:
             return None, None
+        del self._networks[peer]
         if bucket.replacements:
             name, successor = bucket.replacements.popitem(last=True)
             bucket.contacts[name] = successor
+            self._networks[name] = self._prefix(successor)
         else:
             self._count -= 1
         if not bucket.contacts:
@@ -111,6 +183,20 @@ class RoutingTable:
             if len(found) >= count:
                 break
         return found[:count]
+
+    def nearest_apart(self, target: int, count: int) -> list[Contact]:
+        """The same, no two of them in one network as long as there are others not much farther away: else whoever has
+        many identities ground near a target would be all that anybody names."""
+        found = self.nearest(target, count)
+        networks = [where for each in found if (where := self.network(each)) is not None]
+        if len(set(networks)) == len(networks):
+            return found
+        return spread(self.nearest(target, _LOOK_AROUND * self._bucket_size), count, self.network)
+
+    def network(self, contact: Contact) -> Prefix | None:
+        """Where a contact of this table is; of others what `prefix` says."""
+        known = self._networks.get(contact.peer_id, _UNKNOWN)
+        return self._prefix(contact) if known is _UNKNOWN else known
 
     def knows_around(self, target: int) -> bool:
         """Whether this table probably names everyone near a target: the bucket that it falls into has room left."""
@@ -167,8 +253,14 @@ class _Lost:
 class Contacts:
     """The routing table, with a memory of the contacts that left it. Times are the loop's, handed in."""
 
-    def __init__(self, own: PeerID, bucket_size: int, limits: DHTLimits) -> None:
-        self.table = RoutingTable(own, bucket_size)
+    def __init__(
+        self,
+        own: PeerID,
+        bucket_size: int,
+        limits: DHTLimits,
+        prefix: Callable[[Contact], Prefix | None] = of_own_network,
+    ) -> None:
+        self.table = RoutingTable(own, bucket_size, prefix)
         self.listeners: list[Callable[[Change, Contact], None]] = []
         self._own = own
         self._limits = limits
@@ -184,6 +276,8 @@ class Contacts:
             self.withdrawn(contact.peer_id)
             return
         self._lost.pop(contact.peer_id, None)
+        if (displaced := self.table.make_room(contact)) is not None:
+            self._tell("lost", displaced)
         appeared, doubtful = self.table.seen(contact)
         if appeared:
             self._tell("appeared", contact)

@@ -143,6 +143,6 @@ class DHTService:
                 await asyncio.sleep(0)
             if count == 0 or len(found) + count > messages.MAX_CONTACTS:
                 break
-            found.update((near.peer_id, near) for near in self._core.contacts.table.nearest(target, count + 1))
+            found.update((near.peer_id, near) for near in self._core.contacts.table.nearest_apart(target, count + 1))
         found.pop(asker, None)
         return tuple(found.values())[: count * len(targets)]

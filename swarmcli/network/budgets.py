@@ -23,6 +23,13 @@ Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside 
     reservations at a relay, its circuits          its options     32, 192               its options   reach/relaying.py
     samples of the swarm's clock                   1               4                     64            clock.py
     correction of the swarm's clock                -               -                     1 hour        clock.py
+    records under one key of the hash table        512             512 (4096)            4096          dht/limits.py
+    … handed on by a node near the key             3072            3072 (4096)           4096          dht/limits.py
+    … under the key of the relays                  32              32 (256)              256           dht/limits.py
+    bytes of records                               16 MiB          64 MiB (256 MiB)      256 MiB       dht/limits.py
+    records written, per second                    256             1024 (-)              -             dht/limits.py
+    questions to the hash table, per second        500             2000 (-)              -             dht/limits.py
+    contacts that were named, before any answers   4 a search      -                     160 a search  dht/hearsay.py
 """
 
 from __future__ import annotations

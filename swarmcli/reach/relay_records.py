@@ -18,7 +18,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 
 RELAYS_KEY = "relays"
-MAX_RECORDS = 64  # of relays that advertise themselves; more of them would help nobody, and cost every reader
+MAX_RECORDS = 64  # of relays that a reader is given: more of them would help nobody
 
 _LIFE = 900.0  # seconds that a record lasts …
 _AGAIN = 240.0  # … and between two of them
@@ -53,13 +53,18 @@ def read_record(value: object) -> RelayRecord | None:
         return None
 
 
-async def advertise(own: PeerID, describe: Callable[[], RelayRecord | None], find: Find, publish: Publish) -> None:
-    """Keeps this relay's record in the hash table while `describe` gives one. Never returns."""
+async def advertise(describe: Callable[[], RelayRecord | None], publish: Publish) -> None:
+    """Keeps this relay's record in the hash table while `describe` gives one. Never returns.
+
+    However many others are there: who reads draws some by lot, and the hash table keeps to bounds of its own.
+    """
+    pause = _NOT_YET
     while True:
         record, stored = describe(), False
         if record is not None:
             with suppress(SwarmError):
-                known = await find()
-                crowded = len(known) >= MAX_RECORDS and own not in known
-                stored = crowded or await publish(record, _LIFE)
-        await asyncio.sleep(_AGAIN if stored else _NOT_YET)
+                stored = await publish(record, _LIFE)
+        # A network that keeps no more records is not asked every few seconds.
+        pause = _AGAIN if stored else _NOT_YET if record is None else min(pause, _AGAIN)
+        await asyncio.sleep(pause)
+        pause = _NOT_YET if stored or record is None else 2 * pause

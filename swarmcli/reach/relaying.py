@@ -42,7 +42,7 @@ from swarmcli.reach.relay_messages import (
     Reserve,
     Reserved,
 )
-from swarmcli.reach.relay_records import Find, Publish, RelayRecord, advertise
+from swarmcli.reach.relay_records import Publish, RelayRecord, advertise
 
 logger = logging.getLogger(__name__)
 
@@ -130,14 +130,13 @@ class Relay:
         endpoint: Endpoint,
         budgets: RelayBudgets = RelayBudgets(),
         *,
-        find: Find | None = None,
         publish: Publish | None = None,
     ) -> None:
         """`find` and `publish` read and write the records of relays in the hash table; None: it is found by those
         alone that are connected to it."""
         self._endpoint = endpoint
         self._budgets = budgets
-        self._find, self._publish = find, publish
+        self._publish = publish
         self._tasks = TaskOwner()
         self._until: dict[PeerID, float] = {}  # client → when its reservation ends, in the loop's time
         self._networks: dict[PeerID, Prefix] = {}  # client → the network it reserved from
@@ -164,8 +163,8 @@ class Relay:
         self._endpoint.serve(OFFER, Ask, self._offer)
         self._endpoint.serve(RESERVE, Reserve, self._reserve)
         self._endpoint.serve_stream(CONNECT, Connect, self._connect)
-        if self._find is not None and self._publish is not None:
-            self._tasks.spawn(advertise(self._endpoint.peer_id, self._record, self._find, self._publish))
+        if self._publish is not None:
+            self._tasks.spawn(advertise(self._record, self._publish))
 
     async def close(self) -> None:
         """Takes nothing new; circuits that stand go on until the endpoint closes. Idempotent."""

@@ -207,10 +207,16 @@ class Relays:
                 self._avoid(best.peer, _NOT_NOW)
 
     def _best(self, candidates: list[_Candidate]) -> _Candidate:
-        """The nearest; beside one that is held, rather one in another network, which does not fail with it."""
+        """The nearest; beside one that is held, one by lot, rather in another network, which does not fail with it.
+
+        Whoever puts relays near a client may be the nearest one. It is not both, but by chance.
+        """
         taken = {prefix_of_address(seen.remote_address) for peer in self._held if (seen := self._endpoint.seen(peer))}
         elsewhere = [candidate for candidate in candidates if candidate.network not in taken]
-        return min(elsewhere or candidates, key=lambda each: (each.load >= 1, each.round_trip))
+        if not self._held:
+            return min(candidates, key=lambda each: (each.load >= 1, each.round_trip))
+        free = [each for each in elsewhere or candidates if each.load < 1]
+        return self._endpoint.random.choice(free or elsewhere or candidates)
 
     async def _candidates(self) -> list[_Candidate]:
         """Who would relay, by asking: the connected contacts, and some of those that advertise themselves."""

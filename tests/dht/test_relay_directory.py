@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from swarmcli.dht import DHTNode
+from swarmcli.dht.records import OwnedSubkey, Record, encode_subkey, encode_value, sign_record
 from swarmcli.dht.relay_directory import RelayDirectory
+from swarmcli.dht.storage import Writer
 from swarmcli.network import Identity
+from swarmcli.network.prefix import prefix_of
 from swarmcli.reach.relay_records import RELAYS_KEY, RelayRecord
 from swarmcli.testing import Swarm
 from tests.simulation import simulated
@@ -44,3 +47,37 @@ async def test_before_there_is_a_node_nothing_is_known() -> None:
     empty = RelayDirectory()
     assert await empty.find() == {} and await empty.where(Identity.from_seed(1).peer_id) == ()
     assert not await empty.publish(RelayRecord(("tcp://192.0.2.1:1",)), 10)
+
+
+@simulated
+async def test_a_thousand_identities_of_one_network_hide_no_honest_relay() -> None:
+    """They write as fast as they like, before the honest ones come; the records claim networks of their own, too."""
+    async with Swarm(seed=1) as swarm:
+        first, reader = [await swarm.node() for _ in range(2)]
+        core = first.core
+        for number in range(1000):
+            owner = Identity.from_seed(number + 100)
+            claimed = f"tcp://203.0.{number % 250}.1:1" if number % 2 else "tcp://198.51.100.1:1"
+            value = encode_value(RelayRecord((claimed,)).value())
+            record = Record(RELAYS_KEY, encode_subkey(OwnedSubkey(owner.peer_id)), value, core.now() + 900, sequence=1)
+            core.accept(sign_record(owner, record), Writer(owner.peer_id, prefix_of("198.51.100.1")))
+        relays = [await swarm.node() for _ in range(8)]
+        for relay in relays:
+            assert await directory(relay).publish(RelayRecord(relay.endpoint.addresses), 900)
+        seen = [await directory(reader).find() for _ in range(10)]
+        assert all(len(found) <= 64 for found in seen)
+        assert all(relay.peer_id in found for relay in relays for found in seen)
+        assert {found[relays[0].peer_id] for found in seen} == {RelayRecord(relays[0].endpoint.addresses)}
+
+
+@simulated
+async def test_of_more_networks_than_are_read_some_are_drawn_by_lot() -> None:
+    async with Swarm(seed=1) as swarm:
+        node, reader = [await swarm.node() for _ in range(2)]
+        for number in range(200):
+            owner = Identity.from_seed(number + 100)
+            value = encode_value(RelayRecord((f"tcp://20.1.{number}.1:1",)).value())
+            record = Record(RELAYS_KEY, encode_subkey(OwnedSubkey(owner.peer_id)), value, node.core.now() + 900, 1)
+            node.core.accept(sign_record(owner, record), Writer(owner.peer_id, prefix_of(f"20.1.{number}.1")))
+        seen = [set(await directory(reader).find()) for _ in range(20)]
+        assert all(len(found) == 64 for found in seen) and len(set().union(*seen)) > 190

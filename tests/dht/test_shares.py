@@ -24,7 +24,8 @@ def record(subkey: Subkey, *, key: str = "key", value: object = 1, expiration: f
 
 
 def owned(owner: PeerID, **more: Any) -> Record:
-    return record(OwnedSubkey(owner), **{"sequence": 1, "signature": b"s" * 64} | more)
+    signed: dict[str, Any] = {"sequence": 1, "signature": b"s" * 64} | more
+    return record(OwnedSubkey(owner), **signed)
 
 
 def at(host: str, who: PeerID, *, replica: bool = False) -> Writer:

@@ -1,0 +1,124 @@
+"""Whoever names contacts that are not there pays for it, and is forgiven in time."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from swarmcli.dht.hearsay import Hearsay
+from swarmcli.dht.lookup import Lookup
+from swarmcli.dht.routing import Contact, spread
+from swarmcli.network.identity import PeerID
+from swarmcli.network.prefix import Prefix, prefix_of_address
+
+from .test_lookup import contact
+
+
+def near(target: int, count: int, seed: int = 0) -> list[Contact]:
+    """Contacts with ids as near to the target as nobody's: what a liar invents."""
+    dice = random.Random(seed)
+    drawn = [Contact(PeerID(dice.randbytes(32)), (f"memory://{n}",)) for n in range(50 * count)]
+    return sorted(drawn, key=lambda each: each.node ^ target)[:count]
+
+
+def test_debts_take_credit_down_to_one_and_are_forgotten() -> None:
+    hearsay, liar, other = Hearsay(), *[contact(number).peer_id for number in range(2)]
+    assert hearsay.credit(liar) == 4
+    for _ in range(10):
+        hearsay.missed({liar, None}, now=100.0)
+    assert hearsay.credit(liar) == 1 and hearsay.credit(other) == 4
+    assert hearsay.at(100.0 + 600.0).credit(liar) == 4
+
+
+def test_who_is_remembered_is_bounded() -> None:
+    hearsay = Hearsay()
+    for number in range(5000):
+        hearsay.missed({contact(number).peer_id}, now=0.0)
+    assert len(hearsay._debts) <= 1024
+
+
+def test_invented_contacts_cost_a_search_four_dials_of_each_liar_and_the_next_one_fewer() -> None:
+    liar, honest, target = contact(0), contact(1), 0
+    hearsay = Hearsay()
+    asked = []
+    for search in range(2):
+        lookup = Lookup(target, 5, hearsay=hearsay)
+        lookup.offer([liar, honest])
+        for teller, named in ((liar, near(target, 20, search)), (honest, [contact(n) for n in range(2, 12)])):
+            lookup.asking(teller.peer_id)
+            lookup.answered(teller.peer_id)
+            lookup.offer(named, teller.peer_id)
+        invented = 0
+        while due := lookup.due(3):
+            for each in due:
+                lookup.asking(each.peer_id)
+                if lookup.namer(each.peer_id) == liar.peer_id:
+                    invented += 1
+                    lookup.failed(each.peer_id)
+                    hearsay.missed({liar.peer_id}, 0.0)
+                else:
+                    lookup.answered(each.peer_id)
+        assert lookup.finished and len(lookup.nearest()) == 5
+        asked.append(invented)
+    assert asked[0] <= 4 + 2 and asked[1] <= 1 + 2, "two more may be under way when the credit is used up"
+
+
+def test_what_a_liar_names_first_an_honest_node_may_still_name() -> None:
+    liar, honest, target = contact(0), contact(1), 0
+    there = contact(2)
+    lookup = Lookup(target, 5)
+    lookup.offer([liar, honest])
+    lookup.asking(liar.peer_id)
+    lookup.answered(liar.peer_id)
+    lookup.offer([*near(target, 5), there], liar.peer_id)
+    for _ in range(3):
+        for each in lookup.due(9):
+            lookup.asking(each.peer_id)
+            if each != honest:
+                lookup.failed(each.peer_id)
+    lookup.answered(honest.peer_id)
+    lookup.offer([there], honest.peer_id)
+    assert there in lookup.due(9)
+
+
+def test_paths_ask_nobody_twice_and_a_liar_spoils_its_own() -> None:
+    """Three nodes are known; one names liars only, who answer and name each other. The search finds the honest ones."""
+    dice, target = random.Random(5), 1 << 255
+    everyone = [contact(number) for number in range(100, 400)]
+    liars = set(near_of(everyone, target, 40)[3::2])
+    honest = [each for each in everyone if each not in liars]
+    lookup = Lookup(target, 5, paths=3)
+    start = [near_of(sorted(liars, key=lambda each: each.node ^ target), target, 1)[0], *dice.sample(honest, 2)]
+    lookup.offer(start)
+    asked: list[PeerID] = []
+    while due := lookup.due(3):
+        for each in due:
+            asked.append(each.peer_id)
+            lookup.asking(each.peer_id)
+            lookup.answered(each.peer_id)
+            known = liars if each in liars else everyone
+            lookup.offer(near_of(known, target, 8), each.peer_id)
+    assert len(asked) == len(set(asked))
+    assert lookup.nearest() == near_of(everyone, target, 5)
+
+
+def near_of(contacts: object, target: int, count: int) -> list[Contact]:
+    return sorted(contacts, key=lambda each: each.node ^ target)[:count]  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ("abcdefg", "abcde"),
+        ("aaabcde", "abcde"),
+        ("aaaaaaa", "aaaaa"),
+        ("aaaaaab", "aaaab"),
+        ("LLLLLab", "LLLLL"),  # a network that strangers share
+    ],
+)
+def test_replicas_are_in_unlike_networks_as_long_as_there_are_others(hosts: str, expected: str) -> None:
+    def prefix(host: str) -> Prefix | None:
+        return None if host == "L" else prefix_of_address(f"memory://{host}")
+
+    assert "".join(spread(hosts, 5, prefix)) == expected
