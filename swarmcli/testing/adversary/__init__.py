@@ -4,6 +4,8 @@ A lie is a function that installs itself on one real peer: the peer goes on as a
 which is what makes a lie hard to tell. Each file here has the lies of one layer; `LIES` has all of them, by name.
 """
 
-from swarmcli.testing.adversary.base import LIES, Layer, Liar, Lie, draw, lie
+from swarmcli.testing.adversary.base import LIES, Layer, Liar, Lie, all_lies, draw, lie
 
-__all__ = ["LIES", "Layer", "Liar", "Lie", "draw", "lie"]
+__all__ = ["LIES", "Layer", "Liar", "Lie", "all_lies", "draw", "lie"]
+
+all_lies()  # each file enters its own when it is imported

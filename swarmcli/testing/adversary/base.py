@@ -65,7 +65,7 @@ def lie(name: str, layer: Layer, *, at_most: str) -> Callable[[Callable[[Liar], 
 
 def draw(seed: int, count: int, layers: Collection[Layer] = ()) -> list[Lie]:
     """So many lies, drawn by a seed, of these layers; of all if none is named. One may come twice: liars agree."""
-    known = sorted(all_lies(), key=lambda each: each.name)
+    known = sorted(LIES.values(), key=lambda each: each.name)
     found = [each for each in known if not layers or each.layer in layers]
     return random.Random(seed).choices(found, k=count)
 
