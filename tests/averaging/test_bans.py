@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
+import torch
+
 from swarmcli.averaging.bans import MAX_BANS, MAX_TOLD_BY_ONE, BanNews, Bans, Heard, Told
+from swarmcli.averaging.config import AveragerConfig
 from swarmcli.averaging.consensus.messages import AVERAGES, SignedAverages
+from swarmcli.averaging.core import AveragerCore
 from swarmcli.averaging.evidence import UnlikeAverages
+from swarmcli.compression import NoCompression
 from swarmcli.errors import CallRefused
 from swarmcli.events import PeerBanned
+from swarmcli.journal.describe import describe
 from swarmcli.network import wire
 from swarmcli.network.identity import Identity
+from swarmcli.optim.state.rounds import state_config
 from swarmcli.testing.virtual_time import run
 from tests.averaging.averagers import Averagers, all_results, assert_one_group
 
@@ -101,3 +108,23 @@ def test_an_accusation_without_proof_is_refused_and_its_teller_not_heard_again()
             assert len(honest.core.bans) == 0
 
     run(story())
+
+
+def test_all_averagers_of_a_run_at_one_peer_share_their_bans() -> None:
+    async def story() -> None:
+        async with Averagers(5) as swarm:
+            peer = await swarm.add_one(prefix="run_grads", run="run")
+            config = state_config("run", peer.core.config, NoCompression())
+            states = AveragerCore([torch.zeros(3)], peer.node, config)
+            alone = AveragerCore([torch.zeros(3)], peer.node, AveragerConfig(prefix="run_states"))
+            liar = Identity.from_seed(b"liar")
+            assert peer.core.bans.add(evidence_against(liar))
+            assert states.bans.is_banned(liar.peer_id) and not alone.bans.is_banned(liar.peer_id)
+
+    run(story())
+
+
+def test_a_ban_is_a_line_for_people() -> None:
+    line = describe(PeerBanned("a" * 52, "it voted twice"))
+    assert line is not None and line.level == "warning"
+    assert line.text == "aaaaaaaaaa is banned from this run: it voted twice"

@@ -13,6 +13,7 @@ from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.weights import FIRST, GROWTH, KNOWN, LEAST, Experience, limits
 from swarmcli.network.identity import Identity
 from swarmcli.testing import virtual_time
+from tests.averaging.averagers import Averagers, all_results
 from tests.averaging.rounds import Kind, Swarm
 
 PEERS = [Identity.from_seed(number).peer_id for number in range(6)]
@@ -92,5 +93,25 @@ def test_all_reducers_clip_a_claim_alike(delay: float) -> None:
                 assert dict(result.weights) == {peers[0]: 1.0, peers[1]: 1.0, peers[2]: 4.0, peers[3]: 2.0}
                 assert len({average.part.reducer for average in result.parts}) == 4
                 assert torch.isfinite(result.averages[0]).all()
+
+    virtual_time.run(main())
+
+
+def test_leaders_say_in_the_group_what_to_expect_of_whom() -> None:
+    async def main() -> None:
+        async with Averagers(1) as swarm:
+            peers = await swarm.add(4)
+            for _ in range(KNOWN):
+                await all_results([peer.begin(weight=10.0) for peer in peers])
+            newcomer = await swarm.add_one()
+            counts = []
+            for _ in range(8):
+                controls = [peer.begin(weight=10.0) for peer in peers] + [newcomer.begin(weight=40.0)]
+                results = await all_results(controls)
+                assert {result.total_weight for result in results} == {results[0].total_weight}
+                led_by_newcomer = results[0].group.leader == newcomer.peer_id
+                counts.append((results[0].total_weight - 40.0, led_by_newcomer))
+            first = next(count for count, led in counts if not led)
+            assert first == 20.0 and counts[-1][0] == 40.0, counts  # later it has all that it names: half of the weight
 
     virtual_time.run(main())

@@ -54,6 +54,7 @@ class SwarmGroups:
     def _config(self, name: str, size: int | None) -> AveragerConfig:
         return AveragerConfig(
             prefix=f"{self.prefix}/{name}",
+            run=self.prefix,
             matchmaking=MatchmakingOptions(size, min_matchmaking_time=self.matchmaking_time),
             allreduce=AllreduceOptions(self.compression, allreduce_timeout=self.averaging_timeout),
             bandwidth=self.bandwidth,
