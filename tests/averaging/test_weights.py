@@ -39,6 +39,10 @@ def test_nobody_of_four_has_more_than_its_share(weights: list[float], expected: 
     assert counted(weights) == expected
 
 
+def test_one_without_weight_can_be_the_first_to_say_so() -> None:
+    assert limits({0: 0.0}, {}, 0.5, missing=4) == {}
+
+
 def test_shares_that_are_too_small_for_the_group_make_all_weights_equal() -> None:
     assert counted([1, 2, 3, 4], max_share=0.01) == [1, 1, 1, 1]
 
