@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy
-
 from swarmcli.errors import CallError, ConnectionLost, EndOfStream, ProtocolViolation
 from swarmcli.network.identity import PeerID
 from swarmcli.network.ledger import Account
@@ -211,6 +209,8 @@ class Stream:
                 self._connection.pause_reading()
                 return None
             # The system gives the pages as the bytes come in, so a header alone costs next to nothing.
+            import numpy  # here: a command that only shows its help loads nothing heavy
+
             self._arriving = _Arrived(piece, numpy.empty(size, numpy.uint8).data, size, size, placed=False)
             return self._arriving.payload
         try:
