@@ -247,7 +247,6 @@ def _votes_again(self: strangers.GuardedAcceptor, *proposed: object) -> bool:
 
 MISTAKES: dict[str, tuple[object, str, object, int, bool]] = {
     "whoever votes for whatever is proposed": (strangers.GuardedAcceptor, "accept", _votes_again, 1, False),
-    "whatever follows": (strangers, "follows", lambda *given: True, 1, False),
     "nothing binds": (strangers, "binding", lambda *given: None, 1, False),
 }
 
