@@ -14,18 +14,19 @@ import torch
 
 import swarmcli
 from benchmarks._contest import join_dht, serve_turns
+from swarmcli.averaging.config import AUDIT
 from swarmcli.network.identity import Identity
 from swarmcli.network.transports.tcp.handshake import dialer_context, listener_context
 
 _MESSAGE = 512 << 10  # bytes, as a part of an all-reduce
 
 
-def average_here(pipe: Pipe, index: int, peers: int, nbytes: int, half: bool) -> None:
+def average_here(pipe: Pipe, index: int, peers: int, nbytes: int, half: bool, audit: float = AUDIT) -> None:
     """A round of this project: `step` of an averager as users call it, with finding the group."""
     torch.set_num_threads(1)
     tensors = [torch.full((nbytes // 16,), float(index)) for _ in range(4)]
     codec = swarmcli.Float16Compression() if half else swarmcli.NoCompression()
-    with join_dht(pipe, index) as dht, _averager(tensors, dht, peers, codec) as averager:
+    with join_dht(pipe, index) as dht, _averager(tensors, dht, peers, codec, audit) as averager:
 
         def work() -> None:
             if len(averager.step(timeout=60) or ()) != peers:
@@ -48,7 +49,11 @@ def share_state_here(pipe: Pipe, index: int, nbytes: int) -> None:
 
 
 def _averager(
-    tensors: list[torch.Tensor], dht: swarmcli.DHT, peers: int, codec: swarmcli.compression.CompressionBase
+    tensors: list[torch.Tensor],
+    dht: swarmcli.DHT,
+    peers: int,
+    codec: swarmcli.compression.CompressionBase,
+    audit: float = AUDIT,
 ) -> swarmcli.DecentralizedAverager:
     return swarmcli.DecentralizedAverager(
         tensors,
@@ -57,6 +62,7 @@ def _averager(
         min_group_size=peers,
         compression=codec,
         min_matchmaking_time=30.0,
+        audit=audit,
         start=True,
     )
 
