@@ -42,22 +42,24 @@ def spread(nearest: Iterable[E], count: int, prefix: Callable[[E], Prefix | None
     `prefix` is None for what strangers may well share, and does not count. So whoever has many addresses of one network
     near a key holds one of its replicas.
     """
-    found: list[tuple[int, E]] = []
-    alike: list[tuple[int, E]] = []
+    found: list[E] = []
+    alike: list[E] = []
     taken: set[Prefix] = set()
-    for place, each in enumerate(nearest):
+    places: dict[int, int] = {}
+    for each in nearest:
+        places[id(each)] = len(places)
         where = prefix(each)
         if where is not None and where in taken:
-            alike.append((place, each))
+            alike.append(each)
             continue
-        if where is not None:
-            taken.add(where)
-        found.append((place, each))
+        found.append(each)
         if len(found) == count:
             break
-    if len(found) < count and alike:
-        found = sorted([*found, *alike[: count - len(found)]], key=lambda pair: pair[0])
-    return [each for _, each in found]
+        if where is not None:
+            taken.add(where)
+    if alike and len(found) < count:
+        found = sorted([*found, *alike[: count - len(found)]], key=lambda each: places[id(each)])
+    return found
 
 
 def of_own_network(contact: Contact) -> Prefix | None:

@@ -118,7 +118,8 @@ def near_of(contacts: object, target: int, count: int) -> list[Contact]:
     ],
 )
 def test_replicas_are_in_unlike_networks_as_long_as_there_are_others(hosts: str, expected: str) -> None:
-    def prefix(host: str) -> Prefix | None:
-        return None if host == "L" else prefix_of_address(f"memory://{host}")
+    def prefix(contact: tuple[str, int]) -> Prefix | None:
+        return None if contact[0] == "L" else prefix_of_address(f"memory://{contact[0]}")
 
-    assert "".join(spread(hosts, 5, prefix)) == expected
+    contacts = [(host, place) for place, host in enumerate(hosts)]
+    assert "".join(host for host, _ in spread(contacts, 5, prefix)) == expected
