@@ -34,7 +34,9 @@ MAX_FALSE_TELLERS = 1024  # who told something false, and is not listened to aga
 MAX_EVIDENCE = 16 << 10  # bytes of one piece
 MAX_TOLD = 16  # pieces in one message, and under the subkey of one peer
 RECORD_BYTES = 64 << 10  # of all pieces under one subkey
-LIFETIME = 3600.0  # seconds that a record of evidence lives; who found it writes it anew while it takes part
+# Seconds that a record of evidence lives; who found it writes it anew while it takes part. A flooded key takes in
+# nothing that lives longer (`DHTLimits.crowded_life`), and liars have a reason to flood this one.
+LIFETIME = 1800.0
 READ_EVERY = 60.0  # seconds between two looks at what others have found
 _PATIENCE = 10.0  # seconds for a peer to hear of evidence
 

@@ -81,7 +81,9 @@ class DHTService:
             allowed = self._meters.records.take(peer, writer.prefix, 1, now)
             allowed = allowed and self._meters.bytes.take(peer, writer.prefix, record.size, now)
             outcomes.append(self._judge(writer, peer, record) if allowed else Outcome(Verdict.BUSY))
-        targets = list(dict.fromkeys(key_id(record.key) for record in request.records)) if request.contacts else []
+        targets = list(dict.fromkeys(key_id(record.key) for record in request.records)) if request.contacts > 0 else []
+        if not self._meters.work.take(peer, writer.prefix, len(targets), now):
+            targets = []  # to name neighbours is as much work as to answer a question
         return messages.StoreReply(tuple(outcomes), await self._neighbours(peer, targets, request.contacts))
 
     async def sync(self, peer: PeerID, request: messages.SyncRequest) -> messages.SyncReply:

@@ -252,7 +252,10 @@ class Storage:
                 found = _to_evict(entry.shares, payer.prefix, is_owned(record.subkey), None)
             elif entry.size + growth > limits.max_entry:
                 found = _to_evict(entry.shares, payer.prefix, False, growth)
-            elif self.size + growth > limits.max_storage or (new and self._count >= limits.max_stored):
+            elif new and self._count >= limits.max_stored:
+                # By number, not by size: else a flood of tiny records would push out whoever keeps large ones.
+                found = _to_evict(self._shares, payer.prefix, False, None)
+            elif self.size + growth > limits.max_storage:
                 found = _to_evict(self._shares, payer.prefix, False, growth)
             else:
                 return True

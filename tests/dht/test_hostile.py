@@ -439,3 +439,20 @@ async def test_who_always_wants_everything_is_sent_it_once() -> None:
         await asyncio.sleep(100.0)
         assert sent == [1, 2], "once more, since there is something new"
         await endpoint.close()
+
+
+@simulated
+async def test_stores_buy_no_neighbours_beyond_the_budget_of_questions() -> None:
+    """Looking up the neighbours of thousands of keys takes as long as thousands of questions do."""
+    async with Swarm() as swarm:
+        node = (await swarm.grow(3))[0]
+        stranger = await swarm.endpoint("greedy", client_mode=True)
+        await stranger.connect(address(node), timeout=5.0)
+        records = tuple(Record(f"k{number}", encode_subkey(None), b"\x01", 1.0) for number in range(4096))
+        request = messages.StoreRequest(False, records, 1)
+        named = []
+        for _ in range(6):
+            reply = await stranger.call(node.peer_id, messages.STORE, request, StoreReply, timeout=5.0)
+            named.append(bool(reply.neighbours))
+        assert named == [True] * 4 + [False] * 2
+        await stranger.close()

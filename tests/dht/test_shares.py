@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from swarmcli.averaging.bans import LIFETIME as EVIDENCE_LIFETIME
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import OwnedSubkey, Record, Subkey, encode_subkey, encode_value, key_id
 from swarmcli.dht.storage import Storage, Verdict, Writer
@@ -137,6 +138,28 @@ def test_many_small_records_fill_it_no_more_than_large_ones() -> None:
         said = record(0, key=f"honest {number}")
         assert storage.put(said, 0.0, at("203.0.113.1", PEERS[1])) is Verdict.STORED
     assert storage.count() == 100 and len(storage.keys(0.0)) == 100
+
+
+def test_tiny_records_push_out_nobody_who_keeps_large_ones() -> None:
+    storage = Storage(DHTLimits(max_stored=100))
+    for number in range(30):
+        said = record(0, key=f"honest {number}", value=b"x" * 5000)
+        assert storage.put(said, 0.0, at("203.0.113.1", PEERS[1])) is Verdict.STORED
+    for number in range(150):
+        storage.put(record(0, key=f"hostile {number}"), 0.0, at("198.51.100.1", PEERS[0]))
+    for number in range(30, 50):
+        said = record(0, key=f"honest {number}", value=b"x" * 5000)
+        assert storage.put(said, 0.0, at("203.0.113.1", PEERS[1])) is Verdict.STORED
+    assert storage.count() == 100 and all(held(storage, f"honest {number}") for number in range(50))
+
+
+def test_evidence_of_lies_finds_room_under_a_flooded_key() -> None:
+    storage = Storage(DHTLimits())
+    for number in range(6):
+        flood(storage, f"198.51.{number}.1", 512, start=1000 * (number + 1), expiration=EVIDENCE_LIFETIME)
+    assert storage.count() > DHTLimits().crowded_after
+    honest = owned(PEERS[0], expiration=EVIDENCE_LIFETIME)
+    assert storage.put(honest, 0.0, at("203.0.113.1", PEERS[0])) is Verdict.STORED
 
 
 def test_a_crowded_key_takes_in_only_what_ends_soon() -> None:
