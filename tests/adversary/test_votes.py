@@ -66,9 +66,16 @@ def test_one_of_four_achieves_no_more_than_is_said(name: str) -> None:
     if name.startswith("second vote"):
         culprit = swarm.peers[3].peer_id
         assert {event.peer for event in swarm.events if isinstance(event, PeerBanned)} == {culprit.text}
-    else:
-        assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes), outcomes
-        assert all(outcome.certificate.verify() for outcome in outcomes)  # type: ignore[union-attr]
+    assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes), outcomes
+    assert all(outcome.certificate.verify() for outcome in outcomes)  # type: ignore[union-attr]
+
+
+def test_second_votes_of_a_third_void_no_round() -> None:
+    swarm, outcomes, _ = beside("second vote, shown to those who compare", [3, 6], 8)
+    assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes), outcomes
+    assert len({outcome.digest for outcome in outcomes if isinstance(outcome, AllreduceResult)}) == 1
+    banned = {event.peer for event in swarm.events if isinstance(event, PeerBanned)}
+    assert banned == {swarm.peers[place].peer_id.text for place in (3, 6)}
 
 
 @pytest.mark.parametrize("count", soak([8, 16]))

@@ -12,6 +12,7 @@ from swarmcli.averaging.config import Trust
 from swarmcli.averaging.consensus.ballots import ZERO, Acceptor, Refusal, proposer_of
 from swarmcli.averaging.consensus.certificate import DoubleVote, Electorate, sign_vote, value_hash
 from swarmcli.averaging.consensus.messages import (
+    MAX_UNLIKE,
     Certificate,
     Committed,
     Decided,
@@ -71,18 +72,23 @@ class RoundVotes:
         return self.group.members[self.me].auxiliary
 
     @property
-    def evidence(self) -> DoubleVote | None:
-        """Against a member that has voted twice: the round is void here."""
-        return None if self.guarded is None else self.guarded.evidence
+    def evidence(self) -> tuple[DoubleVote, ...]:
+        """Against members that have voted twice."""
+        return () if self.guarded is None else tuple(self.guarded.twice.values())
+
+    @property
+    def void(self) -> bool:
+        """Whether more have than a quorum allows for: this member votes for nothing any more."""
+        return self.guarded is not None and self.guarded.void
 
     @property
     def twice(self) -> tuple[Certificate, ...]:
-        """The votes of that member, for others to see."""
-        proof = self.evidence
-        if proof is None:
-            return ()
-        culprit, both = self.group.index_of(proof.culprit), zip(proof.values, proof.signatures, strict=True)
-        return tuple(Certificate(proof.ballot, proof.kind, value, {culprit: signature}) for value, signature in both)
+        """The votes of these members, for others to see, as many as an answer takes."""
+        shown = []
+        for proof in self.evidence[: MAX_UNLIKE // 2]:
+            culprit, both = self.group.index_of(proof.culprit), zip(proof.values, proof.signatures, strict=True)
+            shown += [Certificate(proof.ballot, proof.kind, value, {culprit: signed}) for value, signed in both]
+        return tuple(shown)
 
     def learn(self, decided: Decided) -> bool:
         """Believes a decision that its votes prove. Decisions never change: the first one stands. Returns whether one
@@ -133,7 +139,7 @@ class RoundVotes:
         """Promises nothing once the outcome is known, but says it."""
         if self.decided is not None:
             return PrepareAnswer(self.decided)
-        if not self.votes or self.evidence is not None:
+        if not self.votes or self.void:
             return PrepareAnswer(twice=self.twice)
         answer = self.acceptor.prepare(ballot)
         if isinstance(answer, Refusal):
@@ -166,8 +172,7 @@ class RoundVotes:
         """Somebody shows a certificate. Returns whether it is one; raises nothing for one that is not."""
         if self.guarded is None or not self.electorate.is_prepared(prepared):
             return False
-        proof = self.guarded.see(prepared)
-        if proof is not None:
+        for proof in self.guarded.see(prepared):
             self._accuse(proof)
         return True
 
@@ -179,6 +184,5 @@ class RoundVotes:
         """Somebody shows votes; what is not signed by voters is passed over."""
         if self.guarded is None or votes.kind != "vote" or not self.electorate.is_signed(votes, 1):
             return
-        proof = self.guarded.note(votes)
-        if proof is not None:
+        for proof in self.guarded.note(votes):
             self._accuse(proof)

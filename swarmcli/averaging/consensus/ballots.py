@@ -60,9 +60,12 @@ class Acceptor:
         return Promise(ballot, *(self.accepted or (None, None)))
 
     def accept(self, ballot: int, value: Value) -> bool:
-        """Phase 2b, above ballot zero. False: a higher ballot was promised."""
+        """Phase 2b, above ballot zero. False: a higher ballot was promised, or another value accepted in this one: two
+        would be evidence against this member, and a proposer that lies could ask for both."""
         if ballot <= ZERO or ballot < self.promised:
             return False
+        if self.accepted is not None and self.accepted[0] == ballot:
+            return self.accepted[1] == value
         self.promised = ballot
         self.accepted = (ballot, value)
         return True

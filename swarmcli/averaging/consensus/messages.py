@@ -151,8 +151,8 @@ class OutcomeQuestion(msgspec.Struct, frozen=True):
 
 
 class OutcomeAnswer(msgspec.Struct, frozen=True):
-    """`decided` is None if the answerer does not know the outcome and never will. `twice`: the votes of a member that
-    voted twice, because of which the round is void there."""
+    """`decided` is None if the answerer does not know the outcome and never will. `twice`: the votes of members that
+    voted twice; of more than f, the round is void there."""
 
     decided: Decided | None = None
     twice: Unlike = ()

@@ -40,7 +40,7 @@ from swarmcli.averaging.consensus.messages import (
     SignedPromise,
 )
 from swarmcli.averaging.consensus.quorum import Quorum
-from swarmcli.network.identity import Identity
+from swarmcli.network.identity import Identity, PeerID
 
 _BALLOTS_SEEN = 16  # of which the votes are kept, to find who votes twice
 
@@ -52,18 +52,19 @@ class SeenVotes:
         self._electorate = electorate
         self._votes: dict[tuple[int, Kind], dict[int, tuple[bytes, bytes]]] = {}
 
-    def note(self, votes: Certificate) -> DoubleVote | None:
-        """Notes votes, which are valid. Returns proof if one of their authors has voted for something else."""
+    def note(self, votes: Certificate) -> list[DoubleVote]:
+        """Notes votes, which are valid. Returns proof for each of their authors who has voted for something else."""
         ballot, kind = votes.ballot, votes.kind
         known = self._votes.setdefault((ballot, kind), {})
         while len(self._votes) > _BALLOTS_SEEN:
             del self._votes[next(key for key in self._votes if key != (ballot, kind))]
+        found = []
         for member, signature in votes.signatures.items():
             value, earlier = known.setdefault(member, (votes.value, signature))
             if value != votes.value:
                 culprit, group_id = self._electorate.peers[member], self._electorate.group_id
-                return DoubleVote(culprit, group_id, ballot, kind, (value, votes.value), (earlier, signature))
-        return None
+                found.append(DoubleVote(culprit, group_id, ballot, kind, (value, votes.value), (earlier, signature)))
+        return found
 
     def unlike(self, votes: Certificate) -> tuple[Certificate, ...]:
         """What its authors have voted for instead, and what others have voted for, in the same ballot."""
@@ -83,16 +84,22 @@ class GuardedAcceptor:
         self.zero: bytes | None = None  # the digest that it voted for at ballot zero
         self.prepared: Prepared | None = None  # the highest certificate that it has seen
         self.standing: Prepared | None = None  # what it compares with others, or has confirmed
-        self.evidence: DoubleVote | None = None  # of somebody who voted twice: the round is void here
+        self.twice: dict[PeerID, DoubleVote] = {}  # who voted twice
         self.seen = SeenVotes(electorate)
         self._electorate, self._identity = electorate, identity
         self._shown: set[bytes] = set()  # values of all certificates that it has seen
         self._voted: tuple[int, bytes] | None = None  # last, above zero
         self._confirmed = False  # `standing`
 
+    @property
+    def void(self) -> bool:
+        """Whether more members voted twice than quorums allow for: then no certificate means anything any more. Up to
+        f of them change nothing, since any two quorums have an honest voter in common: the round goes on."""
+        return len(self.twice) > self._electorate.quorum.hostile
+
     def accept_zero(self, digest: bytes) -> bool:
         """Votes for a result at ballot zero. False: a higher ballot was promised, or another result voted for."""
-        if self.zero is None and self.promised == ZERO and self.evidence is None:
+        if self.zero is None and self.promised == ZERO and not self.void:
             self.zero = digest
         return self.zero == digest
 
@@ -118,7 +125,7 @@ class GuardedAcceptor:
     ) -> bool:
         """Votes for a value above ballot zero, if it follows from the promises. False: it does not, or a higher ballot
         was promised, or it has voted for another value in this one."""
-        if ballot <= ZERO or ballot < self.promised or self.evidence is not None:
+        if ballot <= ZERO or ballot < self.promised or self.void:
             return False
         hashed = value_hash(value)
         if self._voted is not None and self._voted[0] == ballot:
@@ -130,18 +137,18 @@ class GuardedAcceptor:
 
     # Certificates, which are valid
 
-    def see(self, prepared: Prepared) -> DoubleVote | None:
-        """Somebody shows a certificate: from here on promises tell it. Returns proof if somebody voted twice."""
+    def see(self, prepared: Prepared) -> list[DoubleVote]:
+        """Somebody shows a certificate: from here on promises tell it. Returns proof of who voted twice, if new."""
         if self.prepared is None or prepared.votes.ballot > self.prepared.votes.ballot:
             self.prepared = prepared
         if len(self._shown) < 2:  # of one value and another nothing more need be known
             self._shown.add(prepared.votes.value)
         return self.note(prepared.votes)
 
-    def note(self, votes: Certificate) -> DoubleVote | None:
-        """Votes by themselves."""
-        found = self.seen.note(votes)
-        self.evidence = self.evidence or found
+    def note(self, votes: Certificate) -> list[DoubleVote]:
+        """Votes by themselves. Returns proof of who voted twice, if new."""
+        found = [proof for proof in self.seen.note(votes) if proof.culprit not in self.twice]
+        self.twice |= {proof.culprit: proof for proof in found}
         return found
 
     def compare(self, prepared: Prepared) -> bool:
@@ -180,7 +187,7 @@ class GuardedAcceptor:
     def _is_current(self, prepared: Prepared) -> bool:
         ballot = prepared.votes.ballot
         newest = self.prepared is None or self.prepared.votes.ballot <= ballot
-        return self.evidence is None and self.promised <= ballot and newest
+        return not self.void and self.promised <= ballot and newest
 
     def _is_unlike(self, prepared: Prepared) -> bool:
         return self.standing is None or self.standing.votes.value != prepared.votes.value

@@ -16,7 +16,7 @@ import torch
 
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
 from swarmcli.averaging.consensus.certificate import RoundCertificate
-from swarmcli.averaging.consensus.messages import Aborted, Again, Committed, Decision
+from swarmcli.averaging.consensus.messages import MAX_WORDS, Aborted, Again, Committed, Decision
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.attempt import Attempt
@@ -219,8 +219,9 @@ class Allreduce:
         if self._auxiliary and isinstance(decision, Committed):
             digest = decision.digest  # it holds no result that could differ
         members = [member.peer_id for member in self.group.members]
-        if decision is None and (proof := self._attempts[-1].evidence) is not None:
-            raise RoundUndecided(f"the round is void: {proof.culprit.short}: {proof.words()}")
+        if decision is None and (proofs := self._attempts[-1].evidence):
+            lies = "; ".join(f"{proof.culprit.short}: {proof.words()}" for proof in proofs)
+            raise RoundUndecided(f"the round is void: {lies}"[:MAX_WORDS])
         conclude(digest, decision, members)
         weights, partly = contributions(self.group, parts)
         left_out: dict[int, str] = {}

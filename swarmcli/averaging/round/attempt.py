@@ -137,9 +137,9 @@ class Attempt:
         return self._votes.decided
 
     @property
-    def evidence(self) -> DoubleVote | None:
-        """Against a member that voted twice, so that this try is void."""
-        return self._votes.evidence
+    def evidence(self) -> tuple[DoubleVote, ...]:
+        """Against members that voted twice, if they are so many that this try is void."""
+        return self._votes.evidence if self._votes.void else ()
 
     @property
     def left_out(self) -> dict[int, str]:

@@ -329,9 +329,9 @@ class AllreduceService:
         return answer
 
     def _settle(self, group_id: bytes, votes: RoundVotes) -> None:
-        """What was learned by the way ends the round here: a decision, or that a member voted twice."""
+        """What was learned by the way ends the round here: a decision, or that too many members voted twice."""
         round_ = self._rounds.get(group_id)
-        if round_ is not None and (votes.decided is not None or votes.evidence is not None):
+        if round_ is not None and (votes.decided is not None or votes.void):
             round_.agreement.stop()
 
     async def _holdings(self, peer: PeerID, question: HoldingsQuestion) -> HoldingsAnswer:
@@ -383,7 +383,7 @@ class AllreduceService:
         return self._votes[group_id]
 
     def _accuse(self, proof: DoubleVote) -> None:
-        """A member has voted twice: it is banned, and the round is void here."""
+        """A member has voted twice: it is banned."""
         self.bans.add(proof)
         if proof.group_id in self._votes:
             self._settle(proof.group_id, self._votes[proof.group_id])

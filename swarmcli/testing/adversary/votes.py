@@ -146,7 +146,7 @@ def confirm_otherwise(liar: Liar) -> None:
     _answer(liar, "confirm", Confirm, answer)
 
 
-@lie("second vote, shown to those who compare", "votes", at_most="one round, which is void; its identity is banned")
+@lie("second vote, shown to those who compare", "votes", at_most="nothing; its identity is banned")
 def vote_twice(liar: Liar) -> None:
     service = _service(liar)
 

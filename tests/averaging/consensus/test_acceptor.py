@@ -77,6 +77,13 @@ def test_a_bare_word_is_no_decision() -> None:
     assert mine.decision is None and mine.learn(proof)
 
 
+def test_a_proposer_that_asks_for_two_values_in_one_ballot_gets_no_evidence_against_whom_it_asks() -> None:
+    mine = votes()
+    assert accept(mine, 4, Aborted("x")) and accept(mine, 4, Aborted("x"))
+    assert not accept(mine, 4, Aborted("y")) and not accept(mine, 4, Committed(A), held=True)
+    assert accept(mine, 7, Aborted("y"))
+
+
 def test_forged_ballots_are_refused() -> None:
     mine = votes()
     mine.check_proposer(IDS[0], 0)
