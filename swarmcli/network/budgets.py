@@ -34,7 +34,7 @@ Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _MIB = 1 << 20
 
@@ -44,6 +44,10 @@ STANDING = 600.0  # seconds of being connected, after which a peer is of long st
 # handshake takes a millisecond or two of the processor: one prefix takes a tenth of one core at most.
 HANDSHAKE_RATE = 32.0, 256.0
 SHARED_HANDSHAKE_RATE = 512.0, 2048.0
+# Files and sockets that a process needs besides those that others dial: its own dials, journals, checkpoints, data.
+# Without them whoever fills the budgets would keep it from writing a checkpoint.
+OWN_DESCRIPTORS = 512
+_LEAST_CONNECTIONS = 64
 FREE_BYTES = 64 << 10  # of requests, and of answers, that a connection may hold before the ledger is asked
 
 
@@ -60,6 +64,13 @@ class Budget:
         if not 0 < self.identity <= self.prefix <= self.shared <= self.everyone:
             raise ValueError(f"a budget grows from identity over prefix and shared prefix to everyone, got {self}")
 
+    def at_most(self, everyone: int) -> Budget:
+        """The same for fewer: one prefix takes a quarter of them at most, and one that many share the half."""
+        if everyone >= self.everyone:
+            return self
+        shared, prefix = min(self.shared, max(1, everyone // 2)), min(self.prefix, max(1, everyone // 4))
+        return Budget(min(self.identity, max(1, prefix // 2)), prefix, shared, everyone)
+
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
@@ -72,6 +83,19 @@ class Budgets:
     connections: Budget = Budget(8, 256, 1024, 4096)
     bulk: Budget = Budget(160, 512, 2048, 4096)
     handshakes: Budget = Budget(64, 64, 256, 256)
+
+    @property
+    def descriptors(self) -> int:
+        """How many files and sockets a process wants that keeps these."""
+        return OWN_DESCRIPTORS + self.connections.everyone + self.bulk.everyone + self.handshakes.everyone
+
+    def within(self, descriptors: int) -> Budgets:
+        """What can be kept where the system allows this process so many: fewer connections, down to some that any
+        swarm needs."""
+        if descriptors >= self.descriptors:
+            return self
+        half = max(_LEAST_CONNECTIONS, (descriptors - OWN_DESCRIPTORS - self.handshakes.everyone) // 2)
+        return replace(self, connections=self.connections.at_most(half), bulk=self.bulk.at_most(half))
 
 
 BUDGETS = Budgets()

@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from swarmcli.errors import CallRefused, CallTimeout, EndOfStream, NetworkError, PeerUnreachable
+from swarmcli.network.descriptors import allow_descriptors
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.token_bucket import TokenBucket
-from swarmcli.reach.descriptors import allow_descriptors
 from swarmcli.reach.relay_messages import (
     CONNECT,
     INCOMING,

@@ -8,9 +8,10 @@ import pytest
 
 from swarmcli.clock import MAX_PER_NETWORK, Clock
 from swarmcli.network import Endpoint, Identity, Limits, Purpose, wire
-from swarmcli.network.budgets import BUDGETS, FREE_BYTES, STANDING, Budget, Budgets
+from swarmcli.network.budgets import BUDGETS, FREE_BYTES, OWN_DESCRIPTORS, STANDING, Budget, Budgets
 from swarmcli.network.ledger import Account, Ledger
 from swarmcli.network.prefix import Prefix, prefix_of
+from swarmcli.network.transports.tcp import TCPTransport
 from swarmcli.network.wire.messages import Offer, Open, Piece
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import simulated
@@ -24,6 +25,34 @@ HOME, AWAY, LAN = prefix_of("192.0.2.1"), prefix_of("198.51.100.1"), prefix_of("
 def host(net: int, number: int) -> str:
     """A host of the memory network that has a prefix as those of the internet do."""
     return f"198.51.{net}.{number}"
+
+
+# Where the system allows few files
+
+
+def test_connections_of_strangers_leave_descriptors_for_this_peers_own_work() -> None:
+    for allowed in (1024, 4096, BUDGETS.descriptors - 1):
+        fewer = BUDGETS.within(allowed)
+        taken = fewer.connections.everyone + fewer.bulk.everyone + fewer.handshakes.everyone
+        assert taken <= allowed - OWN_DESCRIPTORS and fewer.connections.prefix >= 16 <= fewer.bulk.prefix
+        assert fewer.connections.prefix + fewer.bulk.prefix + fewer.handshakes.prefix <= allowed // 4
+    assert BUDGETS.within(BUDGETS.descriptors) is BUDGETS
+
+
+def test_a_transport_asks_its_system_for_descriptors_and_keeps_to_what_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def allow(wanted: int) -> int:
+        asked.append(wanted)
+        return 1024
+
+    async def main() -> None:
+        monkeypatch.setattr("swarmcli.network.transports.tcp.transport.allow_descriptors", allow)
+        transport = TCPTransport(Identity.from_seed(1))
+        assert asked == [BUDGETS.descriptors] and transport.limits.budgets == BUDGETS.within(1024)
+        await transport.close()
+
+    asyncio.run(main())
 
 
 # The ledger

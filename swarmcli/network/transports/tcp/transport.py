@@ -12,6 +12,7 @@ import ssl
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, partial
 
 from swarmcli.errors import (
@@ -27,6 +28,7 @@ from swarmcli.errors import (
 )
 from swarmcli.network.addresses import Address, Scheme, parse_address
 from swarmcli.network.budgets import HANDSHAKE_RATE, SHARED_HANDSHAKE_RATE
+from swarmcli.network.descriptors import allow_descriptors
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.ledger import Ledger
 from swarmcli.network.limits import DIAL_STAGGER, Limits
@@ -79,7 +81,7 @@ class TCPTransport:
                 raise ValueError(f"{name} must be from 0 to 65535, got {number}")
         self.identity = identity
         self._host, self._port, self._preferred_port = host, port, preferred_port
-        self.limits = limits
+        self.limits = limits = _affordable(limits)
         self.membership: Membership | None = None
         self._shared = Shared(limits)
         self._dialer_context = dialer_context()
@@ -309,6 +311,17 @@ class TCPTransport:
 
     def __repr__(self) -> str:
         return f"<TCPTransport {self.identity.peer_id.short} {self._host}:{self._port}>"
+
+
+def _affordable(limits: Limits) -> Limits:
+    """What can be kept with the descriptors that the system allows this process: most allow 1024 unless they are asked
+    for more, and strangers in two networks would take all of them."""
+    allowed = allow_descriptors(limits.budgets.descriptors)
+    budgets = limits.budgets.within(allowed)
+    if budgets is limits.budgets:
+        return limits
+    logger.info("this peer takes fewer connections: the system allows %d open files", allowed)
+    return replace(limits, budgets=budgets)
 
 
 class _HandshakeRates:
