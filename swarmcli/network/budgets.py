@@ -9,6 +9,7 @@ Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside 
 
     what                                           of an identity  of a prefix (shared)  of everyone   where
     payloads that nobody has asked for yet         64 MiB          128 MiB (256 MiB)     512 MiB       payloads
+    messages above 64 KiB, until they are whole    32 MiB          64 MiB (128 MiB)      256 MiB       heads
     requests unanswered, beyond the free ones      32 MiB          64 MiB (128 MiB)      256 MiB       requests
     answers that are not read, likewise            32 MiB          64 MiB (128 MiB)      256 MiB       replies
     control connections                            8               256 (1024)            4096          connections
@@ -48,7 +49,7 @@ SHARED_HANDSHAKE_RATE = 512.0, 2048.0
 # Without them whoever fills the budgets would keep it from writing a checkpoint.
 OWN_DESCRIPTORS = 512
 _LEAST_CONNECTIONS = 64
-FREE_BYTES = 64 << 10  # of requests, and of answers, that a connection may hold before the ledger is asked
+FREE_BYTES = 64 << 10  # of requests, of answers, of a message, that a connection may hold before the ledger is asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Budgets:
 
     payloads: Budget = Budget(64 * _MIB, 128 * _MIB, 256 * _MIB, 512 * _MIB)
     requests: Budget = Budget(32 * _MIB, 64 * _MIB, 128 * _MIB, 256 * _MIB)
+    heads: Budget = Budget(32 * _MIB, 64 * _MIB, 128 * _MIB, 256 * _MIB)
     replies: Budget = Budget(32 * _MIB, 64 * _MIB, 128 * _MIB, 256 * _MIB)
     # Honest ends that dial each other directly, over a relay and by punching have about five for a moment.
     connections: Budget = Budget(8, 256, 1024, 4096)

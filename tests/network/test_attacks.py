@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import socket
@@ -28,6 +29,7 @@ from .tcp_helpers import (
     Peer,
     RawPeer,
     Recorder,
+    as_tcp,
     dialing,
     host_and_port,
     pair,
@@ -485,5 +487,42 @@ def test_a_thousand_connections_of_one_peer_do_not_disturb_the_others() -> None:
             while (found := await listener.next())[0].peer_id != DIALER.peer_id:
                 assert found[0].peer_id == MALLORY.peer_id
             await found[1].wait_for(1)
+
+    asyncio.run(main())
+
+
+def test_messages_whose_last_byte_never_comes_hold_no_more_than_their_budget() -> None:
+    """The oldest of the network gives way to the newest, and honest messages, which are whole soon, get through."""
+    MiB = 1 << 20
+    limits = Limits(budgets=Budgets(heads=Budget(2 * MiB, 3 * MiB, 3 * MiB, 8 * MiB)))
+
+    async def main() -> None:
+        async with peer(limits=limits) as listener, contextlib.AsyncExitStack() as stack:
+            shared = listener.transport._shared
+            ends = []
+            for number in range(6):
+                raw = await stack.enter_async_context(raw_peer(listener.address))
+                await raw.greet(Identity.from_seed(number // 3))
+                raw.frame(b"x" * (MiB - 1), announced=(MiB, 0))
+                ends.append((await listener.next())[0])
+                await until(lambda: bool(shared.heads) and next(reversed(shared.heads)) is ends[-1])
+                assert shared._heads.taken == sum(shared.heads.values()) <= 3 * MiB
+            assert list(shared.heads) == [ends[2], ends[4], ends[5]] and [as_tcp(each).is_open for each in ends] == [
+                False,
+                False,
+                True,
+                False,
+                True,
+                True,
+            ]
+            async with dialing(limits=limits) as transport:
+                honest = await transport.dial(listener.address, LISTENER.peer_id, Purpose.CONTROL, WAIT)
+                honest.start(Recorder())
+                _, recorder = await listener.next()
+                for _ in range(3):
+                    await honest.send(b"y" * MiB)
+                assert [len(header) for header, _ in await recorder.wait_for(3)] == [MiB] * 3
+            await until(lambda: shared._heads.taken == sum(shared.heads.values()) <= 2 * MiB)
+        assert not shared.heads and not shared._heads.taken
 
     asyncio.run(main())

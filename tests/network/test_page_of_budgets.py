@@ -8,6 +8,7 @@ from swarmcli.network.budgets import BUDGETS, Budget
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
 ROWS = {
     "payloads that nobody": BUDGETS.payloads,
+    "messages above 64 KiB": BUDGETS.heads,
     "requests that are not": BUDGETS.requests,
     "answers that are not": BUDGETS.replies,
     "control connections": BUDGETS.connections,

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable, Sequence
 
 from swarmcli.errors import ConnectionLost, ProtocolViolation
+from swarmcli.network.budgets import FREE_BYTES
 from swarmcli.network.limits import Limits
 from swarmcli.network.transports.base import Buffer, Receiver
 from swarmcli.words import printable
@@ -66,6 +67,14 @@ class FrameReader:
     @property
     def in_frame(self) -> bool:
         return self._payload is not None or bool(self._held)
+
+    @property
+    def large_header(self) -> int:
+        """Bytes of the header that is under way, or waits for memory for its payload, if they are many."""
+        if self._payload is not None or len(self._held) < _PREFIX.size:
+            return 0
+        size = int.from_bytes(self._held[:4], "big")
+        return size if FREE_BYTES < size <= self._limits.max_message else 0
 
     def feed(self, data: memoryview | bytearray) -> None:
         self._held += data

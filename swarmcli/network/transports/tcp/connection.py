@@ -19,6 +19,7 @@ from typing import cast
 
 from swarmcli.errors import ConnectionLost, HandshakeError, NetworkError, ProtocolViolation
 from swarmcli.network.identity import PeerID
+from swarmcli.network.ledger import Ledger
 from swarmcli.network.limits import Limits
 from swarmcli.network.prefix import prefix_of
 from swarmcli.network.transports.base import Buffer, Purpose, Receiver
@@ -53,6 +54,30 @@ class Shared:
     )  # connections that ended by a broken rule, by the error's class
     encrypted: memoryview = field(default_factory=lambda: memoryview(bytearray(256 << 10)))
     decrypted: memoryview = field(default_factory=lambda: memoryview(bytearray(16 << 10)))  # one TLS record
+    heads: dict[TCPConnection, int] = field(default_factory=dict)  # bytes of large messages under way, oldest first
+
+    def __post_init__(self) -> None:
+        self._heads = Ledger(self.limits.budgets.heads)
+
+    def head_begins(self, connection: TCPConnection, size: int) -> None:
+        """Charges a large message before its bytes are there. Where there are too many the oldest one ends, of the peer
+        or of the network that has too much: an honest one is whole within seconds."""
+        self._heads.charge_anyway(connection.peer_id, connection.prefix, size)
+        self.heads[connection] = size
+        crowded = self._heads.crowded(connection.prefix, 0)
+        if self._heads.of_identity(connection.peer_id) > self._heads.budget.identity:
+            oldest = next(each for each in self.heads if each.peer_id == connection.peer_id)
+        elif crowded is not None:
+            oldest = next(each for each in self.heads if each.prefix == crowded)
+        else:
+            return
+        self.refusals["too many large messages at once"] += 1
+        oldest.abort("too many large messages at once")
+
+    def head_ends(self, connection: TCPConnection) -> None:
+        size = self.heads.pop(connection, 0)
+        if size:
+            self._heads.give_back(connection.peer_id, connection.prefix, size)
 
 
 class TCPConnection(asyncio.BufferedProtocol):
@@ -89,6 +114,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._greeting: Greeting
         self._greetings = bytearray()  # decrypted before the connection was open
         self._shared = shared
+        self._head = 0  # bytes charged for a message that is not whole yet
         self._reader = TLSReader(engine, shared.limits, shared.decrypted)
         self._receiver: Receiver | None = None
         self._on_made = on_made
@@ -273,9 +299,12 @@ class TCPConnection(asyncio.BufferedProtocol):
             return
         try:
             while self._phase is Phase.OPEN and not self._stopped_between_frames():
-                if not self._reader.deliver_next(receiver) and not self._reader.read_record():
+                if self._reader.deliver_next(receiver):
+                    self._head_is_whole()
+                elif not self._reader.read_record():
                     self._reader.await_enough()
                     break
+            self._account_for_header()
         except ProtocolViolation as error:
             self._violated(error)
             self._end_in_order(error, error.reason)
@@ -291,6 +320,17 @@ class TCPConnection(asyncio.BufferedProtocol):
         except Exception as error:
             logger.exception("a receiver failed; its connection with %s is closed", self.peer_id.short)
             self._end_in_order(ConnectionLost(f"closed by us: {error!r}"), "internal error")
+
+    def _account_for_header(self) -> None:
+        size = self._reader.large_header
+        if size and not self._head and self._phase is Phase.OPEN:
+            self._head = size
+            self._shared.head_begins(self, size)
+
+    def _head_is_whole(self) -> None:
+        if self._head:
+            self._head = 0
+            self._shared.head_ends(self)
 
     def _violated(self, error: ProtocolViolation) -> None:
         logger.debug("peer %s broke the protocol: %s", self.peer_id.short, error.reason)
@@ -313,6 +353,7 @@ class TCPConnection(asyncio.BufferedProtocol):
     def _settle(self, error: Exception) -> None:
         """From here on the connection has failed for everyone who uses it, with this error."""
         self._error = error
+        self._shared.head_ends(self)
         self._writer.fail(error)
         if not self.ready.done():
             self.ready.set_exception(error)
