@@ -34,6 +34,7 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.token_bucket import TokenBucket
 from swarmcli.network.transports.base import Accept, Connection, Purpose
 from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
 from swarmcli.network.transports.tcp.handshake import (
@@ -54,6 +55,9 @@ _DATA = Data()
 # Of strangers that one relay brings at the same time; further ones are refused. No bound of all relays together: one
 # that holds handshakes open would keep out what the others bring, and this peer chooses how many relays it has.
 _MAX_HANDSHAKES = 32
+# … and per second, in the long run and at once: each takes some milliseconds of the processor. More than an honest
+# relay lets through to one client (`RelayBudgets.connects_per_second`).
+_HANDSHAKE_RATE = 16.0, 128.0
 _LOOKUP_PAUSE = 30.0  # seconds until a relay that was not found is looked up again: any peer may name any relay
 _MAX_UNKNOWN = 1024
 
@@ -222,6 +226,7 @@ class RelayTransport:
         self._needed: Counter[PeerID] = Counter()  # relays to which a stream is being opened
         self._unknown: dict[PeerID, float] = {}  # relays that a lookup has not found; until when none is tried again
         self._handshakes: Counter[PeerID] = Counter()  # of incoming connections, by the relay that brings them
+        self._rates: dict[PeerID, TokenBucket] = {}  # of these, for the relays that may bring them
 
     @property
     def refusals(self) -> Counter[str]:
@@ -350,7 +355,7 @@ class RelayTransport:
     async def _incoming(self, relay: PeerID, stream: Stream, accept: Accept) -> None:
         if relay not in self.relays or stream.relayed:
             raise CallRefused("unwanted", "this peer has no reservation there")
-        if self._handshakes[relay] >= _MAX_HANDSHAKES:
+        if self._handshakes[relay] >= _MAX_HANDSHAKES or not self._may_bring(relay):
             raise CallRefused("busy", "too many handshakes at once")
         engine = TLSEngine(self._listener_context, server_side=True)
 
@@ -362,6 +367,11 @@ class RelayTransport:
         socket = CircuitSocket(connection)
         connection.connection_made(socket)
         await socket.carry(stream)
+
+    def _may_bring(self, relay: PeerID) -> bool:
+        self._rates = {each: bucket for each, bucket in self._rates.items() if each in self.relays}
+        bucket = self._rates.setdefault(relay, TokenBucket(*_HANDSHAKE_RATE))
+        return bucket.take_now(1, asyncio.get_running_loop().time())
 
     def _admit(self, connection: TCPConnection, relay: PeerID, accept: Accept) -> None:
         self._handshakes[relay] += 1

@@ -199,18 +199,21 @@ class Visit:
 
 def subject_named(word: str, ledger: Ledger, members: Sequence[Member]) -> bytes:
     """Whom or what a person means: a peer id, the number of an invitation, the beginning of one of the two, the name of
-    a peer that takes part, or a note. Raises UsageError where that is nothing, or more than one."""
+    a peer that takes part, or a note. Raises UsageError where that is nothing, or more than one.
+
+    A peer chooses its own name: one that takes the note of another's invitation does not stand in for that one.
+    """
     for parse in (PeerID.parse, _number):
         try:
             return parse(word)
         except ValueError:
             continue
     begins = len(word) >= SHORTEST
-    found: dict[bytes, str] = {
-        PeerID.parse(each.peer): each.peer
-        for each in members
-        if each.name == word or (begins and each.peer.startswith(word))
-    } or dict(_in_ledger(word, begins, ledger))
+    called = [each for each in members if each.name == word or (begins and each.peer.startswith(word))]
+    named: dict[bytes, str] = {PeerID.parse(each.peer): each.peer for each in called}
+    noted = dict(_in_ledger(word, begins, ledger))
+    same = all(each.peer in noted.values() or each.invitation in noted.values() for each in called)
+    found = (named or noted) if same or not noted else named | noted
     if len(found) == 1:
         return next(iter(found))
     if found:

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from swarmcli.errors import AddressError, CallRefused, ConnectError, ConnectionLost, PeerUnreachable, WrongPeerError
+from swarmcli.errors import (
+    AddressError,
+    CallRefused,
+    ConnectError,
+    ConnectionLost,
+    NetworkError,
+    PeerUnreachable,
+    WrongPeerError,
+)
 from swarmcli.network import Endpoint, Identity, PeerID, Purpose, Stream
 from swarmcli.reach.circuits import open_circuits
 from swarmcli.reach.relay_messages import CONNECT, INCOMING, Connect, Data, Incoming
@@ -182,6 +190,36 @@ async def test_a_relay_that_holds_handshakes_open_keeps_out_nobody_whom_another_
             assert await reaches(a.endpoint, b.endpoint)
             for task in held:
                 task.cancel()
+
+
+@simulated
+async def test_a_relay_that_brings_handshake_after_handshake_is_refused_most_of_them() -> None:
+    async with scene() as peers:
+        relay, _ = await peers.relay()
+        hostile = await peers.listener(5)
+        _, b = await peers.pair(relay)
+        await b.endpoint.connect(hostile.addresses[0], timeout=5)
+        b.transport.relays.add(hostile.peer_id)
+        assert await reaches(b.endpoint, hostile)
+        refused, began = 0, now()
+
+        async def bring_on_and_on() -> None:
+            nonlocal refused
+            for _ in range(40):
+                try:
+                    async with hostile.stream(b.peer_id, INCOMING, Incoming(hostile.peer_id), timeout=5) as stream:
+                        await stream.send(Data(), b"no TLS at all")
+                        await stream.receive(Data)  # the alert that ends the handshake, or the refusal
+                except CallRefused:
+                    refused += 1
+                except NetworkError:
+                    pass
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(16):  # fewer than may be under way at once
+                group.create_task(bring_on_and_on())
+        assert 16 * 40 - refused <= 128 + 16 * (now() - began) + 16
+        assert refused > 100
 
 
 @simulated

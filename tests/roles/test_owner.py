@@ -42,18 +42,26 @@ def test_a_word_means_one_peer_or_one_invitation(ledger: Ledger) -> None:
     for word, subject in (
         (ADA.text, ADA),
         (ADA.text[:8], ADA),
-        ("joe", JOE),  # who takes part comes before a note
+        ("joe", JOE),  # who takes part comes before the note of its invitation
         ("for Ada", first),
         (second.hex(), second),
         (second.hex()[:8], second),
     ):
-        assert subject_named(word, ledger, MEMBERS) == subject
+        members = [Member(ADA.text, "ada"), Member(JOE.text, "joe", invitation=second.hex())]
+        assert subject_named(word, ledger, members) == subject
     assert subject_named("joe", ledger, []) == second
     for word in ("", "nobody", ADA.text[:4]):
         with pytest.raises(UsageError, match="no member and no invitation"):
             subject_named(word, ledger, MEMBERS)
     with pytest.raises(UsageError, match="may mean"):
         subject_named("joe", ledger, [*MEMBERS, Member(ADA.text, "joe")])
+
+
+def test_a_name_that_a_peer_gives_itself_hides_no_note_of_the_owner(ledger: Ledger) -> None:
+    """Whoever may be revoked by its note has a friend take the note as its name: the owner is asked, not fooled."""
+    for friend in (Member(ADA.text, "joe"), Member(ADA.text, "joe", invitation=ledger.invited[0].id)):
+        with pytest.raises(UsageError, match=f"may mean .*{ledger.invited[1].id}"):
+            subject_named("joe", ledger, [friend])
 
 
 def test_the_key_has_to_be_this_runs_and_the_run_closed(tmp_path: Path) -> None:
