@@ -15,6 +15,7 @@ import torch
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.averaging.consensus.certificate import RoundCertificate
 from swarmcli.averaging.digests import digest_of
+from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.buffers import Average, Inputs, result_digest
 from swarmcli.averaging.round.plan import Layout, Plan
@@ -25,7 +26,7 @@ from swarmcli.network import Endpoint, PeerID, wire
 from swarmcli.network.limits import MAX_TAG_BYTES
 from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import StateOutline
-from swarmcli.tasks import on_executor
+from swarmcli.tasks import OFFLOAD_FROM, on_executor
 
 _HASH = 32
 Senders = tuple[int, ...]
@@ -38,6 +39,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
     runs     (parts, senders, weights): so many parts, one behind the other, hold the tensors of these members
     digests  32 bytes for each part, as its reducer sent it
     certificate  proves that the group has committed it; None for a round that a peer made by itself
+    shares       of the group's work, which tell where parts end; none where the digests are not of these averages
     """
 
     group_id: Annotated[bytes, msgspec.Meta(max_length=_HASH)]
@@ -48,6 +50,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
     runs: tuple[tuple[int, Senders, Weights], ...]
     digests: bytes
     certificate: RoundCertificate | None = None
+    shares: Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
 
     def __post_init__(self) -> None:
         if len(self.contributors) != len(self.weights) or not self.contributors:
@@ -58,6 +61,8 @@ class RoundRecord(msgspec.Struct, frozen=True):
             raise ValueError("parts with unlike numbers of senders and weights")
         if sum(count for count, _, _ in self.runs) * _HASH != len(self.digests):
             raise ValueError("digests of other parts than those that are named")
+        if self.shares and not (all(share >= 0 for share in self.shares) and 0 < sum(self.shares) < math.inf):
+            raise ValueError("impossible shares of the work")
 
     @property
     def total_weight(self) -> float:
@@ -78,7 +83,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
         digests = b"".join(average.digest for average in result.parts)
         peers, weights = tuple(result.weights), tuple(result.weights.values())
         runs = tuple(_runs(result.parts))
-        return cls(group_id, tag, result.digest, peers, weights, runs, digests, result.certificate)
+        return cls(group_id, tag, result.digest, peers, weights, runs, digests, result.certificate, result.shares)
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,16 @@ class KeptRound:
             if digest_of(average.part.index, average.senders, average.weights, message) != average.digest:
                 raise ValueError(f"part {average.part.index} is not what the digest of the round names")
 
+    def prove(self, layout: Layout, part_size_bytes: int) -> None:
+        """Raises ValueError unless the group that the record names has signed for these very averages."""
+        record, certificate = self.record, self.record.certificate
+        if certificate is None or len(record.shares) != len(certificate.peers):
+            raise ValueError("averages for which nobody has signed")
+        signed_for = certificate.group_id, certificate.tag, certificate.digest
+        if signed_for != (record.group_id, record.tag, record.digest) or not certificate.verify():
+            raise ValueError("averages for which their group has not signed")
+        self.check(Plan.make(layout, record.shares, part_size_bytes))
+
 
 def replay_prefix(prefix: str) -> str:
     """Under which the kept rounds of an averager are shared."""
@@ -141,12 +156,14 @@ async def fetch_round(
     tag: bytes = b"",
     plan: Plan | None = None,
     digest: bytes | None = None,
+    part_size_bytes: int | None = None,
     timeout: float,
 ) -> KeptRound:
     """Fetches the round `group_id`, or if that is empty the newest of `tag`, from those who keep it, best first.
 
     `layout` is that of the tensors here. With `plan` and `digest`, what comes is also checked to be the result that
-    the group committed. Raises StateDownloadError when nobody gives it within `timeout` seconds.
+    the group committed; with `part_size_bytes`, that of the run, to be one for which its group has signed. Raises
+    StateDownloadError when nobody gives it within `timeout` seconds.
     """
     version = version_of_group(group_id) if group_id else version_of_tag(tag)
     deadline = asyncio.get_running_loop().time() + timeout
@@ -165,6 +182,8 @@ async def fetch_round(
         try:
             if plan is not None:
                 await on_executor(layout.nbytes, kept.check, plan)
+            if part_size_bytes is not None:  # never on the loop: signatures take long too
+                await on_executor(max(layout.nbytes, OFFLOAD_FROM), kept.prove, layout, part_size_bytes)
             return kept
         except ValueError as error:
             for donor in state.donors:

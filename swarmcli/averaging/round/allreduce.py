@@ -46,6 +46,8 @@ class AllreduceResult:
     failed        members that took part, and to whom or from whom somebody could not bring the parts that they reduce
     nothing       why there was nothing to average, so that nobody exchanged anything; "" otherwise
     certificate   proves to anyone that the group has committed this digest; None if nobody exchanged anything
+    shares        of the work, by which the averages were cut into `parts`; none of a round of several phases, whose
+                  averages were computed from what its members signed
     """
 
     averages: list[torch.Tensor]
@@ -61,6 +63,7 @@ class AllreduceResult:
     failed: tuple[PeerID, ...] = ()
     nothing: str = ""
     certificate: RoundCertificate | None = field(repr=False, default=None)
+    shares: tuple[float, ...] = field(repr=False, default=())
 
     @classmethod
     def without_exchange(cls, reason: str) -> AllreduceResult:
@@ -241,6 +244,7 @@ class Allreduce:
             late=self._was_late,
             failed=() if self._again is None else self._failed_reducers(self._again),
             certificate=self._certificate(digest),
+            shares=self.group.part_shares,
         )
 
     def _certificate(self, digest: bytes | None) -> RoundCertificate | None:

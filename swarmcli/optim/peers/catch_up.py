@@ -28,6 +28,7 @@ from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition
 from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
+from swarmcli.state.witnesses import LEAST_WITNESSES
 from swarmcli.tasks import beside
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds between attempts to download
@@ -201,7 +202,7 @@ class CatchUp:
         try:
             async with asyncio.timeout(timeout):
                 while position.epoch < wanted.epoch:
-                    rounds.append(await self._fetch(position, donors, timeout))
+                    rounds.append(await self._fetch(position, donors, timeout, among=len(donors)))
                     position = _after(position, rounds[-1])
         except (StateDownloadError, TimeoutError) as error:
             logger.info("the rounds up to epoch %d are not to be had: %s", wanted.epoch, error)
@@ -245,7 +246,7 @@ class CatchUp:
         for turn in count():
             asked = [donors[(turn + place) % len(donors)] for place in range(min(ASKED_AT_ONCE, len(donors)))]
             try:
-                await collection.add(await self._fetch(collection.end, asked, LONGEST_FETCH))
+                await collection.add(await self._fetch(collection.end, asked, LONGEST_FETCH, among=len(donors)))
             except StateDownloadError as error:
                 logger.debug("no round after epoch %d yet: %s", collection.end.epoch, error)
                 await asyncio.sleep(LOOK_FOR_NEXT)
@@ -253,9 +254,17 @@ class CatchUp:
                 logger.warning("rounds are not collected during the download: %s", error)
                 return
 
-    async def _fetch(self, position: LineagePosition, donors: Sequence[PeerID], timeout: float) -> KeptRound:
+    async def _fetch(
+        self, position: LineagePosition, donors: Sequence[PeerID], timeout: float, among: int
+    ) -> KeptRound:
+        """The lineage binds which round it was, and not its averages: those are to be signed for by its members, where
+        there are enough of them (`among`: how many hold what it led to) that one may lie."""
         averager = self._work.averager
-        return await averager.archive.fetch(donors, averager.layout, tag=position.lineage, timeout=timeout)
+        signed = among >= LEAST_WITNESSES or self._directory.mates.needed > 1
+        part_size = averager.config.allreduce.part_size_bytes if signed else None
+        return await averager.archive.fetch(
+            donors, averager.layout, tag=position.lineage, part_size_bytes=part_size, timeout=timeout
+        )
 
     async def _replay(self, rounds: Sequence[KeptRound], reason: str) -> None:
         for kept in rounds:

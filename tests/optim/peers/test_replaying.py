@@ -10,11 +10,13 @@ import msgspec
 import pytest
 import torch
 
-from swarmcli.averaging.archive.kept_round import KeptRound, replay_prefix
+from swarmcli.averaging.archive.kept_round import KeptRound, RoundRecord, replay_prefix
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import RoundsReplayed, StateDownloaded
+from swarmcli.network import wire
 from swarmcli.state import unnamed_file
 from swarmcli.state.donor import state_method
+from swarmcli.state.snapshot import Snapshot
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, adamw, digests, momentum, record, together
 from tests.suites import soak
@@ -170,3 +172,35 @@ def test_a_download_that_fails_leaves_nothing_of_what_was_collected() -> None:
             await training
 
     virtual_time.run(main(), timeout=600)
+
+
+@pytest.mark.parametrize("strips", [False, True], ids=["certified", "as if stepped alone"])
+def test_one_of_four_that_keeps_other_averages_of_a_round_makes_nobody_step_with_them(
+    strips: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(4)]
+            late = await miss(swarm, trainers, 1)
+            for liar in trainers[1:3]:  # so that it is asked first, whoever that is
+                for stored in liar.core._work.averager.archive._rounds:
+                    real = stored.snapshot
+
+                    def snapshot(version: bytes, real: Callable[[bytes], Snapshot] = real) -> Snapshot:
+                        told = real(version)
+                        record_ = wire.decode(RoundRecord, told.metadata)
+                        if strips:
+                            record_ = msgspec.structs.replace(record_, certificate=None)
+                        return replace(
+                            told,
+                            metadata=wire.encode(record_),
+                            tensors={name: 2 * tensor for name, tensor in told.tensors.items()},
+                        )
+
+                    object.__setattr__(stored, "snapshot", snapshot)
+            await asyncio.sleep(5)
+            assert await late.core.join()
+            assert late.core.position == trainers[3].core.position
+            assert len(digests(trainers)) == 1
+
+    virtual_time.run(main(), timeout=300)
