@@ -15,7 +15,7 @@ import torch
 
 from swarmcli.averaging.aggregators import Aggregator, Mean
 from swarmcli.averaging.checks import check_flags, check_numbers, check_tensors
-from swarmcli.averaging.config import AUDIT, AllreduceOptions, AveragerConfig, MatchmakingOptions, Trust
+from swarmcli.averaging.config import AUDIT, MAX_SHARE, AllreduceOptions, AveragerConfig, MatchmakingOptions, Trust
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore
 from swarmcli.averaging.round.phases import RoundProgram
@@ -83,7 +83,7 @@ class DecentralizedAverager:
         daemon: bool = True,
         trust: Trust = "strangers",
         aggregator: Aggregator | None = None,
-        max_share: float = 0.5,
+        max_share: float = MAX_SHARE,
         audit: float = AUDIT,
     ) -> None:
         """Options are explained in MatchmakingOptions, AllreduceOptions and AveragerConfig.

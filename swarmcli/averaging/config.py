@@ -20,6 +20,7 @@ MAX_TERM_LENGTH = 256
 MAX_PART_BYTES = 8 << 20
 # Of the parts: with sixteen members the inputs of so many take 4 % of the time that sending everything takes.
 AUDIT = 0.005
+MAX_SHARE = 0.75  # one computer that does three times the work of all others together still counts in full
 MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e18  # of one sender, besides zero; their ratio is far within the range of float32
 
 _TO_BEGIN = 60.0  # seconds for a member to begin its part in a round: it may still be computing its last batch
@@ -92,7 +93,7 @@ class AllreduceOptions:
     reducer_timeout: float | None = None
     trust: Trust = "strangers"
     aggregator: Aggregator = Mean()  # noqa: RUF009  # it has no state
-    max_share: float = 0.5
+    max_share: float = MAX_SHARE
     audit: float = AUDIT
 
     def __post_init__(self) -> None:

@@ -228,7 +228,7 @@ class AveragingSettings(Section):
         "access: invite, else strangers",
     )
     max_share: float = shared(
-        0.5,
+        0.75,
         "of the weight in a group of four or more that one peer may have; what it names above does not count",
         gt=0,
         le=1,

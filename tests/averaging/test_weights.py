@@ -89,12 +89,13 @@ def test_all_reducers_clip_a_claim_alike(delay: float) -> None:
 
     async def main() -> None:
         kinds = [Kind(delay=delay), Kind(delay=delay), Kind(weight=1e9), Kind(weight=2.0)]
-        async with Swarm(kinds, options=AllreduceOptions(part_size_bytes=1024, sender_timeout=20)) as swarm:
+        options = AllreduceOptions(part_size_bytes=1024, sender_timeout=20, max_share=0.75)
+        async with Swarm(kinds, options=options) as swarm:
             holders = swarm.check(await swarm.round())
             assert len(holders) == 4
             peers = [peer.peer_id for peer in swarm.peers]
             for result in holders:
-                assert dict(result.weights) == {peers[0]: 1.0, peers[1]: 1.0, peers[2]: 4.0, peers[3]: 2.0}
+                assert dict(result.weights) == {peers[0]: 1.0, peers[1]: 1.0, peers[2]: 12.0, peers[3]: 2.0}
                 assert len({average.part.reducer for average in result.parts}) == 4
                 assert torch.isfinite(result.averages[0]).all()
 
