@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from swarmcli import events as happened
+from swarmcli.network.token_bucket import TokenBucket
 from swarmcli.words import printable
 
 SHORT_ID = 10  # characters of a peer id that people are shown
@@ -15,6 +16,11 @@ MAX_LINE = 2000  # characters kept of a line
 # Peers decide how often they connect and get refused; the journal's size must not be theirs to decide.
 BURST = 60.0  # lines about connections at once
 LINES_PER_SECOND = 1.0
+# Of peers that appear and of what they report of epochs, which anybody can write in the hash table under ever new
+# identities: enough for a thousand trainers at an epoch a minute, and 140 MB a day at the most.
+REPORT_BURST = 8192.0
+REPORTS_PER_SECOND = 16.0
+MAX_GONE = 4096  # peers that have left and are remembered
 _FLOODABLE = (
     happened.PeerConnected,
     happened.WayChanged,
@@ -41,7 +47,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self._first_seen: dict[str, float] = {}
-        self._gone: set[str] = set()
+        self._gone: dict[str, None] = {}  # in the order of leaving
+        self._reports = TokenBucket(REPORTS_PER_SECOND, REPORT_BURST)
         self._allowance = BURST
         self._allowance_at = 0.0
         self._suppressed = 0
@@ -50,21 +57,25 @@ class Recorder:
         """The event itself, where it has a table of its own, and its line. `now` is wall-clock seconds."""
         line = describe(event)
         match event:
+            case happened.EpochReported() if not self._reports.take_now(1, now):
+                return
             case happened.EpochAdvanced() | happened.RoundFinished() | happened.EpochReported():
                 yield replace(event, time=now)
                 line = self._calmed(event, line)
             case happened.PeerConnected(peer):
-                self._gone.discard(peer)
+                self._gone.pop(peer, None)
             case happened.PeerDisconnected(peer) if event.left and peer in self._first_seen:
-                self._gone.add(peer)  # its last report says so too, but may be read seconds later
+                self._leave(peer)  # its last report says so too, but may be read seconds later
+            case happened.PeerSeen(peer) if peer not in self._first_seen and not self._reports.take_now(1, now):
+                return
             case happened.PeerSeen(peer, gone=gone):
                 known = peer in self._first_seen
                 yield replace(event, time=now, first_seen=self._first_seen.setdefault(peer, now))
                 if gone:
                     del self._first_seen[peer]
-                    self._gone.add(peer)
+                    self._leave(peer)
                 elif not known:
-                    self._gone.discard(peer)
+                    self._gone.pop(peer, None)
                 if bool(gone) == known:
                     line = describe_sighting(event)
         if line is not None and self._allowed(event, now):
@@ -74,12 +85,17 @@ class Recorder:
                 self._suppressed = 0
             yield replace(line, text=printable(line.text, MAX_LINE), time=now)
 
+    def _leave(self, peer: str) -> None:
+        self._gone[peer] = None
+        if len(self._gone) > MAX_GONE:
+            del self._gone[next(iter(self._gone))]
+
     def _calmed(self, event: happened.Event, line: Line | None) -> Line | None:
         """A round that came to nothing since everybody else is gone is what a goodbye looks like. Who went without one
         is told of by name."""
         if not isinstance(event, happened.RoundFinished) or line is None or not event.members:
             return line
-        deserted = len(set(event.members) - self._gone) <= 1  # this peer is one of them, as a rule
+        deserted = len(set(event.members) - self._gone.keys()) <= 1  # this peer is one of them, as a rule
         return replace(line, level="info", text=f"{line.text} (everyone else is gone)") if deserted else line
 
     def _allowed(self, event: happened.Event, now: float) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from swarmcli import events as happened
 from swarmcli.journal import Line, Recorder
-from swarmcli.journal.describe import BURST
+from swarmcli.journal.describe import BURST, MAX_GONE, REPORT_BURST, REPORTS_PER_SECOND
 
 from .samples import ALICE, BOB, CAROL, averaging_round, epoch, seen
 
@@ -108,6 +108,22 @@ def test_strangers_do_not_decide_how_long_the_journal_gets() -> None:
     later = list(recorder.kept(knocks[0], 110.0))
     assert [line.text for line in of_kind(later, "suppressed")] == ["940 lines about connections left out"]
     assert len(of_kind(later, "refused")) == 1
+
+
+def test_throwaway_identities_that_come_report_and_go_fill_no_disk_and_no_memory() -> None:
+    """As five hundred of them every three seconds, under the key of the run's peers."""
+    recorder, kept = Recorder(), 0
+    for second in range(0, 300, 3):
+        for number in range(500):
+            peer = f"{second} {number}"
+            for event in (
+                happened.PeerSeen(peer, "x", "trainer", 1, 1, 1.0, False),
+                happened.EpochReported(peer, second, 1.0, 1, 1.0),
+                happened.PeerSeen(peer, "x", "trainer", 1, 1, 1.0, False, gone="lost"),
+            ):
+                kept += len(list(recorder.kept(event, float(second))))
+    assert kept <= 4 * (REPORT_BURST + 300 * REPORTS_PER_SECOND)  # a sighting and an end: two rows with a line each
+    assert len(recorder._gone) <= MAX_GONE and not recorder._first_seen
 
 
 def test_a_clock_that_jumps_back_does_not_open_the_gate() -> None:
