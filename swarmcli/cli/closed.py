@@ -114,8 +114,11 @@ def init(
     except OSError as error:
         raise RecipeError(f"{file} cannot be written: {error.strerror}") from error
     load_recipe(file)
-    err.print(f"wrote {file}" + (f" and the run key {key_path}, which is yours alone" if invite else ""))
-    err.print("change the model and the data first; then begin the run on a computer that others can dial:")
+    err.print(
+        f"wrote {file}" + (f" and the run key {key_path}, which is yours alone" if invite else ""), soft_wrap=True
+    )
+    words = "change the model and the data first; then begin the run on a computer that others can dial:"
+    err.print(words, soft_wrap=True)
     out.print(f"swarm monitor {shlex.quote(str(file))}", soft_wrap=True)
     if invite:
         err.print(f"and while that runs, invite others: swarm invite {shlex.quote(str(file))}", soft_wrap=True)
@@ -237,7 +240,8 @@ def _visit(recipe: str, overrides: list[str], peers: list[str], run_key: Path | 
         contacts += [address for link in _links_here(loaded) for address in link.addresses]
     if not contacts:
         raise UsageError(
-            f"no peer of the run {loaded.run_id} is known on this computer; name one with --peer tcp://host:port"
+            f"no peer of the run {loaded.run_id} is known on this computer; start `swarm monitor {loaded.file}` first, "
+            "or name a peer elsewhere with --peer tcp://host:port"
         )
     return Visit(loaded, key, Ledger.beside(path), list(dict.fromkeys(contacts)))
 

@@ -77,7 +77,18 @@ HomePath = Annotated[
         show_default=False,
     ),
 ]
-Web = Annotated[int | None, typer.Option(metavar="PORT", help="Serve the dashboard here.", show_default=False)]
+
+
+def _port_of_dashboard(given: str | int) -> int:
+    if str(given).isdecimal():
+        return int(given)
+    raise typer.BadParameter(f"expected a port, 0 for any free one, not {given!r}; an interface is named by --web-host")
+
+
+Web = Annotated[
+    int | None,
+    typer.Option(metavar="PORT", parser=_port_of_dashboard, help="Serve the dashboard here.", show_default=False),
+]
 WebHost = Annotated[
     str, typer.Option(help="The interface of the dashboard; on another than this machine's own it asks for a token.")
 ]
@@ -235,7 +246,9 @@ def monitor(
     relay: Relays = None,
     home: HomePath = None,
     resume: Resume = None,
-    web: Annotated[int, typer.Option(metavar="PORT", help="Of the dashboard; 0: any free one.")] = DEFAULT_WEB_PORT,
+    web: Annotated[
+        int, typer.Option(metavar="PORT", parser=_port_of_dashboard, help="Of the dashboard; 0: any free one.")
+    ] = DEFAULT_WEB_PORT,
     web_host: WebHost = "127.0.0.1",
     leave_when_done: Annotated[
         bool, typer.Option("--leave-when-done", help="Leave when the run has finished, instead of at Ctrl-C.")

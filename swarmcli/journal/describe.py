@@ -131,6 +131,8 @@ def describe(event: happened.Event) -> Line | None:
         case happened.PeerSilent(peer, _, _, answers):
             does = "answers again" if answers else "does not answer"
             return Line("info" if answers else "warning", "silent", peer, f"{_who(event)} {does}")
+        case happened.PeerRefused(peer, reason, "membership"):  # what its owner may do about that, its own line says
+            return Line("info", "out", peer, f"{short(peer)} is no member any more: {reason.partition(';')[0]}")
         case happened.PeerRefused(peer, reason, what):
             return Line("warning", "refused", peer, f"refused {what} of {short(peer)}: {reason}")
         case happened.PeerBanned(peer, reason):

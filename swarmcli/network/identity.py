@@ -112,7 +112,8 @@ class Identity:
         try:
             lock = _lock_file(path)
             try:
-                return cls(read_key(path, descriptor, "identity file"), lock=lock)
+                fix = "restore it from a backup, or move it away and a new one is made"
+                return cls(read_key(path, descriptor, "identity file", fix), lock=lock)
             except Exception:
                 lock.release()
                 raise

@@ -75,16 +75,13 @@ def _check_file(path: Path, status: os.stat_result, what: str) -> None:
         raise IdentityError(f"the {what} {path} is not readable (mode {mode:04o}); run: chmod 600 {path}")
 
 
-def read_key(path: Path, descriptor: int, what: str) -> Ed25519PrivateKey:
-    """The key in an open file. Raises IdentityError."""
+def read_key(path: Path, descriptor: int, what: str, fix: str) -> Ed25519PrivateKey:
+    """The key in an open file. Raises IdentityError, which ends with `fix` where the file holds something else."""
     data = os.read(descriptor, _MAX_FILE_BYTES)
     try:
         key = load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
-        raise IdentityError(
-            f"the {what} {path} holds no Ed25519 private key in PEM form; "
-            "restore it from a backup, or move it away and a new one is made"
-        )
+        raise IdentityError(f"the {what} {path} holds no Ed25519 private key in PEM form; {fix}")
     return key

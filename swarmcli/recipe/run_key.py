@@ -44,7 +44,8 @@ class RunKey:
         try:
             descriptor = open_key_file(path, _WHAT)
             try:
-                return cls(read_key(path, descriptor, _WHAT))
+                fix = "restore your copy of it: a new key would not be this run's"
+                return cls(read_key(path, descriptor, _WHAT, fix))
             finally:
                 os.close(descriptor)
         except FileNotFoundError:

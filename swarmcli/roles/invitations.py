@@ -58,12 +58,14 @@ def membership_of(
     if keep:
         remembered.save = lambda: write_private(file, _dump(remembered))
     cards = [remembered.card, _of_owner(recipe, run, identity, now), _of_link(recipe, run, identity)]
-    good = [card for card in cards if card is not None and _fits(card, run, identity)]
-    good = [card for card in good if card.invitation.id not in remembered.revoked]
+    fitting = [card for card in cards if card is not None and _fits(card, run, identity)]
+    good = [card for card in fitting if card.invitation.id not in remembered.revoked]
     if identity.peer_id in remembered.revoked:
         raise MembershipError(
             f"the owner of the run {recipe.run_id} has revoked this peer ({identity.peer_id.short}…); ask the owner"
         )
+    if fitting and not good:
+        raise MembershipError(f"the owner of the run {recipe.run_id} has revoked this peer's invitation; ask the owner")
     # Of two that end together the one in the home: it may be bound already.
     card = max(good, key=lambda card: card.invitation.until, default=None)
     if card is None:

@@ -54,7 +54,9 @@ def test_a_link_with_an_invitation_names_the_peer_that_binds_it() -> None:
     recipe = load_recipe("lab.yaml")
     with pytest.raises(UsageError, match=r"start `swarm monitor lab\.yaml` first"):
         said("invite", "lab.yaml")
-    with pytest.raises(UsageError, match="name one with --peer"):
+    with pytest.raises(
+        UsageError, match=r"start `swarm monitor .*lab\.yaml` first, or name a peer elsewhere with --peer"
+    ):
         said("members", "lab.yaml")
     plain = Link(PEER, ("203.0.113.7:1",), "lab", digest_of(recipe))
     home = recipe.output_dir / "lab" / "monitor-1"

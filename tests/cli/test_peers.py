@@ -3,8 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
 
-from swarmcli.cli.peers import LocalChoices
+from swarmcli.cli.peers import LocalChoices, _port_of_dashboard
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import load_recipe
 
@@ -43,3 +44,9 @@ def test_a_number_of_processes_makes_a_site_and_one_process_is_none() -> None:
     assert (alone.processes, alone.zero) == (1, False)
     with pytest.raises(RecipeError, match=r"local\.site\.processes should be at least 1, not 0"):
         load_recipe(RECIPE, LocalChoices(processes=0).overrides())
+
+
+def test_an_interface_where_a_port_belongs_is_told_its_own_option() -> None:
+    assert (_port_of_dashboard("8080"), _port_of_dashboard(0)) == (8080, 0)
+    with pytest.raises(typer.BadParameter, match=r"not '0\.0\.0\.0'; an interface is named by --web-host"):
+        _port_of_dashboard("0.0.0.0")

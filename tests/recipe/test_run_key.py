@@ -31,7 +31,7 @@ def test_a_key_that_is_missing_open_to_others_or_damaged_is_refused_with_the_fix
         RunKey.load(path)
     path.chmod(0o600)
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(IdentityError, match=rf"run key {path} holds no Ed25519 private key"):
+    with pytest.raises(IdentityError, match=rf"run key {path} holds no Ed25519 private key.*restore your copy"):
         RunKey.load(path)
 
 
