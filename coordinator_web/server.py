@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from coordinator_web.app import create_app
 from coordinator_web.source import DashboardSource
@@ -18,6 +19,30 @@ from swarmcli.errors import ListenError
 
 GRACE_SECONDS = 2  # for answers under way when the server stops
 MAX_CONNECTIONS = 128
+REQUEST_SECONDS = 10.0  # in which a request has to come
+
+
+class _Connection(H11Protocol):
+    """uvicorn's, but whoever connects and asks for nothing gives way: each of them takes one of this process's files,
+    and uvicorn's own bound counts only those that have asked."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._answered: object = None  # the request that was under way at the last look
+        self._look = self.loop.call_later(REQUEST_SECONDS, self._look_again)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._look.cancel()
+        super().connection_lost(exc)
+
+    def _look_again(self) -> None:
+        if (self.cycle is None or self.cycle.response_complete) and self.cycle is self._answered:
+            self.transport.abort()
+            return
+        self._answered = self.cycle
+        self._look = self.loop.call_later(REQUEST_SECONDS, self._look_again)
 
 
 class _Server(uvicorn.Server):
@@ -52,7 +77,7 @@ class DashboardServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=_Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,  # logging belongs to the process

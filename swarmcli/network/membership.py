@@ -180,7 +180,7 @@ class Membership:
         bound = replace(card, binding=binding)
         if listener == card.invitation.host and self._is_bound(self._identity.peer_id, bound):
             self.remembered.card = bound
-            self.remembered.save()
+            self._try_to_save()
 
     def objection(self, peer: PeerID) -> str:
         """Why a connected peer that was admitted is no member any more; "": it still is."""
@@ -218,7 +218,7 @@ class Membership:
                 new.append(each)
         finally:
             if new:
-                self.remembered.save()
+                self._try_to_save()
         return new
 
     @property
@@ -276,10 +276,26 @@ class Membership:
         if peer == invitation.holder:
             return b""  # it looks at the recipe, and claims nothing
         if bound is None:
-            self.remembered.bound[invitation.id] = peer
-            self.remembered.save()
+            self._bind(invitation, peer)
             logger.info("bound the invitation %s to %s", invitation.id.hex(), peer.short)
         return self._identity.sign("invitation binding", *self._bound_fields(peer, invitation))
+
+    def _bind(self, invitation: Invitation, peer: PeerID) -> None:
+        """A host that signs what it may forget would let in a second peer after its next start."""
+        self.remembered.bound[invitation.id] = peer
+        try:
+            self.remembered.save()
+        except OSError as error:
+            del self.remembered.bound[invitation.id]
+            logger.warning("the invitation %s was not bound: %s", invitation.id.hex(), error)
+            raise NotAMember("the host of this invitation cannot write just now; try again later") from error
+
+    def _try_to_save(self) -> None:
+        """What others tell again after the next start: it holds now, also where it cannot be written."""
+        try:
+            self.remembered.save()
+        except OSError as error:
+            logger.warning("what was learned of the run's members is not on the disk: %s", error)
 
     def _is_bound(self, peer: PeerID, card: Pass) -> bool:
         """The host's word alone would let it invite whom it likes, the claim whoever has seen the link."""

@@ -107,6 +107,27 @@ def test_a_host_that_is_started_anew_still_knows_whom_it_bound() -> None:
     assert first.remembered.card is not None and first.remembered.card.binding
 
 
+def test_a_host_that_cannot_write_binds_nobody_and_revocations_hold_all_the_same() -> None:
+    world = ClosedRunWorld()
+    host = world.member(1)
+    first, second = world.bearers(host._identity.peer_id, 3, 4)
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    host.remembered.save = full
+    for _ in range(2):
+        with pytest.raises(NotAMember, match="cannot write just now"):
+            meet(first, host)
+    assert not host.remembered.bound
+    mallory = world.member(9)
+    meet(mallory, host)
+    revocation = world.key.revoke(world.run.recipe, mallory._identity.peer_id)
+    assert host.learn([revocation]) == [revocation] and host.objection(mallory._identity.peer_id)
+    host.remembered.save = lambda: None
+    meet(second, host)
+
+
 def test_a_host_cannot_invite_anybody_by_itself() -> None:
     world = ClosedRunWorld()
     host, other = world.member(1), world.member(2)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 
 import httpx
 import pytest
 
+from coordinator_web import server as served
 from coordinator_web.app import create_app
 from coordinator_web.server import DashboardServer
 from swarmcli.errors import ListenError
@@ -38,6 +40,29 @@ def test_in_a_thread_it_answers_at_once_and_leaves_nothing_behind() -> None:
         assert not thread.is_alive()
     with pytest.raises(httpx.ConnectError):
         httpx.get(url)
+
+
+def test_who_connects_and_asks_for_nothing_takes_few_files_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(served, "REQUEST_SECONDS", 0.2)
+    server = dashboard()
+    url = server.start_in_thread()
+    port = int(url.rsplit(":", 1)[1].strip("/"))
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
+    silent[0].sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")  # and never the end of it
+    for each in silent:
+        _wait_for_the_end_of(each)
+    with httpx.stream("GET", url + "api/v1/stream") as response:  # whereas a page that is open stays so
+        for _ in range(2):
+            _wait_for_the_end_of(socket.create_connection(("127.0.0.1", port)))
+        assert response.status_code == 200 and next(response.iter_lines()) == "retry: 1000"
+    server.stop()
+
+
+def _wait_for_the_end_of(connection: socket.socket) -> None:
+    with connection, contextlib.suppress(ConnectionResetError):
+        connection.settimeout(20.0)
+        assert connection.recv(1) == b"", "it is hung up on"
 
 
 def test_stopping_does_not_wait_for_open_pages() -> None:
