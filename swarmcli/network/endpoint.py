@@ -28,7 +28,7 @@ from swarmcli.network.context import EndpointContext, Handler, PunchBulk, Traffi
 from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
 from swarmcli.network.membership import Membership
-from swarmcli.network.prefix import Prefix
+from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.streams.pool import StreamPool
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.transports.base import Connection, DirectTransport, Family, LocalPort, Purpose, Transport
@@ -115,7 +115,7 @@ class Endpoint:
         self._control = ControlPool(context)
         self._streams = StreamPool(context, self._control)
         self._calls_made = 0
-        self._probes: dict[Connection, str] = {}  # that others hold to be seen → their host; the oldest first
+        self._probes: dict[Connection, Prefix] = {}  # that others hold to be seen → their network; the oldest first
         self._listened: weakref.WeakSet[Connection] = weakref.WeakSet()  # that came in at the listener
         # Told of each message that came on a probe at the listener: who sent it, from where, and what it says.
         self.on_probe: Callable[[PeerID, str, bytes], None] | None = None
@@ -493,12 +493,12 @@ class Endpoint:
         ports as they are."""
         if len(self._probes) >= _MOST_PROBES:
             self._end_a_probe()
-        self._probes[connection] = connection.remote_address.rpartition(":")[0]
+        self._probes[connection] = prefix_of_address(connection.remote_address)
         self._context.tasks.spawn(self._hold(connection))
 
     def _end_a_probe(self) -> None:
-        """The oldest one of the host that holds the most: refusing new ones instead, whoever holds all would keep every
-        proof from being heard. A word comes at the beginning, so the old ones have been heard."""
+        """The oldest one of the network that holds the most: refusing new ones instead, whoever holds all would keep
+        every proof from being heard. A word comes at the beginning, so the old ones have been heard."""
         held = Counter(self._probes.values())
         oldest = max(self._probes, key=lambda connection: held[self._probes[connection]])
         del self._probes[oldest]
