@@ -74,6 +74,7 @@ class Agreement:
         self._gathered, self._settled = asyncio.Event(), asyncio.Event()
         self._passed_over = asyncio.Event()  # the leader does nothing, although it could
         self._passed: set[int] = set()  # leaders that did nothing
+        self._grants: dict[int, tuple[float, float]] = {}  # to these: from when on they get a promise, and the pause
         self._last_sign = -math.inf  # when it last did something, by the clock of the loop
         self._first_lost = math.inf  # when this member lost or passed over its first leader, by the clock of the loop
         self._give_up = ""  # why the round is to be given up
@@ -166,6 +167,8 @@ class Agreement:
         leader, votes = self.follows(proposer), self._votes
         if leader is not None and votes.decided is None:
             return PrepareAnswer(promised=votes.acceptor.promised, follows=leader)
+        if votes.decided is None and not self._grants_to(proposer):
+            return PrepareAnswer(promised=votes.acceptor.promised)
         answer = votes.prepare(ballot)
         promises = answer.promise is not None or answer.signed is not None or not votes.votes
         if not promises or self._settled.is_set():
@@ -176,6 +179,17 @@ class Agreement:
         """Whom this member follows, if that one goes before the asker: then nothing is promised to the asker."""
         ranks = self._mates.ranks
         return self._following if ranks[self._following] < ranks[asker] and not self._settled.is_set() else None
+
+    def _grants_to(self, proposer: int) -> bool:
+        """Whether a proposer may have a promise now. One that had its turn gets them ever more seldom, or it could
+        outbid all others for ever; and not never, since it may only have been slow."""
+        if proposer not in self._passed:
+            return True
+        now = asyncio.get_running_loop().time()
+        begins, pause = self._grants.get(proposer, (now + _TURN, _TURN))
+        granted = now >= begins
+        self._grants[proposer] = (now + 2 * pause, 2 * pause) if granted else (begins, pause)
+        return granted
 
     async def gathered(self) -> None:
         """Waits until this member's own exchange has come to its end, or the outcome is known."""

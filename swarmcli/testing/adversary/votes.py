@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from swarmcli.averaging.consensus.acceptor import RoundVotes
+from swarmcli.averaging.consensus.ballots import ballot_after
 from swarmcli.averaging.consensus.certificate import signed, value_hash
 from swarmcli.averaging.consensus.messages import (
     ZERO,
@@ -19,14 +21,16 @@ from swarmcli.averaging.consensus.messages import (
     Confirm,
     ConfirmAnswer,
     Decided,
-    Noted,
     OutcomeAnswer,
     OutcomeQuestion,
+    Prepare,
+    PrepareAnswer,
     PresenceAnswer,
     PresenceQuestion,
     VoteMessage,
 )
 from swarmcli.averaging.round.service import AllreduceService
+from swarmcli.errors import CallRefused, NetworkError
 from swarmcli.network.identity import SIGNATURE_BYTES, PeerID
 from swarmcli.testing.adversary.base import Liar, lie
 
@@ -61,7 +65,7 @@ def _ask(liar: Liar, name: str, alter: Callable[[Any], Any | None]) -> None:
             liar.told.append(name)
             request = alter(request)
             if request is None:
-                return Noted()
+                raise CallRefused("silent", "this peer does not say it")
         return await call(peer, method, request, answer_type, **options)
 
     service.endpoint.call = altered  # type: ignore[method-assign,assignment]
@@ -85,6 +89,38 @@ def tell_no_outcome(liar: Liar) -> None:
     _answer(liar, "outcome", OutcomeQuestion, _silence)
     _ask(liar, "confirm", lambda request: None)
     _ask(liar, "prepare", lambda request: None)
+
+
+@lie("leader that outbids every ballot", "votes", at_most="the turn of a leader that does nothing")
+def outbid_for_ever(liar: Liar) -> None:
+    service = _service(liar)
+    call, asked, highest = service.endpoint.call, set[PeerID](), [0]
+    tell_no_outcome(liar)
+
+    async def outbid(peer: PeerID, group_id: bytes) -> None:
+        while group_id in service._votes:
+            highest[0] = ballot_after(highest[0], service._votes[group_id].me, len(service._votes[group_id].group))
+            with suppress(NetworkError):
+                answer = await call(
+                    peer, service.method("prepare"), Prepare(group_id, highest[0]), PrepareAnswer, timeout=1.0
+                )
+                highest[0] = max(highest[0], answer.promised)
+            await asyncio.sleep(0.02)
+
+    async def answer(peer: PeerID, question: OutcomeQuestion) -> OutcomeAnswer:
+        liar.told.append("outcome")
+        if peer not in asked:
+            asked.add(peer)
+            service.endpoint._context.tasks.spawn(outbid(peer, question.group_id))
+        await asyncio.sleep(_FOR_EVER)
+        return OutcomeAnswer()
+
+    async def live(peer: PeerID, question: PresenceQuestion) -> PresenceAnswer:
+        return PresenceAnswer("running", idle=True)  # and keeps to itself what it knows
+
+    service.endpoint.withdraw(service.method("outcome"))
+    service.endpoint.serve(service.method("outcome"), OutcomeQuestion, answer)
+    _answer(liar, "presence", PresenceQuestion, live)
 
 
 @lie("decision without votes", "votes", at_most="nothing, but that its word is asked for no more in this round")
