@@ -182,6 +182,10 @@ class Membership:
             self.remembered.card = bound
             self._try_to_save()
 
+    def is_out(self, peer: PeerID) -> bool:
+        """Whether a peer that was a member is none any more, as far as this peer knows."""
+        return peer in self.remembered.revoked or (peer in self.admitted and bool(self.objection(peer)))
+
     def objection(self, peer: PeerID) -> str:
         """Why a connected peer that was admitted is no member any more; "": it still is."""
         invitation = self.admitted.get(peer)

@@ -6,7 +6,7 @@ import pytest
 
 from swarmcli import events as happened
 from swarmcli.journal import Line, Recorder
-from swarmcli.journal.describe import BURST, MAX_GONE, REPORT_BURST, REPORTS_PER_SECOND
+from swarmcli.journal.describe import BURST, MAX_GONE, REPORT_BURST, REPORTS_PER_SECOND, describe
 
 from .samples import ALICE, BOB, CAROL, averaging_round, epoch, seen
 
@@ -173,3 +173,10 @@ def test_a_round_takes_as_long_as_it_ran_and_not_as_its_group_stood() -> None:
     assert ended.took == pytest.approx(0.5)
     in_vain = replace(ended, round_id="", seconds={"looking for group": 2.0})
     assert in_vain.took == pytest.approx(2.0)
+
+
+def test_who_is_no_member_any_more_is_news_and_no_warning() -> None:
+    why = "the owner of this run has revoked the invitation; ask the owner"
+    line = describe(happened.PeerRefused(ALICE, why, what="membership"))
+    assert line is not None and line.level == "info"
+    assert line.text.endswith("is no member any more: the owner of this run has revoked the invitation")

@@ -204,7 +204,11 @@ def test_who_is_revoked_is_out_whoever_dials(what: str) -> None:
     assert card is not None
     revocation = world.key.revoke(world.recipe, peer if what == "the peer" else card.invitation.id)
     assert listener.learn([revocation]) == [revocation] and listener.learn([revocation]) == []
-    assert "revoked" in listener.objection(peer)
+    assert (
+        "revoked" in listener.objection(peer)
+        and listener.is_out(peer)
+        and not member.is_out(listener._identity.peer_id)
+    )
     for dialer, other in ((member, listener), (listener, member)):
         with refused("revoked"):
             meet(dialer, other)

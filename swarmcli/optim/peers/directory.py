@@ -189,7 +189,10 @@ class PeerDirectory:
             logger.warning("the peers' reports were not read: %s", error)
             return self.others
         records.pop(self._node.peer_id, None)
-        before, self.others = self.others, {p: r for p, r in records.items() if r.phase != "left"}
+        # Whoever is no member any more has left: nobody can be connected with it, so its silence is no news.
+        membership = self._endpoint.membership
+        gone = {p for p, r in records.items() if r.phase == "left" or (membership is not None and membership.is_out(p))}
+        before, self.others = self.others, {p: r for p, r in records.items() if p not in gone}
         self._claims = self._at_work = None
         for peer, report in self.others.items():
             self._endpoint.learn(peer, tuple(report.addresses))

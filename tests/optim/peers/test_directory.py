@@ -1,11 +1,15 @@
 """What peers tell people and each other about themselves."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from pydantic import ValidationError
 
 from swarmcli.events import EpochReported, PeerSeen
+from swarmcli.network.identity import PeerID
+from swarmcli.network.membership import Membership
 from swarmcli.optim.config import PeerDescription
 from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, describe
@@ -269,5 +273,25 @@ def test_malformed_reports_are_refused(broken) -> None:
             assert PeerReport.model_validate(good)
             with pytest.raises(ValidationError):
                 PeerReport.model_validate(good | broken)
+
+    virtual_time.run(main())
+
+
+def test_who_is_no_member_any_more_has_left_and_is_not_waited_for() -> None:
+    async def main() -> None:
+        async with nodes(3) as members:
+            one, other = Peer(members[1]), Peer(members[2])
+            await started(one, other)
+            await one.directory.refresh()
+            seen = record(one.node, PeerSeen)
+            out: set[PeerID] = {other.node.peer_id}
+            one.node.endpoint.membership = cast(Membership, SimpleNamespace(is_out=out.__contains__))
+            await one.directory.refresh()
+            assert not one.directory.others
+            assert [(event.peer, event.gone) for event in seen] == [(other.node.peer_id.text, "left")]
+            out.clear()  # it has another invitation
+            assert other.node.peer_id in await one.directory.refresh()
+            one.node.endpoint.membership = None
+            await ended(one, other)
 
     virtual_time.run(main())
