@@ -10,8 +10,8 @@ import pytest
 
 from swarmcli.events import Event, PeerRefused, StateDownloaded
 from swarmcli.network.identity import Identity
-from swarmcli.optim.peers.proofs import Proof, Saved, Step, Way
-from swarmcli.optim.state.lineage import ANY_ROUND, LineagePosition
+from swarmcli.optim.peers.proofs import MOST_STEPS, Proof, Saved, Step, Way
+from swarmcli.optim.state.lineage import ANY_ROUND, LineagePosition, solitary_round_id
 from swarmcli.testing import virtual_time
 from swarmcli.testing.adversary import LIES, Liar
 from swarmcli.testing.adversary.lineages import FAR, forged_step
@@ -142,6 +142,19 @@ def test_a_step_alone_after_a_signed_one_is_not_signed() -> None:
     assert Proof((*steps, alone)).signed(IDS[:4], 2).members == set()
 
 
+def test_a_step_alone_counts_for_who_holds_it_after_a_round_of_so_few_that_none_is_hostile() -> None:
+    def proof(*signers: list[Identity]) -> Proof:
+        steps = chain(*signers)
+        before = steps[-1].position.lineage
+        return Proof((*steps, Step(before, solitary_round_id(IDS[1], before), 5 + len(steps), 60)))
+
+    found = proof(MATES[:2]).signed(IDS[:3], 2, holders=IDS[1:2])
+    assert found.members == set(IDS[:2]) and found.alone
+    assert not proof(MATES[:2]).signed(IDS[:3], 2).members, "it does not say so itself"
+    assert not proof(MATES[:2]).signed(IDS[:3], 2, holders=IDS[2:3]).members, "another one says so"
+    assert not proof(MATES[:4]).signed(IDS[:3], 2, holders=IDS[1:2]).members, "one of four may be hostile"
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -176,12 +189,12 @@ def test_where_lineages_count_epochs_a_certificate_is_of_any_round_on_the_one_be
 
 
 def test_what_is_kept_is_bounded_and_comes_back_from_a_checkpoint() -> None:
-    way, steps = Way(), chain(*[MATES[:4]] * 20)
+    way, steps = Way(), chain(*[MATES[:4]] * (MOST_STEPS + 6))
     for step in steps:
         way.note(step)
     proof = way.proof(steps[-1].position.lineage)
-    assert len(proof.steps) == 8 and proof.leads_to(steps[-1].position)
-    assert way.proof(steps[-3].position.lineage).steps == tuple(steps[12:18])
+    assert len(proof.steps) == MOST_STEPS and proof.leads_to(steps[-1].position)
+    assert way.proof(steps[-3].position.lineage).steps == tuple(steps[6:-2])
     assert way.proof(b"z" * 32).steps == ()
     saved = Saved((tuple(IDS),), proof)
     assert Saved.read(saved.plain()) == saved and Saved.read(None) == Saved()

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import statistics
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -300,13 +300,18 @@ class PeerDirectory:
     async def _look_into(self, claimants: Iterable[PeerID], answers: Mapping[PeerID, Word]) -> None:
         """Asks for the proofs of a few lineages that have none yet: of each lineage the first to claim it."""
         asked: dict[LineagePosition, PeerID] = {}
+        holders: dict[LineagePosition, list[PeerID]] = {}
         for peer in self.in_turn(claimants):
             position = answers[peer].position
             if position.lineage not in self._signed and len(asked) < MOST_PROOFS:
                 asked.setdefault(position, peer)
-        await asyncio.gather(*(self._fetch_proof(peer, position) for position, peer in asked.items()))
+        for position in asked:
+            holders[position] = [peer for peer, word in answers.items() if word.holds(position.lineage)]
+        await asyncio.gather(*(self._fetch_proof(peer, at, holders[at]) for at, peer in asked.items()))
 
-    async def _fetch_proof(self, peer: PeerID, position: LineagePosition) -> Proof | None:
+    async def _fetch_proof(
+        self, peer: PeerID, position: LineagePosition, holders: Collection[PeerID] = ()
+    ) -> Proof | None:
         """The proof of a position, checked as far as this peer knows its signers. None: the peer has none that fits."""
         question, method = ProofRequest(position.lineage), f"{self._method}.proof"
         try:
@@ -316,7 +321,8 @@ class PeerDirectory:
             return None
         if not proof.leads_to(position):
             return None
-        check = partial(proof.signed, self.mates.known, self.mates.needed)
+        holders = [peer] if holders is None else holders
+        check = partial(proof.signed, self.mates.known, self.mates.needed, holders)
         signed = await offload(check) if any(step.certificate for step in proof.steps) else check()
         if signed.members or position.lineage not in self._signed:
             self._signed[position.lineage] = signed

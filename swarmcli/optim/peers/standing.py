@@ -50,10 +50,14 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """Who signed the round that led to a lineage, and the lineages on the way there."""
+    """Who signed the round that led to a lineage, and the lineages on the way there.
+
+    alone   since then somebody has stepped by itself: who signed, and can be asked, has to say that it holds it
+    """
 
     members: frozenset[PeerID] = frozenset()
     way: frozenset[bytes] = frozenset()
+    alone: bool = False
 
 
 def enough(members: int) -> int:
@@ -135,7 +139,9 @@ class Standing:
     def _may_hold(self, peer: PeerID, signed: Signed) -> bool:
         """Whether what a signer says now does not contradict its signature, which may be old."""
         word = self.words.get(peer)
-        return word is None or not word.claim.settled or word.position.lineage in signed.way
+        if word is None or signed.alone:
+            return word is None
+        return not word.claim.settled or word.position.lineage in signed.way
 
     def counts(self, position: LineagePosition) -> bool:
         """Whether mates bear a position out: more of them than hold anything else, and enough of the last round."""
@@ -210,13 +216,13 @@ class Standing:
         return self._most_held(ahead, everyone) if ahead else own.position
 
     def _opposed(self, position: LineagePosition, own: Claim) -> tuple[int, int]:
-        """The weight of this peer's own lineage against that position."""
-        here = [peer for peer, word in self.words.items() if word.holds(own.position.lineage)]
+        """The weight of this peer's own lineage against that position: of those who have not gone on there."""
+        not_there = {peer: word for peer, word in self.words.items() if not word.holds(position.lineage)}
+        here = [peer for peer, word in not_there.items() if word.holds(own.position.lineage)]
         if not self.mates:
             here = [peer for peer in here if self.words[peer].position == own.position]
-            on_the_way = any(
-                own.position.lineage in word.trail for word in self.words.values() if word.holds(position.lineage)
-            )
-            if on_the_way:
+            trails = [word.trail for word in self.words.values() if word.holds(position.lineage)]
+            proved = self.signed.get(position.lineage, Signed()).way
+            if any(own.position.lineage in passed for passed in [proved, *trails]):
                 return 0, 0
         return max(1, len({self.network(peer) for peer in here})), len(here) + 1
