@@ -80,7 +80,9 @@ def test_who_would_overflow_a_sum_is_left_out_by_name() -> None:
 
 def test_a_weight_without_bound_gets_the_share_of_one() -> None:
     def check(swarm: Averagers, liar: Peer, results: list[list[RoundResult]], told: Liar) -> None:
-        assert {result.total_weight for result in results[-1]} == {6.0}  # three honest ones, and as much as all of them
+        assert {result.total_weight for result in results[-1]} == {
+            12.0
+        }  # three honest ones, and three times all of them
 
     beside("weights without bound", 4, 1, check)
 
