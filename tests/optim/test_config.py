@@ -117,7 +117,7 @@ def test_averager_opts_reach_their_component_and_unknown_ones_are_named() -> Non
     assert made.matchmaking.target_group_size == 4
     assert made.bandwidth == 0.5
     assert made.allreduce.sender_timeout == 3.0
-    with pytest.raises(TypeError, match=r"there is no 'banwidth'; there are bandwidth"):
+    with pytest.raises(TypeError, match=r"there is no 'banwidth'; there are aggregator, audit, bandwidth"):
         averager_config(config, options={"banwidth": 1.0})
 
 

@@ -68,6 +68,8 @@ def test_every_mode_reaches_the_optimizer() -> None:
         "bandwidth": 0,
         "proceed_alone": False,
         "seats_per_network": 16,
+        "audit": 0.005,
+        "max_share": 0.75,
         "trust": "strangers",
         "aggregator": Mean(),
     }
