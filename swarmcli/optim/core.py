@@ -162,8 +162,9 @@ class OptimizerCore:
     async def join(self) -> bool:
         """Sees to it that this peer is on the lineage that leads; returns whether its state changed for that.
 
-        Cheap while nothing points to the contrary. Raises StateDownloadError if a newcomer gets no state, and
-        FingerprintError, which names the keys, if the others refuse this peer.
+        Cheap while nothing points to the contrary, or a round has begun: the next step ends that, and looks then.
+        Raises StateDownloadError if a newcomer gets no state, and FingerprintError, which names the keys, if the others
+        refuse this peer.
         """
         await self._end_is_over()
         changed = await self._join()
