@@ -368,8 +368,10 @@ class AveragerCore:
         doubted = dict.fromkeys(self._finder.unfaithful, "it gathered a group and did not begin it")
         self._finder.unfaithful.clear()
         for peer, reason in (doubted | round_.lessons.doubted).items():
-            logger.info("%s: %s has no seat in the next group: %s", self.config.prefix, peer.short, reason)
-            self.suspicions.note(peer, reason)
+            lost = peer in round_.lessons.lost and peer not in doubted
+            self.suspicions.note(peer, reason, lost=lost)
+            if self.suspicions.is_suspect(peer):
+                logger.info("%s: %s has no seat in the next group: %s", self.config.prefix, peer.short, reason)
         if self._round_time.learn(round_.lessons.needed, seconds):
             logger.warning(
                 "the links of this group are too slow for %g s; the next round of %s gets %.0f s",

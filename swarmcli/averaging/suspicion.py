@@ -28,11 +28,15 @@ class Suspicions:
     def __init__(self) -> None:
         self._doubts: OrderedDict[PeerID, _Doubt] = OrderedDict()
 
-    def note(self, peer: PeerID, reason: str) -> None:
-        """This peer gives cause for doubt: no seat in the next group, and in twice as many each further time."""
+    def note(self, peer: PeerID, reason: str, *, lost: bool = False) -> None:
+        """This peer gives cause for doubt: no seat in the next group, and in twice as many each further time.
+
+        `lost`: the connection with it broke meanwhile, as when its address changes. That costs it no seat, unless it
+        was in doubt already: whoever breaks its connections again and again gains nothing by it.
+        """
         known = self._doubts.pop(peer, None)
         groups = FIRST if known is None else min(2 * known.groups, LONGEST)
-        self._doubts[peer] = _Doubt(reason, groups, groups)
+        self._doubts[peer] = _Doubt(reason, groups, 0 if lost and known is None else groups)
         while len(self._doubts) > MAX_SUSPECTS:
             self._doubts.popitem(last=False)
 

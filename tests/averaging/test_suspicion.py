@@ -28,6 +28,18 @@ def test_each_further_doubt_costs_twice_as_many_groups_up_to_a_bound() -> None:
         assert groups == min(2**times, LONGEST)
 
 
+def test_a_peer_whose_connection_broke_keeps_its_seat_unless_it_happens_again_at_once() -> None:
+    suspicions = Suspicions()
+    suspicions.note(BAD, "it did not begin", lost=True)
+    assert not suspicions.is_suspect(BAD)
+    suspicions.note(BAD, "it did not begin", lost=True)
+    assert suspicions.is_suspect(BAD)
+    suspicions.note(GOOD, "it did not begin", lost=True)
+    suspicions.note_group(frozenset({GOOD}))
+    suspicions.note(GOOD, "it did not begin", lost=True)
+    assert not suspicions.is_suspect(GOOD)
+
+
 def test_a_peer_that_takes_part_is_forgiven_in_the_end() -> None:
     suspicions = Suspicions()
     suspicions.note(BAD, "once")

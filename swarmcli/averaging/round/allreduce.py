@@ -266,7 +266,8 @@ class Allreduce:
         """Errors hold on to the frames that they came through, and so to this object: not to its memory too."""
         for attempt in self._attempts:
             doubted = {self.group.members[index].peer_id: reason for index, reason in attempt.doubted.items()}
-            self.lessons.add(Lessons(doubted, attempt.needed))
+            lost = frozenset(self.group.members[index].peer_id for index in attempt.lost)
+            self.lessons.add(Lessons(doubted, attempt.needed, lost))
         holdings = self._holdings
         if holdings.results is not None:
             if committed and holdings.digest is not None and self._late is None:

@@ -153,6 +153,12 @@ class Attempt:
         return self._receiver.doubted | self._sender.doubted
 
     @property
+    def lost(self) -> set[int]:
+        """Those of them who never began here, and with whom the connection broke or could not be made."""
+        late = self._receiver.late.keys() - self._sender.doubted.keys()
+        return {member for member in late if self._receiver.late[member] or member in self._sender.lost}
+
+    @property
     def bytes_sent(self) -> int:
         return sum(stream.bytes_sent for stream in chain(self._sender.streams, self._receiver.streams))
 

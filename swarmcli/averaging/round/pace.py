@@ -102,14 +102,18 @@ class Lessons:
     """What a round teaches the next one, whatever became of it.
 
     doubted   who kept this member waiting in vain, as seen from here and by nobody else's word; how
+    lost      those of them with whom the connection broke meanwhile
     needed    seconds that the round would have taken, if it failed for want of time; infinite: hardly anything moved
     """
 
     doubted: dict[PeerID, str] = field(default_factory=dict)
     needed: float = 0.0
+    lost: frozenset[PeerID] = frozenset()
 
     def add(self, other: Lessons) -> None:
+        slow = (self.doubted.keys() - self.lost) | (other.doubted.keys() - other.lost)
         self.doubted |= other.doubted
+        self.lost = frozenset(self.doubted.keys() - slow)
         self.needed = max(self.needed, other.needed)
 
 

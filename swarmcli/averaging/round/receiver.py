@@ -44,6 +44,7 @@ class PartReceiver:
         self.streams: list[Stream] = []
         self.refused: dict[int, str] = {}  # who sent what cannot be averaged
         self.doubted: dict[int, str] = {}  # who was not lost, and kept this reducer waiting in vain
+        self.late: dict[int, bool] = {}  # those of them who did not begin; whether a connection with them broke
         self._pace = pace
         self._mates, self._plan, self._reducer, self._options = mates, plan, reducer, options
         self._signed, self._audits = signed, audits
@@ -145,13 +146,19 @@ class PartReceiver:
             forget(error)
 
     async def _watch_beginnings(self) -> None:
+        endpoint, peer = self._mates.endpoint, self._mates.peer
+        ends = {member: endpoint.lost(peer(member)) for member in self._waiting if self._mates.is_connected(member)}
         try:
             async with asyncio.timeout(self._options.to_begin):
                 for waiting in self._waiting.values():
                     await waiting.wait()
         except TimeoutError:
             for member in [member for member, waiting in self._waiting.items() if not waiting.is_set()]:
+                self.late[member] = member in ends and ends[member].done()
                 self._doubt(member, f"it did not begin within {self._options.to_begin:.0f} s")
+        finally:
+            for end in ends.values():
+                end.cancel()
 
     def _doubt(self, member: int, reason: str) -> None:
         self.doubted.setdefault(member, reason)

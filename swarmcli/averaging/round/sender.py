@@ -20,7 +20,15 @@ from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.averaging.shares import reducer_opens
 from swarmcli.compression import NoCompression, TensorMessage
 from swarmcli.compression.base import all_finite, tensor_memory
-from swarmcli.errors import CallRefused, CompressionError, ConnectionLost, NetworkError, ProtocolViolation, RoundFailed
+from swarmcli.errors import (
+    CallRefused,
+    CompressionError,
+    ConnectionLost,
+    NetworkError,
+    PeerUnreachable,
+    ProtocolViolation,
+    RoundFailed,
+)
 from swarmcli.network import Stream
 from swarmcli.tasks import beside, forget, forgetful, on_executor, unless_silent
 
@@ -75,6 +83,7 @@ class PartSender:
         self.streams: list[Stream] = []
         self.left_out: dict[int, str] = {}  # whose tensors are missing somewhere, as the reducers told it
         self.doubted: dict[int, str] = {}  # reducers that were not lost, and kept this member waiting in vain
+        self.lost: set[int] = set()  # reducers to whom the connection broke, or could not be made
         self._pace, self._parts_pace = pace, parts_pace
         self._mates, self._plan, self._options = mates, plan, options
         self._inputs, self._results, self._signed, self._audits = mine, results, signed, audits
@@ -143,6 +152,8 @@ class PartSender:
             got.failures[reducer] = f"reducer {peer.short}: {error}"
         except NetworkError as error:
             forget(error)
+            if isinstance(error, (ConnectionLost, PeerUnreachable)) and not isinstance(error, ProtocolViolation):
+                self.lost.add(reducer)
             got.failures[reducer] = f"reducer {peer.short} was lost: {error}"
         # Where averages are audited, those that their reducer has not signed in the end do not count.
         if reducer not in got.failures or self._audits is None:
