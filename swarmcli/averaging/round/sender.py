@@ -182,22 +182,24 @@ class PartSender:
         request, method = OpenExchange(mates.group.group_id), mates.method("exchange")
         async with mates.endpoint.stream(mates.peer(reducer), method, request, timeout=patience) as stream:
             self.streams.append(stream)
-            await self._talk(reducer, stream, averages)
+            signed = await self._talk(reducer, stream, averages)
+        # The stream is over: its connection serves for the inputs that are looked at, and none has to be dialed.
+        await self._audit(reducer, averages, signed)
 
     async def _talk_to_visitor(self, reducer: int, averages: list[Average]) -> None:
         visit = self._visits[reducer]
         try:
             async with asyncio.timeout(self._options.for_reducer):
                 stream = await visit.stream
-            await self._talk(reducer, stream, averages)
+            await self._audit(reducer, averages, await self._talk(reducer, stream, averages))
         finally:
             visit.over.set()
 
     # One stream
 
     @forgetful
-    async def _talk(self, reducer: int, stream: Stream, averages: list[Average]) -> None:
-        """Sends this member's parts, and receives all averages of the reducer.
+    async def _talk(self, reducer: int, stream: Stream, averages: list[Average]) -> SignedAverages:
+        """Sends this member's parts, and receives all averages of the reducer. Returns what it has signed of them.
 
         Raises NetworkError (ProtocolViolation among them) and TimeoutError when the reducer fails.
         """
@@ -207,9 +209,7 @@ class PartSender:
             beside(self._send(parts, self._inputs, stream)),
             self._pace.keeping_up(lambda: len(averages) / max(1, len(parts))),
         ):
-            signed = await self._receive(reducer, self._results, stream, averages)
-        if self._audits is not None:
-            await self._audit(self._audits, reducer, averages, signed, self._results)
+            return await self._receive(reducer, self._results, stream, averages)
 
     @forgetful
     async def _send(self, parts: Sequence[Part], mine: Inputs, stream: Stream) -> None:
@@ -253,11 +253,13 @@ class PartSender:
         self.left_out = farewell.left_out | self.left_out
         return farewell.averages
 
-    async def _audit(
-        self, audits: Audits, reducer: int, averages: list[Average], signed: SignedAverages, results: Results
-    ) -> None:
+    async def _audit(self, reducer: int, averages: list[Average], signed: SignedAverages) -> None:
         """Looks at some of these averages. Raises ProtocolViolation if one is false: then none of them counts."""
-        case = await audits.look_at(reducer, averages, signed, results)
+        audits = self._audits
+        if audits is None:
+            return
+        assert self._results is not None
+        case = await audits.look_at(reducer, averages, signed, self._results)
         if reducer in audits.withheld:
             self.doubted[reducer] = audits.withheld[reducer]
         if case is not None:
