@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.config import AllreduceOptions, Trust
 from swarmcli.averaging.group import Group, Member
 from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
 from swarmcli.averaging.round.service import AllreduceService
@@ -82,7 +82,7 @@ async def _run(pipe: Connection, index: int, roles: Sequence[Role]) -> None:
         await endpoint.connect(group.members[0].addresses[0], timeout=30)
     pipe.send("connected")
     await asyncio.to_thread(pipe.recv)  # everyone is
-    pipe.send(await _take_part(service, group, index, roles[index].weight))
+    pipe.send(await _take_part(service, group, index, roles))
     await asyncio.to_thread(pipe.recv)  # goes on answering the others until it is killed
 
 
@@ -94,8 +94,11 @@ def _group(addresses: Sequence[tuple[str, ...]], roles: Sequence[Role]) -> Group
     return Group.form(b"", members, reducing_shares(members, NUMEL), bytes(16))
 
 
-async def _take_part(service: AllreduceService, group: Group, index: int, weight: float) -> Told:
-    options = AllreduceOptions(part_size_bytes=PART_BYTES)
+async def _take_part(service: AllreduceService, group: Group, index: int, roles: Sequence[Role]) -> Told:
+    # Strangers decide with n - f of them: where more are struck, only members that trust each other come to a decision.
+    struck = sum(role.strike is not None for role in roles)
+    trust: Trust = "members" if struck > (len(roles) - 1) // 3 else "strangers"
+    options, weight = AllreduceOptions(part_size_bytes=PART_BYTES, trust=trust), roles[index].weight
     with service.expecting(group):
         round_ = Allreduce(service, group, [tensor_of(index)], weight=weight, options=options)
         try:
