@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + os.cpu_count()))')
 
-.PHONY: demo test e2e soak test-oldest wheels lint bench bench-peers install clean
+.PHONY: demo test e2e soak test-oldest wheels lint docs bench bench-peers install clean
 
 install: $(VENV)/.installed
 
@@ -19,6 +19,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: install
 	$(BIN)/swarm demo
+
+# The workers of pytest share the modules that they compile, and so do the peers that tests start.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
@@ -60,6 +63,11 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The documentation as a site, in site/index.html; a link that leads nowhere is an error.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo site/index.html
+
 bench: install bench-peers
 	$(BIN)/python -m benchmarks
 
@@ -71,4 +79,4 @@ bench-peers: .venv-peers/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-oldest build dist *.egg-info demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .venv-oldest build dist site *.egg-info demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
