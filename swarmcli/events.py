@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from swarmcli.words import harmless
+from swarmcli.words import harmless, roughly
 
 logger = logging.getLogger(__name__)
 notices = logging.getLogger("swarmcli.notices")
@@ -173,6 +173,60 @@ class RoundFinished(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class EpochCredited(Event):
+    """This peer came to `epoch` by a round, which counted so much of each peer's work. Follows EpochAdvanced."""
+
+    epoch: int
+    run_samples: int  # of all epochs so far, by everyone
+    samples: Mapping[str, float]  # contributor → what it named, as far as the group let it count
+    reduced: Mapping[str, int]  # reducer → bytes of tensors that it added up; empty for a round that was replayed
+    seconds: float  # that the epoch took
+
+
+@dataclass(frozen=True)  # without slots, so that an event can be one
+class Contribution:
+    """What one identity has given to a run, over all its starts and homes, as far as those who keep count know.
+
+    Samples and hours are *claimed*: nobody can see how many samples another computer has computed, only how many its
+    rounds let it count. Rounds, bytes and presence were *seen*. Name and team are what the peer calls itself.
+    """
+
+    peer: str
+    name: str = ""  # "": it has chosen none
+    team: str = ""
+    samples: int = 0  # claimed; accepted by the rounds that ended epochs
+    hours: float = 0.0  # claimed; of epochs that its samples are part of, or whose gradients it helped to add up
+    rounds: int = 0  # seen: epochs in whose round it took part
+    reduced_bytes: int = 0  # seen: of others' tensors and its own, which it added up for a group
+    uptime: float = 0.0  # seen: seconds for which it answered as a peer of the run
+    first: float = 0.0  # seconds since 1970 when it was seen first
+    last: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Booked(Contribution, Event):
+    """A line of a monitor's book as its journal keeps it: beside what holds, how much of that it has seen itself."""
+
+    run_id: str = ""
+    own_samples: int = 0
+    own_hours: float = 0.0
+    own_rounds: int = 0
+    own_reduced_bytes: int = 0
+    own_uptime: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BookHead(Event):
+    """Up to where a monitor's book goes."""
+
+    run_id: str
+    epoch: int
+    run_samples: int  # of all epochs up to that one
+    since: int  # the first epoch of which it tells
+    vouched: int  # monitors by whose word it knows what it has not seen
+
+
+@dataclass(frozen=True, slots=True)
 class EpochAdvanced(Event):
     """This peer stepped its optimizer (or loaded a state) and is now at `epoch`."""
 
@@ -184,6 +238,26 @@ class EpochAdvanced(Event):
     loss: float | None  # this peer's mean loss over the epoch that ended
     seconds: float  # since the epoch before, without waiting for the run to begin or for a state
     averaging_seconds: float  # of which averaging and stepping
+
+
+@dataclass(frozen=True, slots=True)
+class RunObserved(Event):
+    """How the run looked to this peer at one moment; told every few seconds."""
+
+    epoch: int
+    alive: int  # peers
+    trainers: int
+    samples_per_second: float  # of all who compute
+    loss: float | None  # the swarm's, of the last epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated(Event):
+    """This peer measured the model that it held at `epoch` on text that nobody trains on."""
+
+    epoch: int
+    loss: float  # mean over the samples, in the unit of the task's loss
+    samples: int  # that it was measured on
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +303,30 @@ class CheckpointWritten(Event):
     epoch: int
     path: str
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityChanged(Event):
+    """This peer pauses, works again, or stops: because somebody asked for it, or one of its limits."""
+
+    state: Literal["running", "pausing", "paused", "stopping"]
+    reason: str  # for people, for example "on battery"; "": it works
+    keeps: int = 0  # samples that are computed: while it is paused they wait for the run to go on, and when it stops
+    # they are handed in
+    seconds_left: float | None = None  # until the round is expected in which they are; None: that is not known
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        if self.state == "running":
+            return "running"
+        if self.state == "stopping":
+            samples = "1 sample" if self.keeps == 1 else f"{self.keeps:,} samples"
+            when = f"round expected in about {roughly(self.seconds_left)}" if self.seconds_left else "next round"
+            return f"handing in {samples} with the {when}, then leaving" if self.keeps else "leaving"
+        words = f"{self.state}: {self.reason}" if self.reason else self.state
+        samples = "1 computed sample counts" if self.keeps == 1 else f"{self.keeps:,} computed samples count"
+        return f"{words} ({samples} when the run goes on)" if self.keeps else words
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,21 +9,20 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from swarmcli.cli.console import clock, epoch_line, err, event_line, out, round_line
+from swarmcli.cli.console import clock, epoch_line, event_line, out, round_line
+from swarmcli.cli.journals import Which, journal_of
 from swarmcli.cli.log_tables import print_summary, print_table
-from swarmcli.errors import JournalError
+from swarmcli.errors import JournalError, UsageError
 from swarmcli.events import EpochAdvanced, Event, RoundFinished
-from swarmcli.journal import JOURNAL_NAME, JournalReader, Line, RunRecord
+from swarmcli.journal import JournalReader, Line, RunRecord
 
 FOLLOWED = ("epochs", "rounds", "events")  # what is added row by row; a peer's row changes in place
 POLL_SECONDS = 0.5
-MOST_NAMED = 8  # journals that are named when a directory holds several
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +35,25 @@ class Selection:
 
 
 def show(
-    path: Path | None,
+    which: str | None,
     selection: Selection,
     *,
     follow: bool = False,
     console: Console = out,
     now: Callable[[], float] = time.time,
-    wait: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Prints the journal at `path`. With `follow` it only ends by an exception, Ctrl-C's for one.
+    """Prints the journal that `which` names (`journal_of`).
 
-    Raises JournalError when there is no journal, more than one, or one that cannot be read.
+    With `follow` it only ends by an exception, Ctrl-C's for one.
+    Raises JournalError, UsageError where no journal, more than one, or one that cannot be read is named.
     """
-    with JournalReader(find_journal(path)) as reader:
+    with JournalReader(journal_of(which)) as reader:
         runs = reader.runs()
         if not runs:
             raise JournalError(f"{reader.path} holds no run yet")
         run_id = runs[-1].run_id
         if follow:
-            for record in followed(reader, run_id, selection, wait):
+            for record in followed(reader, run_id, selection, time.sleep):
                 _print_line(console, record, selection.as_json)
         elif selection.lists:
             for name in selection.lists:
@@ -65,28 +64,6 @@ def show(
             _print_json(console, "runs", summary(reader, runs))
         else:
             print_summary(console, reader, runs, now())
-
-
-def find_journal(path: Path | None) -> Path:
-    """The file itself, or the one journal in a directory or up to three levels below it."""
-    where = path if path is not None else Path()
-    if not where.exists():
-        raise JournalError(f"{where} does not exist; give a journal ({JOURNAL_NAME}) or a directory that holds one")
-    if not where.is_dir():
-        return where
-    if (where / JOURNAL_NAME).is_file():
-        return where / JOURNAL_NAME
-    found = [
-        each for depth in ("*", "*/*", "*/*/*") for each in where.glob(f"{depth}/{JOURNAL_NAME}") if each.is_file()
-    ]
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise JournalError(f"there is no {JOURNAL_NAME} in {where.absolute()} or below; give the path of one")
-    found.sort(key=lambda each: each.stat().st_mtime, reverse=True)
-    named = "".join(f"\n  {each}" for each in found[:MOST_NAMED])
-    more = f"\n  and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    raise JournalError(f"{where.absolute()} holds {len(found)} journals; give the path of one:{named}{more}")
 
 
 def rows(reader: JournalReader, run_id: str, name: str, last: int | None) -> list[Any]:
@@ -172,21 +149,14 @@ INTERRUPTED = 130
 
 
 def log(
-    path: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="PATH", help="A journal, or a directory that holds one. Default: here.", show_default=False
-        ),
-    ] = None,
+    which: Which = None,
     epochs: Annotated[bool, typer.Option("--epochs", help="List the epochs.")] = False,
     rounds: Annotated[
         bool, typer.Option("--rounds", help="List the rounds of averaging, and why some failed.")
     ] = False,
     events: Annotated[bool, typer.Option("--events", help="List what else happened.")] = False,
     peers: Annotated[bool, typer.Option("--peers", help="List the peers that were seen.")] = False,
-    last: Annotated[
-        int | None, typer.Option("--last", "-n", min=1, help="Only the last so many of each list.", show_default=False)
-    ] = None,
+    last: Annotated[int | None, typer.Option("--last", "-n", min=1, help="Only the last so many of each list.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is added, until Ctrl-C.")] = False,
 ) -> None:
@@ -195,9 +165,9 @@ def log(
     chosen = {"epochs": epochs, "rounds": rounds, "events": events, "peers": peers}
     selection = Selection(tuple(name for name, wanted in chosen.items() if wanted), last, as_json)
     try:
-        show(path, selection, follow=follow)
-    except JournalError as error:
-        err.print(f"swarm log: {error}", soft_wrap=True)
+        show(which, selection, follow=follow)
+    except (JournalError, UsageError) as error:
+        typer.echo(f"swarm log: {error}", err=True)
         raise typer.Exit(USAGE) from error
     except KeyboardInterrupt as interrupt:
         raise typer.Exit(INTERRUPTED if not follow else 0) from interrupt

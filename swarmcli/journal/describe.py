@@ -49,8 +49,7 @@ class Recorder:
         self._first_seen: dict[str, float] = {}
         self._gone: dict[str, None] = {}  # in the order of leaving
         self._reports = TokenBucket(REPORTS_PER_SECOND, REPORT_BURST)
-        self._allowance = BURST
-        self._allowance_at = 0.0
+        self._lines = TokenBucket(LINES_PER_SECOND, BURST)
         self._suppressed = 0
 
     def kept(self, event: happened.Event, now: float) -> Iterator[happened.Event]:
@@ -59,9 +58,14 @@ class Recorder:
         match event:
             case happened.EpochReported() if not self._reports.take_now(1, now):
                 return
-            case happened.EpochAdvanced() | happened.RoundFinished() | happened.EpochReported():
+            case happened.RunObserved():
+                yield replace(event, time=now)
+                return
+            case happened.EpochAdvanced() | happened.RoundFinished() | happened.EpochReported() | happened.Evaluated():
                 yield replace(event, time=now)
                 line = self._calmed(event, line)
+            case happened.Booked() | happened.BookHead():
+                yield replace(event, time=now)
             case happened.PeerConnected(peer):
                 self._gone.pop(peer, None)
             case happened.PeerDisconnected(peer) if event.left and peer in self._first_seen:
@@ -99,17 +103,11 @@ class Recorder:
         return replace(line, level="info", text=f"{line.text} (everyone else is gone)") if deserted else line
 
     def _allowed(self, event: happened.Event, now: float) -> bool:
-        """A token bucket over the lines whose number strangers decide."""
-        if not isinstance(event, _FLOODABLE):
+        """Lines whose number strangers decide are bounded."""
+        if not isinstance(event, _FLOODABLE) or self._lines.take_now(1, now):
             return True
-        earned = max(0.0, now - self._allowance_at) * LINES_PER_SECOND
-        self._allowance = min(BURST, self._allowance + earned)
-        self._allowance_at = now
-        if self._allowance < 1.0:
-            self._suppressed += 1
-            return False
-        self._allowance -= 1.0
-        return True
+        self._suppressed += 1
+        return False
 
 
 def short(peer: str) -> str:
@@ -143,6 +141,9 @@ def describe(event: happened.Event) -> Line | None:
             return Line("info", "woke up", "", f"this machine slept for {seconds:.0f} s; all connections are made anew")
         case happened.RoundFinished():
             return _describe_round(event)
+        case happened.Evaluated(epoch, loss, samples):
+            text = f"evaluated epoch {epoch}: loss {loss:.4f} on {samples:,} samples that nobody trains on"
+            return Line("info", "evaluation", "", text)
         case happened.StateDownloaded():
             return _describe_download(event)
         case happened.StateDonated(peer, epoch, size):
@@ -156,6 +157,8 @@ def describe(event: happened.Event) -> Line | None:
             return _describe_drift(event)
         case happened.CheckpointWritten(epoch, path, size):
             return Line("info", "checkpoint", "", f"checkpoint of epoch {epoch} at {path} ({megabytes(size)})")
+        case happened.ActivityChanged():
+            return Line("info", "activity", "", "works again" if event.state == "running" else event.sentence)
         case happened.Noticed(level, text):
             return Line(level, "notice", "", text)
         case _:

@@ -9,14 +9,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from swarmcli.errors import JournalError
 from swarmcli.events import Event, Events, Noticed
 from swarmcli.journal.describe import Recorder
 from swarmcli.journal.reader import JournalReader
+from swarmcli.journal.retention import DEFAULT_BYTES
 from swarmcli.journal.tables import RunRecord
-from swarmcli.journal.writer import INTERVAL_SECONDS, MAX_BACKLOG, JournalStatistics, Store, Writer, open_for_writing
+from swarmcli.journal.writer import JournalStatistics, Store, Writer, open_for_writing
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +34,15 @@ class Journal:
         *,
         run: RunRecord,
         clock: Callable[[], float],
-        interval: float = INTERVAL_SECONDS,
-        capacity: int = MAX_BACKLOG,
+        size: int = DEFAULT_BYTES,
     ) -> None:
         """Begins a new run in the journal at `path`, which is made if need be, its directory too.
 
-        `clock` gives wall-clock seconds. Rows are committed `interval` seconds after they came at the latest; at most
-        `capacity` of them wait in memory. Raises JournalError where no journal can ever be: the file is another
-        program's, damaged, or from a newer version; the path is a directory or leads through a file. A disk that is
-        full, read-only or locked is no error here: it is one later on, and may pass.
+        `clock` gives wall-clock seconds. The file stays below `size` bytes: the oldest rows give way.
+
+        Raises JournalError where no journal can ever be: the file is another program's, damaged, or from a newer
+        version; the path is a directory or leads through a file. A disk that is full, read-only or locked is no error
+        here: it is one later on, and may pass.
         """
         _make_sure_of(path)
         now = clock()
@@ -53,7 +53,7 @@ class Journal:
         self._recording = threading.Lock()  # around the recorder: several threads emit
         self._buses: list[Events] = []
         self._unsubscribe: list[Callable[[], None]] = []
-        self._writer = Writer(Store(path, self.run), clock, self._notice, interval=interval, capacity=capacity)
+        self._writer = Writer(Store(path, self.run, size), clock, self._notice)
 
     def listen(self, events: Events) -> None:
         """Records all that is emitted there from now on, until `close`."""
@@ -98,9 +98,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close("done" if kind is None else f"ended by {kind.__name__}")
 
 

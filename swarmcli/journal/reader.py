@@ -7,20 +7,32 @@ installed, which `swarm log` would pay each time.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from swarmcli.errors import JournalError
-from swarmcli.events import EpochAdvanced, Event, PeerSeen, RoundFinished
+from swarmcli.events import (
+    Booked,
+    BookHead,
+    EpochAdvanced,
+    EpochReported,
+    Evaluated,
+    Event,
+    PeerSeen,
+    RoundFinished,
+)
 from swarmcli.journal.describe import Line
-from swarmcli.journal.tables import TABLES, RunRecord, Totals, check, from_row
+from swarmcli.journal.moments import SCALES, Axis, Moment, read_moments
+from swarmcli.journal.sums import Failure
+from swarmcli.journal.tables import TABLES, RunRecord, Totals, from_row, is_empty
 
 BUSY_SECONDS = 2.0
+ROWS_AT_ONCE = 1000  # of a list that is read whole
 R = TypeVar("R", bound=RunRecord | Event)
 
 
@@ -43,31 +55,65 @@ class JournalReader:
     def epochs(self, run_id: str, *, after: int = -1, limit: int | None = None) -> list[EpochAdvanced]:
         """Epochs above `after`, by number; one that was come to more than once as it was the last time that its step
         was taken here: a later download of the same state tells nothing about it."""
-        best = "coalesce(max(CASE WHEN samples > 0 THEN id END), max(id))"
-        latest = f"id IN (SELECT {best} FROM epochs WHERE run IN ({{runs}}) AND epoch > ? GROUP BY epoch)"
-        return self._rows(EpochAdvanced, latest, (run_id, after), "epoch", limit)
+        rows = self._query(
+            "SELECT epochs.* FROM curve CROSS JOIN epochs ON epochs.id = curve.row "
+            "WHERE curve.run_id = ? AND curve.epoch > ? ORDER BY curve.epoch DESC LIMIT ?",
+            (run_id, after, -1 if limit is None else limit),
+        )
+        return [self._row(EpochAdvanced, row) for row in reversed(rows)]
 
-    def chart(self, run_id: str, *, after: int = -1, limit: int | None = None) -> list[EpochAdvanced]:
-        """The epochs above `after` up to the last that this peer has reached, by number; thinned out evenly to `limit`,
-        the last one kept.
+    def chart(
+        self, run_id: str, *, after: int = -1, until: int = 2**62, limit: int | None = None
+    ) -> list[EpochAdvanced]:
+        """The epochs above `after` up to `until`, or to the last that this peer has reached, by number; thinned out
+        evenly to `limit` at most, the last one kept.
 
         `loss` is the mean of what peers reported, weighted by their rates, or else this peer's own. Epochs of which
         only reports tell have no samples. What a report claims of an epoch to come is left out: anybody can claim that.
         """
-        rows = {row.epoch: row for row in self.epochs(run_id, after=after)}
-        weight = "max(samples_per_second, 0.001)"
-        reported = self._query(
-            f"SELECT epoch, min(time), count(*), sum(loss * {weight}) / sum({weight}) FROM reports "
-            f"WHERE run IN ({_RUNS}) AND epoch > ? AND epoch <= ? AND loss IS NOT NULL GROUP BY epoch",
-            (run_id, after, max(rows, default=after)),
+        within = f"FROM curve WHERE run_id = ? AND epoch > ? AND epoch <= ? AND epoch <= {_REACHED}"
+        edges = [
+            row[0]
+            for order in ("ASC", "DESC")
+            for row in self._query(
+                f"SELECT epoch {within} ORDER BY epoch {order} LIMIT 1", (run_id, after, until, run_id)
+            )
+        ]
+        if not edges:
+            return []
+        first, last = edges
+        count = last - first + 1
+        if limit is None or count <= limit:
+            return self._charted(run_id, first - 1, last, -1)
+        # The last epoch of every piece is found by the index: a million others are not read.
+        ends = [first - 1, *(last - i * count // limit for i in reversed(range(limit)))]
+        return [row for low, high in pairwise(ends) for row in self._charted(run_id, low, high, 1)]
+
+    def _charted(self, run_id: str, above: int, last: int, limit: int) -> list[EpochAdvanced]:
+        """The last so many epochs above one and up to another."""
+        rows = self._query(
+            f"{_CURVE} WHERE run_id = ? AND curve.epoch > ? AND curve.epoch <= ? ORDER BY curve.epoch DESC LIMIT ?",
+            (run_id, above, last, limit),
         )
-        for epoch, time, peers, loss in reported:
-            own = rows.get(epoch) or EpochAdvanced(epoch, "", 0, 0, peers, None, 0.0, 0.0, time=time)
-            rows[epoch] = replace(own, loss=loss)
-        found = [row for _, row in sorted(rows.items())]
-        if limit is None or len(found) <= limit:
-            return found
-        return [found[len(found) - 1 - i * len(found) // limit] for i in reversed(range(limit))]
+        return [self._of_swarm(row) for row in reversed(rows)]
+
+    def _of_swarm(self, row: sqlite3.Row) -> EpochAdvanced:
+        if row["id"] is None:
+            peers, told = row["tellers"], row["told"] or 0.0
+            own = EpochAdvanced(row["number"], "", 0, 0, peers, None, 0.0, 0.0, time=told)
+        else:
+            own = self._row(EpochAdvanced, row)
+        return replace(own, loss=row["loss_sum"] / row["weight"]) if row["tellers"] > 0 and row["weight"] else own
+
+    def evaluations(self, run_id: str, *, after: int = -1, limit: int | None = None) -> list[Evaluated]:
+        """Of epochs above `after`, by number; of one that was measured more than once the last."""
+        latest = "id IN (SELECT max(id) FROM evaluations WHERE run IN ({runs}) AND epoch > ? GROUP BY epoch)"
+        return self._rows(Evaluated, latest, (run_id, after), "epoch", limit)
+
+    def book(self, run_id: str) -> tuple[BookHead | None, list[Booked]]:
+        """A monitor's book: up to where it goes (None: there is none), and a line for each peer."""
+        heads = self._rows(BookHead, "run_id = ?", (run_id,), "run_id", 1)
+        return (heads[0] if heads else None), self._rows(Booked, "run_id = ?", (run_id,), "peer", None)
 
     def rounds(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[RoundFinished]:
         """Rounds whose row id is above `after`."""
@@ -76,14 +122,13 @@ class JournalReader:
     def events(self, run_id: str, *, after: int = 0, limit: int | None = None, details: bool = True) -> list[Line]:
         """Lines whose row id is above `after`; without `details`, only those that people should read."""
         where = "run IN ({runs}) AND id > ?" + ("" if details else " AND level != 'detail'")
-        return self._rows(Line, where, (run_id, after), "id", limit)
+        return self._rows(Line, where, (run_id, after), "id", limit, "" if details else "INDEXED BY events_told")
 
     def added(
         self, run_id: str, name: str, *, after: int, limit: int | None = None
     ) -> list[EpochAdvanced] | list[RoundFinished] | list[Line]:
         """Rows of the list `name` ("epochs", "rounds" or "events") whose row id is above `after`, by id."""
-        kind = {"epochs": EpochAdvanced, "rounds": RoundFinished, "events": Line}[name]
-        return self._rows(kind, "run IN ({runs}) AND id > ?", (run_id, after), "id", limit)
+        return self._rows(_LISTED[name], "run IN ({runs}) AND id > ?", (run_id, after), "id", limit)
 
     def peers(self, run_id: str) -> list[PeerSeen]:
         """The last that was known of each peer, by when it was first seen; `time` is when last. Its epoch is the
@@ -97,21 +142,119 @@ class JournalReader:
             )
         return sorted(latest.values(), key=lambda peer: (peer.first_seen, peer.peer))
 
-    def totals(self, run_id: str) -> Totals:
-        """Sums over the whole run."""
-        epochs = self._query(
-            f"SELECT count(DISTINCT epoch), coalesce(sum(own_samples), 0) FROM epochs WHERE run IN ({_RUNS})", (run_id,)
-        )[0]
-        rounds = self._query(
-            "SELECT count(*) FILTER (WHERE outcome = 'committed'), count(*) FILTER (WHERE outcome = 'failed'), "
-            "count(*) FILTER (WHERE outcome = 'undecided'), coalesce(sum(bytes_sent), 0), "
-            f"coalesce(sum(bytes_received), 0) FROM rounds WHERE run IN ({_RUNS})",
-            (run_id,),
-        )[0]
-        return Totals(*epochs, *rounds)
+    def departed(self, run_id: str, since: float) -> list[PeerSeen]:
+        """Peers that left, or were lost, since a moment; the latest first."""
+        rows = self._query(
+            "SELECT * FROM peers INDEXED BY peers_gone WHERE gone != '' AND time >= ? "
+            f"AND run IN ({_RUNS}) ORDER BY time DESC LIMIT 200",
+            (since, run_id),
+        )
+        return [self._row(PeerSeen, row) for row in rows]
 
-    def _rows(self, kind: type[R], where: str, parameters: Sequence[Any], order: str, limit: int | None) -> list[R]:
-        name = TABLES[kind].name
+    def peer(self, run_id: str, peer: str) -> PeerSeen | None:
+        """What is known of one, as in `peers`; None: nothing."""
+        rows = self._query(f"SELECT * FROM peers WHERE run IN ({_RUNS}) AND peer = ? ORDER BY time", (run_id, peer))
+        known = [self._row(PeerSeen, row) for row in rows]
+        if not known:
+            return None
+        first, highest = min(each.first_seen for each in known), max(each.epoch for each in known)
+        return replace(known[-1], first_seen=first, epoch=highest)
+
+    def reports_of(self, run_id: str, peer: str) -> list[EpochReported]:
+        """What one peer told of its last epochs, the oldest first."""
+        rows = self._query(
+            f"SELECT *, max(time) FROM reports WHERE run IN ({_RUNS}) AND peer = ? GROUP BY epoch "
+            "ORDER BY epoch DESC LIMIT 300",
+            (run_id, peer),
+        )
+        return [self._row(EpochReported, row) for row in reversed(rows)]
+
+    def rounds_of(self, run_id: str, peer: str) -> list[RoundFinished]:
+        """The last rounds, among the last 2000 of all, in which a peer was; the newest first."""
+        rows = self._query(
+            f"SELECT * FROM (SELECT * FROM rounds NOT INDEXED WHERE run IN ({_RUNS}) ORDER BY id DESC LIMIT 2000) "
+            "WHERE instr(members, ?) OR instr(left_out, ?) LIMIT 50",
+            (run_id, f'"{peer}"', f'"{peer}"'),
+        )
+        return [self._row(RoundFinished, row) for row in rows]
+
+    def failures(self, run_id: str) -> list[Failure]:
+        """Why rounds failed or went on without somebody, the most frequent first."""
+        rows = self._query(
+            "SELECT reason, what, count, first, last, example FROM failures WHERE run_id = ? ORDER BY count DESC",
+            (run_id,),
+        )
+        return [Failure(*row) for row in rows]
+
+    def moments(
+        self,
+        run_id: str,
+        *,
+        begin: float | None = None,
+        end: float | None = None,
+        by: Axis = "time",
+        points: int = 300,
+    ) -> list[Moment]:
+        """How the run went between two times or two epochs, see `moments.read_moments`."""
+        return read_moments(self._query, run_id, begin=begin, end=end, by=by, points=points)
+
+    def ends(self, run_id: str) -> tuple[Moment, Moment] | None:
+        """The first and the last moment of all, as exactly as they are known; None: there is none."""
+        rows = [
+            self._query(
+                f"SELECT {column} FROM moments WHERE run_id = ? AND scale = ? ORDER BY slot {order} LIMIT 1",
+                (run_id, SCALES[-1]),
+            )
+            for column, order in (("first", "ASC"), ("last", "DESC"))
+        ]
+        if not rows[0] or not rows[1]:
+            return None
+        (first,) = self.moments(run_id, end=rows[0][0][0], points=1)
+        (last,) = self.moments(run_id, begin=rows[1][0][0], points=1)
+        return first, last
+
+    def totals(self, run_id: str) -> Totals:
+        """Sums over the whole run, rows that gave way for want of room included."""
+        names = ", ".join(each.name for each in fields(Totals))
+        rows = self._query(f"SELECT {names} FROM totals WHERE run_id = ?", (run_id,))
+        return Totals(*rows[0]) if rows else Totals()
+
+    def every(self, run_id: str, name: str) -> Iterator[EpochAdvanced] | Iterator[RoundFinished] | Iterator[Line]:
+        """All rows of the list `name` ("epochs" as in `chart`, "rounds" or "events"), read while they are taken; the
+        reader has to stay open so long."""
+        after = -1 if name == "epochs" else 0
+        while True:
+            found = self._next(run_id, name, after)
+            yield from found
+            if not found:
+                return
+            after = found[-1].epoch if isinstance(found[-1], EpochAdvanced) else found[-1].id
+
+    def _next(self, run_id: str, name: str, after: int) -> list[EpochAdvanced] | list[RoundFinished] | list[Line]:
+        if name == "epochs":
+            rows = self._query(
+                f"{_CURVE} WHERE run_id = ? AND curve.epoch > ? AND curve.epoch <= {_REACHED} "
+                "ORDER BY curve.epoch LIMIT ?",
+                (run_id, after, run_id, ROWS_AT_ONCE),
+            )
+            return [self._of_swarm(row) for row in rows]
+        rows = self._query(
+            f"SELECT * FROM {name} NOT INDEXED WHERE run IN ({_RUNS}) AND id > ? ORDER BY id LIMIT ?",
+            (run_id, after, ROWS_AT_ONCE),
+        )
+        return [self._row(_LISTED[name], row) for row in rows]
+
+    def _rows(
+        self,
+        kind: type[R],
+        where: str,
+        parameters: Sequence[Any],
+        order: str,
+        limit: int | None,
+        index: str = "NOT INDEXED",
+    ) -> list[R]:
+        """The newest rows are at the end of the table, and found from there, unless another index is named."""
+        name = f"{TABLES[kind].name} {index}"
         backwards = ", ".join(f"{column.strip()} DESC" for column in order.split(","))
         selected = f"SELECT * FROM {name} WHERE {where.format(runs=_RUNS)} ORDER BY {backwards} LIMIT ?"
         rows = self._query(selected, (*parameters, -1 if limit is None else limit))
@@ -135,13 +278,17 @@ class JournalReader:
     def __enter__(self) -> JournalReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 _RUNS = "SELECT id FROM runs WHERE run_id = ?"
+_LISTED: Mapping[str, type[Any]] = {"epochs": EpochAdvanced, "rounds": RoundFinished, "events": Line}
+_REACHED = "(SELECT reached FROM totals WHERE run_id = ?)"  # beyond it there are claims alone
+_CURVE = (
+    "SELECT epochs.*, curve.epoch AS number, curve.peers AS tellers, curve.told, loss_sum, weight FROM curve "
+    "LEFT JOIN epochs ON epochs.id = curve.row"
+)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -164,7 +311,7 @@ def _open(path: Path, mode: str) -> sqlite3.Connection:
     with ExitStack() as on_error:
         connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
         on_error.callback(connection.close)
-        if not check(connection, path):
+        if is_empty(connection, path):
             raise JournalError(f"{path} cannot be read: it is empty; its run has not written anything yet")
         on_error.pop_all()
     return connection

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
 from swarmcli.errors import JournalError
-from swarmcli.events import EpochAdvanced, EpochReported, Event, PeerSeen, RoundFinished
+from swarmcli.events import Booked, BookHead, EpochAdvanced, EpochReported, Evaluated, Event, PeerSeen, RoundFinished
 from swarmcli.journal.describe import Line
 
 APPLICATION_ID = 0x53574A4C  # "SWJL", in the header of the SQLite file
-VERSION = 4  # of the tables; a journal of another one is refused by name
+VERSION = 6  # of the tables; a journal of another one is refused by name
 
+MOST_ROWS = 20_000  # of a table whose rows strangers can make at will, by ever new identities
 MAX_TEXT = 2000  # characters kept of any text, for peers choose some of it
 MAX_INTEGER = 2**63 - 1  # what SQLite can hold
 
@@ -73,6 +74,7 @@ class Table:
     keep: tuple[str, ...] = ()
     highest: tuple[str, ...] = ()
     index: tuple[str, ...] = ()
+    least: tuple[str, ...] = ()  # beyond MOST_ROWS those go that have the least of these; none: it has no such bound
 
     @property
     def columns(self) -> dict[str, type]:
@@ -97,9 +99,12 @@ def _stored_as(hint: Any) -> type:
 TABLES: Mapping[type[Any], Table] = {
     RunRecord: _table("runs", RunRecord, index=("run_id",)),
     EpochAdvanced: _table("epochs", EpochAdvanced, index=("run", "epoch")),
+    Evaluated: _table("evaluations", Evaluated, index=("run", "epoch")),
     RoundFinished: _table("rounds", RoundFinished, index=("run", "epoch")),
     PeerSeen: _table("peers", PeerSeen, key=("run", "peer"), keep=("first_seen",), highest=("epoch",)),
     Line: _table("events", Line, index=("run", "time")),
+    Booked: _table("contributions", Booked, key=("run_id", "peer"), least=("samples", "reduced_bytes", "uptime")),
+    BookHead: _table("books", BookHead, key=("run_id",)),
     EpochReported: _table("reports", EpochReported, key=("run", "peer", "epoch"), index=("run", "epoch")),
 }
 
@@ -140,8 +145,8 @@ def _restore(hint: Any, stored: Any) -> Any:
     return _stored_as(hint)() if stored is None and type(None) not in get_args(hint) else stored
 
 
-def check(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether the file holds a journal; False for an empty one. Raises JournalError for anything else."""
+def is_empty(connection: sqlite3.Connection, path: Path) -> bool:
+    """Whether the file is empty; otherwise it holds a journal of this version. Raises JournalError if it does not."""
     try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -153,13 +158,12 @@ def check(connection: sqlite3.Connection, path: Path) -> bool:
             f"{path} is not a journal or is damaged ({error}); move it away and a new one is begun"
         ) from error
     if application == 0 and tables == 0:
-        return False
+        return True
     if application != APPLICATION_ID:
         raise JournalError(f"{path} is a database of another program; name another file for the journal")
     if version != VERSION:
-        age, fix = ("newer", "update swarm") if version > VERSION else ("older", "move it away and a new one is begun")
-        raise JournalError(
-            f"{path} was written by {'a' if age == 'newer' else 'an'} {age} swarm (format {version}, known here: "
-            f"{VERSION}); {fix}"
+        age, fix = (
+            ("a newer", "update swarm") if version > VERSION else ("an older", "move it away and a new one is begun")
         )
-    return True
+        raise JournalError(f"{path} was written by {age} swarm (format {version}, known here: {VERSION}); {fix}")
+    return False

@@ -3,10 +3,11 @@ it: opened, checked to be a journal, written in transactions."""
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -14,11 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarmcli.errors import JournalError
-from swarmcli.events import Event
-from swarmcli.journal.tables import APPLICATION_ID, TABLES, VERSION, RunRecord, Table, check, to_row
+from swarmcli.events import Event, RoundFinished, RunObserved
+from swarmcli.journal import moments, sums
+from swarmcli.journal.retention import DEFAULT_BYTES, WAL_BYTES, Retention
+from swarmcli.journal.tables import APPLICATION_ID, MOST_ROWS, TABLES, VERSION, RunRecord, Table, is_empty, to_row
 
 if TYPE_CHECKING:
     import sqlite_utils
+
+logger = logging.getLogger(__name__)
 
 BUSY_SECONDS = 2.0  # another writer is waited for this long before the batch is put off
 
@@ -26,6 +31,7 @@ INTERVAL_SECONDS = 0.5  # from a record's arrival to its commit at most, while t
 SIGN_OF_LIFE_SECONDS = 5.0  # between commits that only say that the process lives
 WARN_AGAIN_SECONDS = 600.0  # a disk that is full every other second is one piece of news
 MAX_BATCH = 2000  # records in one transaction
+TIDY_SECONDS = 30.0  # between two looks at the journal's size
 MAX_BACKLOG = 50_000  # records kept in memory while nothing can be written; the oldest give way
 
 
@@ -101,7 +107,7 @@ class Writer:
         return not self._thread.is_alive() and not self.statistics().failing
 
     def _run(self) -> None:
-        attempt_at = float("-inf")
+        attempt_at = tidied_at = float("-inf")
         outcome = None
         while outcome is None:
             with self._changed:
@@ -113,6 +119,9 @@ class Writer:
             if work or abs(self._clock() - attempt_at) >= SIGN_OF_LIFE_SECONDS:
                 attempt_at = self._clock()
                 self._write_all(outcome)
+                if outcome is None and not self._statistics.failing and abs(attempt_at - tidied_at) >= TIDY_SECONDS:
+                    # While more has to go, the next rows that come are written first.
+                    tidied_at = attempt_at if self._store.tidy() else float("-inf")
             with self._changed:
                 self._answered = asked
                 self._changed.notify_all()
@@ -172,8 +181,10 @@ class Writer:
 class Store:
     """Used by one thread at a time, the writer's. Errors of SQLite come out as they are: the writer retries."""
 
-    def __init__(self, path: Path, run: RunRecord) -> None:
+    def __init__(self, path: Path, run: RunRecord, size: int = DEFAULT_BYTES) -> None:
+        """`size`: bytes that the journal may take, see `retention`."""
         self._path = path
+        self._retention = Retention(size)
         self._database: sqlite_utils.Database | None = None
         self._file: tuple[int, int] = (0, 0)
         self.run = run  # its id is that of the row in the file that was written last
@@ -187,9 +198,20 @@ class Store:
             if outcome is not None:
                 run = replace(run, finished=now, outcome=outcome)
             run_id = self._write_run(database, run)
-            for kind, values in groupby(batch, key=type):
-                _write_rows(database, kind, ({**to_row(value), "run": run_id} for value in values))
+            # Of one kind together: rows are added ten times as fast, and their order in each table stays.
+            for kind, values in groupby(sorted(batch, key=_kind), key=type):
+                _write_rows(database, kind, list(values), self.run.run_id, run_id)
         self.run = replace(run, id=run_id)
+
+    def tidy(self) -> bool:
+        """Lets old rows give way where the journal is too large; false: more have to. What fails here is tried again
+        at the next time, and loses nothing."""
+        try:
+            return not self._retention.trim(self._open().conn)
+        except (sqlite3.Error, OSError, JournalError) as error:
+            logger.debug("%s was not trimmed: %s", self._path, error)
+            self.close()
+            return True
 
     def _write_run(self, database: sqlite_utils.Database, run: RunRecord) -> int:
         values = to_row(run)
@@ -214,6 +236,10 @@ class Store:
             self._database = None
 
 
+def _kind(record: Event) -> str:
+    return type(record).__name__
+
+
 def _identity(path: Path) -> tuple[int, int]:
     try:
         status = path.stat()
@@ -230,31 +256,66 @@ def open_for_writing(path: Path) -> sqlite_utils.Database:
     with ExitStack() as on_error:
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False)
         on_error.callback(connection.close)
-        if not check(connection, path):
-            _lay_out(sqlite_utils.Database(connection, execute_plugins=False))
+        database = sqlite_utils.Database(connection, execute_plugins=False)
+        if is_empty(connection, path):
+            _lay_out(database)
         connection.execute("PRAGMA synchronous=NORMAL")  # a killed process loses nothing by that, a power cut seconds
+        connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
         on_error.pop_all()
-    return sqlite_utils.Database(connection, execute_plugins=False)
+    return database
 
 
 def _lay_out(database: sqlite_utils.Database) -> None:
+    """Makes the tables of a new file: in one transaction, so a process that is killed meanwhile leaves it empty. Two
+    that open it at once both come here, so what is there already stays."""
+    database.execute("PRAGMA auto_vacuum=INCREMENTAL")
     database.enable_wal()
     with database.atomic():
         for table in TABLES.values():
             made = database[table.name].create(table.columns, pk=(table.key or "id"), if_not_exists=True)
             if table.index:
                 made.create_index(table.index, if_not_exists=True)
+        for statement in (*statements(sums.LAYOUT), *statements(moments.LAYOUT)):
+            database.execute(statement)
         database.execute(f"PRAGMA application_id={APPLICATION_ID}")
         database.execute(f"PRAGMA user_version={VERSION}")
 
 
-def _write_rows(database: sqlite_utils.Database, kind: type[Event], rows: Iterable[dict[str, Any]]) -> None:
+def statements(script: str) -> Iterator[str]:
+    """Of a script; `executescript` would end the transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _write_rows(
+    database: sqlite_utils.Database, kind: type[Event], values: Sequence[Any], run_id: str, run: int
+) -> None:
+    if kind is RunObserved:
+        moments.add_moments(database.conn, run_id, values)
+        return
     table = TABLES[kind]
+    rows = ({**to_row(value), "run": run} for value in values)
     if table.key:
         database.conn.executemany(_upsert(table, list(table.columns)), rows)
+        if table.least:
+            database.conn.execute(_bound(table), (MOST_ROWS,))
     else:
         numbered = ({name: value for name, value in row.items() if name != "id"} for row in rows)
         database[table.name].insert_all(numbered)
+    if kind is RoundFinished:
+        sums.add_failures(database.conn, run_id, values)
+
+
+def _bound(table: Table) -> str:
+    beyond = f"max(0, (SELECT count(*) FROM {table.name}) - ?)"  # a negative limit would be none
+    return (
+        f"DELETE FROM {table.name} WHERE rowid IN "
+        f"(SELECT rowid FROM {table.name} ORDER BY {', '.join(table.least)} LIMIT {beyond})"
+    )
 
 
 def _upsert(table: Table, names: Sequence[str]) -> str:

@@ -14,7 +14,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from swarmcli.cli.console import day
-from swarmcli.cli.log import Selection, find_journal, followed, log, show
+from swarmcli.cli.journals import find_journal, journal_of
+from swarmcli.cli.log import Selection, followed, log, show
 from swarmcli.errors import JournalError
 from swarmcli.events import CheckpointWritten, EpochAdvanced, PeerRefused, PeerSeen, RoundFinished
 from swarmcli.journal import Journal, JournalReader, RunRecord
@@ -73,7 +74,7 @@ def printed(path: Path, selection: Selection = SUMMARY, *, terminal: bool = Fals
     console = Console(
         file=io.StringIO(), force_terminal=terminal, width=200, highlight=False, markup=False, emoji=False
     )
-    show(path, selection, console=console, now=lambda: now)
+    show(str(path), selection, console=console, now=lambda: now)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -216,6 +217,17 @@ def test_where_there_is_none_the_error_says_what_to_give(tmp_path: Path) -> None
         find_journal(tmp_path / "nothing")
 
 
+def test_where_the_command_is_given_none_lies_the_only_one_of_the_user_is_meant(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("SWARM_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("SWARM_DATA_DIR", str(path.parent.parent))
+    assert journal_of(None) == path
+    assert journal_of("stdlib-lm") == path
+
+
 # ---- the command
 
 
@@ -244,7 +256,7 @@ def test_the_options_reach_what_they_name(path: Path, run: CliRunner, monkeypatc
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr("swarmcli.cli.log.show", lambda *args, follow: asked.append((*args, follow)))
     assert run.invoke(command(), [str(path), "--rounds", "--peers", "-n", "3", "--json", "-f"]).exit_code == 0
-    assert asked == [(path, Selection(("rounds", "peers"), 3, True), True)]
+    assert asked == [(str(path), Selection(("rounds", "peers"), 3, True), True)]
     assert run.invoke(command(), ["--last", "0"]).exit_code == 2
 
 

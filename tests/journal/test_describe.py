@@ -159,6 +159,8 @@ def test_a_clock_that_jumps_back_does_not_open_the_gate() -> None:
             happened.CheckpointWritten(7, "runs/x", 3_000_000_000),
             ("info", "checkpoint of epoch 7 at runs/x (3.0 GB)"),
         ),
+        (happened.ActivityChanged("paused", "on battery"), ("info", "paused: on battery")),
+        (happened.ActivityChanged("running", ""), ("info", "works again")),
         (happened.Noticed("error", "no more memory"), ("error", "no more memory")),
     ],
 )

@@ -68,11 +68,11 @@ def test_an_exception_is_named_as_the_end(path: Path, clock: Clock) -> None:
 
 
 def test_closing_leaves_no_thread_and_no_file_beside_the_journal(path: Path, clock: Clock) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())  # one of an earlier test may be about to end
     journal = Journal(path, run=RUN, clock=clock)
     journal.close()
     journal.close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     assert [each.name for each in path.parent.iterdir()] == ["journal.sqlite"]
 
 
@@ -98,7 +98,7 @@ def test_other_programs_can_read_the_tables(journal: Journal, path: Path) -> Non
     journal.record(epoch(1))
     journal.flush(30)
     database = sqlite_utils.Database(path)
-    assert set(database.table_names()) == {"runs", "epochs", "rounds", "peers", "events", "reports"}
+    assert {"runs", "epochs", "rounds", "peers", "events", "reports", "evaluations"} <= set(database.table_names())
     assert database.journal_mode == "wal"
     assert next(database["epochs"].rows)["own_samples"] == 400
     database.close()

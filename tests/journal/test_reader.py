@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swarmcli.errors import JournalError
-from swarmcli.events import EpochReported
+from swarmcli.events import Booked, BookHead, EpochReported, Evaluated
 from swarmcli.journal import Journal, JournalReader, RunRecord
 from swarmcli.journal import reader as reader_module
 
@@ -48,6 +48,18 @@ def test_a_step_tells_more_of_an_epoch_than_a_later_download_of_it(journal: Jour
     assert [(row.samples, row.loss) for row in reader.epochs("stdlib-lm")] == [(1000, 3.0), (0, None)]
 
 
+def test_of_an_epoch_that_was_evaluated_twice_the_last_loss_counts(journal: Journal, reader: JournalReader) -> None:
+    for epoch_number, loss in ((10, 4.0), (20, 3.5), (20, 3.0)):
+        journal.record(Evaluated(epoch_number, loss, 256))
+    journal.flush(30)
+    assert [(row.epoch, row.loss, row.samples) for row in reader.evaluations("stdlib-lm")] == [
+        (10, 4.0, 256),
+        (20, 3.0, 256),
+    ]
+    assert [row.epoch for row in reader.evaluations("stdlib-lm", after=10)] == [20]
+    assert "evaluated epoch 10: loss 4.0000" in reader.events("stdlib-lm")[0].text
+
+
 def test_rows_after_an_id_are_only_the_newer_ones(journal: Journal, reader: JournalReader) -> None:
     for number in range(5):
         journal.record(averaging_round(number, "failed" if number == 2 else "committed", "why"))
@@ -81,6 +93,7 @@ def test_a_chart_shows_the_loss_of_the_swarm_weighted_by_rates(journal: Journal,
         (3, 1.5, 1000, 2),
     ]
     assert [row.epoch for row in reader.chart("stdlib-lm", after=2)] == [3]
+    assert list(reader.every("stdlib-lm", "epochs")) == reader.chart("stdlib-lm")  # tables say what pages draw
     assert reader.chart("stdlib-lm", after=3) == []
 
 
@@ -90,6 +103,7 @@ def test_a_chart_shows_no_epoch_that_only_others_claim_to_have_reached(journal: 
         journal.record(EpochReported(BOB, number, 0.5, 0, 100.0))
     journal.flush(30)
     assert [(row.epoch, row.loss) for row in reader.chart("stdlib-lm")] == [(3, 0.5)]
+    assert [row.epoch for row in reader.every("stdlib-lm", "epochs")] == [3]
 
 
 def test_a_later_report_of_the_same_epoch_replaces_the_earlier(journal: Journal, reader: JournalReader) -> None:
@@ -180,7 +194,8 @@ def test_a_journal_damaged_in_the_middle_is_an_error_with_its_name(tmp_path: Pat
         for number in range(200):
             journal.record(epoch(number))
     damaged = bytearray(path.read_bytes())
-    damaged[4096:] = b"\xff" * (len(damaged) - 4096)
+    page = damaged.rindex(b"ab" * 32) // 4096 * 4096  # one that holds rows, and not what tables there are
+    damaged[page : page + 4096] = b"\xff" * 4096
     path.write_bytes(bytes(damaged))
     with pytest.raises(JournalError, match=r"journal\.sqlite cannot be read"), JournalReader(path) as reader:
         reader.epochs("stdlib-lm")
@@ -215,3 +230,24 @@ def test_a_locked_journal_is_not_read_past_its_lock(journal: Journal, monkeypatc
     monkeypatch.setattr(reader_module, "_open", locked)
     with pytest.raises(JournalError, match="database is locked"):
         journal.read()
+
+
+def test_a_book_comes_back_a_line_for_each_peer_and_never_more_than_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarmcli.journal.writer.MOST_ROWS", 3)
+    path = tmp_path / "journal.sqlite"
+    with Journal(path, run=RunRecord("run", "monitor", "me"), clock=lambda: 5.0) as journal:
+        for number in range(6):
+            journal.record(Booked(f"peer {number}", samples=number, run_id="run", own_samples=number))
+        journal.record(Booked("peer 5", samples=50, run_id="run", own_samples=7))
+        journal.record(BookHead("run", 9, 900, 2, 1))
+    with JournalReader(path) as reader:
+        head, lines = reader.book("run")
+        assert head == BookHead("run", 9, 900, 2, 1, time=5.0)
+        assert [(line.peer, line.samples, line.own_samples) for line in lines] == [
+            ("peer 3", 3, 3),
+            ("peer 4", 4, 4),
+            ("peer 5", 50, 7),
+        ]
+        assert reader.book("another") == (None, [])

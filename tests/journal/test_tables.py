@@ -6,7 +6,7 @@ import sqlite3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmcli.events import EpochAdvanced, EpochReported, Event, PeerSeen, RoundFinished
+from swarmcli.events import EpochAdvanced, EpochReported, Evaluated, Event, PeerSeen, RoundFinished
 from swarmcli.journal import Line, RunRecord
 from swarmcli.journal.tables import MAX_INTEGER, MAX_TEXT, TABLES, from_row, to_row
 
@@ -35,6 +35,7 @@ VALUES = st.one_of(
     ),
     st.builds(PeerSeen, TEXT, TEXT, TEXT, COUNT, COUNT, NUMBER, st.booleans(), TEXT, time=NUMBER, first_seen=NUMBER),
     st.builds(Line, st.sampled_from(["info", "warning"]), TEXT, TEXT, TEXT, **NUMBERED),
+    st.builds(Evaluated, COUNT, NUMBER, COUNT, **NUMBERED),
     st.builds(EpochReported, TEXT, COUNT, NUMBER, COUNT, NUMBER, time=NUMBER),
 )
 

@@ -30,6 +30,9 @@ class Disk:
         self.batches.append(len(batch))
         self.outcome = outcome
 
+    def tidy(self) -> bool:
+        return True
+
     def close(self) -> None:
         self.closed = True
 

@@ -1,0 +1,78 @@
+"""Which journal a command means: by a path, by the name of a run, or the only one there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarmcli.errors import JournalError, UsageError
+from swarmcli.journal import JOURNAL_NAME, JournalReader
+
+MOST_NAMED = 8  # journals that are named where several are meant
+
+Which = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN|HOME]",
+        help="A run by its name, or a peer's directory or journal. Default: the only one here or of this user.",
+    ),
+]
+
+
+def journal_of(which: str | None) -> Path:
+    """Of a path, of the name of a run, or the only one there is. Raises JournalError, UsageError."""
+    if which is not None and Path(which).exists():
+        return find_journal(Path(which))
+    if which is None:
+        here = [Path(), *(place for depth in ("*", "*/*", "*/*/*") for place in Path().glob(depth))]
+        if any((place / JOURNAL_NAME).is_file() for place in here):
+            return find_journal(None)
+    found = [file for file in known_journals() if which is None or _is_of(file, which)]
+    if not found:
+        named = f"of the run {which} " if which else ""
+        raise UsageError(f"no journal {named}is known on this computer; name the directory of a peer")
+    if len(found) > 1 and which is None:
+        named = "".join(f"\n  {file.parent}" for file in found[:MOST_NAMED])
+        raise UsageError(f"{len(found)} peers of yours have a journal; name one of these directories, or a run:{named}")
+    # Of several peers of a run a monitor saw most; otherwise the one that wrote last.
+    return max(found, key=lambda file: (file.parent.name.startswith("monitor"), file.stat().st_mtime))
+
+
+def known_journals() -> list[Path]:
+    """Of peers that run, of runs that were joined by a link, and below the usual output_dir."""
+    from swarmcli.machine.places import places_of_runs
+
+    depths = ("", "*/", "*/*/", "*/*/*/")
+    return [file for place in places_of_runs() for depth in depths for file in place.glob(depth + JOURNAL_NAME)]
+
+
+def _is_of(file: Path, run_id: str) -> bool:
+    try:
+        with JournalReader(file) as reader:
+            return any(run.run_id == run_id for run in reader.runs())
+    except JournalError:
+        return False
+
+
+def find_journal(path: Path | None) -> Path:
+    """The file itself, or the one journal in a directory or up to three levels below it."""
+    where = path if path is not None else Path()
+    if not where.exists():
+        raise JournalError(f"{where} does not exist; give a journal ({JOURNAL_NAME}) or a directory that holds one")
+    if not where.is_dir():
+        return where
+    if (where / JOURNAL_NAME).is_file():
+        return where / JOURNAL_NAME
+    found = [
+        each for depth in ("*", "*/*", "*/*/*") for each in where.glob(f"{depth}/{JOURNAL_NAME}") if each.is_file()
+    ]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise JournalError(f"there is no {JOURNAL_NAME} in {where.absolute()} or below; give the path of one")
+    found.sort(key=lambda each: each.stat().st_mtime, reverse=True)
+    named = "".join(f"\n  {each}" for each in found[:MOST_NAMED])
+    more = f"\n  and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    raise JournalError(f"{where.absolute()} holds {len(found)} journals; give the path of one:{named}{more}")
