@@ -23,6 +23,7 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.loop_thread import LoopThread, SwarmFuture
 from swarmcli.network.membership import Membership
+from swarmcli.network.rates import check_rates
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.reach.mapping import PortMapping
 from swarmcli.reach.reach import Reach, ReachOptions
@@ -92,6 +93,8 @@ class DHT:
             identity = Identity.generate() if identity_path is None else Identity.load_or_create(Path(identity_path))
         self._identity = identity
         self.membership: Membership | None = None  # of a closed run; said before the peer starts
+        self._rates: tuple[float | None, float | None] = (None, None)
+        self._endpoint: Endpoint | None = None
         self._thread: LoopThread | None = None
         self._opening: SwarmFuture[DHTNode] | None = None
         self._opener: asyncio.Task[Any] | None = None
@@ -124,6 +127,18 @@ class DHT:
         except (Exception, KeyboardInterrupt):
             self.shutdown()
             raise
+
+    def limit_rates(self, upload: float | None, download: float | None) -> None:
+        """From now on this peer sends and receives at most so many bytes per second (None: no limit), see
+        Endpoint.limit_rates. Before the start it holds from the first connection on. Raises ValueError."""
+        check_rates(upload, download)
+        self._rates = upload, download
+        if self._thread is not None and not self._closed:
+            self._thread.run(self._limit_rates())
+
+    async def _limit_rates(self) -> None:
+        if self._endpoint is not None:
+            self._endpoint.limit_rates(*self._rates)
 
     @property
     def reachable(self) -> bool:
@@ -279,6 +294,8 @@ class DHT:
             events=self.events,
             membership=self.membership,
         )
+        self._endpoint = endpoint
+        endpoint.limit_rates(*self._rates)
         async with AsyncExitStack() as undo:
             undo.push_async_callback(endpoint.close)
             await endpoint.start()

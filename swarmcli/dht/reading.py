@@ -125,6 +125,7 @@ class Follower:
         self._core = core
         self._read = KeyRead(key_id(key))
         self._replicas: Sequence[Contact] = ()
+        self._near: Sequence[Contact] = ()  # the contacts nearest to the key when the replicas were last looked up
         self._search_at = float("-inf")  # loop time
         self._seen: dict[bytes, tuple[Record, Subkey, ValueWithExpiration]] = {}
         self.refused = core.checker.watch(key)  # rule → how many records under the key did not pass it here
@@ -136,7 +137,11 @@ class Follower:
 
     async def refresh(self) -> dict[Subkey, ValueWithExpiration]:
         """Subkey → value, as of now. Replicas that do not answer are left out; nothing is raised for them."""
-        if self._core.loop_time() >= self._search_at or not await self._read_replicas():
+        near = self._core.contacts.table.nearest_apart(self._read.target, self._core.num_replicas)
+        # Where others have come nearer than the replicas, whoever writes writes there: in a network that is small and
+        # grows, not one of the former replicas may be left after seconds.
+        if self._core.loop_time() >= self._search_at or near != self._near or not await self._read_replicas():
+            self._near = near
             await self._search()
         self._update(self._core.now())
         return {subkey: value for _, subkey, value in self._seen.values()}

@@ -15,8 +15,9 @@ from swarmcli.network.limits import Limits
 from swarmcli.testing.memory_network import MemoryNetwork
 from swarmcli.testing.virtual_time import EPOCH
 
-# Hundreds of nodes would spend their virtual minutes on keepalives, which are tested elsewhere.
-QUIET = Limits(keepalive_interval=60.0, keepalive_idle_interval=120.0, keepalive_timeout=120.0)
+# Hundreds of nodes would spend their virtual minutes on keepalives, which are tested elsewhere. Who looks once a minute
+# only must not take that for sleep: it would make all its connections anew each time.
+QUIET = Limits(keepalive_interval=60.0, keepalive_idle_interval=120.0, keepalive_timeout=120.0, asleep_after=300.0)
 
 
 class Swarm:

@@ -8,11 +8,12 @@ import pytest
 
 from swarmcli.dht import DHTNode
 from tests.simulation import simulated
+from tests.suites import soak
 
 from .swarm import QUIET, Swarm, address, soon
 
 
-@pytest.mark.parametrize("minutes", [1.0, 10.0])
+@pytest.mark.parametrize("minutes", [1.0, *soak([10.0])])
 @simulated
 async def test_after_a_partition_everyone_reads_what_either_half_stored(minutes: float) -> None:
     async with Swarm(5, limits=QUIET) as swarm:
