@@ -5,7 +5,6 @@ from swarmcli.averaging.averager import AveragingMode, DecentralizedAverager
 from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore
-from swarmcli.averaging.group import Group, Member
 
 __all__ = [
     "Aggregator",
@@ -16,11 +15,9 @@ __all__ = [
     "AveragingStage",
     "CenteredClip",
     "DecentralizedAverager",
-    "Group",
     "MatchmakingOptions",
     "Mean",
     "Median",
-    "Member",
     "RoundRequest",
     "RoundResult",
     "StepControl",

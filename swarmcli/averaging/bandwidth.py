@@ -22,15 +22,17 @@ _SHORTEST = 0.2  # seconds; a shorter round says nothing, and gains nothing from
 _WINDOWS = 8  # per round
 _SAMPLES = 128  # kept of one round; then every second one is dropped
 _FIRST_TICK = 0.02  # seconds between the first samples
+_LIMITED = 0.6  # of this peer's own limit: what goes faster was slowed down by it
 _RISE, _FALL = 0.5, 0.2  # weight of a new figure, in logarithms; a slower one may be due to the others
 
 
 class LinkGauge:
     """Watches what passes over this peer's connections while its rounds run."""
 
-    def __init__(self, passed: Callable[[], Traffic]) -> None:
-        """`passed`: the bytes sent and received so far."""
-        self._passed = passed
+    def __init__(self, passed: Callable[[], Traffic], limit: Callable[[], float | None] = lambda: None) -> None:
+        """`passed`: the bytes sent and received so far. `limit`: bytes per second that this peer's user allows now, in
+        the slower direction; None: no limit."""
+        self._passed, self._limit = passed, limit
         self._estimate: float | None = None  # bytes per second
         self._samples: list[tuple[float, Traffic]] = []
         self._tick = _FIRST_TICK
@@ -38,10 +40,10 @@ class LinkGauge:
 
     @property
     def claim(self) -> float | None:
-        """Bytes per second each way that others may count on; None while nothing is known."""
-        if self._estimate is None:
-            return None
-        return min(max(self._estimate, MIN_CLAIM), MAX_CLAIM)
+        """Bytes per second each way that others may count on; None while nothing is known. A limit counts at once,
+        also before anything was measured: whoever knows nothing is taken for the mean, which it may not be."""
+        known = [figure for figure in (self._estimate, self._limit()) if figure is not None]
+        return min(max(min(known), MIN_CLAIM), MAX_CLAIM) if known else None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -73,7 +75,11 @@ class LinkGauge:
         seen = fastest_stretch(self._samples, seconds / _WINDOWS)
         if seen < MIN_CLAIM:
             return  # a round in which next to nothing passed
-        if self._estimate is None:
+        limit = self._limit()
+        if limit is not None and seen > _LIMITED * limit:
+            # The limit was seen, not the link: what was known of that counts again as soon as the limit is gone.
+            self._estimate = max(seen, self._estimate) if self._estimate is not None else None
+        elif self._estimate is None:
             self._estimate = seen
         else:
             weight = _RISE if seen > self._estimate else _FALL

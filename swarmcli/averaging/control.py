@@ -84,6 +84,8 @@ class RoundResult(Mapping[PeerID, Any]):
     late: bool = False  # what was missing here was fetched after the group had committed
     remark: str = ""  # what was unusual, in words for people
     certificate: RoundCertificate | None = None  # proves to anyone that the group has committed this
+    weights: Mapping[PeerID, float] = field(default_factory=dict)  # of the contributors, as they were counted
+    reduced: Mapping[PeerID, int] = field(default_factory=dict)  # reducer → bytes of tensors that it has added up
 
     def __getitem__(self, peer: PeerID) -> Any:
         return self.gathered[peer]

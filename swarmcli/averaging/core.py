@@ -67,7 +67,6 @@ class AveragerCore:
         *,
         get_state: GetState | None = None,
         program: RoundProgram | None = None,
-        suspicions: Suspicions | None = None,
     ) -> None:
         """`get_state` gives what newcomers download, metadata and tensors that will not change; None: copies of the
         averaged tensors. `program`: the phases of each round; None: one all-reduce over all tensors. Raises ValueError
@@ -83,7 +82,7 @@ class AveragerCore:
             )
         self.config = config
         self.node = node
-        self.suspicions = suspicions if suspicions is not None else Suspicions()
+        self.suspicions = Suspicions()
         self._tensors = list(tensors)
         self._lock = asyncio.Lock()
         self._layout = Layout.of(self._tensors, config.allreduce.compression, config.allreduce.tensor_infos)
@@ -202,6 +201,15 @@ class AveragerCore:
     def set_group_bits(self, bits: str) -> None:
         """Raises ValueError for anything but zeros and ones."""
         self._finder.set_group_bits(bits)
+
+    @property
+    def company(self) -> list[PeerID]:
+        """With whom this peer is in a group, though it may not have begun: whom it follows, or who follows it."""
+        return self._finder.company
+
+    async def withdraw(self) -> None:
+        """This peer looks for no group until its next round: nobody is to wait for it as a member of the last one."""
+        await self._finder.withdraw()
 
     def give_up_leader(self) -> None:
         """The group that this peer waits in should have begun, and its leader has not: another one is to lead it."""
@@ -419,6 +427,8 @@ class AveragerCore:
             late=result.late,
             remark=result.remark,
             certificate=result.certificate,
+            weights=result.weights,
+            reduced=result.reduced([member.peer_id for member in group.members]),
         )
 
     def _decode_gathered(self, peer: PeerID, data: bytes) -> Any:

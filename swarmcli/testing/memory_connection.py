@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import Limits
+from swarmcli.network.rates import LinkRates
 from swarmcli.network.transports.base import Buffer, Purpose, Receiver
 from swarmcli.network.transports.frames import FrameReader, FrameWriter, goodbye_frame
 from swarmcli.testing.memory_cables import PIECE, SHARED_PIECE, Cables, Packet, cut
@@ -24,12 +25,17 @@ _LINGER = 2.0  # seconds that a closing connection waits for a frame that is bei
 
 
 class _Writer(FrameWriter):
-    def __init__(self, connection: MemoryConnection, limits: Limits) -> None:
-        super().__init__(limits, lambda: connection.abort("a send was cancelled in the middle of a frame"))
+    def __init__(self, connection: MemoryConnection, limits: Limits, rates: LinkRates) -> None:
+        def torn() -> None:
+            connection.abort("a send was cancelled in the middle of a frame")
+
+        super().__init__(limits, torn, rates.upload)
         self._connection = connection
+        self.bulk = connection.purpose is Purpose.BULK
 
     def write(self, data: bytes | memoryview) -> None:
         self.bytes_sent += len(data)
+        self._way.charge(len(data))
         self._connection.transmit(data)
 
 
@@ -44,11 +50,13 @@ class MemoryConnection:
         ends: tuple[PeerID, PeerID],
         purpose: Purpose,
         limits: Limits,
+        rates: LinkRates,
         *,
         dialed: bool,
         address: str,
     ) -> None:
         """`ends` are this peer and the other one; `address` is the other one's."""
+        self.rates = rates
         self._own_id, self.peer_id = ends
         self.purpose = purpose
         self.dialed = dialed
@@ -65,12 +73,13 @@ class MemoryConnection:
         self._ended_in_order = False
         self._paused = False
         self._pumping = False
+        self._turn = False  # one packet may be taken, however much has come already
         self._travelling: deque[Packet] = deque()  # towards this end, in order
         self._last_arrival = 0.0
         self._inbox: deque[Packet] = deque()  # arrived and not yet delivered
         self._unacknowledged = 0  # bytes sent from here that the other end has not taken yet
         self._reader = FrameReader(limits)
-        self._writer = _Writer(self, limits)
+        self._writer = _Writer(self, limits, rates)
         self._cables.pumps[self] = self.pump
 
     @property
@@ -132,7 +141,8 @@ class MemoryConnection:
         self._unacknowledged += len(data)
         if self._unacknowledged > _WRITE_HIGH:
             self._writer.pause()
-        for packet in cut(data, SHARED_PIECE if limited else PIECE):
+        size = SHARED_PIECE if limited else PIECE
+        for packet in cut(data, min(size, self.other.rates.download.piece)):
             uplink.submit(self, packet, self.other.travel)
 
     def travel(self, packet: Packet) -> None:
@@ -170,9 +180,12 @@ class MemoryConnection:
             return True
         if not self._inbox or not (may_read or self._inbox[0].reset):
             return False
+        if not (self._inbox[0].reset or self._may_take()):
+            return False
         packet = self._inbox.popleft()
         if packet.reset:
             raise ConnectionLost(packet.reset)
+        self.rates.download.charge(packet.size)
         self.bytes_received += packet.size
         self.other._acknowledged(packet.size)
         if (self.peer_id, self._own_id) in self._cables.to_tear:
@@ -184,6 +197,19 @@ class MemoryConnection:
             packet = Packet(packet.data[packet.size // 2 :])
         self._take(packet.data)
         return True
+
+    def _may_take(self) -> bool:
+        """Whether the way in has room, or it is this connection's turn; otherwise it is told when."""
+        way = self.rates.download
+        if self._turn or way.is_open or self.purpose is not Purpose.BULK:
+            self._turn = False
+            return True
+        way.when_open(self, self._its_turn)
+        return False
+
+    def _its_turn(self) -> None:
+        self._turn = True
+        self.pump()
 
     def _take(self, data: bytes) -> None:
         """First the rest of the payload under way, which goes to the receiver's memory, then what is behind it."""
@@ -235,6 +261,7 @@ class MemoryConnection:
         """This end is no more; says so to the receiver, from the loop."""
         self._error = error
         self._inbox.clear()
+        self.rates.download.forget(self)
         self._writer.fail(error)
         self._cables.pumps.pop(self, None)
         if self._receiver is not None:

@@ -14,6 +14,7 @@ from swarmcli.network.addresses import Address, Scheme, parse_address
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import Limits
 from swarmcli.network.membership import Membership
+from swarmcli.network.rates import LinkRates
 from swarmcli.network.transports.base import Accept, Family, Purpose
 from swarmcli.testing.memory_cables import Cables, Latency
 from swarmcli.testing.memory_connection import MemoryConnection
@@ -143,6 +144,7 @@ class MemoryTransport:
         self.network = network
         self.identity = identity
         self.limits = limits
+        self.rates = LinkRates()
         self.membership: Membership | None = None
         self.place = place
         self._next_port = _FIRST_PORT
@@ -235,9 +237,11 @@ class MemoryTransport:
 
     def _connect(self, there: MemoryTransport, purpose: Purpose, address: str, source: int | None) -> MemoryConnection:
         ids = (self.identity.peer_id, there.identity.peer_id)
-        local = MemoryConnection(self.network, ids, purpose, self.limits, dialed=True, address=address)
+        local = MemoryConnection(self.network, ids, purpose, self.limits, self.rates, dialed=True, address=address)
         own_address = self._seen_at(there, source)
-        remote = MemoryConnection(self.network, ids[::-1], purpose, there.limits, dialed=False, address=own_address)
+        remote = MemoryConnection(
+            self.network, ids[::-1], purpose, there.limits, there.rates, dialed=False, address=own_address
+        )
         local.other, remote.other = remote, local
         local.observed_address = own_address
         self._keep(local)
@@ -259,9 +263,9 @@ class MemoryTransport:
         leader, follower = (syn, other) if syn.leads else (other, syn)
         ends: list[MemoryConnection] = []
         for end in (leader, follower):
-            limits = end.transport.limits
+            at = end.transport
             connection = MemoryConnection(
-                self.network, end.ends, end.purpose, limits, dialed=end.leads, address=end.target
+                self.network, end.ends, end.purpose, at.limits, at.rates, dialed=end.leads, address=end.target
             )
             connection.punched = True
             end.transport._keep(connection)

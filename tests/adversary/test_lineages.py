@@ -215,7 +215,7 @@ def test_what_the_owner_signed_leads_whoever_comes_with_it_and_with_no_other_par
             far = LineagePosition(100, 1000, b"o" * 32)
             parameters = bytes.fromhex(saved["swarm"]["parameters"])
             for trainer in [*trainers, owner, false]:
-                trainer.core.directory.signed_by_owner = lambda position, state, signature: (
+                trainer.core.directory.vouching.signed_by_owner = lambda position, state, signature: (
                     (position, state, signature) == (far, parameters, b"s" * 64)
                 )
             LIES["other weights"].tell(liar_of(false))
@@ -248,7 +248,7 @@ def test_a_lone_monitor_shows_what_the_trainers_signed_before_they_were_lost() -
             await together(*(trainer.train(end) for trainer in others))
             for trainer in others:
                 await swarm.kill(trainer)
-            proof = monitor.core.directory.way.proof(monitor.core.position.lineage)
+            proof = monitor.core.directory.vouching.way.proof(monitor.core.position.lineage)
             signed = proof.signed(away.core.directory.mates.known, away.core.directory.mates.needed)
             assert signed.members >= {trainer.node.peer_id for trainer in others}
             downloads = record(away.node, StateDownloaded)

@@ -43,6 +43,28 @@ class Cable:
             self.total += Traffic(round(sent / 100), round(received / 100))
 
 
+def test_a_limit_is_claimed_at_once_and_what_it_hides_is_remembered() -> None:
+    limit: float | None = 1e5
+
+    async def main() -> None:
+        nonlocal limit
+        cable = Cable()
+        gauge = LinkGauge(lambda: cable.total, lambda: limit)
+        assert gauge.claim == 1e5, "nothing is measured, and it is not faster than this"
+        limit = None
+        with gauge.watching():
+            await cable.carry(2, 8e6, 8e6)
+        limit = 1e5
+        assert gauge.claim == 1e5
+        for _ in range(5):
+            with gauge.watching():
+                await cable.carry(2, 1e5, 1e5)
+        limit = None
+        assert gauge.claim == pytest.approx(8e6, rel=0.2), "the link is what it was before the limit"
+
+    virtual_time.run(main())
+
+
 async def watched(*stretches: tuple[float, float, float]) -> float | None:
     """What a gauge claims after a round of (seconds, bytes per second sent, and received)."""
     cable = Cable()
@@ -167,5 +189,33 @@ def test_shares_come_near_the_optimum_by_what_was_measured(links: list[tuple[flo
         assert len(set(first.group.part_shares)) == 1, "nothing is known at first"
         assert last.seconds < first.seconds
         assert last.optimum / last.seconds >= 0.8
+
+    virtual_time.run(main(), timeout=3600)
+
+
+def test_the_shares_follow_a_limit_and_nobody_blames_who_has_one() -> None:
+    """4 MiB at 100 kB/s take twice as long as a sender has who tells nothing of its link."""
+
+    async def main() -> None:
+        async with Averagers(5) as swarm:
+            options = dataclasses.replace(SMALL_PARTS, allreduce_timeout=80.0)
+            peers = await swarm.add(3, shapes=((ELEMENTS,),), allreduce=options)
+            for peer in peers:
+                swarm.network.set_bandwidth(peer.peer_id, 80 * MBIT)
+            limited = peers[1]
+
+            async def share(upload: float | None, download: float | None) -> float:
+                limited.endpoint.limit_rates(upload, download)
+                results = await all_results([peer.begin(timeout=300) for peer in peers])
+                assert not any(result.left_out for result in results)
+                assert not any(peer.core.suspicions.is_suspect(other.peer_id) for peer in peers for other in peers)
+                group = results[0].group
+                index = [member.peer_id for member in group.members].index(limited.peer_id)
+                return group.part_shares[index]
+
+            assert await share(None, None) == pytest.approx(1 / 3)
+            assert await share(100e3, None) < 0.05
+            assert await share(None, 100e3) < 0.05
+            assert await share(None, None) > 0.3
 
     virtual_time.run(main(), timeout=3600)

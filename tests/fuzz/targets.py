@@ -22,6 +22,7 @@ import torch
 
 import swarmcli
 from swarmcli.averaging.group import Group
+from swarmcli.checkpoints import layout as checkpoint
 from swarmcli.compression import (
     BFloat16Compression,
     BlockwiseQuantization,
@@ -82,7 +83,7 @@ from swarmcli.recipe.load import parse_recipe
 from swarmcli.recipe.offered import offered, read_offered
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.state.snapshot import ChunkLayout, Manifest, read_manifest
-from swarmcli.training import checkpoint
+from swarmcli.training import load_checkpoint
 from tests.recipe.recipes import small
 
 PEER = Identity.from_seed(1)
@@ -230,7 +231,7 @@ def read_checkpoint(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as place:
         for name, content in (_checkpoint_files() | {checkpoint.MANIFEST: data}).items():
             (Path(place) / name).write_bytes(content)
-        checkpoint.load_checkpoint(Path(place))
+        load_checkpoint(Path(place))
 
 
 def read_training_file(data: bytes) -> None:
@@ -242,7 +243,7 @@ def read_training_file(data: bytes) -> None:
         manifest = json.loads(files[checkpoint.MANIFEST])
         manifest["sha256"][checkpoint.TRAINING] = checkpoint.file_digest(Path(place) / checkpoint.TRAINING)
         (Path(place) / checkpoint.MANIFEST).write_text(json.dumps(manifest))
-        checkpoint.load_checkpoint(Path(place))
+        load_checkpoint(Path(place))
 
 
 @cache

@@ -34,18 +34,5 @@ def chance_for(share: float, auditors: int) -> float:
     return min(1.0, share / auditors) if auditors else 0.0
 
 
-def chance_to_be_found(share: float, auditors: int, honest: int, false_parts: float) -> float:
-    """That one of the honest auditors looks at one of so many false parts, in one round."""
-    seldom = (1.0 - chance_for(share, auditors)) ** (honest * false_parts)
-    return 1.0 - seldom
-
-
-def rounds_until_found(found: float, certainty: float) -> int:
-    """After how many rounds a liar is found with this certainty, if each finds it with the chance `found`."""
-    if found >= 1.0:
-        return 1
-    return math.ceil(math.log(1.0 - certainty) / math.log(1.0 - found) - 1e-9)
-
-
 def _number(seed: bytes, part: int) -> int:
     return int.from_bytes(blake3(seed + part.to_bytes(8, "big")).digest(length=8), "big")

@@ -50,10 +50,10 @@ class Memory:
         welcome = (candidate for candidate in declared if not self.is_banned(candidate.peer_id))
         self.holders = {candidate.peer_id: candidate for candidate in islice(welcome, MAX_CANDIDATES)}
 
-    def finish(self, candidate: Candidate) -> None:
-        """This search has ended; what others still say about it is out of date."""
-        self._finished.pop(candidate.peer_id, None)
-        self._finished[candidate.peer_id] = candidate.search
+    def finish(self, peer: PeerID, search: bytes) -> None:
+        """This search of that peer has ended; what others still say about it is out of date."""
+        self._finished.pop(peer, None)
+        self._finished[peer] = search
         _keep_newest(self._finished)
 
     def has_finished(self, candidate: Candidate) -> bool:
@@ -84,8 +84,10 @@ class Memory:
         return {holder.peer_id for holder in idle if self.waits_for(holder.peer_id)}
 
     def _search_of(self, peer: PeerID) -> bytes:
+        """The last one that is known. A mate may have come to the last group with a later one than this peer has read,
+        since a follower reads no declarations."""
         holder = self.holders.get(peer)
-        return holder.search if holder is not None else b""
+        return max(holder.search if holder is not None else b"", self._finished.get(peer, b""))
 
 
 def _keep_newest(notes: dict[PeerID, Any]) -> None:
@@ -176,7 +178,7 @@ class Candidates:
         """The search of this peer that is known has ended: it is no candidate until it declares a later one."""
         entry = self.entries.pop(peer, None)
         if entry is not None:
-            self._memory.finish(entry.candidate)
+            self._memory.finish(peer, entry.candidate.search)
 
     def note_begun(self, peer: PeerID, gone: Sequence[PeerID], until: float) -> None:
         """A group has begun with this peer and those who are `gone`; they are passed over meanwhile."""

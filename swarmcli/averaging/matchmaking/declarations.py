@@ -106,7 +106,7 @@ class Declarations:
 
     async def withdraw(self) -> None:
         """Takes this peer's declaration back. Raises NetworkError or DHTError."""
-        published, self._own = self._published, None
+        published, self._own, self._published = self._published, None, None
         if published is not None:
             await self._node.withdraw(group_key(self._prefix, published.bits), self._node.own_subkey())
 

@@ -200,7 +200,7 @@ class SearchDriver:
         wanted = {*self.search.gathering.mates, *self.search.gathering.followers, *leader}
         for peer in self._watched.keys() - wanted:
             self._watched.pop(peer).cancel()
-        for peer in wanted - self._watched.keys():
+        for peer in sorted(wanted - self._watched.keys()):  # sets differ in order from process to process
             lost = self._watched[peer] = self._endpoint.lost(peer)
             lost.add_done_callback(partial(self._on_connection_lost, peer))
 
@@ -282,8 +282,9 @@ class SearchDriver:
             gathering = self.search.gathering
             blocked = gathering.blocked[:MAX_REASON]
             beat = Heartbeat(self.search.me.search, gathering.patience, len(gathering), blocked)
-            for peer in gathering.followers.keys() - self._beating:
-                self._jobs.spawn(self._beat(peer, beat))
+            for peer in gathering.followers:
+                if peer not in self._beating:
+                    self._jobs.spawn(self._beat(peer, beat))
             await asyncio.sleep(gathering.beat_interval)
 
     async def _beat(self, peer: PeerID, beat: Heartbeat) -> None:

@@ -75,7 +75,7 @@ class GroupFinder:
         could not be told that its group begins, `declined` with a group that begins though this peer takes no part.
         `ban_news`: of the run; who owns this finder starts and stops it."""
         self.group_bits = config.initial_group_bits
-        self.link = LinkGauge(node.endpoint.passed)
+        self.link = LinkGauge(node.endpoint.passed, lambda: node.endpoint.rates.lower)
         self.driver: SearchDriver | None = None
         self.unfaithful: set[PeerID] = set()  # leaders that gathered a group and did not begin it; to be cleared
         self._endpoint = node.endpoint
@@ -102,6 +102,14 @@ class GroupFinder:
         """Whether others can dial this peer directly, as things stand now."""
         return not (self._config.client_mode or self._endpoint.client_mode)
 
+    @property
+    def company(self) -> list[PeerID]:
+        """Whom this peer follows, or who follows it, in the search under way."""
+        if self.driver is None:
+            return []
+        leader = self.driver.search.leader
+        return [leader.peer_id] if leader is not None else list(self.driver.search.gathering.followers)
+
     def start(self) -> None:
         """Begins to answer others, and declares that this peer holds the prefix. Raises ValueError if this endpoint
         has an averager of the same prefix."""
@@ -124,12 +132,16 @@ class GroupFinder:
         """Answers nobody any more and withdraws the declaration."""
         self._unsubscribe()
         self._endpoint.withdraw(*(method_name(self._config.prefix, message) for message in METHODS))
+        await self.withdraw()
+        await self._tasks.close()
+
+    async def withdraw(self) -> None:
+        """Takes the declaration back, until the next search. Who reads that waits for this peer no more."""
         try:
             async with asyncio.timeout(WITHDRAWAL_TIMEOUT):
                 await self._declarations.withdraw()
         except (NetworkError, DHTError, TimeoutError) as error:
             logger.debug("the declaration of %s stays until it expires: %s", self._config.prefix, error)
-        await self._tasks.close()
 
     def set_group_bits(self, bits: str) -> None:
         """The bucket to look in from the next search on. Raises ValueError."""
@@ -313,7 +325,7 @@ class GroupFinder:
     def _remember(self, group: Group, search: Search) -> None:
         memory, size = self._memory, self._config.matchmaking.target_group_size
         for member in group.members:
-            search.known.finish(member.peer_id)
+            memory.finish(member.peer_id, member.search)
             self._endpoint.learn(member.peer_id, member.addresses)
         peers = frozenset(member.peer_id for member in group.members)
         memory.note_present(peers)

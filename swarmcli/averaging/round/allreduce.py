@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -73,6 +74,15 @@ class AllreduceResult:
     @property
     def total_weight(self) -> float:
         return math.fsum(self.weights.values())
+
+    def reduced(self, members: Sequence[PeerID]) -> dict[PeerID, int]:
+        """Who has added up how many bytes of the senders' tensors, before compression. `members`: in the group's order.
+        A round of several phases tells of its last one."""
+        sums = Counter[PeerID]()
+        for average in self.parts:
+            part = average.part
+            sums[members[part.reducer]] += (part.stop - part.start) * part.segment.dtype.itemsize * len(average.senders)
+        return dict(sums)
 
     @property
     def remark(self) -> str:

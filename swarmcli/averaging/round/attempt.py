@@ -11,9 +11,11 @@ and all that is held after the one before is copied instead of being sent and ad
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from itertools import chain
 
+from swarmcli.averaging.bandwidth import MIN_CLAIM
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.certificate import DoubleVote
@@ -34,12 +36,13 @@ from swarmcli.averaging.round.buffers import (
 )
 from swarmcli.averaging.round.copying import Copier
 from swarmcli.averaging.round.messages import OpenExchange
+from swarmcli.averaging.round.plan import Plan
 from swarmcli.averaging.round.receiver import PartReceiver
 from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.round.sender import Gathered, PartSender
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.round.signed import SignedLists
-from swarmcli.averaging.shares import reducers_among
+from swarmcli.averaging.shares import reducers_among, slowest_link
 from swarmcli.averaging.weights import WeightBounds
 from swarmcli.events import PeerRefused
 from swarmcli.network import Stream
@@ -94,8 +97,9 @@ class Attempt:
         self._plan = plan
         self._signed = holdings.signed = SignedLists(group, service.prefix, service.bans)
         self._time = options.allreduce_timeout or pace.usual_time(plan.layout.nbytes)
-        parts_pace = pace.of_parts(self._time, len(others))
-        averages_pace = pace.of_averages(self._time, len(plan.by_reducer))
+        told = self._told(plan)
+        parts_pace = pace.of_parts(self._time, len(others), told)
+        averages_pace = pace.of_averages(self._time, len(plan.by_reducer), told)
         self._receiver = PartReceiver(
             mates, plan, self._reducer, others, self._signed, self.audits, options, parts_pace, last=last
         )
@@ -111,6 +115,17 @@ class Attempt:
         self._one_copies = asyncio.Lock()
         self._votes: RoundVotes
         self.agreement: Agreement
+
+    def _told(self, plan: Plan) -> float:
+        """Seconds that the exchange takes by what the members have told of their links; 0: they have told nothing in
+        bytes per second. Infinite where this peer's own limit asks for more time than senders have: then it is itself
+        the slow one."""
+        group, nbytes = self.mates.group, sum(part.payload_bound for part in plan.parts)
+        limit = self.mates.endpoint.rates.lower
+        if limit is not None and nbytes / limit > pace.SENDERS * self._time:
+            return math.inf
+        figures = [member.bandwidth for member in group.members if member.bandwidth > 0]
+        return slowest_link(group.members, group.part_shares) * nbytes if figures and min(figures) >= MIN_CLAIM else 0.0
 
     async def run(self) -> Decision | None:
         """Takes part until the outcome of this try is known, or (None) known to stay unknown here."""

@@ -18,10 +18,13 @@ from swarmcli.network.identity import PeerID
 
 GRACE = 20.0  # seconds that a sender has in any case; longer than silence is borne, which is told apart from slowness
 LOOK = 1.0  # seconds between two looks at a stream
-SENDERS = 1 / 3  # of a round's time, for the parts of one sender
-# For the averages of one reducer. It waits for its slowest sender, who may be slow to it alone: so it is not judged
-# before that one must have been given up.
-REDUCERS = 2 / 3
+SENDERS = 1 / 3  # of a round's time, for the parts of one sender …
+# … and where a member has told the group that its link, or its user's limit, takes longer: it is as slow as it said,
+# and nobody is to blame. No more, or whoever tells a crawl would hold up every round to its end.
+SLOW_SENDERS = 3 / 5
+# For the averages of one reducer, after that. It waits for its slowest sender, who may be slow to it alone: so it is
+# not judged before that one must have been given up.
+REDUCERS = 1 / 3
 
 MARGIN = 1.5  # times what a round would have needed, for the next one …
 MOST_STRETCHED = 16.0  # … up to so many times what was wished
@@ -149,15 +152,24 @@ def usual_time(nbytes: int) -> float:
     return AT_LEAST + nbytes / SLOWEST
 
 
-def of_parts(time: float, senders: int) -> Pace:
+def of_parts(time: float, senders: int, told: float = 0.0) -> Pace:
     """For what this member's reducer gets, in a round that may take `time` seconds. What this member sends itself
-    counts as one of the streams, so that it shows in a group of two that the other one alone is slow."""
-    return Pace(senders + 1, SENDERS * time)
+    counts as one of the streams, so that it shows in a group of two that the other one alone is slow.
+
+    `told`: seconds that the round takes by the bandwidths that the members have told; infinite: this member itself is
+    the one that is too slow for the time, and judges nobody.
+    """
+    return Pace(senders + 1, _for_senders(time, told))
 
 
-def of_averages(time: float, reducers: int) -> Pace:
+def of_averages(time: float, reducers: int, told: float = 0.0) -> Pace:
     """For what this member gets of reducers, its own one included."""
-    return Pace(reducers, REDUCERS * time, SENDERS * time + 2 * LOOK)
+    senders = _for_senders(time, told)
+    return Pace(reducers, senders + REDUCERS * time, senders + 2 * LOOK)
+
+
+def _for_senders(time: float, told: float) -> float:
+    return told if told == math.inf else max(SENDERS * time, min(MARGIN * told, SLOW_SENDERS * time))
 
 
 def needed(seconds: float, fraction: float) -> float:

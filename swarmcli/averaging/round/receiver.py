@@ -20,7 +20,7 @@ from swarmcli.averaging.shares import reducer_opens
 from swarmcli.compression import TensorMessage
 from swarmcli.errors import CallRefused, EndOfStream, InputRefused, NetworkError, ProtocolViolation, RoundFailed
 from swarmcli.network import Stream
-from swarmcli.tasks import Bell, beside, forget, forgetful, unless_silent
+from swarmcli.tasks import Bell, beside, forget, forgetful, unless_silent, unless_stuck
 
 
 class PartReceiver:
@@ -238,7 +238,7 @@ class PartReceiver:
             message = average.message
             tensor = None if message is None else message.header
             header = AverageHeader(tensor, average.senders, average.weights, average.inputs or None)
-            async with asyncio.timeout(self._options.for_reducer):
+            async with unless_stuck(stream, self._options.for_reducer):
                 await stream.send(header, () if message is None else message.payload)
         signed = self._signed.sign(self._mates.me, self._mates.endpoint.identity, root_of(averages))
         if self._audits is not None:

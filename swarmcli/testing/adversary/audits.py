@@ -12,8 +12,7 @@ from swarmcli.averaging.audit.signed import SignedParts, inputs_hash
 from swarmcli.averaging.round.messages import InputsRequest
 from swarmcli.compression import NoCompression
 from swarmcli.errors import CallRefused, NetworkError
-from swarmcli.testing.adversary.base import Liar, lie
-from swarmcli.testing.adversary.stalling import _on_each_try
+from swarmcli.testing.adversary.base import Liar, lie, on_each_try
 
 
 def _falsify(round_: Any, liar: Liar) -> None:
@@ -29,7 +28,7 @@ def _falsify(round_: Any, liar: Liar) -> None:
 
 @lie("false sums", "audits", at_most="found with the stated chance; then banned, and its averages count for nothing")
 def reduce_falsely(liar: Liar) -> None:
-    _on_each_try(liar, lambda round_: _falsify(round_, liar))
+    on_each_try(liar, lambda round_: _falsify(round_, liar))
 
 
 @lie("forged inputs", "audits", at_most="as false sums: an input without its sender's signature is evidence by itself")
@@ -51,7 +50,7 @@ def forge_inputs(liar: Liar) -> None:
 
         round_._reducer._note_inputs = note
 
-    _on_each_try(liar, alter)
+    on_each_try(liar, alter)
 
 
 @lie("withheld inputs", "audits", at_most="goes on for this round; no seat in the next group of whoever asked")
@@ -64,7 +63,7 @@ def withhold_inputs(liar: Liar) -> None:
 
         round_.audits.give = give
 
-    _on_each_try(liar, alter)
+    on_each_try(liar, alter)
 
 
 @lie("false accuser", "audits", at_most="is banned by all others; the round goes on without its vote")
@@ -81,7 +80,7 @@ def accuse_falsely(liar: Liar) -> None:
 
         audits._case = accused
 
-    _on_each_try(liar, alter)
+    on_each_try(liar, alter)
 
 
 class _Accused(Case):
@@ -103,7 +102,7 @@ def sign_nothing(liar: Liar) -> None:
 
         round_.audits.sign = wrongly
 
-    _on_each_try(liar, alter)
+    on_each_try(liar, alter)
 
 
 @lie("greedy auditor", "audits", at_most="one refused call for each try and reducer")
@@ -129,4 +128,4 @@ def ask_for_everything(liar: Liar) -> None:
 
         audits.look_at = greedily
 
-    _on_each_try(liar, alter)
+    on_each_try(liar, alter)

@@ -7,7 +7,7 @@ import pkgutil
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
     from swarmcli.averaging.core import AveragerCore
@@ -61,6 +61,19 @@ def lie(name: str, layer: Layer, *, at_most: str) -> Callable[[Callable[[Liar], 
         return tell
 
     return enter
+
+
+def on_each_try(liar: Liar, alter: Callable[[Any], None]) -> None:
+    """`alter` gets each try at a round of this averager before it begins."""
+    assert liar.averager is not None
+    service = liar.averager._service
+    hosting = service.hosting
+
+    def host(round_: Any) -> Any:
+        alter(round_)
+        return hosting(round_)
+
+    service.hosting = host  # type: ignore[method-assign]
 
 
 def draw(seed: int, count: int, layers: Collection[Layer] = ()) -> list[Lie]:

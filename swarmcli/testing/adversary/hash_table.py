@@ -247,8 +247,8 @@ def _address(liar: Liar) -> str:
     return f"tcp://{liar.random.randrange(20, 100)}.{liar.random.randrange(256)}.1.1:9"
 
 
-def _invented(liar: Liar, target: int, tries: int = 64) -> Contact:
+def _invented(liar: Liar, target: int) -> Contact:
     """Near the target: an id that nobody has the key of costs a hash, so the liar takes the best of some."""
-    drawn = [PeerID(liar.random.randbytes(32)) for _ in range(tries)]
+    drawn = [PeerID(liar.random.randbytes(32)) for _ in range(64)]
     nearest = min(drawn, key=lambda peer: int.from_bytes(hashlib.sha256(peer).digest(), "big") ^ target)
     return Contact(nearest, (_address(liar),))

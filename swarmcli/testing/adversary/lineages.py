@@ -116,20 +116,20 @@ def forged_certificates(liar: Liar) -> None:
         before = steps[-1].position.lineage
     _stop(liar)
     _claim(liar, steps[-1].position)
-    core.directory.way.take_over(Proof(tuple(steps)))
+    core.directory.vouching.way.take_over(Proof(tuple(steps)))
 
 
 @lie("an old proof", "lineages", at_most=MOVES_NOBODY)
 def old_proof(liar: Liar) -> None:
     """Shows the certificates of rounds that there were, as those of what it claims."""
     core = _core(liar)
-    proof = core.directory.way.proof(core.position.lineage)
+    proof = core.directory.vouching.way.proof(core.position.lineage)
 
     async def replay(*_: Any) -> Proof:
         liar.told.append("an old proof")
         return proof
 
-    core.directory.way.proof = lambda lineage: proof  # type: ignore[method-assign]
+    core.directory.vouching.way.proof = lambda lineage: proof  # type: ignore[method-assign]
     _stop(liar)
     _claim(liar, LineagePosition(core.position.epoch + 1000, MAX_COUNT, liar.random.randbytes(32)))
 

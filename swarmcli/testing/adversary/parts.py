@@ -20,7 +20,7 @@ from swarmcli.compression.base import NoCompression, tensor_memory
 from swarmcli.errors import NetworkError
 from swarmcli.network import Stream, wire
 from swarmcli.network.identity import SIGNATURE_BYTES, PeerID
-from swarmcli.testing.adversary.base import Liar, lie
+from swarmcli.testing.adversary.base import Liar, lie, on_each_try
 
 
 class _Altered:
@@ -36,19 +36,6 @@ class _Altered:
         await self._stream.send(*self._alter(message, payload))
 
 
-def _on_each_try(liar: Liar, alter: Callable[[Any], None]) -> None:
-    """`alter` gets each try at a round of this averager before it begins."""
-    assert liar.averager is not None
-    service = liar.averager._service
-    hosting = service.hosting
-
-    def host(round_: Any) -> Any:
-        alter(round_)
-        return hosting(round_)
-
-    service.hosting = host  # type: ignore[method-assign]
-
-
 def _as_reducer(liar: Liar, alter: Callable[[Any, Stream, Any, Any], tuple[Any, Any]]) -> None:
     """`alter` gets the try, the stream to a member, and each message to it with its payload."""
 
@@ -58,7 +45,7 @@ def _as_reducer(liar: Liar, alter: Callable[[Any, Stream, Any, Any], tuple[Any, 
             _Altered(stream, lambda message, payload: alter(round_, stream, message, payload))
         )
 
-    _on_each_try(liar, on_try)
+    on_each_try(liar, on_try)
 
 
 def _as_sender(liar: Liar, alter: Callable[[Any, Any], tuple[Any, Any]]) -> None:
@@ -66,7 +53,7 @@ def _as_sender(liar: Liar, alter: Callable[[Any, Any], tuple[Any, Any]]) -> None
         send = round_._sender._send
         round_._sender._send = lambda parts, mine, stream: send(parts, mine, _Altered(stream, alter))
 
-    _on_each_try(liar, on_try)
+    on_each_try(liar, on_try)
 
 
 def _shifted(payload: Any) -> memoryview:
@@ -161,7 +148,7 @@ def replayed_parts(liar: Liar) -> None:
 
         round_._sender._send = replay
 
-    _on_each_try(liar, on_try)
+    on_each_try(liar, on_try)
 
 
 @lie("weights without bound", "parts", at_most="its share of the weight; it is left out if a sum could overflow")
@@ -244,7 +231,7 @@ def false_digest(liar: Liar) -> None:
 
     service._holdings = holdings  # type: ignore[method-assign]
     _as_reducer(liar, unsigned)
-    _on_each_try(liar, on_try)
+    on_each_try(liar, on_try)
 
 
 @lie("false accusations", "parts", at_most="one signature to check; it is not listened to again")
@@ -268,4 +255,4 @@ def false_accusations(liar: Liar) -> None:
         for hearer, victim in zip(members, members[1:] + members[:1], strict=True):
             averager._rounds.spawn(accuse(hearer, victim, round_.group.group_id))
 
-    _on_each_try(liar, on_try)
+    on_each_try(liar, on_try)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from swarmcli.averaging.round.messages import AverageHeader, PartHeader
 from swarmcli.network import Stream
-from swarmcli.testing.adversary.base import Liar, lie
+from swarmcli.testing.adversary.base import Liar, lie, on_each_try
 
 DRIP = 14.0  # seconds between two pieces: never as long as silence is borne
 
@@ -30,26 +29,13 @@ class _Dripping:
         await self._stream.send(message, payload)
 
 
-def _on_each_try(liar: Liar, alter: Callable[[Any], None]) -> None:
-    """`alter` gets each try at a round of this averager before it begins."""
-    assert liar.averager is not None
-    service = liar.averager._service
-    hosting = service.hosting
-
-    def host(round_: Any) -> Any:
-        alter(round_)
-        return hosting(round_)
-
-    service.hosting = host  # type: ignore[method-assign]
-
-
 @lie("trickling sender", "parts", at_most="one third of a round's time in one round; no seat in the next group")
 def trickle_parts(liar: Liar) -> None:
     def alter(round_: Any) -> None:
         send = round_._sender._send
         round_._sender._send = lambda parts, mine, stream: send(parts, mine, _Dripping(stream, PartHeader, liar))
 
-    _on_each_try(liar, alter)
+    on_each_try(liar, alter)
 
 
 @lie("trickling reducer", "parts", at_most="a second try in one round; nothing to reduce and no seat in the next group")
@@ -58,7 +44,7 @@ def trickle_averages(liar: Liar) -> None:
         distribute = round_._receiver._distribute
         round_._receiver._distribute = lambda stream: distribute(_Dripping(stream, AverageHeader, liar))
 
-    _on_each_try(liar, alter)
+    on_each_try(liar, alter)
 
 
 @lie("always about to begin", "parts", at_most="the time for a member's last batch in one round; no seat in the next")

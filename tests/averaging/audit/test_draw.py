@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 
-from swarmcli.averaging.audit.draw import (
-    chance_for,
-    chance_to_be_found,
-    commitment,
-    drawn,
-    rounds_until_found,
-)
+from swarmcli.averaging.audit.draw import chance_for, commitment, drawn
+
+
+def chance_to_be_found(share: float, auditors: int, honest: int, false_parts: float) -> float:
+    """That one of the honest auditors looks at one of so many false parts, in one round."""
+    seldom = (1.0 - chance_for(share, auditors)) ** (honest * false_parts)
+    return 1.0 - seldom
+
+
+def rounds_until_found(found: float, certainty: float) -> int:
+    """After how many rounds a liar is found with this certainty, if each finds it with the chance `found`."""
+    if found >= 1.0:
+        return 1
+    return math.ceil(math.log(1.0 - certainty) / math.log(1.0 - found) - 1e-9)
 
 
 def test_the_draw_follows_from_the_secret_and_the_signature_together() -> None:

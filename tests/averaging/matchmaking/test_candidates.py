@@ -193,7 +193,7 @@ def remembering(*holders: Candidate) -> Memory:
 
 def test_who_holds_the_bucket_and_does_not_look_is_waited_for() -> None:
     memory = remembering(holder(1), holder(2, 5, looking=True), holder(3, 5, looking=True))
-    memory.finish(holder(3, 5))
+    memory.finish(peer_id(3), holder(3, 5).search)
     assert memory.idle() == {peer_id(1), peer_id(3)}
     memory.read([holder(2, 5)])
     assert memory.idle() == {peer_id(2)}, "who has withdrawn is not waited for"
@@ -226,7 +226,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     memory.note_missed(peer_id(number) for number in range(100))
     assert not memory.waits_for(peer_id(99)) and memory.waits_for(peer_id(0))
     for number in range(100):
-        memory.finish(holder(number, 1))
+        memory.finish(peer_id(number), holder(number, 1).search)
     assert memory.has_finished(holder(99, 1)) and not memory.has_finished(holder(0, 1))
 
 

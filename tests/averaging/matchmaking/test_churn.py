@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking.messages import METHODS, Answer, Join, Offer, method_name
 from swarmcli.errors import CallRefused
 from swarmcli.testing import virtual_time
@@ -54,8 +56,7 @@ async def churn(swarm: Searchers, count: int, seconds: float, rate: float) -> No
     await asyncio.wait(tasks.values())
 
 
-# With 32 peers one of some ten runs has a peer that waits for a second try (10 s): not understood yet.
-@pytest.mark.parametrize(("count", "seconds", "seed"), [(16, 20.0, 1), *soak([(32, 20.0, 1), (64, 12.0, 0)])])
+@pytest.mark.parametrize(("count", "seconds", "seed"), [(16, 20.0, 12), *soak([(32, 20.0, 1), (64, 12.0, 0)])])
 def test_a_fifth_of_the_peers_leave_and_a_fifth_join_per_minute(count: int, seconds: float, seed: int) -> None:
     """At least 99% of the rounds form. `python -m benchmarks matchmaking` does it for longer and with more seeds."""
 
@@ -69,6 +70,26 @@ def test_a_fifth_of_the_peers_leave_and_a_fifth_join_per_minute(count: int, seco
             assert max(waits) < swarm.options.min_matchmaking_time + 1.0, f"seed {seed}"
             sizes = [len(group) for peer in swarm.peers for group in peer.groups]
             assert statistics.median(sizes) > count / 2, f"seed {seed}: the swarm falls apart into small groups"
+
+    run(main(), seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_waits_for_one_that_came_last_and_was_killed_after_its_round(seed: int) -> None:
+    """The others follow their leader when it declares itself: they read that only in their next search, when it is
+    dead, and must not take it for one that has come back."""
+
+    async def main() -> None:
+        async with Searchers(seed) as swarm:
+            peers = [await swarm.add() for _ in range(5)]
+            await asyncio.gather(*(peer.find() for peer in peers))
+            early = [asyncio.ensure_future(peer.find()) for peer in peers[:4]]
+            await asyncio.sleep(1.0)
+            await asyncio.gather(*early, peers[4].find())
+            await swarm.remove(peers[4], kill=True)
+            for _ in range(3):
+                await asyncio.gather(*(peer.find() for peer in peers[:4]))
+                assert max(peer.waits[-1] for peer in peers[:4]) < 1.5
 
     run(main(), seed)
 
@@ -99,23 +120,39 @@ def test_frozen_peers_hold_nobody_for_longer_than_the_time_and_a_second(seed: in
     run(main(), seed)
 
 
-@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
-@pytest.mark.parametrize("jump", [600.0, -600.0])
-@pytest.mark.parametrize("moment", [0.0, 0.03, 0.06, 0.1, 0.15])
+JUMPS = [*itertools.product([0.0, 0.03, 0.06, 0.1, 0.15], [600.0, -600.0], [0, 1, 2])]
+NOTICED = (0.0, 600.0, 2)  # while that peer leads
+
+
+@pytest.mark.parametrize(
+    ("moment", "jump", "seed"),
+    [
+        NOTICED,
+        *(case for case in JUMPS if case[2] == 0),
+        *soak(case for case in JUMPS if case[2] > 0 and case != NOTICED),
+    ],
+)
 def test_a_clock_that_jumps_by_ten_minutes_in_the_middle(seed: int, jump: float, moment: float) -> None:
+    """One that notices during its search that it has slept makes its connections anew: the others begin without it.
+    It is in the next group, though it takes all their declarations for expired."""
+
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with Searchers(seed) as swarm:
             peers = [await swarm.add() for _ in range(4)]
+            others = [peer for peer in peers if peer is not peers[seed]]
             await asyncio.sleep(40)  # clocks have been compared, and step no more
+            searches: dict[Searcher, asyncio.Task[Group | None]] = {}
             for turn in range(3):
-                searches = [loop.create_task(peer.find()) for peer in peers]
+                searches |= {p: loop.create_task(p.find()) for p in peers if p not in searches or searches[p].done()}
                 await asyncio.sleep(moment)
                 if turn == 0:
                     peers[seed].jump[0] = jump
-                groups = await asyncio.gather(*searches)
-                assert {len(group) for group in groups if group is not None} == {4}
-                assert max(peer.waits[-1] for peer in peers) < 1.5
+                groups = await asyncio.gather(*(searches[peer] for peer in others))
+                await asyncio.wait(searches.values(), timeout=0.1)
+                sizes = {len(group) for group in groups if group is not None}
+                assert sizes == {4} or (turn == 0 and jump > 0 and sizes == {3})
+                assert max(peer.waits[-1] for peer in others) < 1.5
 
     run(main(), seed)
 
