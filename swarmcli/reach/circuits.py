@@ -74,6 +74,7 @@ class CircuitSocket(asyncio.Transport):
         super().__init__()
         self.failure: NetworkError | None = None  # why the stream did not come about, or ended
         self._protocol = protocol
+        self._stream: Stream | None = None  # once it is open
         self._outgoing: deque[memoryview] = deque()
         self._waiting = 0  # bytes written that the stream has not taken
         self._more = asyncio.Event()  # something is there to be sent, or the end of it
@@ -123,6 +124,8 @@ class CircuitSocket(asyncio.Transport):
         return self._over
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
+        if name == "bytes_received" and self._stream is not None:
+            return self._stream.arriving
         return default  # neither a socket nor an address of one
 
     def abort(self) -> None:
@@ -134,6 +137,7 @@ class CircuitSocket(asyncio.Transport):
         """Carries bytes both ways until the connection ends. Raises ConnectionLost if some that were written could
         not be sent, so that the stream is reset; and what the stream raises."""
         stream.narrow(PIECE, WINDOW)
+        self._stream = stream
         try:
             async with asyncio.TaskGroup() as group:
                 self._ways = [group.create_task(self._send(stream)), group.create_task(self._receive(stream))]

@@ -28,7 +28,7 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.wire.codec import decode_header, encode
-from swarmcli.reach.budgets import DialBudget, DialLimits
+from swarmcli.reach.budgets import DialBudget
 from swarmcli.reach.verdict import Ask, Family, Surroundings, family_of, host_of, network_of
 
 logger = logging.getLogger(__name__)
@@ -93,19 +93,13 @@ ProbeMessage: TypeAlias = Proof | Wish
 class DialBackService:
     """Dials for others, within its budget."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        peers: Callable[[], Iterable[PeerID]],
-        limits: DialLimits = DialLimits(),  # noqa: B008
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, peers: Callable[[], Iterable[PeerID]]) -> None:
         """`peers` are those whom this one is connected to: the third peers that it may ask."""
         self._endpoint = endpoint
         self._peers = peers
-        self._limits = limits
-        self._budget = DialBudget(limits)  # for those who ask for themselves …
+        self._budget = DialBudget()  # for those who ask for themselves …
         # … and for those whom others name: what is only named must not use up what its neighbours ask for themselves.
-        self._callers, self._named = DialBudget(limits), DialBudget(limits)
+        self._callers, self._named = DialBudget(), DialBudget()
         self._dials, self._dials_for = TaskOwner(), TaskOwner()
         self.dials = 0  # made so far, for anybody
 
@@ -160,7 +154,7 @@ class DialBackService:
     def _spend(self, dials: TaskOwner, peer: PeerID, *counted: tuple[DialBudget, str]) -> None:
         """Raises CallRefused if no more dials are made for this peer, or for the network of a host, or at all."""
         now = asyncio.get_running_loop().time()
-        busy = len(dials) >= self._limits.under_way
+        busy = len(dials) >= self._budget.limits.under_way
         if busy or not all(budget.take(peer, network_of(host), now) for budget, host in counted):
             raise CallRefused("busy", "enough dials for now; ask again in some minutes")
 

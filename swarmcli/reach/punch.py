@@ -23,6 +23,9 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+import msgspec
 
 from swarmcli.errors import CallRefused, ConnectError, NetworkError
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
@@ -33,7 +36,6 @@ from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.transports.base import Connection, Family, LocalPort, Purpose
 from swarmcli.reach.budgets import DialBudget
 from swarmcli.reach.keeping import keep
-from swarmcli.reach.punch_messages import ASK, GO, MAX_NAMED, Ask, Go, Ready, Went
 from swarmcli.reach.punch_rules import (
     ASK_LIMITS,
     BULK_LIMITS,
@@ -52,6 +54,15 @@ from swarmcli.reach.verdict import Surroundings, family_of, host_of
 
 logger = logging.getLogger(__name__)
 
+ASK = "reach.punch"  # calls: open ports for a connection with me …
+GO = "reach.punch.go"  # … and dial me now
+
+MAX_SEEN = 2  # one address for each family
+MAX_NAMED = 4
+
+AddressText = Annotated[str, msgspec.Meta(max_length=128)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
 _ASK_SECONDS = 12.0  # for the other end to open its ports
 _MEET_SECONDS = 6.0  # from "go" to the end of the handshake
 # For a dial inside this network, which takes milliseconds; one that fails is given all of it, so that the time of an
@@ -68,6 +79,37 @@ _BULK_PAUSE = 30.0  # seconds of circuits for a pair after a bulk connection cou
 _SLACK = 2.0  # seconds for a question and its answer on their way
 _LOOK_ANYWAY = 30.0  # a direct connection may be lost beside a relayed one, which is no event
 _LOOK_SECONDS = 0.25  # until a new connection's round trip is known
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Let us make a direct connection for this purpose. `number` is the asker's, of this attempt."""
+
+    number: Number
+    purpose: Purpose
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The asked end has opened ports. They are `seen` so from outside, one for each family; at those in `dependent` it
+    is dialed in vain, since everyone sees another one. In its own network it listens at `near`."""
+
+    seen: Annotated[tuple[AddressText, ...], msgspec.Meta(max_length=MAX_SEEN)]
+    dependent: Annotated[tuple[AddressText, ...], msgspec.Meta(max_length=MAX_SEEN)] = ()
+    near: Annotated[tuple[AddressText, ...], msgspec.Meta(max_length=MAX_NAMED)] = ()
+
+
+class Go(msgspec.Struct, frozen=True):
+    """Dial me there now, from the port that you have opened: half a round trip after this I do the same. With `near`
+    instead: I am in your network and listen there; dial as usual."""
+
+    number: Number
+    seen: AddressText
+    near: Annotated[tuple[AddressText, ...], msgspec.Meta(max_length=MAX_NAMED)] = ()
+
+
+class Went(msgspec.Struct, frozen=True):
+    """Whether the asked end has a connection now."""
+
+    connected: bool
 
 
 @dataclass

@@ -11,10 +11,9 @@ import asyncio
 import logging
 import socket
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from swarmcli.events import (
     Event,
@@ -32,8 +31,10 @@ from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.reach.dialback import DialBacks, DialBackService, Proof, read_probe
 from swarmcli.reach.keeping import keep
+from swarmcli.reach.mapping import PortMapping
 from swarmcli.reach.punch import Puncher
 from swarmcli.reach.rates import RateService
+from swarmcli.reach.relays import Relays
 from swarmcli.reach.surroundings import look_around
 from swarmcli.reach.verdict import (
     WANTED_NETWORKS,
@@ -75,34 +76,6 @@ class ReachOptions:
     relay: bool = False  # carry the connections of others who cannot dial each other
 
 
-class Lease(Protocol):
-    """What a router has opened. Its host is only the router's claim; a dial-back finds the true one."""
-
-    @property
-    def port(self) -> int: ...
-
-
-class PortMapping(Protocol):
-    """A way to have a router let others in to one port (reach/mapping)."""
-
-    def leases(self) -> AsyncIterator[Lease | None]:
-        """Yields whatever stands now, whenever that changes: it asks and renews by itself, and never ends."""
-
-    def refresh(self) -> None:
-        """Asks again now: what stands has not helped, or this machine has moved."""
-
-    async def withdraw(self) -> None:
-        """Gives the port back, in a second at most."""
-
-
-class Part(Protocol):
-    """What runs while it is wanted: relays (reach/relays.py)."""
-
-    async def start(self) -> None: ...
-    async def close(self) -> None:
-        """Idempotent; may be started again."""
-
-
 class Reach:
     """The keeper of one endpoint's reachability. `start` it on the loop, once the endpoint listens."""
 
@@ -114,7 +87,7 @@ class Reach:
         options: ReachOptions = ReachOptions(),
         alone: bool = True,
         mapping: Callable[[int, Family], PortMapping] | None = None,
-        relays: Part | None = None,
+        relays: Relays | None = None,
     ) -> None:
         """`contacts` are further peers that can be asked, of whom addresses are known. `alone`: there are no first
         contacts, so that nobody is waited for before this peer says where it can be dialed. `mapping(port, family)`

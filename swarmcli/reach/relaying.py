@@ -91,7 +91,6 @@ class RelayStatistics:
 
     reservations: int
     circuits: int
-    circuits_opened: int  # since the start
     bytes_passed: int  # since the start
     refusals: dict[str, int]  # code → count
 
@@ -142,7 +141,6 @@ class Relay:
         self._networks: dict[PeerID, Prefix] = {}  # client → the network it reserved from
         self._used: Counter[Hashable] = Counter()  # of circuits, by whatever bounds them
         self._circuits = 0
-        self._opened = 0
         self._passed = 0
         self._refusals: Counter[str] = Counter()
         self._whole = _bucket(budgets.rate, budgets.burst_seconds)
@@ -180,7 +178,7 @@ class Relay:
 
     def statistics(self) -> RelayStatistics:
         self._expire()
-        return RelayStatistics(len(self._until), self._circuits, self._opened, self._passed, dict(self._refusals))
+        return RelayStatistics(len(self._until), self._circuits, self._passed, dict(self._refusals))
 
     # Reservations
 
@@ -288,7 +286,6 @@ class Relay:
         try:
             async with self._endpoint.stream(target, INCOMING, Incoming(source), timeout=self._budgets.opening) as far:
                 far.narrow(PIECE, WINDOW)
-                self._opened += 1
                 await self._splice(circuit, near, far)
         except (CallTimeout, PeerUnreachable) as error:
             self._refuse("unreachable", f"{target.short} did not come: {error}")

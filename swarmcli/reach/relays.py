@@ -62,12 +62,11 @@ class _Candidate:
 class Relays:
     """Holds reservations for an endpoint, from `start` to `close`; it may be started again."""
 
-    def __init__(self, endpoint: Endpoint, transport: RelayTransport, *, find: Find, wanted: int = WANTED) -> None:
+    def __init__(self, endpoint: Endpoint, transport: RelayTransport, *, find: Find) -> None:
         """`find()` reads who advertises itself as a relay. Those are asked, and the peers that are connected."""
         self._endpoint = endpoint
         self._transport = transport
         self._find = find
-        self._wanted = wanted
         self._held: dict[PeerID, HeldRelay] = {}
         self._former: list[PeerID] = []  # relays that were held: it may be this machine that slept, or moved
         self._avoided: dict[PeerID, float] = {}  # until when, in the loop's time
@@ -121,7 +120,7 @@ class Relays:
         if isinstance(event, PeerDisconnected) and PeerID.parse(event.peer) in self._held:
             logger.info("relay %s is gone: %s", event.peer[:8], event.reason)
             self.look_again()
-        elif isinstance(event, PeerConnected) and len(self._held) < self._wanted:
+        elif isinstance(event, PeerConnected) and len(self._held) < WANTED:
             self._avoided.pop(PeerID.parse(event.peer), None)  # that it did not answer is over
             # Each search makes connections itself, which must not bring about the next one.
             soonest = self._searched_at + (_AFTER_A_SEARCH if self._held else _SETTLED)
@@ -138,15 +137,15 @@ class Relays:
             if not self._connected(relay.peer) or (loop.time() >= relay.renew_at and not await self._renew(relay)):
                 self._drop(relay.peer)
         self._announce()  # before the search: nobody should dial over a relay that is gone
-        if len(self._held) < self._wanted and loop.time() >= self._search_at:
+        if len(self._held) < WANTED and loop.time() >= self._search_at:
             await self._search()
             self._searched_at = loop.time()
-            found = len(self._held) >= self._wanted
+            found = len(self._held) >= WANTED
             self._pause = _SEARCH_AGAIN[0] if found else min(2 * self._pause, _SEARCH_AGAIN[1])
             self._search_at = loop.time() + self._pause
         self._announce()
         due = [relay.renew_at for relay in self._held.values()]
-        if len(self._held) < self._wanted:
+        if len(self._held) < WANTED:
             due.append(self._search_at)
         return max(0.0, min(due) - loop.time())
 
@@ -191,12 +190,12 @@ class Relays:
     def _drop(self, peer: PeerID) -> None:
         self._held.pop(peer, None)
         self._transport.relays.discard(peer)
-        self._former = [*(other for other in self._former if other != peer), peer][-2 * self._wanted :]
+        self._former = [*(other for other in self._former if other != peer), peer][-2 * WANTED :]
 
     async def _search(self) -> None:
         """Asks candidates, and reserves at the nearest ones that have room."""
         candidates = await self._candidates()
-        while candidates and len(self._held) < self._wanted:
+        while candidates and len(self._held) < WANTED:
             best = self._best(candidates)
             candidates.remove(best)
             try:

@@ -21,6 +21,7 @@ from swarmcli.network import Endpoint, Identity, PeerID, Purpose, Stream
 from swarmcli.reach.circuits import open_circuits
 from swarmcli.reach.relay_messages import CONNECT, INCOMING, Connect, Data, Incoming
 from swarmcli.reach.relaying import Relay, RelayBudgets
+from swarmcli.testing import virtual_time
 from tests.network.worlds import Number, reaches, slow
 from tests.reach.relay_worlds import Scene, payload, scene, tcp_scene
 from tests.simulation import now, simulated
@@ -486,3 +487,41 @@ async def test_a_listening_peer_dials_a_client_through_the_relay_and_back() -> N
         async with a.endpoint.stream(listener.peer_id, "echo", Number(1), timeout=10) as stream:
             await stream.send(Number(0), payload(MIB))
             await stream.receive(Number)
+
+
+@pytest.mark.parametrize("upload", [True, False])
+def test_a_limit_holds_for_circuits_and_nobody_on_them_is_taken_for_dead(upload: bool) -> None:
+    """At 20 kB/s a piece of a circuit takes seven seconds, longer than silence is borne."""
+
+    async def main() -> None:
+        async with scene() as it:
+            relay, _ = await it.relay(1)
+            a, b = await it.pair(relay)
+
+            async def sink(peer: PeerID, request: Number, stream: Stream) -> None:
+                while True:
+                    await stream.receive(Number)
+
+            b.endpoint.serve_stream("sink", Number, sink)
+            limited = a.endpoint if upload else b.endpoint
+            limited.limit_rates(*((20e3, None) if upload else (None, 20e3)))
+
+            async def pour() -> None:
+                async with a.endpoint.stream(b.peer_id, "sink", Number(0), timeout=60) as stream:
+                    while True:
+                        await stream.send(Number(1), payload(256 << 10))
+
+            streams = [asyncio.ensure_future(pour()) for _ in range(2)]
+            await asyncio.sleep(20.0)
+            before = limited.statistics().traffic
+            await asyncio.sleep(60.0)
+            after = limited.statistics().traffic
+            passed = after.sent - before.sent if upload else after.received - before.received
+            assert passed / 60.0 == pytest.approx(20e3, rel=0.1)
+            assert await reaches(a.endpoint, b.endpoint)
+            assert not any(stream.done() for stream in streams)
+            for stream in streams:
+                stream.cancel()
+            await asyncio.wait(streams)
+
+    virtual_time.run(main(), timeout=3600)

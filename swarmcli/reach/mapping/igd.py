@@ -57,10 +57,9 @@ class UPnP:
 
     name: MethodName = "UPnP"
 
-    def __init__(self, gateway: Gateway, ssdp: Place = SSDP, dice: random.Random | None = None) -> None:
+    def __init__(self, gateway: Gateway, ssdp: Place = SSDP) -> None:
         self._gateway = gateway
         self._ssdp = ssdp
-        self._dice = dice or random.Random()
         self._requester = PinnedRequester(gateway.host)
         self._service: UpnpService | None = None
         self._outer: int | None = None  # the port that is ours, or about to be
@@ -93,7 +92,7 @@ class UPnP:
     async def _ask(self, port: int, wanted: int) -> Mapping:
         if self._service is None:
             self._service = await self._find_service()
-        for outer in (wanted, *(self._dice.randrange(20000, 60000) for _ in range(PORT_TRIES - 1))):
+        for outer in (wanted, *(random.randrange(20000, 60000) for _ in range(PORT_TRIES - 1))):
             if await self._take(port, outer):
                 told = await self._call("GetExternalIPAddress", {})
                 return Mapping(outer_host(str(told.get("NewExternalIPAddress"))), outer, self.name, self._gateway.host)
