@@ -34,7 +34,7 @@ STEPS = 40  # in each stretch, with a round and without
 def run_peer(pipe: Pipe, index: int, mbit: float, nbytes: int, peers: int, given: bool) -> None:
     """Averages whenever it is told to, and says how long the all-reduce took."""
     torch.set_num_threads(1)
-    averager = _averager(pipe, index, mbit, nbytes, peers, mbit if given else None)
+    averager = averager_behind(pipe, index, mbit, nbytes, peers, mbit if given else None)
     while True:
         pipe.recv()
         control = averager.step(wait=False, timeout=600)
@@ -42,9 +42,10 @@ def run_peer(pipe: Pipe, index: int, mbit: float, nbytes: int, peers: int, given
         pipe.send(control.result(600).seconds["running all-reduce"])
 
 
-def _averager(
+def averager_behind(
     pipe: Pipe, index: int, mbit: float, nbytes: int, peers: int, bandwidth: float | None
 ) -> swarmcli.DecentralizedAverager:
+    """A started averager of a process that a Swarm has started, behind its link."""
     host = namespaces.settle(pipe, index, mbit)
     first = swarmcli.DHT(start=True, host=host) if index == 0 else None
     pipe.send(first.get_visible_addresses()[0] if first else None)
@@ -135,7 +136,7 @@ def run_trainer(pipe: Pipe, index: int, mbit: float, nbytes: int) -> None:
     """Peer 0 trains in its main thread, alone and while it averages; the others average. Each says what it measured:
     the median seconds of a step alone, and beside a round."""
     torch.set_num_threads(1)
-    averager = _averager(pipe, index, mbit, nbytes, 2, None)
+    averager = averager_behind(pipe, index, mbit, nbytes, 2, None)
     step = _training_step()
     while True:
         pipe.recv()

@@ -29,6 +29,7 @@ from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
 from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import Prefix, prefix_of_address
+from swarmcli.network.rates import LinkRates
 from swarmcli.network.streams.pool import StreamPool
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.transports.base import Connection, DirectTransport, Family, LocalPort, Purpose, Transport
@@ -166,6 +167,20 @@ class Endpoint:
         if self.listener_addresses:
             self.listener_addresses = self._transport.own_addresses()
         return self.listener_addresses
+
+    def limit_rates(self, upload: float | None, download: float | None) -> None:
+        """From now on this peer sends and receives at most so many bytes per second (None: no limit), in all: streams
+        and calls, relayed ones, and those that it relays. May change at any time, also while streams run.
+
+        Control messages pass at once and streams do with the rest. What is received is limited by reading slowly, so
+        that the senders slow down. Raises ValueError for less than LEAST_RATE.
+        """
+        self._transport.rates.change(upload, download)
+
+    @property
+    def rates(self) -> LinkRates:
+        """The limits as they are."""
+        return self._transport.rates
 
     def add_transport(self, scheme: Scheme, transport: Transport) -> None:
         """From now on addresses of this scheme are dialed by this transport, which is closed with the endpoint.

@@ -10,6 +10,7 @@ import base64
 import binascii
 import hashlib
 import os
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -22,6 +23,7 @@ from swarmcli.network.key_file import create_key_file, open_key_file, read_key
 
 PEER_ID_BYTES = 32
 SIGNATURE_BYTES = 64
+_REMEMBERED_BYTES = 2048  # of a message; a longer one is checked each time
 _TEXT_LENGTH = 52  # 32 bytes in base32 without padding
 _SHORT_LENGTH = 10
 
@@ -52,7 +54,7 @@ class PeerID(bytes):
     @property
     def text(self) -> str:
         """The whole id in base32: 52 lower-case characters."""
-        return base64.b32encode(self).decode().rstrip("=").lower()
+        return _text_of(self)
 
     @property
     def short(self) -> str:
@@ -67,6 +69,12 @@ class PeerID(bytes):
 
     def __repr__(self) -> str:
         return f"PeerID({self.text!r})"
+
+
+@lru_cache(maxsize=4096)
+def _text_of(peer_id: bytes) -> str:
+    """Python writes base32 in Python: a page that shows a thousand peers would spend most of its time here."""
+    return base64.b32encode(peer_id).decode().rstrip("=").lower()
 
 
 class Identity:
@@ -136,11 +144,22 @@ class Identity:
 
 def verify(peer_id: PeerID, purpose: str, signature: bytes, *fields: bytes) -> bool:
     """Whether `signature` was made by `peer_id` for exactly this purpose and these fields."""
+    message = _signed_bytes(purpose, fields)
+    check = _signed_lately if len(message) <= _REMEMBERED_BYTES else _signed
+    return check(peer_id, signature, message)
+
+
+def _signed(peer_id: bytes, signature: bytes, message: bytes) -> bool:
     try:
-        Ed25519PublicKey.from_public_bytes(peer_id).verify(signature, _signed_bytes(purpose, fields))
+        Ed25519PublicKey.from_public_bytes(peer_id).verify(signature, message)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+# The same certificates and records come from several peers in a row, and all peers of one process see the same ones.
+# Strangers may fill this with what they like: it takes 2 MiB at most, and a wrong answer is as right as before.
+_signed_lately = lru_cache(maxsize=1024)(_signed)
 
 
 def _signed_bytes(purpose: str, fields: tuple[bytes, ...]) -> bytes:

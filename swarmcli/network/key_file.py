@@ -34,6 +34,15 @@ def open_key_file(path: Path, what: str) -> int:
     return descriptor
 
 
+def read_key_file(path: Path, what: str, fix: str) -> Ed25519PrivateKey:
+    """The key in a file. Raises what `open_key_file` and `read_key` do."""
+    descriptor = open_key_file(path, what)
+    try:
+        return read_key(path, descriptor, what, fix)
+    finally:
+        os.close(descriptor)
+
+
 def create_key_file(path: Path) -> None:
     """Writes a new key beside `path` and links it into place: no reader ever sees half a file or replaces one."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

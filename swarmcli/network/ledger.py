@@ -52,9 +52,6 @@ class Ledger:
     def of_identity(self, identity: Hashable) -> int:
         return self._identities[identity]
 
-    def of_prefix(self, prefix: Prefix) -> int:
-        return self._prefixes[prefix]
-
     def crowded(self, prefix: Prefix, amount: int = 1) -> Prefix | None:
         """Where somebody has to give way, so that this prefix can take so much more: this prefix if it is full, or, if
         everyone is, the one that uses the most of its budget. None: there is room."""

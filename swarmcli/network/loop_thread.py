@@ -13,7 +13,7 @@ import functools
 import os
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 T = TypeVar("T")
@@ -191,7 +191,12 @@ async def offload(func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) ->
     del func, args, kwargs
     # The worker takes the call out: it lets go of its own work only some time after the result is known here, and would
     # keep the arguments meanwhile (once, on a busy machine, the averages of a whole round beside those of the next).
-    job = asyncio.get_running_loop().run_in_executor(None, lambda: call.pop()())
+    return await to_its_end(asyncio.get_running_loop().run_in_executor(None, lambda: call.pop()()))
+
+
+async def to_its_end(work: Awaitable[T]) -> T:
+    """For what must not be left half done: when the caller is cancelled, that goes on only after `work` has ended."""
+    job = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(job)
     except asyncio.CancelledError:

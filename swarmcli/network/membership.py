@@ -38,6 +38,10 @@ MAX_ADMITTED = 4096  # members of which this peer remembers what they have shown
 
 CLOSED = "this run is closed: ask its owner for an invitation (`swarm invite`)"
 NO_MEMBER = "the peer there is no member of this closed run"
+BOUND = (
+    "this invitation is bound to another peer, perhaps to one that runs on this computer already: each peer needs its "
+    "own; ask for another one"
+)
 
 
 class Kind(IntEnum):
@@ -268,7 +272,7 @@ class Membership:
         invitation, own = card.invitation, self._identity.peer_id
         if card.binding:
             if not self._is_bound(peer, card):
-                raise NotAMember("this invitation is bound to another peer; ask for another one")
+                raise NotAMember(BOUND)
             return b""
         if not (peer == invitation.holder or card.is_claimed_by(peer, self.run)):
             raise NotAMember("this invitation was claimed by another peer; ask for another one")
@@ -276,7 +280,7 @@ class Membership:
             raise NotAMember(f"the invitation has to be shown to {invitation.host.short}… first")
         bound = self.remembered.bound.get(invitation.id)
         if bound not in (None, peer):
-            raise NotAMember("this invitation is bound to another peer; ask for another one")
+            raise NotAMember(BOUND)
         if peer == invitation.holder:
             return b""  # it looks at the recipe, and claims nothing
         if bound is None:

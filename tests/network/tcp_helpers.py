@@ -25,7 +25,7 @@ from swarmcli.network.transports.tcp.handshake import (
 LISTENER = Identity.from_seed(b"listener")
 DIALER = Identity.from_seed(b"dialer")
 MALLORY = Identity.from_seed(b"mallory")
-WAIT = 20.0  # seconds until a test that waits for something gives up
+WAIT = 60.0  # seconds until a test that waits for something gives up
 
 
 class Recorder:

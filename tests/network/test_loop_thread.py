@@ -187,7 +187,7 @@ def test_a_cancelled_offload_ends_only_after_its_job(shared: LoopThread) -> None
 
     async def main() -> None:
         task = asyncio.ensure_future(caller())
-        await offload(began.wait, 10)
+        await offload(began.wait, 60)
         task.cancel()
         await asyncio.sleep(0)
         await asyncio.sleep(0)

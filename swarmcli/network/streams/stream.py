@@ -146,6 +146,11 @@ class Stream:
         """A count that grows whenever a byte arrives, also within a message: to tell slow from silent."""
         return self._connection.bytes_received
 
+    @property
+    def leaving(self) -> int:
+        """The same for what this end sends: bytes that are known to have reached the other one."""
+        return self._connection.bytes_sent - self._connection.bytes_waiting
+
     async def _wait(self, message_type: type[Any], into: Into | None) -> None:
         self._raise(self._error)
         reader = self._reader = _Reader(asyncio.get_running_loop().create_future(), message_type, into)

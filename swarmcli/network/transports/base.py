@@ -19,6 +19,7 @@ from swarmcli.network.addresses import Scheme
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import Limits
 from swarmcli.network.membership import Membership
+from swarmcli.network.rates import LinkRates
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Family = Literal["IPv4", "IPv6", "memory"]  # of addresses
@@ -150,6 +151,8 @@ class LocalPort(Protocol):
 
 class DirectTransport(Transport, Protocol):
     """A transport whose connections nobody else carries."""
+
+    rates: LinkRates  # that all its connections keep to together; what relays carry is part of streams on these
 
     def local_port(self, family: Family) -> LocalPort:
         """Takes any free port. Raises OSError, also where this machine does not have the family."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.network.budgets import FREE_BYTES
 from swarmcli.network.limits import Limits
+from swarmcli.network.rates import LARGEST_PIECE, Way
 from swarmcli.network.transports.base import Buffer, Receiver
 from swarmcli.words import printable
 
@@ -19,7 +21,6 @@ _PREFIX = struct.Struct("!II")  # size of the header, size of the payload
 _GOODBYE = 0xFFFF_FFFF
 _MAX_GOODBYE = 512
 _NOTHING = memoryview(b"")
-_SLICE = 256 << 10  # bytes that are written at a time
 _WHOLE = 1 << 20  # frames up to this size are written in one go, so that a cancelled send does not tear them
 
 
@@ -138,13 +139,16 @@ class FrameReader:
 class FrameWriter:
     """Writes whole frames, one after the other, with back-pressure. Subclasses know how bytes get away: `write`."""
 
-    def __init__(self, limits: Limits, on_torn: Callable[[], None]) -> None:
-        """`on_torn` is called when a send is cancelled in the middle of its frame: the connection cannot go on."""
+    def __init__(self, limits: Limits, on_torn: Callable[[], None], way: Way) -> None:
+        """`on_torn` is called when a send is cancelled in the middle of its frame: the connection cannot go on.
+        `way` is charged with what is written."""
         self.bytes_sent = 0
+        self.bulk = False  # frames wait for their turns where the way out is limited
         self.mid_frame = False  # a frame is written in part: nothing else may be written
         self.turn = asyncio.Lock()  # frames do not interleave; whoever asks first writes first
         self._limits = limits
         self._on_torn = on_torn
+        self._way = way
         self._error: Exception | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -177,7 +181,9 @@ class FrameWriter:
         async with self.turn:
             # Before the frame, so that a sender that is cancelled while it waits has written nothing of it …
             await self.drained()
-            if len(start) + size <= _WHOLE:
+            if self._limited:
+                await self._turn()
+            if len(start) + size <= (self._way.piece if self._limited else _WHOLE):
                 self.write_whole(start, pieces, size)
             else:
                 await self._write_sliced(start, pieces)
@@ -189,17 +195,45 @@ class FrameWriter:
         if self._error is not None:
             raise ConnectionLost(str(self._error))
 
+    @property
+    def _limited(self) -> bool:
+        return self.bulk and self._way.limit is not None
+
+    async def _turn(self) -> None:
+        """Waits until this connection may write its next piece. Raises ConnectionLost."""
+        if self._limited:
+            await self._way.turn()
+        await self.drained()
+
+    def _write_some(self, rest: deque[memoryview], room: int | None = None) -> None:
+        """Writes a piece of the rest, or as much as there is room for, and leaves what remains."""
+        if room is None:
+            room = self._way.piece if self.bulk else LARGEST_PIECE
+        while rest and room > 0:
+            piece = rest.popleft()
+            self.write(piece[:room])
+            if piece.nbytes > room:
+                rest.appendleft(piece[room:])
+            room -= piece.nbytes
+
     async def _write_sliced(self, start: bytes, pieces: Sequence[memoryview]) -> None:
+        """Piece by piece. The way out may get a limit meanwhile, or lose it."""
         self.mid_frame = True
+        torn = len(start) + sum(piece.nbytes for piece in pieces) > _WHOLE
+        rest = deque([memoryview(start), *pieces])
         try:
-            self.write(start)
-            for piece in pieces:
-                for offset in range(0, piece.nbytes, _SLICE):
-                    self.write(piece[offset : offset + _SLICE])
-                    await asyncio.sleep(0)  # others on this loop get their turn, even if the socket takes everything
-                    await self.drained()
+            self._write_some(rest)
+            while rest:
+                await asyncio.sleep(0)  # others on this loop get their turn, even if the socket takes everything
+                await self._turn()
+                self._write_some(rest)
         except asyncio.CancelledError:
-            self._on_torn()
+            if torn:
+                self._on_torn()
+                raise
+            # Without a limit it would have been written in one go: it is torn as seldom with one.
+            self._write_some(rest, _WHOLE)
+            self.mid_frame = False
             raise
         self.mid_frame = False
 

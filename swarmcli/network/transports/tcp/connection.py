@@ -22,13 +22,16 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.ledger import Ledger
 from swarmcli.network.limits import Limits
 from swarmcli.network.prefix import prefix_of
+from swarmcli.network.rates import LinkRates
 from swarmcli.network.transports.base import Buffer, Purpose, Receiver
 from swarmcli.network.transports.frames import goodbye_frame
 from swarmcli.network.transports.tcp.handshake import ALPN, Greeted, Greeting, Refused, take_message, tls_failure
+from swarmcli.network.transports.tcp.system import bound_window
 from swarmcli.network.transports.tcp.tls import TLSEngine, TLSReader, TLSWriter
 
 logger = logging.getLogger(__name__)
 
+_WINDOW = 0.1  # seconds of the limited rate that may be under way to here on one connection
 _LINGER = 2.0  # seconds that an ending connection waits for the other end to have read everything
 
 
@@ -48,6 +51,7 @@ class Shared:
     """
 
     limits: Limits
+    rates: LinkRates = field(default_factory=LinkRates)  # without limits where somebody else's connections carry these
     live: set[TCPConnection] = field(default_factory=set)  # with an open socket
     refusals: Counter[str] = field(
         default_factory=Counter
@@ -58,6 +62,10 @@ class Shared:
 
     def __post_init__(self) -> None:
         self._heads = Ledger(self.limits.budgets.heads)
+
+    def follow_rates(self) -> None:
+        for connection in self.live:
+            connection.follow_rates()
 
     def head_begins(self, connection: TCPConnection, size: int) -> None:
         """Charges a large message before its bytes are there. Where there are too many the oldest one ends, of the peer
@@ -124,12 +132,19 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._linger: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] = loop.create_future()
         self._reading_paused = True  # until `start`
+        self._way_in = shared.rates.download
+        self._held_back = False  # nothing is read until it is this connection's turn
         self._writer = TLSWriter(
-            engine, shared.limits, lambda: self.abort("a send was cancelled in the middle of a frame")
+            engine,
+            shared.limits,
+            lambda: self.abort("a send was cancelled in the middle of a frame"),
+            shared.rates.upload,
         )
 
     @property
     def bytes_received(self) -> int:
+        if self.relayed:  # the pieces of a circuit are large: those under way count as well
+            return int(self._socket.get_extra_info("bytes_received", 0))
         return self._reader.bytes_received
 
     @property
@@ -165,7 +180,7 @@ class TCPConnection(asyncio.BufferedProtocol):
     def resume_reading(self) -> None:
         if self._reading_paused and self._phase is Phase.OPEN:
             self._reading_paused = False
-            self._socket.resume_reading()
+            self._read_on()
             self._loop.call_soon(self._read_decrypted)  # frames that were there before the pause
 
     async def close(self, reason: str = "") -> None:
@@ -205,13 +220,19 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._advance_handshake()
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        if self._way_in.limit is not None and self._is_bulk:
+            return self._shared.encrypted[: self._way_in.piece]
         return self._shared.encrypted
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self._way_in.limit is not None:
+            self._way_in.charge(nbytes)
+            self._hold_back()
         if self._phase in (Phase.ENDING, Phase.ENDED):
             return
         self._engine.feed(self._shared.encrypted[:nbytes])
         if self._phase is Phase.OPEN:
+            self._reader.fed += nbytes
             self._read_decrypted()
         else:
             self._advance_handshake()
@@ -279,6 +300,9 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._writer.write(greeted.last_words)
         self._reader.feed(self._greetings)  # frames may follow at once
         self._phase = Phase.OPEN
+        self._writer.bulk = self.purpose is Purpose.BULK
+        if self._way_in.limit is not None:
+            self.follow_rates()
         self._socket.pause_reading()
         if not self.ready.done():
             self.ready.set_result(None)
@@ -321,6 +345,34 @@ class TCPConnection(asyncio.BufferedProtocol):
             logger.exception("a receiver failed; its connection with %s is closed", self.peer_id.short)
             self._end_in_order(ConnectionLost(f"closed by us: {error!r}"), "internal error")
 
+    @property
+    def _is_bulk(self) -> bool:
+        return self._writer.bulk
+
+    def _hold_back(self) -> None:
+        """Stops reading a bulk connection where more has come than may, until its turn: then the system's buffer fills
+        up, and the other end has to wait."""
+        if self._is_bulk and self._phase is Phase.OPEN and not self._way_in.is_open:
+            self._held_back = True
+            self._socket.pause_reading()
+            self._way_in.when_open(self, self._its_turn)
+
+    def _its_turn(self) -> None:
+        self._held_back = False
+        if self._phase is Phase.OPEN and (not self._reading_paused or self._reader.in_payload):
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if not self._held_back:
+            self._socket.resume_reading()
+
+    def follow_rates(self) -> None:
+        """The limits may have changed."""
+        limit = self._way_in.limit
+        if self._is_bulk and self._phase is Phase.OPEN:
+            self._reader.may_sleep = limit is None
+            bound_window(self._socket.get_extra_info("socket"), None if limit is None else int(limit * _WINDOW))
+
     def _account_for_header(self) -> None:
         size = self._reader.large_header
         if size and not self._head and self._phase is Phase.OPEN:
@@ -353,6 +405,7 @@ class TCPConnection(asyncio.BufferedProtocol):
     def _settle(self, error: Exception) -> None:
         """From here on the connection has failed for everyone who uses it, with this error."""
         self._error = error
+        self._way_in.forget(self)
         self._shared.head_ends(self)
         self._writer.fail(error)
         if not self.ready.done():

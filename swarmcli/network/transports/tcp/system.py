@@ -28,6 +28,19 @@ def bytes_in_system_buffer(sock: Any) -> int:
     return count[0]
 
 
+_LEAST_WINDOW, _MOST_WINDOW = 8 << 10, 1 << 30  # bytes
+
+
+def bound_window(sock: Any, nbytes: int | None) -> None:
+    """Bounds what the other end may have under way to here; None: as much as the system allows. Only Linux can.
+    Elsewhere a connection that is not read takes in what its buffer holds, some 100 kB, before the other end waits."""
+    option = getattr(socket, "TCP_WINDOW_CLAMP", None)
+    if option is None or sock is None:
+        return
+    with suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, option, _MOST_WINDOW if nbytes is None else max(nbytes, _LEAST_WINDOW))
+
+
 def wake_at(sock: Any, nbytes: int) -> None:
     """Lets the system wake this process only when so many bytes have come. Windows has the option and refuses it."""
     if sock is None:

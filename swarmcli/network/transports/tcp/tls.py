@@ -14,6 +14,7 @@ from typing import cast
 
 from swarmcli.errors import ConnectionLost
 from swarmcli.network.limits import Limits
+from swarmcli.network.rates import Way
 from swarmcli.network.transports.frames import FrameReader, FrameWriter
 from swarmcli.network.transports.tcp.system import bytes_in_system_buffer, wake_at
 
@@ -21,6 +22,7 @@ _RECORD = 16 << 10  # bytes in one TLS record, in the clear
 _WRITE_HIGH = 512 << 10  # bytes waiting in the write buffer above which senders wait
 _WRITE_LOW = 128 << 10
 _ENOUGH = 32 << 10  # bytes, two TLS records: what is worth being woken for in the middle of a payload
+_RECORD_OVERHEAD = 22  # bytes that TLS adds to a record, with AES-GCM
 _ENCRYPTED_RECORD = 17 << 10  # bytes, at most
 
 
@@ -105,14 +107,22 @@ class TLSReader(FrameReader):
 
     def __init__(self, engine: TLSEngine, limits: Limits, scratch: memoryview) -> None:
         super().__init__(limits)
-        self.bytes_received = 0
+        self.fed = 0  # encrypted bytes since a record was whole
+        self._decrypted = 0
         self._engine = engine
         self._scratch = scratch
         self._socket: asyncio.Transport
         self._low_water = 1  # bytes that must be there before the system wakes us
+        self.may_sleep = True  # until so many are there; not where the system's buffer is kept small
 
     def attach(self, socket: asyncio.Transport) -> None:
         self._socket = socket
+
+    @property
+    def bytes_received(self) -> int:
+        """Of the record that is under way, too: where little may come in it takes seconds, and its sender is not
+        silent."""
+        return self._decrypted + max(0, self.fed - _RECORD_OVERHEAD)
 
     def read_record(self) -> int:
         """Decrypts what belongs into the payload under way, otherwise one record; 0 if there is none."""
@@ -122,7 +132,9 @@ class TLSReader(FrameReader):
         else:
             count = self._engine.read(self._scratch)
             self.feed(self._scratch[:count])
-        self.bytes_received += count
+        if count:
+            self._decrypted += count
+            self.fed = 0
         return count
 
     def await_enough(self) -> None:
@@ -132,7 +144,8 @@ class TLSReader(FrameReader):
         less than a record, and took the interpreter from the thread that trains as often.
         """
         here = self._engine.bytes_fed + _ENCRYPTED_RECORD  # of the rest, at most: OpenSSL may hold a record in part
-        wanted = max(1, min(_ENOUGH, self.rest.nbytes - here))  # encrypted it is more, so this much will come
+        # Encrypted it is more, so this much will come.
+        wanted = max(1, min(_ENOUGH, self.rest.nbytes - here)) if self.may_sleep else 1
         if wanted != self._low_water:
             self._low_water = wanted
             wake_at(self._socket.get_extra_info("socket"), wanted)
@@ -141,8 +154,8 @@ class TLSReader(FrameReader):
 class TLSWriter(FrameWriter):
     """Used by one connection, whose errors it is told."""
 
-    def __init__(self, engine: TLSEngine, limits: Limits, on_torn: Callable[[], None]) -> None:
-        super().__init__(limits, on_torn)
+    def __init__(self, engine: TLSEngine, limits: Limits, on_torn: Callable[[], None], way: Way) -> None:
+        super().__init__(limits, on_torn, way)
         self._engine = engine
         self._socket: asyncio.WriteTransport
 
@@ -176,6 +189,7 @@ class TLSWriter(FrameWriter):
         encrypted = self._engine.output()
         # Between a failed write and the loop's word of it a socket takes nothing more, and asyncio logs each attempt.
         if encrypted and not self._socket.is_closing():
+            self._way.charge(len(encrypted))
             self._socket.write(encrypted)
 
     async def drained(self) -> None:

@@ -84,6 +84,8 @@ class TCPTransport:
         self.limits = limits = _affordable(limits)
         self.membership: Membership | None = None
         self._shared = Shared(limits)
+        self.rates = self._shared.rates
+        self.rates.on_change = self._shared.follow_rates
         self._dialer_context = dialer_context()
         self._pending: dict[TCPConnection, float] = {}  # incoming, handshake under way → when it came; oldest first
         self._handshakes = Ledger(limits.budgets.handshakes)  # of these
