@@ -14,6 +14,7 @@ from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.modes.base import Committed, Mode, Outcome, Undecided
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.directory import PeerDirectory
+from swarmcli.optim.peers.pausing import Pausing
 from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, describe
 from swarmcli.optim.state.lineage import LINEAGE_BYTES, Claim, LineagePosition
@@ -43,6 +44,7 @@ class AuxiliaryCore:
         self.config = config = peer.config
         self.position = _NOWHERE
         self.metrics = PeerMetrics(node.peer_id, peer.events)
+        self.pausing = Pausing(lambda: self.directory.announce())
         self.directory = PeerDirectory(node, config.run_id, self.report)
         self.tracker = ProgressTrackerCore(node, config.run_id, config.target_batch_size, options=config.tracker)
         self._tasks = TaskOwner()
@@ -85,8 +87,10 @@ class AuxiliaryCore:
 
     def report(self) -> PeerReport:
         """What this peer says about itself under `{run_id}_peers`."""
-        config = self.config
-        return describe(self.node, config.description, config.terms, self.metrics, "assisting", self.position)
+        config, pause = self.config, self.pausing.told
+        return describe(
+            self.node, config.description, config.terms, self.metrics, "assisting", self.position, pause=pause
+        )
 
     @property
     def is_averaging(self) -> bool:
@@ -94,7 +98,15 @@ class AuxiliaryCore:
         return self._group.begun
 
     async def step(self) -> bool:
-        """Waits (at most `idle_wait`) for a round to begin and brings it to its end; whether one was committed."""
+        """Waits (at most `idle_wait`) for a round to begin and brings it to its end; whether one was committed. While
+        this peer pauses it only ends what has begun."""
+        if self.pausing.is_asked and not self._group.begun:
+            if self.pausing.away:
+                await self.pausing.wait(self.config.idle_wait)
+            else:
+                await self._withdraw()
+            return False
+        self.pausing.come_back()
         await self._follow_reports()
         self.metrics.look(anyone_computes=self.directory.anyone_computes(self._group.members))
         if self._group.position is None:
@@ -106,6 +118,27 @@ class AuxiliaryCore:
         outcome = await self._group.contribute(weight=0.0)
         await self._follow(outcome, began)
         return isinstance(outcome, Committed)
+
+    def pause(self) -> None:
+        """From now on this peer helps with nothing new, and the others hear of it at once. Idempotent."""
+        self.pausing.ask()
+
+    def resume(self) -> None:
+        """It helps again, from the next step on. Idempotent."""
+        self.pausing.end()
+
+    @property
+    def has_handed_in(self) -> bool:
+        """Whether, of a peer that pauses, nobody counts on it any more."""
+        return self.pausing.away
+
+    async def _withdraw(self) -> None:
+        if not self.pausing.away:
+            await self._group.close()
+            async with self._assisting:  # with states that others count on
+                pass
+            await self._averager.withdraw()
+            self.pausing.withdraw()
 
     async def _follow_reports(self) -> None:
         """Joins the group of the lineage that leads; where reports are ahead of it, trainers are asked directly."""

@@ -22,11 +22,13 @@ Role = Literal["trainer", "auxiliary", "monitor"]
 
 @dataclass(frozen=True, slots=True)
 class PeerDescription:
-    """Who a peer says it is. `name` is public; longer ones are cut to 64 characters."""
+    """Who a peer says it is. `name` and `team` are public; longer ones are cut to 64
+    characters."""
 
     role: Role = "trainer"
     name: str = ""
     device: str = "cpu"
+    team: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,14 @@ from swarmcli.optim.modes.base import Mode, SiteHooks, Timing, Trained
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.catch_up import STRANDED_AFTER, CatchUp
 from swarmcli.optim.peers.directory import PeerDirectory
+from swarmcli.optim.peers.pausing import Pausing
 from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.optim.peers.proofs import Saved
-from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, describe
+from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, credited, describe
 from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.state.lineage import Claim, LineagePosition
+
+FIRST_LOOK, LONGEST_LOOK = 0.05, 0.4  # seconds between two looks whether a peer that returns is in a group
 
 
 class OptimizerCore:
@@ -49,6 +52,7 @@ class OptimizerCore:
         self.phase: Phase = "joining"
         self.keeps = False  # whether it writes checkpoints, see PeerReport
         self.leaving = False
+        self.pausing = Pausing(lambda: self.directory.announce())
         self.directory = PeerDirectory(node, config.run_id, self.report)
         self.tracker = ProgressTrackerCore(
             node,
@@ -134,9 +138,12 @@ class OptimizerCore:
         one. With `batch_size=0` nothing is accumulated: the peer waits (at most `idle_wait`) for the epoch's end and
         takes part in it with what it has, a follower with nothing. If another lineage leads, its state is downloaded
         and the gradients, whose parameters are gone, are dropped. A round that fails leaves what was accumulated for
-        the next one. Cancelling the call leaves the end of an epoch under way running.
+        the next one. Cancelling the call leaves the end of an epoch under way running. While this peer pauses, see
+        `pause`.
         """
         try:
+            if self.pausing.is_asked and (batch_size or not await self._has_to_hand_in()):
+                return await self._pause(batch_size, scale)
             if await self._replaced_meanwhile() or (not self._ending and await self._join()):
                 return True
             if batch_size:
@@ -164,10 +171,15 @@ class OptimizerCore:
 
         Cheap while nothing points to the contrary, or a round has begun: the next step ends that, and looks then.
         Raises StateDownloadError if a newcomer gets no state, and FingerprintError, which names the keys, if the others
-        refuse this peer.
+        refuse this peer. Without effect while this peer pauses; one that is asked to pause meanwhile gives up.
         """
+        if self.pausing.is_asked:
+            return False
+        returns = self.pausing.away
         await self._end_is_over()
         changed = await self._join()
+        if returns:
+            changed = await self.pausing.returning(self._wait_in_step()) or changed
         self._last_seen = self.position
         if not self.metrics.samples:
             self.metrics.begin()  # whoever joins before its first batch computes from here on
@@ -179,20 +191,113 @@ class OptimizerCore:
         if reason:
             await self._group.close()
             self._end.left_behind = False
-            began = _now()
-            changed = await self._catch_up.run(reason)
-            waited = _now() - began
-            self.metrics.leave_out(waited)
-            if waited > STRANDED_AFTER:  # it computed nothing meanwhile
-                self.tracker.performance_ema.resume(_now())
-            self.phase = "following" if self.config.description.role == "monitor" else "training"
-            if changed:
-                self._keeper.drop()
-                self._start_over()
+            changed, in_step = await self._look_around(reason)
+            if not in_step:
+                return changed
             await self._keeper.look()
         self._group.open(self.position)
         self._group.report(self._rule.told(self._work.samples))
         return changed
+
+    async def _look_around(self, reason: str) -> tuple[bool, bool]:
+        """Brings this peer to the lineage that leads. Whether its state is another one for that, and whether it is in
+        step: it is not if it is asked to pause meanwhile."""
+        began, before, generation = _now(), self.position, self.replica.generation
+        found = await self.pausing.unless_asked(self._catch_up.run(reason, returns=self.pausing.away))
+        changed = self.position != before or self.replica.generation != generation
+        waited = _now() - began
+        self.metrics.leave_out(waited)
+        if waited > STRANDED_AFTER:  # it computed nothing meanwhile
+            self.tracker.performance_ema.resume(_now())
+        if found is not None:
+            self.metrics.leave_out(max(0.0, self.pausing.come_back() - waited))
+            self.phase = "following" if self.config.description.role == "monitor" else "training"
+        if changed:
+            self._keeper.drop()
+            self._start_over()
+        return changed, found is not None
+
+    # pausing
+
+    def pause(self) -> None:
+        """From now on this peer is to compute nothing, and the others hear of it at once. Idempotent.
+
+        Its user goes on to call `step`: with the batch that was under way, if there is one, which counts; then without
+        samples. Such a step brings what was computed to the round that ends the epoch. When a round has taken it, or
+        there was nothing, the peer withdraws: it is in no group, and further steps only wait a moment.
+        """
+        if not self.pausing.is_asked:
+            self.pausing.ask()
+            self.tracker.rest(True)
+
+    def resume(self) -> None:
+        """This peer may compute again. To be called before `join`, which finds out where the run is. Idempotent."""
+        if self.pausing.is_asked:
+            self.pausing.end()
+            self.tracker.rest(False)
+
+    @property
+    def has_handed_in(self) -> bool:
+        """Whether nothing that was computed before a pause is on its way to a round, nor could come to one soon."""
+        if self._ending or self._group.begun:
+            return False
+        return self.pausing.away or not self.directory.anyone_computes(self._group.members)
+
+    async def _has_to_hand_in(self) -> bool:
+        """Whether this peer, which pauses, goes on with the end of the epoch: it has samples that a round can use."""
+        await self._end_is_over()  # where ends are delayed there would be another one under way each time
+        if self._group.begun:
+            return True  # the others wait for it
+        if self.pausing.away or not self._work.samples or not self._catch_up.settled:
+            return False
+        if not self._reason_to_look():
+            return True
+        # Nothing is downloaded for a pause: where the run has gone elsewhere, that waits until this peer is back.
+        answers = await self.directory.survey()
+        return await self.directory.decide(Claim(self.position), answers) == self.position
+
+    async def _pause(self, batch_size: int, scale: float | None) -> bool:
+        """A step while this peer pauses and nothing is on its way: takes in a last batch, or withdraws and waits."""
+        if batch_size:
+            if not await self._replaced_meanwhile():
+                await self._accumulate(batch_size, scale)
+        elif self.pausing.away:
+            await self.pausing.wait(self.config.idle_wait)
+        else:
+            await self._withdraw()
+        return self.position != self._last_seen
+
+    async def _wait_in_step(self) -> bool:
+        """Waits until the next round counts on this peer, which returns; whether its state changed meanwhile."""
+        changed = False
+        while not self.pausing.is_asked:
+            await self.pausing.unless_asked(self._wait_until_expected())
+            if not self._reason_to_look():
+                break
+            changed = await self._join() or changed  # the others have ended an epoch meanwhile
+        return changed
+
+    async def _wait_until_expected(self) -> None:
+        """Those at work may have begun a round: what this peer computes before it is in a group with one of them is
+        lost. Others who return are no such company: they would miss that round together, or end the epoch twice."""
+        deadline, pause = _now() + self.config.matchmaking_time, FIRST_LOOK
+        while not self._reason_to_look() and _now() < deadline:
+            company = self._group.company
+            waited_for, with_us = await self.directory.look_for_work(company, self.position)
+            if with_us or not waited_for or await self._group.wait_until_begun(pause):
+                return
+            pause = min(2 * pause, LONGEST_LOOK)
+
+    async def _withdraw(self) -> None:
+        if self.pausing.away:
+            return
+        await self._group.close()
+        # With local updates what this peer has learned is in its state: others get it by the average of the states.
+        if self._keeper.averaging.passage is not None:
+            await self._keeper.averaging.apply(wait=True)
+        await self.replica.publish()
+        await self._work.averager.withdraw()
+        self.pausing.withdraw()
 
     def give_up_when(self, gives_up: Callable[[], bool]) -> None:
         """See Optimizer.give_up_when."""
@@ -227,7 +332,10 @@ class OptimizerCore:
         if self._group.begun or self._end.has_enough:
             return True
         if not batch_size:
-            return await self._group.wait_until_begun(self.config.idle_wait)
+            begun = await self._group.wait_until_begun(self.config.idle_wait)
+            if not begun and self.pausing.is_asked:  # who leaves stays only while somebody computes: others leave, too
+                await self.directory.refresh()
+            return begun
         if self.mode.timing is Timing.DELAYED_AVERAGING:
             return False  # whether this batch is the epoch's last or one more, the trainer computes meanwhile
         if patience := self._last_moment.patience(batch_size):
@@ -282,7 +390,7 @@ class OptimizerCore:
         self.global_steps += advanced.own_samples > 0
         self._begin_epoch(committed.contributors)
         self._group.open(self.position)
-        self.metrics.end_epoch(
+        ended = self.metrics.end_epoch(
             self.position,
             samples=committed.samples,
             own_samples=advanced.own_samples,
@@ -290,6 +398,7 @@ class OptimizerCore:
             seconds=advanced.seconds,
             rate=self._rate,
         )
+        self.node.endpoint.events.emit(credited(self.position, committed.weights, committed.reduced, ended.seconds))
         self.directory.announce()
 
     def _start_over(self) -> None:
@@ -309,6 +418,8 @@ class OptimizerCore:
         """Why this peer should find out which lineage leads; empty if it need not."""
         if not self._catch_up.settled:
             return "joining the run"
+        if self.pausing.away:
+            return "this peer has paused"
         if self._group.begun:
             return ""  # the others wait for this peer's gradients
         if self._group.undecided:
@@ -333,9 +444,10 @@ class OptimizerCore:
             self.position,
             samples_per_second=self._rate,
             drift=self._keeper.monitor.drift,
-            keeps=self.keeps,
+            keeps=self.keeps and not self.pausing.away,
             leaving=self.leaving,
-            owners_word=self.directory.told_by_owner(self.position),
+            owners_word=self.directory.vouching.told_by_owner(self.position),
+            pause=self.pausing.told,
         )
 
     def _told_phase(self) -> Phase:
@@ -350,7 +462,7 @@ class OptimizerCore:
 
     @property
     def _rate(self) -> float:
-        return self.tracker.performance_ema.samples_per_second
+        return 0.0 if self.pausing.told else self.tracker.performance_ema.samples_per_second
 
     async def linger(self, until_others_at: int, timeout: float) -> bool:
         """Stays to hand out the state, without computing, until nobody who can be reached is behind that epoch.
@@ -459,7 +571,7 @@ class OptimizerCore:
         self.directory.announce(anew=True)
         self.directory.restore(standing)
         if owners[1]:
-            self.directory.owners_word = self.position, *owners
+            self.directory.vouching.owners_word = self.position, *owners
 
 
 def _now() -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
@@ -23,8 +24,8 @@ from swarmcli.optim.grad_scaler import GradScaler, ScaledSteps, check_grad_scale
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.modes import choose_mode
 from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
-from swarmcli.optim.peers.directory import SignedByOwner
 from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress
+from swarmcli.optim.peers.proofs import SignedByOwner
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 from swarmcli.optim.state.volumes import state_slots
@@ -305,10 +306,19 @@ class Optimizer(torch.optim.Optimizer):
         NoDonorReachable."""
         self._trainer().give_up_when(gives_up)
 
+    def expect_pace(self, factor: float) -> None:
+        """This peer computes `factor` times as quickly from now on, so others need not learn that by and by."""
+        tracker = self._trainer().tracker
+
+        async def scale() -> None:
+            tracker.performance_ema.scale(factor)
+
+        self._run(scale())
+
     def trust_owner(self, signed_by_owner: SignedByOwner) -> None:
         """A position that the run's owner has signed leads, if it is further, whoever claims it. `signed_by_owner` says
         of a position, the SHA-256 of its parameters and a signature whether that is so."""
-        self._core.directory.signed_by_owner = signed_by_owner
+        self._core.directory.vouching.signed_by_owner = signed_by_owner
 
     def peers(self) -> Mapping[PeerID, PeerReport]:
         """What the other peers last said about themselves; their texts are strangers'."""
@@ -347,6 +357,11 @@ class Optimizer(torch.optim.Optimizer):
 
         self._run(offer())
 
+    def tell_evaluation(self, epoch: int, loss: float, samples: int) -> None:
+        """The others read in this peer's report that the model of `epoch` has this loss on text that nobody trains
+        on."""
+        self._trainer().metrics.note_evaluation(epoch, loss, samples)
+
     def checkpoints_elsewhere(self) -> bool:
         """Whether another peer writes checkpoints, so that this one need not. Waits for seconds at most."""
         return self._run(self._trainer().checkpoints_elsewhere())
@@ -374,6 +389,46 @@ class Optimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from there; restore the model's parameters first. See OptimizerCore.load_state_dict."""
         self._run(self._trainer().load_state_dict(state_dict))
+
+    # pausing
+
+    def pause(self) -> None:
+        """From now on this peer computes nothing: the others hear of it at once, and no round waits for it to compute.
+
+        May be called from any thread, also while another one computes a batch or waits in `step`: a download or a wait
+        for the run ends. Returns at once. The loop goes on to call `step`, first with the batch that was under way,
+        then with `batch_size=0`, which brings what was computed to the round that ends the epoch; `has_handed_in` says
+        when that is over. Without such steps nothing is handed in.
+        """
+        self._soon(self._core.pause)
+
+    def resume(self) -> None:
+        """Ends a pause, from any thread. Before its next batch the loop calls `load_state_from_peers`, which brings the
+        model to where the run is by now."""
+        self._soon(self._core.resume)
+
+    @property
+    def has_handed_in(self) -> bool:
+        """Of a peer that pauses: whether nothing of what it has computed is on its way to a round, or can soon be.
+
+        Samples that it keeps then (`local_progress`), since nobody else computes, count when the run goes on.
+        """
+        return self._core.has_handed_in
+
+    @property
+    def seconds_to_round(self) -> float:
+        """How long the others need to end the epoch, by their reports, if this peer computes no more; infinite where no
+        rate is known."""
+        return self._core.tracker.seconds_to_round
+
+    def _soon(self, action: Callable[[], None]) -> None:
+        """On the loop, after all that was asked for before. Without effect once this optimizer has been shut down."""
+
+        async def act() -> None:
+            action()
+
+        with suppress(RuntimeError):  # the loop has ended
+            self._thread.submit(act())
 
     # life
 

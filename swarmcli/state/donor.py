@@ -21,7 +21,7 @@ from swarmcli.network.loop_thread import offload
 from swarmcli.state.pins import Pin, Pins
 from swarmcli.state.snapshot import MAX_VERSION, PinnedState, Snapshot
 from swarmcli.state.witnesses import RootAnswer, RootQuestion, root_method, state_root
-from swarmcli.tasks import Bell, beside
+from swarmcli.tasks import Bell, beside, unless_stuck
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -194,7 +194,7 @@ class StateDonor:
     async def _give(self, pin: Pin, stream: Stream) -> int:
         """Sends what is asked for; returns how many bytes of chunks that were."""
         given, state = 0, pin.state
-        async with asyncio.timeout(_PATIENCE):
+        async with unless_stuck(stream, _PATIENCE):
             await stream.send(ManifestHeader(pin.token), state.manifest)
         while True:
             try:
@@ -219,7 +219,7 @@ class StateDonor:
             known = state.known_digest(chunk)
             digest = known if known is not None else await offload(state.digest, chunk)
             pieces = state.chunk(chunk)
-        async with asyncio.timeout(_PATIENCE):
+        async with unless_stuck(stream, _PATIENCE):
             await stream.send(ChunkHeader(chunk, digest), pieces)
         return sum(len(piece) for piece in pieces)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swarmcli.errors import FingerprintError
-from swarmcli.events import EpochAdvanced, StateDownloaded
+from swarmcli.events import EpochAdvanced, EpochCredited, StateDownloaded
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, adamw, digests, record, together, until
 
@@ -63,6 +63,25 @@ def test_an_epoch_tells_who_gave_what() -> None:
             assert (report.epoch, report.last_outcome) == (3, "committed")
             assert report.samples == sum(event.own_samples for event in small.epochs)
             assert report.samples_seen == sum(event.samples for event in small.epochs)
+
+    virtual_time.run(main())
+
+
+def test_an_epoch_tells_everyone_in_its_round_whose_work_it_counted() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            small, large = [await swarm.trainer(seed=1, batch_size=size) for size in (2, 6)]
+            monitor = await swarm.trainer(seed=1, role="monitor")
+            told = [record(peer.node, EpochCredited) for peer in (small, monitor)]
+            await together(small.train(3), large.train(3), monitor.follow(3))
+            given = {peer.node.peer_id.text: sum(e.own_samples for e in peer.epochs) for peer in (small, large)}
+            for credits in told:
+                assert [credit.epoch for credit in credits] == [1, 2, 3]
+                assert credits[-1].run_samples == sum(given.values())
+                counted = {peer: sum(credit.samples[peer] for credit in credits) for peer in given}
+                assert counted == given
+                assert all(size > 0 for credit in credits for size in credit.reduced.values())
+            assert [credit.samples for credit in told[0]] == [credit.samples for credit in told[1]]
 
     virtual_time.run(main())
 

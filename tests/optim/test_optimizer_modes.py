@@ -104,6 +104,8 @@ def test_trainers_learn_together_and_an_auxiliary_helps(mode: str) -> None:
                 at_once(partial(train, nets[0], opts[0], 2), partial(train, nets[1], opts[1], 3))
             finally:
                 over.set()
+                for opt in opts:  # a group of the next epoch may have formed already: the helper must not wait for them
+                    opt.shutdown()
 
         at_once(both, assist)
         assert any(each.purpose == "modes_grads" and each.outcome == "committed" for each in rounds)

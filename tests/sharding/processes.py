@@ -29,7 +29,6 @@ from __future__ import annotations
 import faulthandler
 import gc
 import importlib
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -47,28 +46,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.forkserver import CONTEXT
+
 SECONDS = 120.0  # for a check, and for a collective in it, on a machine that is busy with other tests
 GRACE_SECONDS = 10.0  # for the others to tell what they saw of a rank that failed
 _TENSOR = 1  # the code of the msgpack extension
-
-CONTEXT = multiprocessing.get_context("forkserver")
-# What ranks use is imported once, in the server they are forked from. It is one for all tests of the process, and so is
-# this list: the other module that uses it is in it as well.
-CONTEXT.set_forkserver_preload(
-    [
-        "torch._dynamo",  # which the first step of any optimizer imports
-        "torch.distributed.optim",
-        "torch.nn.parallel",
-        "pytest",
-        "safetensors.torch",
-        "swarmcli.sharding",
-        "swarmcli.sites.checkpoint",
-        "swarmcli.sites.steps",
-        "swarmcli.training.loop",
-        "tests.end_to_end.round_member",
-        __name__,
-    ]
-)
 
 
 class RankFailed(AssertionError):

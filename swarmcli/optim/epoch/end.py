@@ -250,11 +250,17 @@ class EpochEnd:
         round_id = solitary_round_id(self._own_id, lineage)
         async with self._work.averager.tensors() as averages:
             await self._work.averager.archive.keep_alone(round_id, lineage, averages, samples)
-        return Committed(round_id, samples, contributors=(self._own_id,), several=self._rule.several)
+        return Committed(
+            round_id,
+            samples,
+            contributors=(self._own_id,),
+            several=self._rule.several,
+            weights={self._own_id: float(samples)},
+        )
 
     def _mention_the_unreachable(self) -> None:
         """Two peers behind firewalls, above all, would otherwise train apart without a word."""
-        others = len(self._directory.claims()) if not self._rule.several else 0
+        others = self._directory.count_present() if not self._rule.several else 0
         if others and not self._said_alone:
             self._said_alone = True
             self._warn(

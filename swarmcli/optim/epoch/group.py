@@ -230,6 +230,11 @@ class PreformedGroup:
             return False
         return True
 
+    @property
+    def company(self) -> list[PeerID]:
+        """Who is in the group that forms: the leader, or all that follow this peer, which leads."""
+        return self._averager.company
+
     async def unless_begun(self, work: Coroutine[Any, Any, T]) -> T | None:
         """What `work` returns; None, and the work is cancelled, if the round begins first."""
         task = asyncio.get_running_loop().create_task(work)
@@ -340,6 +345,8 @@ class PreformedGroup:
             several=are_several(told),
             apart=are_apart(told),
             certificate=result.certificate,
+            weights=result.weights,
+            reduced=result.reduced,
         )
 
 

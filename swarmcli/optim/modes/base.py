@@ -114,6 +114,8 @@ class Committed:
     several: bool = False  # other groups end this epoch as well: its lineage only counts epochs
     apart: bool = False  # the members held unlike states of one position
     certificate: RoundCertificate | None = None  # that the group has committed it; None: this peer was alone
+    weights: Mapping[PeerID, float] = field(default_factory=dict)  # samples of each contributor, as they were counted
+    reduced: Mapping[PeerID, int] = field(default_factory=dict)  # bytes that each reducer has added up
 
 
 @dataclass(frozen=True, slots=True)

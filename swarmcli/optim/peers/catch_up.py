@@ -21,10 +21,11 @@ from swarmcli.averaging.archive.kept_round import KeptRound
 from swarmcli.errors import NoDonorReachable, StateDownloadError
 from swarmcli.events import Noticed, RoundsReplayed
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import to_its_end
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.modes.base import EpochWork
 from swarmcli.optim.peers.directory import PeerDirectory
-from swarmcli.optim.peers.report import PeerReport
+from swarmcli.optim.peers.report import PeerReport, credited
 from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition
 from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
@@ -63,10 +64,11 @@ class CatchUp:
         self.stranded = False
         self.gives_up: Callable[[], bool] = bool  # whether the user wants no more waiting
 
-    async def run(self, reason: str) -> bool:
+    async def run(self, reason: str, *, returns: bool = False) -> bool:
         """Settles on the lineage that leads. Returns whether this peer's state is another one for it.
 
-        Rounds that were missed are replayed where that is enough; otherwise the state is downloaded.
+        Rounds that were missed are replayed where that is enough; otherwise the state is downloaded. Who `returns` has
+        been away, perhaps for days: with whom it trained may be gone, so it goes by who is there now, as a newcomer.
 
         A newcomer that gets the state from nobody within `load_state_timeout` raises StateDownloadError, which names
         what failed with each donor; a settled peer gives up earlier, says so, and stays on its own lineage. One that is
@@ -78,12 +80,13 @@ class CatchUp:
         try:
             while True:
                 answers = await self._directory.survey()
-                wanted = await self._directory.decide(Claim(self._replica.position, self.settled), answers)
+                settled = self.settled and not returns
+                wanted = await self._directory.decide(Claim(self._replica.position, settled), answers)
                 if wanted == TORN:
                     await self._wait_for_anyone(deadline)
                     continue
                 if wanted == self._replica.position:
-                    leading = self._directory.leads_out_of_reach(Claim(wanted, self.settled))
+                    leading = self._directory.leads_out_of_reach(Claim(wanted, settled))
                     if self.stranded and not leading:
                         self._note_departure()
                     if not leading or self._goes_on_alone(leading):
@@ -93,17 +96,21 @@ class CatchUp:
                     await self._wait_for(leading, began, deadline)
                     continue
                 holders = [peer for peer, word in answers.items() if word.position.lineage == wanted.lineage]
+                # Who pauses is asked only where nobody else has it: otherwise the run would be lost with the pause.
+                holders = [peer for peer in holders if not answers[peer].rests] or holders
                 donors = self._directory.by_convenience(holders)
                 try:
                     why = self._why(wanted, reason)
                     await self._take_over(wanted, donors, max(0.0, deadline - _now()), why)
-                    changed, pause, self.stranded = True, FIRST_PAUSE, False
+                    changed, pause, self.stranded, returns = True, FIRST_PAUSE, False, False
                 except StateDownloadError as error:
                     logger.info("the state of epoch %d was not downloaded: %s", wanted.epoch, error)
                     if self._replica.state.torn:
                         self.settled = False  # it holds nothing to go on with, and says so
                         self._directory.announce(anew=True)
-                    if _now() + pause >= (patient_until if self.settled else deadline):
+                    if _now() + pause >= (patient_until if self.settled and not returns else deadline):
+                        if not self.settled or returns:
+                            raise
                         self._give_up_on(wanted, donors, error)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE)
@@ -159,22 +166,26 @@ class CatchUp:
         async with self._collecting(wanted, donors) as collection:
             relayed = [peer for peer in donors if self._directory.is_relayed(peer)]
             direct = [peer for peer in donors if peer not in relayed]
-            await self._exchange.download(
-                wanted,
-                direct,
-                relayed=relayed,
-                witnesses=self._directory.in_turn(donors),
-                parameters=self._directory.owners_parameters(wanted.lineage),
-                timeout=timeout,
-                reason=reason,
-            )
+            generation = self._replica.generation
+            try:
+                await self._exchange.download(
+                    wanted,
+                    direct,
+                    relayed=relayed,
+                    witnesses=self._directory.in_turn(donors),
+                    parameters=self._directory.vouching.owners.get(wanted.lineage),
+                    timeout=timeout,
+                    reason=reason,
+                )
+            except asyncio.CancelledError:
+                if self._replica.generation != generation:  # the state had come: gradients of the former are worthless
+                    await self._work.start_over()
+                raise
             self._directory.note_taken_over(wanted, donors)
-            await self._work.start_over()
+            await to_its_end(self._work.start_over())
             await self._replay_all(collection, "epochs ended during the download")
 
     def _give_up_on(self, wanted: LineagePosition, donors: Sequence[PeerID], error: StateDownloadError) -> None:
-        if not self.settled:
-            raise error
         self._directory.distrust(wanted.lineage, DISTRUST)
         self._directory.doubt(donors)  # its next lineage will be no better
         text = (
@@ -193,7 +204,7 @@ class CatchUp:
         position = self._replica.position
         if not 1 <= wanted.epoch - position.epoch <= MOST_ROUNDS:
             return False
-        if await self._work.pass_by(wanted):
+        if await to_its_end(self._work.pass_by(wanted)):
             self._directory.note_taken_over(wanted, donors)
             return True
         if not self._work.replays:
@@ -268,11 +279,16 @@ class CatchUp:
 
     async def _replay(self, rounds: Sequence[KeptRound], reason: str) -> None:
         for kept in rounds:
-            await self._work.replay(kept.averages, kept.group_id, kept.record.samples)
-            self._directory.note_replayed(kept.group_id, kept.record.certificate)
+            await to_its_end(self._step_with(kept))
         await self._replica.publish()
         position = self._replica.position
         self._events.emit(RoundsReplayed(position.epoch, position.lineage.hex(), len(rounds), reason))
+
+    async def _step_with(self, kept: KeptRound) -> None:
+        await self._work.replay(kept.averages, kept.group_id, kept.record.samples)
+        self._directory.note_replayed(kept.group_id, kept.record.certificate)
+        weights = dict(zip(kept.record.contributors, kept.record.weights, strict=True))
+        self._events.emit(credited(self._replica.position, weights))
 
 
 def _out_of_reach(leading: Mapping[PeerID, PeerReport]) -> str:

@@ -11,9 +11,8 @@ import contextlib
 import logging
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
@@ -21,15 +20,14 @@ from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import NetworkError, SwarmError
 from swarmcli.events import EpochReported, Event, Gone, Noticed, OwnAddressesChanged, PeerSeen
 from swarmcli.network.identity import PeerID
-from swarmcli.network.loop_thread import offload
 from swarmcli.network.prefix import prefix_of_address
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.peers.board import Board
 from swarmcli.optim.peers.doubts import Doubts
 from swarmcli.optim.peers.hearing import Hearing
-from swarmcli.optim.peers.proofs import Proof, Saved, Way, step_between
-from swarmcli.optim.peers.report import PeerKeys, PeerReport, Phase, is_settled
-from swarmcli.optim.peers.standing import Mates, Signed, Standing, Word
+from swarmcli.optim.peers.proofs import ANSWER_TIMEOUT, MOST_PROOFS, Saved, Vouching, step_between
+from swarmcli.optim.peers.report import Pause, PeerKeys, PeerReport, Phase, is_away, is_settled
+from swarmcli.optim.peers.standing import Mates, Standing, Word
 from swarmcli.optim.state.lineage import (
     LINEAGE_BYTES,
     Claim,
@@ -44,13 +42,12 @@ if TYPE_CHECKING:
     from swarmcli.averaging.consensus.certificate import RoundCertificate
     from swarmcli.dht import DHTNode
 
-SignedByOwner: TypeAlias = Callable[[LineagePosition, bytes, bytes], bool]  # position, hash of a state, signature
+EXPIRATION = 60.0  # seconds after which the report of a peer that says no more is gone
+REFRESH_PERIOD = 3.0  # seconds between two looks at the others' reports
 ASKED_AT_ONCE = 16  # one answer usually settles the question
 RENEWAL = 10.0  # seconds after which a report that has not changed is said again: whom nobody hears lives by it
 MOST_TRAIL = 8  # lineages that a peer says it came through
 NEAR = 1  # epoch beyond what most report, which one alone may report: somebody ends each epoch first
-MOST_PROOFS = 4  # that are asked for at once; each takes some hundred signatures' time at most
-MOST_SIGNED = 256  # lineages of which is remembered who signed
 MOST_TOLD = 8  # lineages that nobody bears out, of which people are told
 APART = 10.0  # seconds for which a peer holds another lineage before people are told: most come back at once
 Surroundings = Literal[
@@ -59,17 +56,12 @@ Surroundings = Literal[
     "followed",  # nobody does yet, but somebody one epoch behind may be about to take in the same round as this peer
     "behind",  # somebody trains on a lineage that beats it
 ]
+_TAKE_PART = ("training", "following")
 logger = logging.getLogger(__name__)
 
 
 class PositionRequest(msgspec.Struct, frozen=True):
     """Which lineage do you hold, and have you decided on it?"""
-
-
-class ProofRequest(msgspec.Struct, frozen=True):
-    """Which certificates led to this lineage? The answer is a Proof."""
-
-    lineage: Annotated[bytes, msgspec.Meta(max_length=LINEAGE_BYTES)]
 
 
 class PositionReply(msgspec.Struct, frozen=True):
@@ -81,6 +73,7 @@ class PositionReply(msgspec.Struct, frozen=True):
     keeps: bool = False
     leaving: bool = False
     trail: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=MOST_TRAIL)] = ()  # of its last positions, oldest first
+    pause: Pause = ""
 
     @property
     def stays(self) -> bool:
@@ -93,7 +86,7 @@ class PositionReply(msgspec.Struct, frozen=True):
 
     @property
     def word(self) -> Word:
-        return Word(self.claim, self.trail)
+        return Word(self.claim, self.trail, rests=is_away(self.pause))
 
     def holds(self, lineage: bytes) -> bool:
         """Whether it says that it is at this lineage, or came through it."""
@@ -106,23 +99,12 @@ class PeerDirectory:
     `describe` makes the report. PeerSeen is emitted for every other peer that appears, changes or leaves.
     """
 
-    def __init__(
-        self,
-        node: DHTNode,
-        run_id: str,
-        describe: Callable[[], PeerReport],
-        *,
-        expiration: float = 60.0,
-        refresh_period: float = 3.0,
-        answer_timeout: float = 3.0,
-    ) -> None:
+    def __init__(self, node: DHTNode, run_id: str, describe: Callable[[], PeerReport]) -> None:
         self._node = node
         self._endpoint = node.endpoint
         self._describe = describe
-        self._refresh_period = refresh_period
-        self._answer_timeout = answer_timeout
         self._method = f"{run_id}.position"
-        self._board = Board(node, f"{run_id}_peers", PeerReport, expiration)
+        self._board = Board(node, f"{run_id}_peers", PeerReport, EXPIRATION)
         self._present = False  # the others have been told of this peer
         self._unsubscribe: Callable[[], None] = lambda: None
         self._changed = asyncio.Event()
@@ -132,16 +114,13 @@ class PeerDirectory:
         self._doubts = Doubts()
         self._distrusted: dict[bytes, float] = {}  # lineage → loop time until which claims to it count for nothing
         self.others: dict[PeerID, PeerReport] = {}  # as of the last look
+        self._unread = set[PeerID]()  # of the last round: those whose report has not been read since
         self._missing: dict[PeerID, PeerReport] = {}  # the last of each peer without one, until people are told
         self.out_of_reach: dict[PeerID, PeerReport] = {}  # who lived, but could not be asked, at the last survey
         self.hearing = Hearing(node.endpoint, run_id, lambda: self.others)
         self._history = History()
         self.mates = Mates()
-        self.way = Way()
-        self.signed_by_owner: SignedByOwner = lambda position, state, signature: False
-        self.owners_word: tuple[LineagePosition, bytes, bytes] | None = None  # for a position: state hash, signature
-        self._signed: dict[bytes, Signed] = {}  # lineage → who is known to have signed the round that led there
-        self._owners: dict[bytes, bytes] = {}  # lineage that the run's owner signed → SHA-256 of its parameters
+        self.vouching = Vouching(node.endpoint, f"{self._method}.proof", self.mates)
         self._told_unproved: set[bytes] = set()  # lineages of which people have been told that nobody vouches for them
         self._time: Callable[[], float] = float  # the loop's, for threads that have none
         self._set_apart: set[PeerID] = set()
@@ -152,7 +131,7 @@ class PeerDirectory:
         """Declares this peer first and then looks who else is there: of two that start at once, one sees the other."""
         self._time = asyncio.get_running_loop().time
         self._endpoint.serve(self._method, PositionRequest, self._answer)
-        self._endpoint.serve(f"{self._method}.proof", ProofRequest, self._prove)
+        self.vouching.start()
         self._unsubscribe = self._endpoint.events.subscribe(self._on_event)
         self.note_position()
         self._present = True
@@ -164,7 +143,8 @@ class PeerDirectory:
 
     async def shutdown(self) -> None:
         """Ends the background work and says goodbye, with how the last epoch went. Idempotent."""
-        self._endpoint.withdraw(self._method, f"{self._method}.proof")
+        self._endpoint.withdraw(self._method)
+        self.vouching.close()
         self._unsubscribe()
         await self.hearing.close()
         await self._tasks.close()
@@ -189,6 +169,7 @@ class PeerDirectory:
             logger.warning("the peers' reports were not read: %s", error)
             return self.others
         records.pop(self._node.peer_id, None)
+        self._unread -= records.keys()
         # Whoever is no member any more has left: nobody can be connected with it, so its silence is no news.
         membership = self._endpoint.membership
         gone = {p for p, r in records.items() if r.phase == "left" or (membership is not None and membership.is_out(p))}
@@ -202,7 +183,7 @@ class PeerDirectory:
         self._missing |= {peer: before[peer] for peer in before.keys() - self.others.keys()}
         self._tell_of_missing(records)
         self._note_lineages()
-        self._read_owners_words()
+        self.vouching.read_owners_words(self.others.values())
         return self.others
 
     def _tell(self, peer: PeerID, report: PeerReport, before: PeerReport | None, gone: Gone = "") -> None:
@@ -233,6 +214,10 @@ class PeerDirectory:
             self._claims = [self.others[peer].claim for peer in self._credible(self.holders())]
         return self._claims
 
+    def count_present(self) -> int:
+        """How many others hold a state, are not in doubt, and have not paused."""
+        return sum(not self.is_away(peer) for peer in self._credible(self.holders()))
+
     def leading(self, own: Claim) -> LineagePosition:
         """The lineage that may lead, by the last reports: `own` if none does. A reason to ask, no more.
 
@@ -240,9 +225,8 @@ class PeerDirectory:
         """
         peers = self._credible(self.holders())
         if own.settled and self.mates.known:
-            signed = [
-                self.others[peer].claim for peer in peers if bytes.fromhex(self.others[peer].lineage) in self._owners
-            ]
+            claims = (self.others[peer].claim for peer in peers)
+            signed = [claim for claim in claims if claim.position.lineage in self.vouching.owners]
             if (led := lineage_to_follow(own, signed)) != own.position:
                 return led
             peers = [peer for peer in peers if peer in self.mates.known]
@@ -263,86 +247,22 @@ class PeerDirectory:
         that live and were not asked, or could not be. Where that bears out nobody who claims to lead, a few of those
         are asked for the certificates of their last rounds."""
         silent = [peer for peer in self._credible(self.holders()) if peer in self.mates.known and peer not in answers]
-        told = {peer: Word(self.others[peer].claim, recent=False) for peer in silent if self.hearing.answers(peer)}
+        told = {
+            peer: Word(self.others[peer].claim, recent=False, rests=self.is_away(peer))
+            for peer in silent
+            if self.hearing.answers(peer)
+        }
         words = {**told, **answers}
         found = self._standing(words).to_follow(own)
         if ahead := [peer for peer, word in answers.items() if word.claim.settled and word.position.beats(found)]:
-            await self._look_into(ahead, answers)
+            await self.vouching.look_into(self.in_turn(ahead), answers)
             found = self._standing(words).to_follow(own)
         self._note_unproved(Claim(found, own.settled), answers)
         return found
 
     def _standing(self, words: Mapping[PeerID, Word]) -> Standing:
-        return Standing(self.mates, words, self.network_of, self._signed, self._owners, self._history.differs)
-
-    def told_by_owner(self, position: LineagePosition) -> str:
-        """For the report: the owner's word for this position, if this peer has it."""
-        if self.owners_word is None or self.owners_word[0] != position:
-            return ""
-        return (self.owners_word[1] + self.owners_word[2]).hex()
-
-    def _read_owners_words(self) -> None:
-        """Those that reports carry; a few at a time, for each takes a signature's time."""
-        fresh = [
-            report
-            for report in self.others.values()
-            if report.owners_word and bytes.fromhex(report.lineage) not in self._owners
-        ]
-        for report in fresh[:MOST_PROOFS]:
-            position, word = report.claim.position, bytes.fromhex(report.owners_word)
-            if len(self._owners) < MOST_SIGNED and self.signed_by_owner(position, word[:32], word[32:]):
-                self._owners[position.lineage] = word[:32]
-
-    def owners_parameters(self, lineage: bytes) -> bytes | None:
-        """The SHA-256 of the parameters that the run's owner signed for this lineage; None: it signed none."""
-        return self._owners.get(lineage)
-
-    async def _look_into(self, claimants: Iterable[PeerID], answers: Mapping[PeerID, Word]) -> None:
-        """Asks for the proofs of a few lineages that have none yet: of each lineage the first to claim it."""
-        asked: dict[LineagePosition, PeerID] = {}
-        holders: dict[LineagePosition, list[PeerID]] = {}
-        for peer in self.in_turn(claimants):
-            position = answers[peer].position
-            if position.lineage not in self._signed and len(asked) < MOST_PROOFS:
-                asked.setdefault(position, peer)
-        for position in asked:
-            holders[position] = [peer for peer, word in answers.items() if word.holds(position.lineage)]
-        await asyncio.gather(*(self._fetch_proof(peer, at, holders[at]) for at, peer in asked.items()))
-
-    async def _fetch_proof(
-        self, peer: PeerID, position: LineagePosition, holders: Collection[PeerID] = ()
-    ) -> Proof | None:
-        """The proof of a position, checked as far as this peer knows its signers. None: the peer has none that fits."""
-        question, method = ProofRequest(position.lineage), f"{self._method}.proof"
-        try:
-            proof = await self._endpoint.call(peer, method, question, Proof, timeout=self._answer_timeout)
-        except NetworkError as error:
-            logger.debug("%s did not prove its position: %s", peer.short, error)
-            return None
-        if not proof.leads_to(position):
-            return None
-        holders = [peer] if holders is None else holders
-        check = partial(proof.signed, self.mates.known, self.mates.needed, holders)
-        signed = await offload(check) if any(step.certificate for step in proof.steps) else check()
-        if signed.members or position.lineage not in self._signed:
-            self._signed[position.lineage] = signed
-        if self._is_owners(position, proof):
-            self._owners[position.lineage] = proof.owners_state
-        while len(self._signed) > MOST_SIGNED:
-            self._owners.pop(next(iter(self._signed)), None)
-            del self._signed[next(iter(self._signed))]
-        return proof
-
-    def _is_owners(self, position: LineagePosition, proof: Proof) -> bool:
-        signature = proof.owners_signature
-        return bool(signature) and self.signed_by_owner(position, proof.owners_state, signature)
-
-    async def _prove(self, peer: PeerID, request: ProofRequest) -> Proof:
-        proof = self.way.proof(request.lineage)
-        if self.owners_word is not None and self.owners_word[0].lineage == request.lineage:
-            _, state, signature = self.owners_word
-            proof = msgspec.structs.replace(proof, owners_state=state, owners_signature=signature)
-        return proof
+        vouching = self.vouching
+        return Standing(self.mates, words, self.network_of, vouching.signed, vouching.owners, self._history.differs)
 
     def _note_unproved(self, own: Claim, answers: Mapping[PeerID, Word]) -> None:
         """Who claims to lead, and whom nobody bears out, counts for nothing for a while; people are told of each such
@@ -368,7 +288,9 @@ class PeerDirectory:
         self, members: Iterable[PeerID], round_id: bytes, certificate: RoundCertificate | None = None
     ) -> None:
         """This peer has come one epoch further, by a round with these members, itself among them or not."""
-        self.mates.note(peer for peer in members if peer != self._node.peer_id)
+        mates = {*members} - {self._node.peer_id}
+        self.mates.note(mates)
+        self._unread = mates - self.others.keys()
         self.note_replayed(round_id, certificate)
 
     def note_replayed(self, round_id: bytes, certificate: RoundCertificate | None) -> None:
@@ -376,7 +298,7 @@ class PeerDirectory:
         before, after = self._history.latest, self._describe().claim.position
         step = None if before is None else step_between(before, after, round_id, certificate)
         if step is not None:
-            self.way.note(step)
+            self.vouching.way.note(step)
         self.note_position()
 
     def note_taken_over(self, position: LineagePosition, donors: Sequence[PeerID]) -> None:
@@ -386,25 +308,22 @@ class PeerDirectory:
 
     async def _take_over_proof(self, position: LineagePosition, donors: Sequence[PeerID]) -> None:
         for donor in donors:
-            proof = await self._fetch_proof(donor, position)
+            proof = await self.vouching.fetch(donor, position)
             if proof is not None:
-                self.way.take_over(proof)
+                self.vouching.way.take_over(proof)
                 return
 
     def saved(self) -> dict[str, Any]:
         """For a checkpoint: this peer's mates, and what proves its position."""
-        return Saved(tuple(map(tuple, map(sorted, self.mates.rounds))), self.way.proof(self._lineage)).plain()
+        proof = self.vouching.way.proof(self._describe().claim.position.lineage)
+        return Saved(tuple(map(tuple, map(sorted, self.mates.rounds))), proof).plain()
 
     def restore(self, saved: Saved) -> None:
         """From the checkpoint whose position this peer holds now."""
         for mates in saved.rounds:
             self.mates.note(mates)
         if saved.proof.leads_to(self._describe().claim.position):
-            self.way.take_over(saved.proof)
-
-    @property
-    def _lineage(self) -> bytes:
-        return self._describe().claim.position.lineage
+            self.vouching.way.take_over(saved.proof)
 
     def network_of(self, peer: PeerID) -> Hashable:
         """The bucket in which it counts; of a peer that is not connected the one that it names, unproved."""
@@ -419,7 +338,7 @@ class PeerDirectory:
         own = self._describe().epoch
         reported = [self.others[peer] for peer in self._credible(self.holders())]
         mates = [self.others[peer] for peer in self.mates.known if peer in self.others]
-        epochs = [report.epoch for report in mates or reported if is_settled(report.phase)]
+        epochs = [report.epoch for report in mates or reported if is_settled(report.phase) and not report.pause]
         if not epochs:
             return own
         usual = statistics.median_high([own, *epochs]) if self.mates else statistics.median_high(epochs)
@@ -430,16 +349,37 @@ class PeerDirectory:
         if self._at_work is None:  # asked in every step
             terms = self._describe().terms
             alike = ((peer, report) for peer, report in self.others.items() if report.terms == terms)
-            self._at_work = [peer for peer, report in alike if report.phase != "lingering"]
+            self._at_work = [p for p, report in alike if report.phase != "lingering" and not is_away(report.pause)]
         return self._at_work
+
+    async def look_for_work(self, company: Sequence[PeerID], position: LineagePosition) -> tuple[bool, bool]:
+        """By what peers say right now: whether anybody takes part in rounds, and whether one of `company` does at
+        `position`. Who lives and does not answer counts by its report."""
+        reported = [peer for peer in self.at_work() if peer not in company and self.others[peer].phase in _TAKE_PART]
+        asked = [*company, *self.in_turn(reported)][:ASKED_AT_ONCE]
+        answers = await self.ask(asked)
+        at_work = {peer: word for peer, word in answers.items() if word.phase in _TAKE_PART and not is_away(word.pause)}
+        if any(word.claim.position.beats(position) for word in at_work.values()):
+            await self.refresh()  # what mates report tells whether to follow them
+        silent = (peer for peer in reported if peer not in answers)
+        with_us = any(peer in at_work and at_work[peer].lineage == position.lineage for peer in company)
+        return bool(at_work) or any(map(self.hearing.answers, silent)), with_us
 
     def anyone_computes(self, members: Iterable[PeerID]) -> bool:
         """Whether a trainer is there that answers; by the reports, which are read every few seconds, or because one of
-        the `members` of this peer's group, which forms at once, is somebody without a report so far."""
+        the `members` of this peer's group, which forms at once, or one of its last round is somebody without a report
+        so far."""
         trainers = [peer for peer in self.at_work() if self.others[peer].role == "trainer"]
-        return any(self.hearing.answers(peer) and self.others[peer].phase != "stranded" for peer in trainers) or any(
-            peer not in self.others and peer != self._node.peer_id for peer in members
+        at_it = (peer for peer in trainers if self.others[peer].phase != "stranded" and not self.others[peer].pause)
+        last = filter(self._endpoint.is_connected, self._unread)
+        return any(self.hearing.answers(peer) for peer in at_it) or any(
+            peer not in self.others and peer != self._node.peer_id for peer in (*members, *last)
         )
+
+    def is_away(self, peer: PeerID) -> bool:
+        """Whether it takes part in no round at present, by its last report."""
+        report = self.others.get(peer)
+        return report is not None and is_away(report.pause)
 
     async def ask(self, peers: Iterable[PeerID]) -> dict[PeerID, PositionReply]:
         """What these peers say right now; who does not answer is missing."""
@@ -497,15 +437,16 @@ class PeerDirectory:
 
     def in_turn(self, peers: Iterable[PeerID]) -> list[PeerID]:
         """Mates first, then the others, one of each network after the other: so whoever floods the run with identities
-        of one network is one of many who are asked. Of one network the furthest comes first."""
+        of one network is one of many who are asked. Of one network the furthest comes first. Who pauses, and may have
+        stood still for days, comes last."""
         reported = (peer for peer in peers if peer in self.others)
         ranked = sorted(reported, key=lambda peer: self.others[peer].claim.position.order, reverse=True)
         known, seen = self.mates.known, Counter[Hashable]()
         places = {}
         for peer in ranked:
             network = self.network_of(peer)
-            first = peer in known or bytes.fromhex(self.others[peer].lineage) in self._owners
-            places[peer] = (not first, 0 if first else seen[network])
+            first = peer in known or bytes.fromhex(self.others[peer].lineage) in self.vouching.owners
+            places[peer] = (self.is_away(peer), not first, 0 if first else seen[network])
             seen[network] += 1
         return sorted(ranked, key=places.__getitem__)
 
@@ -515,7 +456,7 @@ class PeerDirectory:
         What matters is where a peer stands now: its report may be some epochs old.
         """
         reports = {peer: self.others[peer] for peer in self.holders() if self._endpoint.is_connected(peer)}
-        if _judge(position, [(r.claim, r.phase) for r in reports.values()]) == "company":
+        if _judge(position, [(r.claim, r.phase, r.pause) for r in reports.values()]) == "company":
             return "company"
         await self.refresh()
         asked = self.by_convenience(self.holders())[:ASKED_AT_ONCE]
@@ -523,11 +464,12 @@ class PeerDirectory:
         leading = await self.decide(Claim(position), {peer: answer.word for peer, answer in answers.items()})
         if leading.beats(position):
             return "behind"
-        judged = _judge(position, [(answer.claim, answer.phase) for answer in answers.values()])
+        judged = _judge(position, [(answer.claim, answer.phase, answer.pause) for answer in answers.values()])
         if judged == "alone":
             # Two peers that cannot dial each other meet at somebody whom both can, an auxiliary for example, who
             # needs a moment to find their lineage.
             mates = [p for p in asked if p not in answers and self.others[p].claim.position.lineage == position.lineage]
+            mates = [peer for peer in mates if not self.is_away(peer)]
             return "followed" if await self.hearing.find_living(mates) else "alone"
         return judged
 
@@ -595,9 +537,9 @@ class PeerDirectory:
         }
 
     async def anyone_behind(self, epoch: int) -> bool:
-        """Whether a peer that holds a state and can be reached has not come to this epoch yet."""
+        """Whether a peer that holds a state, does not pause and can be reached has not come to this epoch yet."""
         await self.refresh()
-        behind = [peer for peer in self.holders() if self.others[peer].epoch < epoch]
+        behind = [peer for peer in self.holders() if self.others[peer].epoch < epoch and not self.is_away(peer)]
         answers = await self.ask(behind[:ASKED_AT_ONCE])
         return any(answer.epoch < epoch for answer in answers.values())
 
@@ -620,13 +562,14 @@ class PeerDirectory:
 
     def by_convenience(self, peers: Iterable[PeerID]) -> list[PeerID]:
         """In the order in which they are best asked for a state: first those to whom no relay is needed, near ones, and
-        those with time to answer."""
+        those with time to answer; last those who pause."""
 
-        def cost(peer: PeerID) -> tuple[bool, bool, bool, float]:
+        def cost(peer: PeerID) -> tuple[bool, bool, bool, bool, float]:
             report, round_trip = self.others.get(peer), self._endpoint.round_trip(peer)
             busy = report is None or report.phase == "training"
             apart = not self._endpoint.is_connected(peer)
-            return self.is_relayed(peer), apart, busy, round_trip if round_trip is not None else 1.0
+            far = round_trip if round_trip is not None else 1.0
+            return self.is_away(peer), self.is_relayed(peer), apart, busy, far
 
         return sorted(peers, key=cost)
 
@@ -666,7 +609,7 @@ class PeerDirectory:
     async def _ask(self, peer: PeerID) -> PositionReply | None:
         try:
             reply = await self._endpoint.call(
-                peer, self._method, PositionRequest(), PositionReply, timeout=self._answer_timeout
+                peer, self._method, PositionRequest(), PositionReply, timeout=ANSWER_TIMEOUT
             )
         except NetworkError as error:
             logger.debug("%s did not say where it stands: %s", peer.short, error)
@@ -688,6 +631,7 @@ class PeerDirectory:
             report.keeps,
             report.leaving,
             self._history.trail(report.claim.position, MOST_TRAIL),
+            report.pause,
         )
 
     async def _publish(self, phase: Literal["left"] | None = None) -> None:
@@ -701,27 +645,23 @@ class PeerDirectory:
     async def _keep_publishing(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(RENEWAL, self._board.expiration / 2)):
+                async with asyncio.timeout(RENEWAL):
                     await self._changed.wait()
             await self._publish()
 
     async def _keep_reading(self) -> None:
         while True:
-            await asyncio.sleep(self._refresh_period)
+            await asyncio.sleep(REFRESH_PERIOD)
             await self.refresh()
 
 
-def _judge(position: LineagePosition, others: Sequence[tuple[Claim, Phase]]) -> Surroundings:
-    # Whoever has not settled yet may take its time with that, or end up elsewhere.
-    if any(
-        claim.position.lineage == position.lineage and phase in ("training", "following") for claim, phase in others
-    ):
+def _judge(position: LineagePosition, others: Sequence[tuple[Claim, Phase, Pause]]) -> Surroundings:
+    # Whoever has not settled yet may take its time with that, or end up elsewhere. Whoever pauses comes to no round;
+    # whoever returns from a pause is about to.
+    at_work = [claim.position for claim, phase, pause in others if phase in _TAKE_PART and pause != "paused"]
+    if any(each.lineage == position.lineage for each in at_work):
         return "company"
-    if any(
-        claim.position.epoch == position.epoch - 1 and phase in ("training", "following") for claim, phase in others
-    ):
-        return "followed"
-    return "alone"
+    return "followed" if any(each.epoch == position.epoch - 1 for each in at_work) else "alone"
 
 
 def _seen(peer: PeerID, report: PeerReport, gone: Gone = "") -> PeerSeen:

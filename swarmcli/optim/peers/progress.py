@@ -171,6 +171,10 @@ class PerformanceEMA:
         """From this moment (loop time) on the peer computes."""
         self._since = moment
 
+    def scale(self, factor: float) -> None:
+        """From now on the peer computes `factor` times as quickly: the average need not find that out by and by."""
+        self._seconds_per_sample /= factor
+
     def update(self, samples: int, moment: float) -> None:
         """`samples` were done between the last call and this moment (loop time)."""
         if self._since is not None and moment > self._since and samples > 0:
@@ -235,6 +239,7 @@ class ProgressTrackerCore:
         self._moved = asyncio.Event()  # the epoch is another: what was read of the others may be old
         self._tasks = TaskOwner()
         self._reports = False  # whether this peer does
+        self._rests = False  # it computes nothing, and says so
         self._seen_epoch = 0, self._clock.now()  # the present one, and since when
         self._pauses = 0  # blocks of pause_updates that are open
         self.local_progress = self._describe(epoch=0, samples=0)
@@ -298,6 +303,14 @@ class ProgressTrackerCore:
         self._moved.set()
         return epoch
 
+    def rest(self, rests: bool) -> None:
+        """From now on this peer computes nothing: its rate is told as 0, at once. Or it does again, as quickly as
+        before."""
+        self._rests = rests
+        self.performance_ema.resume(asyncio.get_running_loop().time())
+        self.report_local_progress(self.local_progress.epoch, self.local_progress.samples_accumulated)
+        self._urgent.set()
+
     @property
     def client_mode(self) -> bool:
         """How this peer reports itself: whether nobody can dial it directly."""
@@ -351,6 +364,16 @@ class ProgressTrackerCore:
         }
 
     @property
+    def seconds_to_round(self) -> float:
+        """How long the others need to end this peer's epoch if it computes no more; infinite where no rate is known.
+        From any thread."""
+        if self.global_epoch > self.local_progress.epoch:
+            return 0.0
+        expected = self.expected()
+        missing = self.target_batch_size - sum(samples for samples, _ in expected.values())
+        return seconds_until(missing, sum(rate for peer, (_, rate) in expected.items() if peer != self._board.owner))
+
+    @property
     def dropped_reports(self) -> int:
         """How many of the others' reports were malformed, or not signed by their peers."""
         return self._board.dropped
@@ -387,7 +410,7 @@ class ProgressTrackerCore:
             peer_id=self._own_id,
             epoch=epoch,
             samples_accumulated=samples,
-            samples_per_second=self.performance_ema.samples_per_second,
+            samples_per_second=0.0 if self._rests else self.performance_ema.samples_per_second,
             time=self._clock.now(),
             client_mode=self.client_mode,
         )

@@ -8,18 +8,24 @@ Who knows A and B believes b; and if enough of those who signed there have signe
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
 from swarmcli.averaging.consensus.certificate import RoundCertificate
-from swarmcli.errors import SwarmError
+from swarmcli.errors import NetworkError, SwarmError
 from swarmcli.network import wire
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.peers.standing import MOST_ROUNDS, Signed, enough
+from swarmcli.network.loop_thread import offload
+from swarmcli.optim.peers.report import PeerReport
+from swarmcli.optim.peers.standing import MOST_ROUNDS, Mates, Signed, Word, enough
 from swarmcli.optim.state.lineage import (
     ANY_ROUND,
     LINEAGE_BYTES,
@@ -31,6 +37,11 @@ from swarmcli.optim.state.lineage import (
 
 MOST_STEPS = 64  # a peer that stood still while a round had no outcome, or was cut off, misses some dozens
 MOST_BYTES = 128 << 10  # of all steps of one proof; groups of hundreds show fewer of them
+ANSWER_TIMEOUT = 3.0  # seconds
+MOST_PROOFS = 4  # that are asked for at once; each takes some hundred signatures' time at most
+MOST_SIGNED = 256  # lineages of which is remembered who signed
+SignedByOwner: TypeAlias = Callable[[LineagePosition, bytes, bytes], bool]  # position, hash of a state, signature
+logger = logging.getLogger(__name__)
 _Hash = Annotated[bytes, msgspec.Meta(min_length=LINEAGE_BYTES, max_length=LINEAGE_BYTES)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
@@ -177,3 +188,89 @@ class Saved:
             return cls(rounds, wire.decode(Proof, bytes.fromhex(value["proof"])))
         except (TypeError, KeyError, ValueError, SwarmError, msgspec.DecodeError) as error:
             raise ValueError(f"standing: not what a checkpoint says of a peer's mates and proofs: {error}") from None
+
+
+class ProofRequest(msgspec.Struct, frozen=True):
+    """Which certificates led to this lineage? The answer is a Proof."""
+
+    lineage: Annotated[bytes, msgspec.Meta(max_length=LINEAGE_BYTES)]
+
+
+class Vouching:
+    """Gives the proof of this peer's own lineage to whoever asks, by the call `method`, and asks for others'."""
+
+    def __init__(self, endpoint: Endpoint, method: str, mates: Mates) -> None:
+        """`mates`: whose signatures count here."""
+        self._endpoint = endpoint
+        self._method = method
+        self._mates = mates
+        self.way = Way()
+        self.signed_by_owner: SignedByOwner = lambda position, state, signature: False
+        self.owners_word: tuple[LineagePosition, bytes, bytes] | None = None  # for a position: state hash, signature
+        self.signed: dict[bytes, Signed] = {}  # lineage → who is known to have signed the round that led there
+        self.owners: dict[bytes, bytes] = {}  # lineage that the run's owner signed → SHA-256 of its parameters
+
+    def start(self) -> None:
+        self._endpoint.serve(self._method, ProofRequest, self._prove)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._endpoint.withdraw(self._method)
+
+    def told_by_owner(self, position: LineagePosition) -> str:
+        """For the report: the owner's word for this position, if this peer has it."""
+        if self.owners_word is None or self.owners_word[0] != position:
+            return ""
+        return (self.owners_word[1] + self.owners_word[2]).hex()
+
+    def read_owners_words(self, reports: Iterable[PeerReport]) -> None:
+        """Those that reports carry; a few at a time, for each takes a signature's time."""
+        fresh = [each for each in reports if each.owners_word and bytes.fromhex(each.lineage) not in self.owners]
+        for report in fresh[:MOST_PROOFS]:
+            position, word = report.claim.position, bytes.fromhex(report.owners_word)
+            if len(self.owners) < MOST_SIGNED and self.signed_by_owner(position, word[:32], word[32:]):
+                self.owners[position.lineage] = word[:32]
+
+    async def look_into(self, claimants: Iterable[PeerID], answers: Mapping[PeerID, Word]) -> None:
+        """Asks for the proofs of a few lineages that have none yet: of each lineage the first to claim it."""
+        asked: dict[LineagePosition, PeerID] = {}
+        holders: dict[LineagePosition, list[PeerID]] = {}
+        for peer in claimants:
+            position = answers[peer].position
+            if position.lineage not in self.signed and len(asked) < MOST_PROOFS:
+                asked.setdefault(position, peer)
+        for position in asked:
+            holders[position] = [peer for peer, word in answers.items() if word.holds(position.lineage)]
+        await asyncio.gather(*(self.fetch(peer, at, holders[at]) for at, peer in asked.items()))
+
+    async def fetch(self, peer: PeerID, position: LineagePosition, holders: Collection[PeerID] = ()) -> Proof | None:
+        """The proof of a position, checked as far as this peer knows its signers. None: the peer has none that fits."""
+        question = ProofRequest(position.lineage)
+        try:
+            proof = await self._endpoint.call(peer, self._method, question, Proof, timeout=ANSWER_TIMEOUT)
+        except NetworkError as error:
+            logger.debug("%s did not prove its position: %s", peer.short, error)
+            return None
+        if not proof.leads_to(position):
+            return None
+        check = partial(proof.signed, self._mates.known, self._mates.needed, holders)
+        signed = await offload(check) if any(step.certificate for step in proof.steps) else check()
+        if signed.members or position.lineage not in self.signed:
+            self.signed[position.lineage] = signed
+        if self._is_owners(position, proof):
+            self.owners[position.lineage] = proof.owners_state
+        while len(self.signed) > MOST_SIGNED:
+            self.owners.pop(next(iter(self.signed)), None)
+            del self.signed[next(iter(self.signed))]
+        return proof
+
+    def _is_owners(self, position: LineagePosition, proof: Proof) -> bool:
+        signature = proof.owners_signature
+        return bool(signature) and self.signed_by_owner(position, proof.owners_state, signature)
+
+    async def _prove(self, peer: PeerID, request: ProofRequest) -> Proof:
+        proof = self.way.proof(request.lineage)
+        if self.owners_word is not None and self.owners_word[0].lineage == request.lineage:
+            _, state, signature = self.owners_word
+            proof = msgspec.structs.replace(proof, owners_state=state, owners_signature=signature)
+        return proof

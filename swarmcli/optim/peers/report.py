@@ -6,13 +6,14 @@ import asyncio
 import math
 import re
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
 from pydantic import AfterValidator, ConfigDict, Field
 
 from swarmcli.dht import OwnedSubkey
-from swarmcli.events import EpochAdvanced, EpochReported, Events
+from swarmcli.events import EpochAdvanced, EpochCredited, EpochReported, Events
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 from swarmcli.optim.config import PeerDescription, Role
@@ -35,6 +36,19 @@ Phase = Literal[
     "left",  # says goodbye: its last report, by which it is no peer of the run any more
 ]
 _UNSETTLED = ("joining", "stranded")
+Pause = Literal[
+    "",  # it does what its phase says
+    "pausing",  # computes nothing, and stays in its group until a round has taken what it computed before
+    "paused",  # takes part in no round: nobody waits for it, and whoever needs a state asks others first
+    "returning",  # finds out where the run is by now, and is in no group with anybody at work yet
+]
+
+
+def is_away(pause: Pause) -> bool:
+    """Whether a peer takes part in no round, and has no say in where the run has gone meanwhile."""
+    return pause in ("paused", "returning")
+
+
 _Name = Annotated[str, Field(max_length=64), AfterValidator(harmless)]
 _Address = Annotated[str, Field(max_length=MAX_ADDRESS)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -56,6 +70,10 @@ class ReportedLoss(pydantic.BaseModel):
     samples: _Count
 
 
+class ReportedEvaluation(ReportedLoss):
+    """The last one of a peer: the loss of the model of `epoch` on text that nobody trains on, over so many samples."""
+
+
 class PeerMetrics:
     """What one peer has done so far: counts of samples, losses and outcomes, and the events that tell of its epochs."""
 
@@ -63,6 +81,7 @@ class PeerMetrics:
         self.samples = 0  # by this peer since it started
         self.last_loss: float | None = None  # mean of the last epoch that had one
         self.recent: deque[ReportedLoss] = deque(maxlen=MAX_RECENT)  # of the latest epochs that had one, oldest first
+        self.evaluation: ReportedEvaluation | None = None
         self.last_outcome: LastOutcome = ""
         self.last_reason = ""
         self._peer_id = peer_id
@@ -95,6 +114,11 @@ class PeerMetrics:
         if math.isfinite(loss) and samples > 0:
             self._loss_sum += loss * samples
             self._loss_samples += samples
+
+    def note_evaluation(self, epoch: int, loss: float, samples: int) -> None:
+        """One that is not finite is told to nobody. From any thread."""
+        if math.isfinite(loss):
+            self.evaluation = ReportedEvaluation(epoch=epoch, loss=loss, samples=samples)
 
     def note_outcome(self, outcome: LastOutcome, reason: str = "") -> None:
         """How the last round ended."""
@@ -139,6 +163,22 @@ class PeerMetrics:
         return advanced
 
 
+def credited(
+    position: LineagePosition,
+    weights: Mapping[PeerID, float],
+    reduced: Mapping[PeerID, int] | None = None,
+    seconds: float = 0.0,
+) -> EpochCredited:
+    """The event that tells what a round, which led to `position`, has counted of each peer's work."""
+    return EpochCredited(
+        position.epoch,
+        position.samples,
+        {peer.text: weight for peer, weight in weights.items()},
+        {peer.text: size for peer, size in (reduced or {}).items()},
+        seconds,
+    )
+
+
 class PeerReport(pydantic.BaseModel):
     """Signed by the peer it is about. Everything in it is a claim, and its texts are a stranger's."""
 
@@ -160,9 +200,12 @@ class PeerReport(pydantic.BaseModel):
     recent: list[ReportedLoss] = Field(
         default_factory=list, max_length=MAX_RECENT
     )  # of the latest epochs, oldest first
+    evaluation: ReportedEvaluation | None = None
     drift: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None  # from the others' parameters, relative
     keeps: bool = False  # writes checkpoints as the run goes on, unless somebody does who comes before it
+    team: _Name = ""  # for which its contribution counts; "": none
     leaving: bool = False  # others must not rely on it to keep what they hold
+    pause: Pause = ""  # whether it works at all, at present
     # The owner's word that this position is the run's: SHA-256 of its parameters, and the signature, in hexadecimal.
     owners_word: str = Field("", pattern=re.compile(r"^([0-9a-f]{192})?\Z"))
     last_outcome: LastOutcome
@@ -193,6 +236,7 @@ def describe(
     keeps: bool = False,
     leaving: bool = False,
     owners_word: str = "",
+    pause: Pause = "",
 ) -> PeerReport:
     """The report of the peer that runs this node."""
     return PeerReport(
@@ -210,10 +254,13 @@ def describe(
         addresses=list(node.endpoint.addresses)[:MAX_ADDRESSES],
         loss=metrics.last_loss,
         recent=list(metrics.recent),
+        evaluation=metrics.evaluation,
         drift=drift,
         keeps=keeps,
+        team=description.team[:64],
         leaving=leaving,
         owners_word=owners_word,
+        pause=pause,
         last_outcome=metrics.last_outcome,
         last_reason=metrics.last_reason[:MAX_REASON],
         time=node.endpoint.clock.now(),

@@ -33,11 +33,13 @@ class Word:
 
     trail   the lineages through which it came, as far as it says so, none of them older than some rounds
     recent  it said so just now; otherwise in its last report, which may be some epochs old
+    rests   it pauses: it holds what was the run's when it did, and has no say in where the run went since
     """
 
     claim: Claim
     trail: Collection[bytes] = ()
     recent: bool = True
+    rests: bool = False
 
     @property
     def position(self) -> LineagePosition:
@@ -118,10 +120,6 @@ class Standing:
             return self._vouched(own)
         return self._outnumbered(own)
 
-    def unproved(self, own: Claim) -> list[PeerID]:
-        """Who claims a lineage that leads, and has not been followed."""
-        return [peer for peer, word in self.words.items() if word.claim.settled and word.position.beats(own.position)]
-
     def _owners(self, own: Claim) -> LineagePosition | None:
         """One that the run's owner signed leads whatever anybody says, if it leads."""
         signed = (word.position for word in self.words.values() if word.position.lineage in self.proved)
@@ -162,7 +160,7 @@ class Standing:
     def _speaks_against(self, peer: PeerID, way: Collection[bytes]) -> bool:
         """Whoever is still on the way there does not, nor does an old report of this peer's own way."""
         word = self.words.get(peer)
-        if word is None or not word.claim.settled or word.position.lineage in way:
+        if word is None or not word.claim.settled or word.rests or word.position.lineage in way:
             return False
         return word.recent or self.differs(word.position)
 
@@ -189,6 +187,7 @@ class Standing:
         mates = self.mates.known & self.words.keys()
         among = mates if mates and len(mates) >= self.mates.needed else self.words.keys()
         words = [self.words[peer] for peer in among]
+        words = [word for word in words if not word.rests] or words
         if settled := {word.position for word in words if word.claim.settled}:
             leading = self._most_held(settled, among)
             return lineage_to_follow(own, [Claim(leading)])

@@ -12,7 +12,7 @@ from swarmcli.errors import CallRefused, OptimizerError, SiteError, StateDownloa
 from swarmcli.events import Noticed, PeerRefused, StateDonated, StateDownloaded
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.loop_thread import offload
+from swarmcli.network.loop_thread import offload, to_its_end
 from swarmcli.optim.state.lineage import LineagePosition, hash_tensors
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import CapturedState, read_position
@@ -94,7 +94,7 @@ class StateExchange:
                 state = await self._download_true(wanted, donors, relayed, asking, parameters, began + timeout)
             finally:
                 await asking.close()
-            await self._restore(wanted, state)
+            await to_its_end(self._restore(wanted, state))
             if state.exact:
                 lend(Snapshot(state.version, state.metadata, state.contents), state.manifest, state.digests)
             else:

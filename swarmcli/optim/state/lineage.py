@@ -126,8 +126,8 @@ class History:
     Reports of others are seconds old, which may be some epochs: they are compared with where this peer stood then.
     """
 
-    def __init__(self, most: int = 1024) -> None:
-        self._positions: deque[tuple[float, LineagePosition]] = deque(maxlen=most)
+    def __init__(self) -> None:
+        self._positions: deque[tuple[float, LineagePosition]] = deque(maxlen=1024)
 
     def note(self, position: LineagePosition, now: float, *, anew: bool = False) -> None:
         """This peer has come to `position`; `anew`: from another lineage than those before."""

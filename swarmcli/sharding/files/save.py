@@ -23,7 +23,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from swarmcli.errors import CheckpointError
-from swarmcli.files.durable import write_file
+from swarmcli.files.durable import forget, write_file
 from swarmcli.network import wire
 from swarmcli.sharding.files.reshard import reshard
 from swarmcli.sharding.files.shard import Count, Shard, ShardRecord, shard_file, write_shard
@@ -62,10 +62,14 @@ Written: TypeAlias = ShardRecord | str  # a rank's file, or why there is none
 
 
 def try_to_write(directory: Path, rank: int, state: State) -> Written:
-    """This rank's part of a save; a full disk and its like are returned, not raised."""
+    """This rank's part of a save, read back from the disk; a full disk and its like are returned, not raised."""
     try:
-        return write_shard(directory, rank, state)
-    except (OSError, TypeError, SafetensorError) as error:
+        record = write_shard(directory, rank, state)
+        forget(shard_file(directory, rank))
+        with Shard(directory, record) as written:
+            written.check_content(record.entries)
+        return record
+    except (OSError, TypeError, SafetensorError, CheckpointError) as error:
         return f"rank {rank} could not write {shard_file(directory, rank)}: {error}"
 
 
@@ -139,6 +143,16 @@ def unseal(data: bytes, file: Path) -> Manifest:
     if manifest.format != FORMAT:
         raise CheckpointError(f"{file} is of format {manifest.format}; this version reads {FORMAT}")
     return manifest
+
+
+def check_whole(directory: Path, digest: str) -> None:
+    """Reads all files of a save. CheckpointError for what is missing, damaged or not of the save with this digest."""
+    manifest, found = read_manifest(directory)
+    if found.hex() != digest:
+        raise CheckpointError(f"{directory} belongs to another checkpoint, of epoch {manifest.epoch}")
+    for record in manifest.shards:
+        with Shard(directory, record) as shard:
+            shard.check_content(record.entries)
 
 
 def read_whole(directory: Path, manifest: Manifest) -> dict[int, dict[str, Any]]:

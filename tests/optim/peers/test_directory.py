@@ -238,6 +238,25 @@ def test_the_dead_and_the_frozen_are_no_company() -> None:
     virtual_time.run(main())
 
 
+def test_who_was_in_the_last_round_computes_before_its_report_is_read() -> None:
+    async def main() -> None:
+        async with nodes(2) as members:
+            one, other = Peer(members[0]), Peer(members[1])
+            await one.directory.start()
+            assert not one.directory.anyone_computes([])
+            one.directory.note_round([members[0].peer_id, members[1].peer_id], b"round")
+            assert one.directory.anyone_computes([])
+            await other.directory.start()
+            await asyncio.sleep(10)
+            await ended(other)
+            await members[1].shutdown()
+            await asyncio.sleep(10)
+            assert not one.directory.anyone_computes([]), "it has left"
+            await ended(one)
+
+    virtual_time.run(main())
+
+
 def test_anyone_behind() -> None:
     async def main() -> None:
         async with nodes(3) as members:
@@ -260,6 +279,7 @@ def test_anyone_behind() -> None:
         {"lineage": "00" * 31},
         {"epoch": -1},
         {"loss": float("nan")},
+        {"evaluation": {"epoch": 1, "loss": float("nan"), "samples": 1}},
         {"addresses": ["tcp://x"] * 9},
         {"addresses": ["t" * 513]},
         {"last_reason": "x" * 201},

@@ -132,7 +132,8 @@ def test_two_halves_that_trained_apart(seed: int) -> None:
             swarm.network.heal()
             met = now()
             await until(lambda: len({trainer.core.position.lineage for trainer in trainers}) == 1)
-            assert now() - met < 10
+            # Lost contacts are probed after pauses of 2, 4, 8 s and a quarter more at most; one may just have begun.
+            assert now() - met < 12
             await work.done()
             oracle.check(trainers)
             assert arrivals[trainers.index(leading)].downloads == [], "who leads goes on as before"

@@ -132,6 +132,17 @@ def test_rate_is_exact_from_the_first_interval_and_leaves_pauses_out() -> None:
     assert 10.0 < ema.samples_per_second < 20.0
 
 
+def test_a_rate_that_is_known_to_change_follows_at_once() -> None:
+    ema = PerformanceEMA(alpha=0.1)
+    ema.scale(0.5)  # of nothing yet
+    ema.resume(0.0)
+    ema.update(20, 2.0)
+    ema.scale(0.25)
+    assert ema.samples_per_second == pytest.approx(2.5)
+    ema.update(20, 10.0)
+    assert ema.samples_per_second == pytest.approx(2.5)
+
+
 @pytest.mark.parametrize(
     "arguments", [{"min_refresh_period": 0}, {"min_refresh_period": 11}, {"expected_drift_peers": -1}]
 )

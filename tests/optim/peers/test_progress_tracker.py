@@ -86,7 +86,7 @@ def test_one_that_is_no_daemon_keeps_the_process_until_it_is_shut_down() -> None
         keepers = [each for each in threading.enumerate() if each.name == "swarm-keeps-the-process"]
         assert [each.daemon for each in keepers] == [False]
         keeping.shutdown()
-        keepers[0].join(5.0)
+        keepers[0].join(60)
         assert not keepers[0].is_alive()
 
 

@@ -1,6 +1,7 @@
 """Progress as peers tell it to each other through the hash table."""
 
 import asyncio
+import math
 
 import pytest
 
@@ -46,6 +47,7 @@ def test_a_peer_learns_that_others_are_ahead() -> None:
             assert behind.global_epoch == 1
             assert behind.ready_to_update_epoch
             assert behind.estimated_next_update_time <= peers[1].endpoint.clock.now()
+            assert (behind.seconds_to_round, ahead.seconds_to_round) == (0.0, math.inf)  # no rate is known
             assert behind.local_progress.epoch == 0
             await ahead.shutdown()
             await behind.shutdown()
@@ -66,6 +68,9 @@ def test_rates_are_measured_and_the_end_is_estimated_from_them() -> None:
                 assert tracker.performance_ema.samples_per_second == pytest.approx(2.0)
                 eta = tracker.global_progress.eta_next_epoch - peers[0].endpoint.clock.now()
                 assert 10 < eta < 25  # 16 of 100 samples are reported, 4 more come each second
+                alone = tracker.seconds_to_round  # of which the other one computes 2
+                assert alone == pytest.approx((100 - sum(s for s, _ in tracker.expected().values())) / 2.0)
+                assert alone > 1.5 * eta
             for tracker in trackers:
                 await tracker.shutdown()
 

@@ -1,0 +1,105 @@
+"""Whether a peer pauses, and how far it is with that.
+
+working ──asked──▶ pausing ──nothing left to hand in──▶ paused ──ended──▶ returning ──in a group again──▶ working
+                      └────────────────────────ended────────────────────────────────────────────────────▶
+
+A peer that pauses computes nothing. While it has samples that no round has taken, it stays in its group, so that they
+count; then it withdraws, and nobody waits for it. It returns as a peer that has been away: it asks where the run is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from swarmcli.optim.peers.report import Pause
+
+T = TypeVar("T")
+
+
+class Pausing:
+    """Belongs to one event loop."""
+
+    def __init__(self, changed: Callable[[], object]) -> None:
+        """`changed` is called after each change of what others are told."""
+        self._changed = changed
+        self.is_asked = False  # for
+        self.away = False  # it has withdrawn, and has not found out since where the run is
+        self.away_since = 0.0  # loop time
+        self._returns = False  # it has found out where the run is, and is in no group yet with anybody at work
+        self._ends = set[asyncio.Timeout]()  # of works that a pause ends
+        self._ended = asyncio.Event()
+
+    @property
+    def told(self) -> Pause:
+        """What others are told."""
+        if self.away:
+            return "paused" if self.is_asked else "returning"
+        if self.is_asked:
+            return "pausing"
+        return "returning" if self._returns else ""
+
+    def ask(self) -> None:
+        """From now on this peer is to compute nothing. Idempotent."""
+        if not self.is_asked:
+            self.is_asked = True
+            for end in self._ends:
+                end.reschedule(asyncio.get_running_loop().time())
+            self._ended.clear()
+            self._changed()
+
+    def end(self) -> None:
+        """It may go on. Idempotent."""
+        if self.is_asked:
+            self.is_asked = False
+            self._ended.set()
+            self._changed()
+
+    def withdraw(self) -> None:
+        """It takes part in nothing any more."""
+        if not self.away:
+            self.away, self.away_since = True, asyncio.get_running_loop().time()
+            self._changed()
+
+    def come_back(self) -> float:
+        """It is in step with the run again. Returns for how many seconds it was not."""
+        if not self.away:
+            return 0.0
+        self.away = False
+        self._changed()
+        return asyncio.get_running_loop().time() - self.away_since
+
+    async def returning(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns; until then others are told that this peer returns, so that nobody else who does takes it
+        for one at work."""
+        self._returns = True
+        try:
+            return await work
+        finally:
+            self._returns = False
+            self._changed()
+
+    async def wait(self, seconds: float) -> None:
+        """Until the pause ends, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()
+
+    async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What `work` returns; None, and the work is cancelled, if a pause is asked for before it ends.
+
+        It runs in the caller's task: in one of its own, what ends at once would give way to others all the same, who
+        then read reports of a peer that is about to be in step again.
+        """
+        try:
+            async with asyncio.timeout(0.0 if self.is_asked else None) as end:
+                self._ends.add(end)
+                return await work
+        except TimeoutError:
+            if not end.expired():
+                raise
+            return None
+        finally:
+            self._ends.discard(end)

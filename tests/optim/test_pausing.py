@@ -1,0 +1,368 @@
+"""Peers that pause: nobody waits for them, and nothing that was computed is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.events import EpochAdvanced, StateDownloaded
+from swarmcli.optim.core import OptimizerCore
+from swarmcli.optim.modes.base import Mode, StateOptions, Timing
+from swarmcli.optim.modes.local import LocalUpdates
+from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
+from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.testing import virtual_time
+from tests.optim.optim_swarm import (
+    FEATURES,
+    TARGET,
+    Swarm,
+    Trainer,
+    auxiliary,
+    digests,
+    loss_of,
+    record,
+    together,
+    until,
+)
+from tests.suites import soak
+
+
+class Volunteer:
+    """A trainer whose loop obeys a pause, as that of a role does."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.core = trainer, trainer.core
+        self.computed = 0
+        self.ends = False
+
+    @property
+    def told(self) -> str:
+        return self.core.report().pause
+
+    @property
+    def is_paused(self) -> bool:
+        return self.told == "paused"
+
+    async def run(self) -> None:
+        await self.core.join()
+        while not self.ends:
+            if self.core.pausing.is_asked:
+                await self.core.step(0)
+            elif self.core.pausing.away:
+                await self.core.join()
+            else:
+                await self._compute()
+        self.core.pause()
+        while not self.core.has_handed_in:
+            await self.core.step(0)
+
+    async def _compute(self) -> None:
+        trainer = self.trainer
+        await asyncio.sleep(trainer.pace)
+        batch = torch.randn(trainer.batch_size, FEATURES, dtype=torch.float64, generator=trainer.data)
+        trainer.weights.grad = None
+        loss_of(trainer.weights, batch).backward()
+        self.computed += trainer.batch_size
+        await self.core.step(trainer.batch_size)
+
+
+@asynccontextmanager
+async def volunteers(swarm: Swarm, count: int, **options: Any) -> AsyncIterator[list[Volunteer]]:
+    """They compute while the block lasts; in the end all pause, and every sample has to be somewhere."""
+    everyone = [Volunteer(await swarm.trainer(seed=1, **options)) for _ in range(count)]
+    async with asyncio.TaskGroup() as tasks:
+        for each in everyone:
+            tasks.create_task(each.run())
+        yield everyone
+        for each in everyone:
+            each.ends = True
+    kept = sum(each.core.samples for each in everyone)
+    assert sum(each.computed for each in everyone) == accepted(everyone) + kept
+
+
+def rounds(everyone: list[Volunteer]) -> list[EpochAdvanced]:
+    """How each saw the rounds that it has made."""
+    return [event for each in everyone for event in each.trainer.epochs if event.samples]  # without downloads
+
+
+def accepted(everyone: list[Volunteer]) -> int:
+    """Samples that committed rounds have taken, whatever was counted of them: of four and more, nobody's count for
+    more than a share."""
+    counted, handed_in = dict[str, int](), Counter[str]()
+    for event in rounds(everyone):
+        counted[event.lineage] = event.samples
+        handed_in[event.lineage] += event.own_samples
+    return sum(max(samples, handed_in[lineage]) for lineage, samples in counted.items())
+
+
+async def come_to(everyone: list[Volunteer], epoch: int) -> None:
+    await until(lambda: all(each.trainer.epoch >= epoch for each in everyone))
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_nobody_waits_for_a_trainer_that_pauses_and_it_comes_back_into_step() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, volunteers(swarm, 3) as (first, *others):
+            await come_to([first, *others], 3)
+            await until(lambda: first.core.samples > 0)
+            first.core.pause()
+            first.core.pause()
+            assert first.told == "pausing" and first.core.report().samples_per_second == 0
+            await until(lambda: first.is_paused)
+            assert first.core.samples == 0 and first.core.has_handed_in
+            epoch, began = first.trainer.epoch, now()
+            await come_to(others, epoch + 10)
+            assert now() - began < 10 * 0.4, "0.3 s each, of computing alone"
+            assert first.trainer.epoch == epoch
+            first.core.resume()
+            await come_to([first, *others], epoch + 15)
+            assert first.told == ""
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_who_pauses_takes_part_in_the_round_at_the_end_of_a_long_epoch_and_is_not_expected_to_compute() -> None:
+    """As who is to leave does."""
+
+    async def main() -> None:
+        async with Swarm() as swarm, volunteers(swarm, 2, pace=20.0, target=40) as (first, second):
+            await until(lambda: first.core.samples > 0)
+            began = now()
+            first.core.pause()
+            await asyncio.sleep(30.0)
+            expected, told = first.core.tracker.seconds_to_round, second.core.tracker
+            assert expected == pytest.approx(told.global_progress.eta_next_epoch - told._clock.now(), abs=10)
+            while not first.core.has_handed_in:
+                assert first.told == "pausing" and first.core.samples > 0
+                await asyncio.sleep(20.0)
+            assert 120 < now() - began == pytest.approx(30 + expected, abs=40)
+            assert first.core.samples == 0 and first.trainer.epochs[-1].own_samples > 0
+            assert first.trainer.epochs[-1].peers == 2
+
+    virtual_time.run(main(), timeout=3000)
+
+
+MODES: dict[str, Mode] = {
+    "delayed step": Synchronous(timing=Timing.DELAYED_STEP),
+    "delayed averaging": Synchronous(timing=Timing.DELAYED_AVERAGING),
+    "PowerSGD": PowerSGD(averager_rank=1),
+    "PowerEF": PowerEF(averager_rank=1),
+    "local updates": LocalUpdates(),
+    "local updates, averaged at once": LocalUpdates(state=StateOptions(delay=False)),
+}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_a_pause_in_each_mode_costs_no_sample(mode: Mode) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, volunteers(swarm, 3, mode=mode) as everyone:
+            await come_to(everyone, 2)
+            for each in everyone:
+                each.core.pause()
+                await until(lambda: each.is_paused)  # noqa: B023
+                await asyncio.sleep(2.0)
+                each.core.resume()
+                await until(lambda: each.told == "")  # noqa: B023
+            await come_to(everyone, everyone[0].trainer.epoch + 3)
+
+    virtual_time.run(main(), timeout=60)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.e2e) for seed in (1, 2))])
+def test_volunteers_that_pause_as_they_like_lose_no_sample(seed: int) -> None:
+    async def main() -> None:
+        drawn = random.Random(seed)
+        async with Swarm(seed) as swarm, volunteers(swarm, 3) as everyone:
+            await come_to(everyone, 2)
+            for _ in range(12):
+                await asyncio.sleep(drawn.expovariate(1.0))
+                core = drawn.choice(everyone).core
+                (core.resume if core.pausing.is_asked else core.pause)()
+            for each in everyone:
+                each.core.resume()
+            await come_to(everyone, max(each.trainer.epoch for each in everyone) + 2)
+            await until(lambda: len(digests(each.trainer for each in everyone)) == 1)
+
+    virtual_time.run(main(), timeout=600, seed=seed)
+
+
+def test_two_that_return_while_a_round_is_under_way_wait_for_those_at_work_and_not_for_each_other() -> None:
+    """What they computed in a group of their own was lost."""
+
+    async def main() -> None:
+        async with Swarm() as swarm, volunteers(swarm, 4) as (first, second, *others):
+            await come_to([first, second, *others], 2)
+            for each in others:
+                each.core.pause()
+            await until(lambda: all(each.is_paused for each in others))
+            await until(lambda: first.core.is_averaging and second.core.is_averaging)
+            for each in others:
+                each.core.resume()
+            computed = [each.computed for each in others]
+            await until(lambda: any(each.told == "" for each in others))
+            assert [each.computed for each in others] == computed, "who returns says so until it computes"
+            await come_to(others, first.trainer.epoch + 2)
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("seed", soak(range(21)))
+def test_whoever_comes_and_goes_all_the_time_neither_parts_the_run_nor_loses_a_sample(seed: int) -> None:
+    """Five toggle each about every second, where an epoch takes a third of that."""
+
+    async def toggle(core: OptimizerCore, drawn: random.Random) -> None:
+        for _ in range(20):
+            await asyncio.sleep(drawn.expovariate(1.0))
+            (core.resume if core.pausing.is_asked else core.pause)()
+        core.resume()
+
+    async def main() -> None:
+        async with Swarm(seed) as swarm, volunteers(swarm, 5, target=2 * TARGET) as everyone:
+            await come_to(everyone, 2)
+            drawn = (random.Random(100 * seed + number) for number in range(5))
+            await together(*(toggle(each.core, own) for each, own in zip(everyone, drawn, strict=True)))
+            await come_to(everyone, max(each.trainer.epoch for each in everyone) + 2)
+            await until(lambda: len(digests(each.trainer for each in everyone)) == 1)
+        made = rounds(everyone)
+        assert len({event.lineage for event in made}) == len({event.epoch for event in made})
+
+    virtual_time.run(main(), timeout=600, seed=seed)
+
+
+def test_what_all_keep_who_pause_at_once_counts_when_one_goes_on() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, volunteers(swarm, 3, batch_size=2) as everyone:
+            first, *others = everyone
+            await come_to(everyone, 2)
+            await until(lambda: all(each.core.samples == 2 for each in everyone))
+            for each in everyone:
+                each.core.pause()
+            await asyncio.sleep(60)
+            assert all(each.core.has_handed_in for each in everyone), "nobody computes, so nothing can be handed in"
+            kept = [each.core.samples for each in others]
+            assert all(samples > 0 for samples in kept)
+            first.core.resume()
+            await until(lambda: all(each.is_paused for each in others))
+            assert first.trainer.epoch > 2 and all(each.core.samples == 0 for each in others)
+
+    virtual_time.run(main(), timeout=600)
+
+
+def test_after_days_the_state_is_downloaded_from_those_who_went_on() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, volunteers(swarm, 4, pace=1.0) as (first, *others):
+            await come_to([first, *others], 1)
+            for each in (first, *others[1:]):  # of those with whom it trained one alone went on
+                each.core.pause()
+                await until(lambda: each.is_paused)  # noqa: B023
+            downloads = record(first.trainer.node, StateDownloaded)
+            epoch = others[0].trainer.epoch
+            await until(lambda: others[0].trainer.epoch > epoch + 20)
+            first.core.resume()
+            await until(lambda: first.told == "")
+            assert first.trainer.epoch >= epoch + 20
+            assert len(downloads) == 1
+            assert downloads[0].donors == (others[0].trainer.node.peer_id.text,), "not those who pause"
+
+    virtual_time.run(main(), timeout=10000)
+
+
+def test_a_pause_during_a_download_ends_it_and_it_begins_anew_behind_the_pause() -> None:
+    async def main() -> None:
+        size = {"extra_tensors": [torch.zeros(200_000)], "pace": 0.5}
+        async with Swarm() as swarm, volunteers(swarm, 2, **size) as everyone:
+            await come_to(everyone, 2)
+            late = Volunteer(await swarm.trainer(seed=2, **size))
+            downloads, others = record(late.trainer.node, StateDownloaded), list(everyone)
+            swarm.network.set_bandwidths(late.trainer.node.peer_id, uplink=None, downlink=1e5)  # 8 s for the state
+            everyone.append(late)  # what it computes is somewhere, too
+            running = asyncio.create_task(late.run())
+            await asyncio.sleep(4.0)
+            began = now()
+            late.core.pause()
+            await until(lambda: late.is_paused)
+            assert now() - began < 3.0 and not downloads and late.trainer.epoch == 0
+            await come_to(others, others[0].trainer.epoch + 5)
+            assert not downloads
+            swarm.network.set_bandwidths(late.trainer.node.peer_id, uplink=None, downlink=None)
+            late.core.resume()
+            await until(lambda: late.told == "")
+            await come_to(everyone, others[0].trainer.epoch + 3)
+            assert len(downloads) == 1 and late.computed
+            late.ends = True
+            await running
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_the_last_holder_of_a_state_hands_it_out_while_it_pauses() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm, volunteers(swarm, 1) as (alone,):
+            await come_to([alone], 2)
+            alone.core.pause()
+            await until(lambda: alone.core.has_handed_in)
+            late = await swarm.trainer(seed=2)
+            await late.core.join()
+            assert late.epoch == alone.trainer.epoch
+            late.core.pause()  # it never computes, and who leaves would stay for the round that it promises
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_monitors_and_auxiliaries_pause_as_well() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            monitor = Volunteer(await swarm.trainer(seed=1, role="monitor"))
+            helper = await auxiliary(swarm)
+            async with volunteers(swarm, 2) as everyone:
+                following = asyncio.create_task(keep_stepping(lambda: monitor.core.step(0)))
+                helping = asyncio.create_task(keep_stepping(helper.step))
+                await come_to([monitor, *everyone], 2)
+                await until(lambda: helper.position.epoch >= 2)
+                for core in (monitor.core, helper):
+                    core.pause()
+                await until(lambda: monitor.is_paused and helper.report().pause == "paused")
+                epoch = monitor.trainer.epoch
+                await come_to(everyone, epoch + 5)
+                assert monitor.trainer.epoch == epoch and helper.position.epoch <= epoch + 1
+                for core in (monitor.core, helper):
+                    core.resume()
+                await until(lambda: monitor.trainer.epoch > epoch + 6 and helper.position.epoch > epoch + 6)
+                assert monitor.told == "" and helper.report().pause == ""
+                for task in (following, helping):
+                    task.cancel()
+                await asyncio.wait([following, helping])
+            await helper.shutdown()
+
+    virtual_time.run(main(), timeout=300)
+
+
+async def keep_stepping(step: Callable[[], Awaitable[object]]) -> None:
+    while True:
+        await step()
+
+
+def test_a_peer_that_pauses_at_the_end_of_an_epoch_loses_no_more_than_its_place() -> None:
+    """The round has begun when the pause is asked for: it is brought to its end."""
+
+    async def main() -> None:
+        async with Swarm() as swarm, volunteers(swarm, 2, target=TARGET) as (first, second):
+            await come_to([first, second], 2)
+            await until(lambda: first.core.is_averaging)
+            epoch = first.trainer.epoch
+            first.core.pause()
+            await until(lambda: first.is_paused)
+            assert first.trainer.epoch > epoch
+
+    virtual_time.run(main(), timeout=300)
