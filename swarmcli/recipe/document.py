@@ -136,7 +136,7 @@ def plain(entry: Entry, annotation: Any) -> Plain:
     return value.text if is_text(annotation) else resolved
 
 
-def parse_document(text: str, name: str) -> Entry:
+def parse_document(text: str, name: str, what: str = "recipe") -> Entry:
     """Reads a whole file. RecipeError with `name:line` for what is no YAML, has duplicate keys or tags."""
     try:
         _refuse_tags(text, name)
@@ -144,12 +144,12 @@ def parse_document(text: str, name: str) -> Entry:
     except yaml.YAMLError as error:
         raise RecipeError(_syntax_problem(error, name)) from error
     except RecursionError:
-        raise RecipeError(f"{name}:1: nested too deeply; a recipe needs no more than a few levels") from None
+        raise RecipeError(f"{name}:1: nested too deeply; a {what} needs no more than a few levels") from None
     if node is None:
-        raise RecipeError(f"{name}:1: the recipe is empty; recipes/stdlib-lm.yaml is one to start from")
+        raise RecipeError(f"{name}:1: the {what} is empty; recipes/stdlib-lm.yaml is one to start from")
     root = _Builder(name).build(node)
     if not isinstance(root.value, dict):
-        raise RecipeError(f"{root.origin}: a recipe is a list of `key: value` lines; this is something else")
+        raise RecipeError(f"{root.origin}: a {what} is a list of `key: value` lines; this is something else")
     return root
 
 

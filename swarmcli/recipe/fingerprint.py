@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from swarmcli.errors import RecipeError
 from swarmcli.recipe.document import is_section
 from swarmcli.recipe.schema import Recipe
-from swarmcli.recipe.settings import is_shared
+from swarmcli.recipe.section import is_shared
 
 DIGEST_LENGTH = 32  # characters of base32: 160 bits, so that a link's recipe cannot be exchanged for another
 PROTOCOL = 1  # peers of another number compute or speak differently and cannot train together

@@ -58,6 +58,22 @@ class Link:
         return f"{SCHEME}{self.peer_id.text}@{places}/{self.run_id}?{urlencode(parameters)}"
 
 
+def command_of(link: Link) -> str:
+    """What a stranger types. In double quotes, which every shell knows: a link holds a question mark."""
+    return f'swarm join "{link}"'
+
+
+def reach_in_words(link: Link) -> str:
+    """For whom a link is no use; "" if it is for everyone."""
+    match scope_of_places(link.places):
+        case Scope.HOST:
+            return "This link works on this machine only: no other address is known at which this peer can be dialed."
+        case Scope.LAN:
+            return "This link works within this network only."
+        case _:
+            return ""
+
+
 def scope_of_places(places: Iterable[str]) -> Scope:
     """From how far the place can be dialed that most can dial."""
     return max((_scope(parse_address(f"tcp://{place}").host) for place in places), default=Scope.HOST)

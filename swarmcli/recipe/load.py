@@ -3,7 +3,7 @@ checked like the file itself."""
 
 from __future__ import annotations
 
-import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,19 +14,6 @@ from swarmcli.recipe.document import MAX_BYTES, Entry, parse_document, parse_val
 from swarmcli.recipe.problems import recipe_error
 from swarmcli.recipe.schema import Recipe
 
-RENAMED = {"lr_scheduler.warmup_steps": "warmup_epochs", "lr_scheduler.total_steps": "total_epochs"}
-logger = logging.getLogger(__name__)
-
-
-def rename_old_keys(root: Entry) -> None:
-    """Accepts keys by the names that they had before, with a note. One that is written by both names stays unknown."""
-    for old, new in RENAMED.items():
-        section, _, key = old.partition(".")
-        below = root.child(section)
-        if below is not None and isinstance(below.value, dict) and key in below.value and new not in below.value:
-            below.value[new] = below.value.pop(key)
-            logger.warning("%s: %s is called %s now", below.value[new].origin, old, new)
-
 
 def apply_overrides(root: Entry, overrides: Sequence[str]) -> None:
     """Writes each `a.b=value` into the tree, in order; missing sections on the way are made.
@@ -35,16 +22,12 @@ def apply_overrides(root: Entry, overrides: Sequence[str]) -> None:
     """
     for override in overrides:
         _apply(root, override)
-        rename_old_keys(root)
 
 
 def _apply(root: Entry, override: str) -> None:
     origin = f"--set {override}"
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
-    if new := RENAMED.get(path.strip()):
-        logger.warning("%s: %s is called %s now", origin, path.strip(), new)
-        keys[-1] = new
     if not equals or not all(keys):
         raise RecipeError(f"{origin}: expected key=value; write for example --set optimizer.learning_rate=1e-3")
     here = root
@@ -96,12 +79,23 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
             raise RecipeError(f"{file}:1: larger than {MAX_BYTES >> 20} MiB, so this is no recipe; name a YAML file")
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise RecipeError(
-            f"{path}: cannot be read ({error.strerror}); give a link (swarm://…) or the path of a recipe file"
-        ) from error
+        raise RecipeError(_unreadable(str(path), error)) from error
     except UnicodeDecodeError as error:
         raise RecipeError(f"{file}:1: no UTF-8 text; save the recipe as UTF-8") from error
     return parse_recipe(text, overrides, name=str(file), directory=file.resolve().parent)
+
+
+def _unreadable(named: str, error: OSError) -> str:
+    """What a person who named this may have meant. `named` may have gone through a Path, which drops slashes."""
+    if re.match("https?:/", named, re.IGNORECASE):
+        return (
+            "that is the address of a web page; open it in a browser and copy the link there: it begins with swarm://"
+        )
+    if ":/" in named:
+        return "that looks like a part of a link; copy it again, all of it from swarm:// on"
+    if named in ("", "."):
+        return "nothing is named; give a link (swarm://…) or the path of a recipe file"
+    return f"{named}: cannot be read ({error.strerror}); give a link (swarm://…) or the path of a recipe file"
 
 
 def parse_recipe(
@@ -109,7 +103,6 @@ def parse_recipe(
 ) -> Recipe:
     """The same for a text; relative paths begin in `directory` (default: where the process was started)."""
     root = parse_document(text, name)
-    rename_old_keys(root)
     apply_overrides(root, overrides)
     home = Path(directory or Path.cwd())
     try:

@@ -27,7 +27,8 @@ from swarmcli.recipe.fingerprint import agreed_values, digest_of
 from swarmcli.recipe.link import Link
 from swarmcli.recipe.load import parse_recipe
 from swarmcli.recipe.schema import Recipe
-from swarmcli.recipe.settings import FilesDataset, HuggingFaceDataset, is_advised, is_shared
+from swarmcli.recipe.section import is_advised, is_shared
+from swarmcli.recipe.settings import FilesDataset, HuggingFaceDataset, StdlibDataset
 
 MAX_OFFERED = 1 << 18  # bytes
 MAX_VALUES = 5000
@@ -178,12 +179,10 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     if isinstance(recipe.base_model, Mapping):
         yield from _config_problems(recipe.base_model, "base_model")
     for index, dataset in enumerate(recipe.datasets):
-        if isinstance(dataset, FilesDataset):
-            for key in ("path", "glob"):
-                if not _is_inside(getattr(dataset, key)):
-                    yield ("datasets", index, key), _OUTSIDE
-        elif isinstance(dataset, HuggingFaceDataset):
-            yield from (((("datasets", index, *path)), problem) for path, problem in _hub_problems(dataset))
+        yield from (((("datasets", index, *path)), problem) for path, problem in _dataset_problems(dataset))
+    if recipe.evaluation.dataset is not None:
+        found = _dataset_problems(recipe.evaluation.dataset)
+        yield from (((("evaluation", "dataset", *path)), problem) for path, problem in found)
     for key in ("matchmaking_time", "averaging_timeout", "load_state_timeout"):
         if getattr(recipe.averaging, key) > MAX_SECONDS:
             yield ("averaging", key), f"is more than a day; write {MAX_SECONDS:g} seconds or less"
@@ -200,6 +199,15 @@ def _is_inside(text: str) -> bool:
     if not text.isprintable() or text.startswith(("/", "~")) or set("\\:") & set(text):
         return False
     return ".." not in text.split("/")
+
+
+def _dataset_problems(dataset: FilesDataset | StdlibDataset | HuggingFaceDataset) -> Iterator[Problem]:
+    if isinstance(dataset, FilesDataset):
+        for key in ("path", "glob"):
+            if not _is_inside(getattr(dataset, key)):
+                yield (key,), _OUTSIDE
+    elif isinstance(dataset, HuggingFaceDataset):
+        yield from _hub_problems(dataset)
 
 
 def _hub_problems(dataset: HuggingFaceDataset) -> Iterator[tuple[tuple[str | int, ...], str]]:
@@ -224,6 +232,8 @@ def _is_public(url: str) -> bool:
     host = rest.partition("/")[0]
     if scheme != "https" or not re.fullmatch(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+", host) or "::" in url:
         return False
+    if "drive.google.com" in rest and host != "drive.google.com":
+        return False  # the library `datasets` would ask that host in a way of its own, which goes by no rule of ours
     try:
         ipaddress.ip_address(host)
     except ValueError:  # a name, of which the last part is no number and not one of local networks

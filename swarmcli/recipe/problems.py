@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe.document import Entry, at, sections
-from swarmcli.recipe.settings import Conflict
+from swarmcli.recipe.section import Conflict
 
 Key = str | int
 
@@ -29,6 +29,8 @@ _KNOWN_ELSEWHERE = {
     "model": "base_model",
     "num_epochs": "max_epochs",
     "num_warmup_steps": "warmup_epochs",
+    "total_steps": "total_epochs",
+    "warmup_steps": "warmup_epochs",
     "per_device_train_batch_size": "micro_batch_size",
     "scheduler": "lr_scheduler",
     "dataset": "datasets",

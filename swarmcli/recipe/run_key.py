@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from swarmcli.errors import IdentityError
 from swarmcli.network.identity import Identity, PeerID, verify
-from swarmcli.network.key_file import create_key_file, open_key_file, read_key
+from swarmcli.network.key_file import create_key_file, read_key_file
 from swarmcli.network.membership import ID_BYTES, ClosedRun, Invitation, Kind, Pass, Revocation
 
 _WHAT = "run key"
@@ -42,12 +42,7 @@ class RunKey:
     def load(cls, path: Path) -> RunKey:
         """Raises IdentityError, naming the file and the fix: missing, another user's, readable by others, no key."""
         try:
-            descriptor = open_key_file(path, _WHAT)
-            try:
-                fix = "restore your copy of it: a new key would not be this run's"
-                return cls(read_key(path, descriptor, _WHAT, fix))
-            finally:
-                os.close(descriptor)
+            return cls(read_key_file(path, _WHAT, "restore your copy of it: a new key would not be this run's"))
         except FileNotFoundError:
             raise IdentityError(
                 f"there is no {_WHAT} at {path}; it stays with the run's owner, who made it with `swarm init`: name "

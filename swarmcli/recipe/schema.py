@@ -10,15 +10,16 @@ from typing import Any, Literal
 from pydantic import PrivateAttr, field_validator, model_validator
 
 from swarmcli.recipe.document import Entry
+from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, own, shared
 from swarmcli.recipe.settings import (
-    REQUIRED,
     AveragingSettings,
     CheckpointSettings,
     CompressionSettings,
-    Conflict,
     Dataset,
     DelaySettings,
+    EvaluationSettings,
     GradientAveragingSettings,
+    HuggingFaceDataset,
     KeyText,
     LocalSettings,
     LocalUpdateSettings,
@@ -26,11 +27,7 @@ from swarmcli.recipe.settings import (
     OptimizerSettings,
     OwnPath,
     SchedulerSettings,
-    Section,
-    advised,
     beside,
-    own,
-    shared,
 )
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -77,6 +74,7 @@ class Recipe(Section):
     local_updates: LocalUpdateSettings = LocalUpdateSettings()
     compression: CompressionSettings = CompressionSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
     network: NetworkSettings = NetworkSettings()
     local: LocalSettings = LocalSettings()
 
@@ -108,6 +106,7 @@ class Recipe(Section):
         _check_aggregator(self)
         _check_local_updates(self)
         _check_site(self)
+        _check_evaluation(self)
         return self
 
     @property
@@ -265,6 +264,34 @@ def _check_local_updates(recipe: Recipe) -> None:
                 "local updates step after every batch and wait for nobody then; remove it (delay.state_averaging "
                 "is what lets them go on while parameters are averaged)",
             )
+
+
+def _check_evaluation(recipe: Recipe) -> None:
+    """Refuses to evaluate on what is trained on."""
+    evaluation = recipe.evaluation
+    if evaluation.held_out and all(isinstance(dataset, HuggingFaceDataset) for dataset in recipe.datasets):
+        raise Conflict(
+            "evaluation.held_out",
+            "only of files and stdlib datasets a share can be held out; name a dataset instead, for example another "
+            "split",
+        )
+    if recipe.checkpoint.upload.when == "best" and not evaluation.every_epochs:
+        raise Conflict(
+            "checkpoint.upload.when",
+            "nothing is evaluated, so nothing is best; set evaluation.every_epochs, or each",
+        )
+    if evaluation.dataset is not None:
+        wanted = _text_of(evaluation.dataset)
+        if any(_text_of(dataset) == wanted for dataset in recipe.datasets):
+            raise Conflict(
+                "evaluation.dataset",
+                "the run trains on this dataset; name another one, or take `held_out: 0.02`",
+            )
+
+
+def _text_of(dataset: Dataset) -> dict[str, Any]:
+    """By what the texts of a dataset are chosen."""
+    return dataset.model_dump(exclude={"weight", "streaming", "text_column", "revision"})
 
 
 def _check_site(recipe: Recipe) -> None:

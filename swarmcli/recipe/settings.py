@@ -1,64 +1,31 @@
 """The sections of a recipe as typed values. What a field means stands in its description, from which docs/recipes.md
-is made. Rules within one section are checked here; those between sections in `schema`.
-
-`shared` fields must agree between all peers of a run and are part of its fingerprint; `own` fields may differ, and
-`advised` ones as well, but whoever joins by a link begins with the run's."""
+is made. Rules within one section are checked here; those between sections in `schema`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ipaddress import ip_address
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    TypeAdapter,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from swarmcli.errors import AddressError
 from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
-
-REQUIRED: Any = ...
-
-
-def shared(default: Any, meaning: str, **constraints: Any) -> Any:
-    """A field that must agree between all peers."""
-    return Field(default, description=meaning, json_schema_extra={"agree": True}, **constraints)
-
-
-def own(default: Any, meaning: str, **constraints: Any) -> Any:
-    """A field in which peers of one run may differ."""
-    return Field(default, description=meaning, json_schema_extra={"agree": False}, **constraints)
-
-
-def advised(default: Any, meaning: str, **constraints: Any) -> Any:
-    """The same, of which the run's author may know what is good: it travels with a link."""
-    return Field(default, description=meaning, json_schema_extra={"agree": False, "advised": True}, **constraints)
-
-
-def is_shared(info: FieldInfo) -> bool:
-    """Whether a field must agree between all peers. Sections are neither shared nor own; their fields are."""
-    extra = info.json_schema_extra
-    return isinstance(extra, dict) and bool(extra["agree"])
-
-
-def is_advised(info: FieldInfo) -> bool:
-    extra = info.json_schema_extra
-    return isinstance(extra, dict) and bool(extra.get("advised"))
-
-
-class Section(BaseModel):
-    """Keys that are written below one name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
-
-
-class Conflict(ValueError):
-    """Keys that do not fit together. `key` is the one to point at, relative to the section that was checked."""
-
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(message)
-        self.key = key
+from swarmcli.recipe.limits import Limits
+from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, own, shared
 
 
 def beside(directory: Path, text: str) -> Path:
@@ -77,6 +44,44 @@ GroupSize = Annotated[int, Field(ge=2)]
 
 def _resolve(path: Path, info: ValidationInfo) -> Path:
     return beside((info.context or {}).get("directory", Path.cwd()), str(path))
+
+
+LEAST_JOURNAL = 10_000_000  # bytes
+
+
+def _read_size(value: object) -> int:
+    try:
+        size = int(_SIZE.validate_python(value))
+    except ValueError:
+        raise ValueError(f"{str(value)[:40]!r} is no size; write for example 500 MB") from None
+    if size < LEAST_JOURNAL:
+        raise ValueError("a journal takes at least 10 MB")
+    return size
+
+
+_SIZE = TypeAdapter(ByteSize)
+JournalSize = Annotated[int, BeforeValidator(_read_size)]
+
+
+def _check_webhook(text: str) -> str:
+    """What is posted there tells of a run, and the address itself is often a password: neither travels in the clear."""
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        host, port, parts = "", 0, urlsplit("")
+    if not host or port == 0 or parts.username is not None or parts.scheme not in ("http", "https"):
+        raise ValueError("it is no address of the web; write for example https://example.org/alerts")
+    if parts.scheme == "http" and not _is_loopback(host):
+        raise ValueError("alerts would travel unencrypted; use https, or http to this computer")
+    return text
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _check_address(text: str) -> str:
@@ -167,11 +172,51 @@ class SchedulerSettings(Section):
     min_lr_ratio: float = shared(0.0, "where linear and cosine end, as a fraction of learning_rate", ge=0, le=1)
 
 
+class UploadSettings(Section):
+    """Where on the Hugging Face Hub the model of a checkpoint goes."""
+
+    repo: str | None = own(
+        None,
+        "owner/name on the Hugging Face Hub, to which whoever writes a checkpoint sends its model; null: none",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$",
+    )
+    private: bool = own(True, "whether only you see a repository that is made for it")
+    when: Literal["each", "best"] = own("each", "each: after every checkpoint; best: when it evaluates better than all")
+
+
 class CheckpointSettings(Section):
     every_epochs: int = own(
         0, "write a checkpoint every so many epochs, unless another peer does; 0: only when leaving", ge=0
     )
     keep: int = own(3, "how many of the newest checkpoints stay on the disk", ge=1)
+    keep_every: int = own(
+        0, "of every so many epochs the first checkpoint stays for good, for example 1000; 0: none", ge=0
+    )
+    keep_best: int = own(1, "how many of those with the lowest evaluation loss stay as well", ge=0)
+    upload: UploadSettings = UploadSettings()
+
+
+class EvaluationSettings(Section):
+    """Measuring the model on text that nobody trains on, by whoever writes the run's checkpoints."""
+
+    every_epochs: int = advised(0, "evaluate every so many epochs; 0: never", ge=0)
+    samples: int = advised(256, "sequences of sequence_len tokens to evaluate on, or fewer if there are no more", ge=1)
+    held_out: float = shared(
+        0.0, "this share of the text of files and stdlib datasets is kept for it: nobody trains on it", ge=0, le=0.5
+    )
+    dataset: Dataset | None = shared(None, "a dataset to evaluate on instead; its keys are those of datasets")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> EvaluationSettings:
+        if self.dataset is not None and self.held_out:
+            raise Conflict("held_out", "the run evaluates on a dataset of its own; remove held_out, or dataset")
+        if self.every_epochs and not self.held_out and self.dataset is None:
+            raise Conflict(
+                "every_epochs",
+                "an evaluation needs text that nobody trains on; add `held_out: 0.02` for a share of the files, or "
+                "name a dataset",
+            )
+        return self
 
 
 class NetworkSettings(Section):
@@ -372,6 +417,7 @@ class LocalSettings(Section):
     )
     data_dir: OwnPath | None = own(None, "where relative paths of datasets begin; null: beside the recipe")
     name: str | None = own(None, "how this peer is called on the dashboard; null: the short peer id", max_length=64)
+    team: str | None = own(None, "the team for which this peer's contribution counts; null: none", max_length=64)
     client_mode: bool = own(False, "never listen: for machines that cannot be dialed")
     port_mapping: bool = own(True, "ask the router for a port where nobody can dial this machine")
     relay: bool | None = own(
@@ -393,6 +439,13 @@ class LocalSettings(Section):
     offload_optimizer: bool = own(
         False, "keep the optimizer and a copy of the parameters in host memory; a delayed step does so anyway"
     )
+    journal_size: JournalSize = own(
+        500_000_000, "bytes that the journal takes at most, for example 500 MB; the oldest rows give way, sums stay"
+    )
+    webhook: Annotated[str, AfterValidator(_check_webhook)] | None = own(
+        None, "an address to which alerts are posted as JSON: https, or http on this computer; null: none"
+    )
     check_memory: bool = own(True, "refuse a model for which this machine has too little memory; false: try it anyway")
     trust_remote_code: bool = own(False, "let a local checkpoint directory run Python code that lies in it")
     site: SiteSettings = SiteSettings()
+    limits: Limits = Limits()

@@ -11,24 +11,29 @@ from pydantic_core import PydanticUndefined
 
 from swarmcli.recipe import (
     AggregatorSettings,
-    AveragingSettings,
-    CheckpointSettings,
-    CompressionSettings,
-    DelaySettings,
     FilesDataset,
     GradientAveragingSettings,
     HuggingFaceDataset,
-    LocalSettings,
-    LocalUpdateSettings,
-    NetworkSettings,
-    OptimizerSettings,
+    Limits,
     Recipe,
     SchedulerSettings,
     SiteSettings,
     StdlibDataset,
+    UploadSettings,
 )
-from swarmcli.recipe.document import arms, sections
+from swarmcli.recipe.document import arms, is_section
 from swarmcli.recipe.problems import as_written
+from swarmcli.recipe.settings import (
+    AveragingSettings,
+    CheckpointSettings,
+    CompressionSettings,
+    DelaySettings,
+    EvaluationSettings,
+    LocalSettings,
+    LocalUpdateSettings,
+    NetworkSettings,
+    OptimizerSettings,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -45,9 +50,12 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "local_updates": LocalUpdateSettings,
     "compression": CompressionSettings,
     "checkpoint": CheckpointSettings,
+    "checkpoint.upload": UploadSettings,
+    "evaluation": EvaluationSettings,
     "network": NetworkSettings,
     "local": LocalSettings,
     "local.site": SiteSettings,
+    "local.limits": Limits,
 }
 
 
@@ -55,7 +63,7 @@ def table(model: type[BaseModel]) -> str:
     """One row for each key of a section."""
     lines = ["| key | default | must agree | meaning |", "| --- | --- | --- | --- |"]
     for name, info in model.model_fields.items():
-        if sections(info.annotation):
+        if is_section(info.annotation):
             continue  # a section has a table of its own
         agree = isinstance(info.json_schema_extra, dict) and info.json_schema_extra["agree"]
         lines.append(f"| `{name}` | {_default(info)} | {'yes' if agree else 'no'} | {_meaning(info)} |")

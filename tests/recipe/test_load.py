@@ -51,6 +51,20 @@ def test_whatever_is_set_ends_in_a_recipe_or_in_an_error_that_names_it(key: str,
         assert "--set" in str(error) or "datasets.0" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("https://example.org/join", "web page; open it in a browser"),
+        ("arm://abc@192.0.2.1:31330/small", "a part of a link; copy it again"),
+        ("", "nothing is named"),
+    ],
+)
+def test_what_is_no_path_at_all_is_told_as_what_it_was_meant(typed: str, said: str) -> None:
+    for named in (typed, Path(typed)):
+        with pytest.raises(RecipeError, match=said):
+            load_recipe(named)
+
+
 def test_files_that_cannot_be_recipes_are_named(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"gone\.yaml: cannot be read \(No such file or directory\); give a link"):
         load_recipe(tmp_path / "gone.yaml")

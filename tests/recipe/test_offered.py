@@ -84,6 +84,7 @@ def test_a_recipe_with_paths_of_one_machine_has_no_link_and_says_why(path: str) 
     ("changes", "words"),
     [
         ({"datasets": [{"type": "files", "path": "/etc"}]}, "datasets.0.path leads out"),
+        ({"evaluation": {"dataset": {"type": "files", "path": "/etc"}}}, "evaluation.dataset.path leads out"),
         ({"datasets": [{"type": "files", "path": "t", "glob": "../**/id_*"}]}, "datasets.0.glob leads out"),
         ({"datasets": [{"type": "files", "path": "~root/.ssh"}]}, "datasets.0.path leads out"),
         ({"datasets": [{"type": "files", "path": "..\\.."}]}, "datasets.0.path leads out"),
@@ -137,6 +138,7 @@ def test_hostile_recipes_are_refused_by_key_with_what_to_do(changes: Any, words:
         {"path": "json", "data_files": ["https://0x7f.1/x"]},
         {"path": "json", "data_files": ["https://me:pw@example.org/x"]},
         {"path": "json", "data_files": ["https://example.org:22/x"]},
+        {"path": "json", "data_files": ["https://example.org/drive.google.com"]},
         {"path": "json", "data_files": ["http://example.org/x"]},
         {"path": "json", "data_files": ["ssh://example.org/x"]},
         {"path": "json", "data_files": ["hf://datasets/a/../../x"]},

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmcli.recipe import FilesDataset, parse_recipe
+from swarmcli.recipe import FilesDataset
 
 from .recipes import SMALL, refused, small
 
@@ -67,15 +67,3 @@ def test_a_whole_section_can_be_replaced() -> None:
 def test_what_cannot_be_set_is_refused_by_name(override: str, words: str) -> None:
     first = () if override.split(".")[0] != "seed" else ("seed=1",)
     assert words in refused(SMALL, *first, override)
-
-
-def test_keys_are_accepted_by_the_names_that_they_had_before(caplog: pytest.LogCaptureFixture) -> None:
-    recipe = small("lr_scheduler={name: linear, warmup_steps: 5}", "lr_scheduler.total_steps=9")
-    assert (recipe.lr_scheduler.warmup_epochs, recipe.lr_scheduler.total_epochs) == (5, 9)
-    assert [line.split(": ")[-1] for line in caplog.messages] == [
-        "lr_scheduler.warmup_steps is called warmup_epochs now",
-        "lr_scheduler.total_steps is called total_epochs now",
-    ]
-    old = f"{SMALL}lr_scheduler:\n  warmup_steps: 5\n"
-    assert parse_recipe(old, ["lr_scheduler.warmup_epochs=2"]).lr_scheduler.warmup_epochs == 2
-    assert "unknown key lr_scheduler.warmup_steps" in refused(old + "  warmup_epochs: 5\n")
