@@ -1,0 +1,93 @@
+"""Asks a running peer of this user, over its API on this computer, with the token that lies beside its entry.
+
+Plain HTTP over the loopback by Python's own client: no proxy, no redirect, no other host can come between. The process
+at the other end is checked to be the peer's before the token goes out: its entry is removed when it has died.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from swarmcli.errors import ControlError
+from swarmcli.machine.registry import LocalPeer, LocalPeers
+from swarmcli.words import printable
+
+SECONDS = 10.0  # to wait for an answer
+MAX_ANSWER = 16 << 20  # bytes; the longest is a list of a thousand peers
+
+
+def get(peer: LocalPeer, path: str, *, registry: LocalPeers | None = None, timeout: float = SECONDS) -> Any:
+    """What the API gives at a path below /api/v1, for example "state". Raises ControlError."""
+    return ask(peer, "GET", path, registry=registry, timeout=timeout)
+
+
+def post(
+    peer: LocalPeer,
+    path: str,
+    body: Mapping[str, Any],
+    *,
+    registry: LocalPeers | None = None,
+    timeout: float = SECONDS,
+) -> Any:
+    """Asks for a change: "pause", "resume", "stop". Raises ControlError."""
+    return ask(peer, "POST", path, body, registry=registry, timeout=timeout)
+
+
+def patch(peer: LocalPeer, path: str, body: Mapping[str, Any], *, registry: LocalPeers | None = None) -> Any:
+    """Asks for a change: "limits". Raises ControlError."""
+    return ask(peer, "PATCH", path, body, registry=registry)
+
+
+def ask(
+    peer: LocalPeer,
+    method: str,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    *,
+    registry: LocalPeers | None = None,
+    timeout: float = SECONDS,
+) -> Any:
+    """One request. `timeout`: seconds for each answer of the other end. Raises ControlError that says what helps."""
+    if peer.port is None:
+        raise ControlError(f"{peer.label} is still joining {peer.run_id} and cannot be asked yet; try in a moment")
+    token = (registry or LocalPeers()).token(peer)
+    if not peer.lives:
+        raise ControlError(f"{peer.label} has just ended")
+    connection = http.client.HTTPConnection("127.0.0.1", peer.port, timeout=timeout)
+    headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+    try:
+        connection.request(method, f"/api/v1/{path}", None if body is None else json.dumps(body), headers)
+        answer = connection.getresponse()
+        return _read(peer, answer.status, answer.read(MAX_ANSWER + 1))
+    except (OSError, http.client.HTTPException) as error:
+        raise ControlError(
+            f"{peer.label} (process {peer.pid}) does not answer: {printable(str(error) or type(error).__name__)}; "
+            "try again, and if it stays so, `swarm stop --now` ends it"
+        ) from error
+    finally:
+        connection.close()
+
+
+def _read(peer: LocalPeer, status: int, answer: bytes) -> Any:
+    if len(answer) > MAX_ANSWER:
+        raise ControlError(f"{peer.label} answers with more than {MAX_ANSWER} bytes; is it of another version?")
+    if status == 200:
+        try:
+            return json.loads(answer)
+        except (ValueError, RecursionError) as error:
+            raise ControlError(f"{peer.label} answers what cannot be read; is it of another version?") from error
+    raise ControlError(f"{peer.label} refuses: {_why(answer) or f'status {status}'}")
+
+
+def _why(answer: bytes) -> str:
+    """The words of a refusal: of our own routes in JSON, of what stands before them as text."""
+    try:
+        told = json.loads(answer)["detail"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        told = answer.decode("utf-8", "replace")
+    return printable(str(told).strip(), 1000)

@@ -1,0 +1,39 @@
+"""Where a user's runs lie on this computer, and what is remembered to save time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+from swarmcli.machine.registry import LocalPeers
+
+VARIABLE = "SWARM_DATA_DIR"
+CACHE_VARIABLE = "SWARM_CACHE_DIR"
+USUAL = Path("runs")  # output_dir of a recipe that names none
+
+
+def data_directory() -> Path:
+    """Of the runs that were joined by a link: $SWARM_DATA_DIR, or what the platform has for the data of programs."""
+    if chosen := os.environ.get(VARIABLE):
+        return Path(chosen).expanduser().resolve()
+    return platformdirs.user_data_path("swarm", appauthor=False)
+
+
+def cache_directory() -> Path:
+    """Of what can be found out again, and may be deleted at any time: $SWARM_CACHE_DIR, or what the platform has."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen).expanduser().resolve()
+    return platformdirs.user_cache_path("swarm", appauthor=False)
+
+
+def places_of_runs(registry: LocalPeers | None = None) -> list[Path]:
+    """Directories below which this user's checkpoints lie, as far as can be known: the homes of peers that run, the
+    runs that were joined by a link, and `runs` where the command is given or in a directory there, as `swarm init
+    my-run` makes one. None lies within another."""
+    here = Path.cwd()
+    homes = [Path(peer.home) for peer in (registry or LocalPeers()).peers()]
+    found = [*homes, data_directory(), here / USUAL, *here.glob(f"*/{USUAL}")]
+    there = sorted({path.resolve() for path in found if path.is_dir()})
+    return [path for path in there if not any(path.is_relative_to(other) for other in there if other != path)]

@@ -1,0 +1,259 @@
+"""What a computer tells of itself: its power, network, keyboard, heat, memory and disk, and who else computes on it.
+
+Each reading may be None: this computer does not tell. Nothing is guessed. Only what a limit asks for is read, and what
+takes a program or a walk over files is read seldom.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+import psutil
+
+from swarmcli.machine.idleness import answer_of, seconds_without_input
+from swarmcli.machine.registry import LocalPeer
+from swarmcli.recipe.limits import Limits
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "SWARM_SENSORS"  # a JSON file with readings in place of this computer's, for tests
+SMOOTHED = 10.0  # seconds over which the use of the processors is averaged: a program that starts is nobody at work
+# NMMetered: unknown, yes, no, and what NetworkManager guesses from the kind of connection: yes, no.
+_NETWORK_MANAGER = {"1": True, "3": True, "2": False, "4": False}
+_WINDOWS = (
+    "[void][Windows.Networking.Connectivity.NetworkInformation,Windows.Networking.Connectivity,ContentType=WindowsRuntime];"
+    "[Windows.Networking.Connectivity.NetworkInformation]::GetInternetConnectionProfile()"
+    ".GetConnectionCost().NetworkCostType"
+)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """One moment. None: unknown, or nobody asked."""
+
+    now: float  # seconds since 1970
+    on_battery: bool | None = None
+    metered: bool | None = None
+    idle: float | None = None  # seconds since somebody last used keyboard or mouse
+    others: float | None = None  # share of all processors that programs other than peers of this user take, 0 to 1
+    temperature: float | None = None  # °C, of the hottest processor or graphics card
+    memory: float | None = None  # bytes that the peers of this user take
+    memory_free: float | None = None
+    memory_whole: float | None = None
+    disk: float | None = None  # bytes of this peer's files
+    disk_free: float | None = None
+    disk_whole: float | None = None
+    peers: int = 1  # of this user on this computer, this one too
+    trainers: int = 1
+
+
+class Sensors(Protocol):
+    def read(self, limits: Limits) -> Readings:
+        """What these limits need to know. Never raises."""
+        ...
+
+
+class SystemSensors:
+    """Those of this computer, for one peer. For one thread."""
+
+    def __init__(self, files: Sequence[Path] = (), processes: Callable[[], Sequence[LocalPeer]] = tuple) -> None:
+        """`files`: what the limit for the disk counts; the first is on the disk that is looked at. `processes`: those
+        of this user's peers on this computer, see LocalPeers."""
+        self._processes = processes
+        self._files = files
+        self._others = OthersUse()
+        self._metered = Seldom(30.0, is_metered)
+        self._idle = Seldom(3.0, seconds_without_input)
+        self._temperature = Seldom(10.0, hottest)
+        self._disk = Seldom(30.0, lambda: float(sum(map(bytes_below, self._files))))
+
+    def read(self, limits: Limits) -> Readings:
+        processes = _known(self._processes) or ()
+        homes = {each.home for each in processes}
+        found = Readings(
+            time.time(),
+            peers=max(1, len(homes)),
+            trainers=max(1, len({each.home for each in processes if each.role == "trainer"})),
+        )
+        own = [each.pid for each in processes] or [os.getpid()]
+        if limits.on_battery is False:
+            found = replace(found, on_battery=_known(on_battery))
+        if limits.on_metered is False:
+            found = replace(found, metered=self._metered())
+        if limits.only_when_idle is not None:
+            found = replace(found, idle=self._idle(), others=self._others.read(own))
+        if limits.temperature is not None:
+            found = replace(found, temperature=self._temperature())
+        if limits.memory is not None:
+            memory = psutil.virtual_memory()
+            taken = float(sum(filter(None, map(memory_of, own))))
+            found = replace(found, memory=taken, memory_free=memory.available, memory_whole=memory.total)
+        if limits.disk is not None and self._files:
+            disk = _known(lambda: psutil.disk_usage(str(self._files[0])))
+            if disk is not None:
+                found = replace(found, disk=self._disk(), disk_free=disk.free, disk_whole=disk.total)
+        return found
+
+
+class SimulatedSensors:
+    """Readings of a JSON object in a file, by the names of `Readings`, and the computer's own for what is not in it."""
+
+    def __init__(self, file: Path, real: Sensors) -> None:
+        self._file = file
+        self._real = real
+        self._told: dict[str, Any] = {}
+
+    def read(self, limits: Limits) -> Readings:
+        with suppress(OSError, ValueError, RecursionError):  # it is being written: what was told before still holds
+            self._told = _told(self._file.read_bytes())
+        return replace(self._real.read(limits), **self._told)
+
+
+def _told(data: bytes) -> dict[str, Any]:
+    """Some readings, by name. Raises ValueError for what no computer could tell, RecursionError."""
+    told = msgspec.json.decode(data, type=dict[str, Any])
+    found = msgspec.convert({"now": 0.0} | told, Readings)
+    if not (0 <= found.now < 1e11 and found.peers >= 1 and found.trainers >= 1):
+        raise ValueError("no such moment, or nobody there")
+    return {each.name: getattr(found, each.name) for each in fields(Readings) if each.name in told}
+
+
+def sensors_for(files: Sequence[Path], processes: Callable[[], Sequence[LocalPeer]]) -> Sensors:
+    """Of this computer, or those that $SWARM_SENSORS names. For the arguments see SystemSensors."""
+    real, simulated = SystemSensors(files, processes), os.environ.get(VARIABLE)
+    return SimulatedSensors(Path(simulated), real) if simulated else real
+
+
+class Seldom(Generic[T]):
+    """A reading that is taken at most once in so many seconds. One that fails is unknown."""
+
+    def __init__(self, seconds: float, read: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._read = read
+        self._clock = clock
+        self._at = -math.inf
+        self._value: T | None = None
+
+    def __call__(self) -> T | None:
+        if self._clock() >= self._at + self._seconds:
+            self._value = _known(self._read)
+            self._at = self._clock()
+        return self._value
+
+
+def _known(read: Callable[[], T]) -> T | None:
+    try:
+        return read()
+    except Exception as error:  # of drivers and foreign programs anything may come; a peer does not end for it
+        logger.debug("a sensor cannot be read: %s", error)
+        return None
+
+
+def on_battery() -> bool:
+    """A computer without a battery runs on mains. Raises AttributeError where psutil has no such sensor."""
+    found = psutil.sensors_battery()
+    return found is not None and found.power_plugged is False
+
+
+def hottest() -> float | None:
+    """Of processors and graphics cards, as far as the system and NVIDIA's program tell."""
+    sensors: dict[str, list[Any]] = getattr(psutil, "sensors_temperatures", dict)()  # of Linux and FreeBSD alone
+    found = [each.current for of_one in sensors.values() for each in of_one]
+    cards = answer_of("nvidia-smi", "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits") or ""
+    found += [float(line) for line in cards.split() if line.isdecimal()]
+    return max((degrees for degrees in found if -50 < degrees < 150), default=None)  # broken ones show nonsense
+
+
+class OthersUse:
+    """The share of all processors that is used, but not by these processes; smoothed."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._before: tuple[float, float, dict[int, float]] | None = None
+        self._at = clock()
+        self._smooth: float | None = None
+
+    def read(self, own: Iterable[int]) -> float | None:
+        """None: at the first time, and where the system does not tell."""
+        times = _known(lambda: psutil.cpu_times())
+        if times is None:
+            return None
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # A guest's time is within user's and nice's already.
+        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        of_own = {pid: seconds for pid in own if (seconds := _processor_time(pid)) is not None}
+        now, before = self._clock(), self._before
+        self._before = total, idle, of_own
+        if before is None or total <= before[0]:
+            return self._smooth
+        used = (total - before[0]) - (idle - before[1])
+        # A process that is seen for the first time counts from its next reading on.
+        used -= sum(seconds - before[2][pid] for pid, seconds in of_own.items() if pid in before[2])
+        share = min(1.0, max(0.0, used / (total - before[0])))
+        weight = 1 - math.exp(-max(0.0, now - self._at) / SMOOTHED)
+        self._at = now
+        self._smooth = share if self._smooth is None else self._smooth + weight * (share - self._smooth)
+        return self._smooth
+
+
+def _processor_time(pid: int) -> float | None:
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return times.user + times.system
+
+
+def memory_of(pid: int) -> int | None:
+    """Bytes that a process takes; None: it is gone, or somebody else's."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return None
+
+
+def bytes_below(path: Path) -> int:
+    """That the files of a directory take on the disk; what goes away meanwhile counts nothing."""
+    total = 0
+    for directory, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                found = Path(directory, name).lstat()
+                total += getattr(found, "st_blocks", 0) * 512 or found.st_size
+    return total
+
+
+def is_metered() -> bool | None:
+    """Whether the network is one that is paid by volume. None: unknown, as on macOS, which tells its own programs
+    alone."""
+    if sys.platform == "win32":
+        return of_windows(answer_of("powershell", "-NoProfile", "-NonInteractive", "-Command", _WINDOWS))
+    if sys.platform == "darwin":
+        return None
+    bus = "org.freedesktop.NetworkManager"
+    return of_network_manager(
+        answer_of("busctl", "--system", "get-property", bus, "/org/freedesktop/NetworkManager", bus, "Metered")
+    )
+
+
+def of_network_manager(answer: str | None) -> bool | None:
+    """Of what `busctl` prints: `u 4`."""
+    found = re.fullmatch(r"u ([0-9])", (answer or "").strip())
+    return _NETWORK_MANAGER.get(found[1]) if found else None
+
+
+def of_windows(answer: str | None) -> bool | None:
+    """Of Windows' word for what a connection costs."""
+    return {"Unrestricted": False, "Fixed": True, "Variable": True}.get((answer or "").strip())

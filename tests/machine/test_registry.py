@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swarmcli.errors import ControlError
+from swarmcli.machine import registry
+from swarmcli.machine.registry import VARIABLE, LocalPeer, LocalPeers, runtime_directory
+
+CODE = """
+import sys
+from pathlib import Path
+from swarmcli.machine.registry import LocalPeer, LocalPeers
+with LocalPeers(Path(sys.argv[1])).entered(LocalPeer.here("trainer", "run", Path("/home-1"))):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def another_process(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Enters itself; the end of its input is the end of its entry."""
+    with subprocess.Popen(
+        [sys.executable, "-c", CODE, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> LocalPeers:
+    return LocalPeers(tmp_path / "registry")
+
+
+def here(role: str = "monitor") -> LocalPeer:
+    return LocalPeer.here(role, "run", Path("/home-2"))  # type: ignore[arg-type]
+
+
+def test_a_peer_is_seen_as_long_as_it_is_entered(peers: LocalPeers) -> None:
+    assert peers.living() == []
+    with peers.entered(here()):
+        assert peers.living() == [here()]
+        assert (here().pid, here().role, here().run_id, here().home) == (os.getpid(), "monitor", "run", "/home-2")
+    assert peers.living() == [] and list(peers.directory.iterdir()) == []
+
+
+@pytest.mark.e2e
+def test_one_that_is_killed_is_gone_and_one_that_leaves_leaves_nothing(peers: LocalPeers) -> None:
+    with peers.entered(here()):
+        with another_process(peers.directory) as process:
+            assert [peer.pid for peer in peers.living()] == [os.getpid(), process.pid]  # the oldest first
+            process.kill()  # without being waited for: as a zombie it is dead as well
+            while [peer.pid for peer in peers.living()] != [os.getpid()]:
+                pass
+        with another_process(peers.directory) as process:
+            assert len(peers.living()) == 2
+            process.communicate(b"")
+            assert peers.living() == [here()]
+        assert len(list(peers.directory.iterdir())) == 1
+
+
+def test_another_process_with_the_id_of_a_dead_one_is_not_taken_for_it(peers: LocalPeers) -> None:
+    dead = LocalPeer(os.getpid(), here().started - 3600, "trainer", "run", "/home", api="http://127.0.0.1:9")
+    peers.write(dead, "its token")
+    peers.write(here(), "")
+    assert peers.living() == [here()]
+    assert [file.name for file in peers.directory.iterdir()] == [f"{here().stem}.json"]
+
+
+def test_a_removed_file_is_written_again_and_a_foreign_one_is_left_alone(peers: LocalPeers) -> None:
+    with peers.entered(here()) as entry:
+        entry.announce(name="Ada", api="http://127.0.0.1:8080", token="secret")
+        for file in peers.directory.iterdir():
+            file.unlink()
+        assert peers.living() == []
+        (peers.directory / "notes.json").write_text("{}")
+        entry.renew()
+        assert peers.living() == [entry.peer] and peers.token(entry.peer) == "secret"
+    assert [file.name for file in peers.directory.iterdir()] == ["notes.json"]
+
+
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "mine"))
+    assert runtime_directory() == tmp_path / "mine"
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert runtime_directory() == Path("/run/user/7/swarm")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(registry, "OF_USERS", tmp_path)
+    assert runtime_directory().name == f"swarm-{os.getuid()}"
+    (tmp_path / str(os.getuid())).mkdir(mode=0o700)  # a user who is logged in, and a program that was not told so
+    assert runtime_directory() == tmp_path / str(os.getuid()) / "swarm"
+
+
+def test_it_is_this_users_alone(peers: LocalPeers, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with peers.entered(here()):
+        assert stat.S_IMODE(peers.directory.stat().st_mode) == 0o700
+    (tmp_path / "elsewhere").mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    link = LocalPeers(tmp_path / "link")
+    with pytest.raises(PermissionError, match="is not this user's directory; set SWARM_RUNTIME_DIR"):
+        link.write(here(), "")
+    with link.entered(here()):  # a peer trains without being seen by its neighbours
+        assert "other peers of this machine do not see this one" in caplog.text
+        assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.fixture
+def shown(peers: LocalPeers) -> Iterator[LocalPeer]:
+    with peers.entered(here()) as entry:
+        entry.announce(name="Ada", api="http://127.0.0.1:8080", token="secret")
+        yield entry.peer
+
+
+def test_only_its_user_can_read_the_token(peers: LocalPeers, shown: LocalPeer) -> None:
+    assert [stat.S_IMODE(file.stat().st_mode) for file in peers.directory.iterdir()] == [0o600, 0o600]
+    assert peers.token(shown) == "secret"
+    token = peers.directory / f"{shown.stem}.token"
+    token.chmod(0o640)
+    with pytest.raises(ControlError, match=r"other users may write it or read it; stop that process"):
+        peers.token(shown)
+    token.unlink()
+    token.symlink_to("/etc/hostname")
+    with pytest.raises(ControlError, match="cannot be used as the token of Ada"):
+        peers.token(shown)
+    token.unlink()
+    with pytest.raises(ControlError, match="Ada cannot be controlled: it left no token"):
+        peers.token(shown)
+
+
+def entry_of_a_living_process() -> str:
+    """Another one than this, with which a foreign file could be named."""
+    return f"{os.getppid()}-{int(psutil.Process(os.getppid()).create_time())}.json"
+
+
+def test_what_lies_there_and_is_no_entry_is_not_read(peers: LocalPeers, shown: LocalPeer) -> None:
+    own = (peers.directory / f"{shown.stem}.json").read_bytes()
+    foreign = peers.directory / entry_of_a_living_process()
+    for content in (b"", b"\xff", b"[" * 60_000, own, own + b" " * registry.MAX_BYTES, b'{"pid": -1}'):
+        foreign.write_bytes(content)
+        assert peers.living() == [shown]
+    foreign.unlink()
+    foreign.symlink_to(f"{shown.stem}.json")
+    assert peers.living() == [shown]
+    foreign.unlink()
+    os.mkfifo(foreign)  # whoever opened it would wait for a writer
+    assert peers.living() == [shown]
+    foreign.unlink()
+    foreign.mkdir()
+    (peers.directory / "7-7.json").mkdir()  # of a process that is not there, and cannot be removed as a file
+    assert peers.living() == [shown]
+
+
+def test_a_directory_that_others_can_write_is_not_believed(peers: LocalPeers, shown: LocalPeer) -> None:
+    peers.directory.chmod(0o777)
+    assert peers.living() == []
+    peers.directory.chmod(0o700)
+    link = peers.directory.with_name("link")
+    link.symlink_to(peers.directory)
+    assert LocalPeers(link).living() == [] and peers.living() == [shown]
+
+
+@pytest.mark.parametrize(
+    "api", ["http://192.0.2.1:80", "http://127.0.0.1:80@evil.example", "http://localhost:1", "x", ""]
+)
+def test_nobody_is_asked_on_another_computer(api: str) -> None:
+    assert LocalPeer(1, 1.0, "trainer", "run", "/home", api=api).port is None
+    assert LocalPeer(1, 1.0, "trainer", "run", "/home", api="http://127.0.0.1:80").port == 80
+
+
+def test_the_processes_of_a_site_are_one_peer(peers: LocalPeers, shown: LocalPeer) -> None:
+    parent = psutil.Process(os.getppid())
+    peers.write(LocalPeer(parent.pid, parent.create_time(), "trainer", "run", shown.home), "")
+    assert len(peers.living()) == 2
+    assert peers.peers() == [shown]
+
+
+def test_what_could_not_be_written_is_written_later(peers: LocalPeers, monkeypatch: pytest.MonkeyPatch) -> None:
+    with peers.entered(here()) as entry:
+        with monkeypatch.context() as broken, pytest.raises(OSError, match="no space"):
+            broken.setattr(Path, "replace", fail)
+            entry.announce(name="Ada", api="http://127.0.0.1:8080", token="secret")
+        assert peers.living() == [here()]
+        entry.renew()
+        assert peers.living() == [entry.peer] and entry.peer.name == "Ada"
+
+
+def fail(*ignored: object) -> None:
+    raise OSError("no space left")
