@@ -4,26 +4,60 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 
-def write_file(file: Path, fill: Callable[[BinaryIO], object]) -> None:
+def write_file(file: Path, fill: Callable[[BinaryIO], object], *, digest: Any = None) -> None:
     """Writes beside the place, flushes to the disk, and renames. OSError, and no such file is new, if that fails.
 
-    Processes on several machines may do this to the same file of a shared directory: the last one's stays.
+    Processes on several machines may do this to the same file of a shared directory: the last one's stays. `digest`: a
+    hash of hashlib, which takes in what is written before the disk has it.
     """
     partial = file.with_name(f".{file.name}.{platform.node()}-{os.getpid()}")
     try:
         with partial.open("wb") as stream:
-            fill(stream)
+            fill(stream if digest is None else _Hashed(stream, digest))  # type: ignore[arg-type]
             stream.flush()
             os.fsync(stream.fileno())  # before the rename: else the new name could stand for an empty file
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
     flush(file.parent)
+
+
+class _Hashed:
+    """A stream that is only written to."""
+
+    def __init__(self, stream: BinaryIO, digest: Any) -> None:
+        self._stream = stream
+        self._digest = digest
+
+    def write(self, data: Any) -> int:
+        self._digest.update(data)
+        return self._stream.write(data)
+
+
+def forget(file: Path) -> None:
+    """Has the system forget what it remembers of a flushed file, so that who reads it next learns what the disk has.
+    Where a system cannot be told, nothing happens."""
+    if hasattr(os, "posix_fadvise"):
+        with file.open("rb") as stream:
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def discard(directory: Path) -> None:
+    """Removes a directory. It loses its name first: a process that is killed meanwhile leaves nothing half by it, only
+    `.<name>-<process id>`. What cannot be removed stays."""
+    hidden = directory.with_name(f".{directory.name}-{os.getpid()}")
+    try:
+        shutil.rmtree(hidden, ignore_errors=True)
+        directory.rename(hidden)
+    except OSError:
+        return
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def flush(path: Path) -> None:

@@ -43,10 +43,10 @@ _ALIGNMENT = 8
 
 
 def write_tensors(
-    file: Path, tensors: Mapping[str, Tensor], *, hashed: bool = False, mark: str = ""
+    file: Path, tensors: Mapping[str, Tensor], *, hashed: bool = False, mark: str = "", digest: Any = None
 ) -> dict[str, bytes]:
     """Writes the tensors (any device, any strides, sharing memory or not). With `hashed` the digest of each one. `mark`
-    is a word by which this file is told from others of the same name.
+    is a word by which this file is told from others of the same name; `digest` a hash of hashlib for the whole file.
 
     The file appears whole or not at all. Raises OSError, and TypeError for a dtype that the format does not have.
     """
@@ -64,7 +64,7 @@ def write_tensors(
             if hashed:
                 digests[name] = _digest(tensor, data)
 
-    write_file(file, fill)
+    write_file(file, fill, digest=digest)
     return digests
 
 

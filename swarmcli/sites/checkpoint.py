@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from swarmcli.errors import CheckpointError, SiteError
+from swarmcli.files.durable import discard
 from swarmcli.sharding.files.save import Written, complete, read_manifest, try_to_write
 from swarmcli.sharding.transfer import exchange
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
@@ -157,12 +158,14 @@ class SiteShards:
         try:
             if command.name and partial.is_dir():
                 place = partial.with_name(PurePosixPath(command.name).name)
-                shutil.rmtree(place, ignore_errors=True)
+                discard(place)
                 partial.rename(place)
             shutil.rmtree(partial, ignore_errors=True)
             if command.kept:
-                older = [path for path in partial.parent.glob("epoch-*") if path.name not in command.kept]
-                for path in [*older, *partial.parent.glob(".epoch-*")]:  # those with a dot a killed process left
+                for path in partial.parent.glob("epoch-*"):
+                    if path.name not in command.kept:
+                        discard(path)
+                for path in partial.parent.glob(".epoch-*"):  # what a killed process left
                     shutil.rmtree(path, ignore_errors=True)
         except OSError as error:
             logger.warning("the shards of a checkpoint could not be put into their place: %s", error)

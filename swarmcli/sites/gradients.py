@@ -60,15 +60,12 @@ class MemberGradients:
 
     def prepare(self, samples: int) -> None:
         """Before rank 0 may count on this rank's present gradients, means over so many samples."""
-        return None
 
     def contribute(self, samples: int) -> None:
         """After it knows of them."""
-        return None
 
     def finish(self, verdict: Verdict) -> None:
         """The step is over."""
-        return None
 
 
 class GatherGradients(Command, frozen=True):

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 
@@ -50,6 +50,12 @@ class SiteSteps(ABC):
         """The mean loss over the samples of this rank in the step that comes. The swarm sees the site's mean."""
         self._noted = (loss, samples)
 
+    @property
+    def is_averaging(self) -> bool:
+        """Whether a step without a batch is wanted between two others: of a site never, since its processes take each
+        step together."""
+        return False
+
     def step(self, *, batch_size: int) -> None:
         """The present gradients are means over `batch_size` samples of this rank; the site steps with those of all.
 
@@ -62,6 +68,20 @@ class SiteSteps(ABC):
         """This rank's data has ended: takes part without samples until that of all ranks has, or one wants to stop."""
         while not self.stopped.is_set():
             self._step(0, ended=True)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leaves the site when the others need this rank no more."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """After an error the other ranks are not waited for, they end by SiteErrors; otherwise as `close`."""
+        if kind is None:
+            self.close()
+        else:
+            self._site.close(broken=True)
 
     @abstractmethod
     def _step(self, samples: int, *, ended: bool) -> None: ...
@@ -104,13 +124,19 @@ class SiteLeader(SiteSteps):
         gradients: LeaderGradients,
         *,
         wants_to_stop: threading.Event | None = None,
+        rest: Callable[[], bool] = lambda: False,
+        heed: Callable[[], object] | None = None,
     ) -> None:
-        """`gradients` fits what the Optimizer was made with; `wants_to_stop` is set when this rank's user wants to."""
+        """`gradients` fits what the Optimizer was made with; `wants_to_stop` is set when this rank's user wants to.
+        `rest` returns when the site may compute on: until then the other ranks wait with this one. `heed` is told when
+        another rank wants to stop, and has `wants_to_stop` set, perhaps in `rest`; None: it is set at once."""
         super().__init__(commands.site, commands, gradients, wants_to_stop)
         self._optimizer = optimizer
         inner = optimizer.opt
         self._shared = inner.shared if isinstance(inner, SiteOptimizer) else SharedModel(commands.site, model)
         self._told: Verdict | None = None
+        self._rest = rest
+        self._heed = heed or self._wants_to_stop.set
 
     @property
     def local_epoch(self) -> int:
@@ -125,6 +151,7 @@ class SiteLeader(SiteSteps):
         with self._all_or_none():
             gather_reports(self._site, timedelta(seconds=FORMING_SECONDS))
             changed = self._optimizer.load_state_from_peers()
+            self._rest()
             self._announce(stop=False)
         return changed
 
@@ -136,25 +163,19 @@ class SiteLeader(SiteSteps):
             logger.warning("not every rank was there to be let go: %s", error)
         self._site.close()
 
-    def __enter__(self) -> SiteLeader:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """After an error the other ranks are not waited for, they end by SiteErrors; otherwise as `close`."""
-        if kind is None:
-            self.close()
-        else:
-            self._site.close(broken=True)
-
     def _step(self, samples: int, *, ended: bool) -> None:
         with self._all_or_none():
             reports = gather_reports(self._site)
+            if any(each.wants_to_stop for each in reports):
+                self._heed()
             total = self._gradients.take(samples, reports)
             everyone = [self._own_report(samples, ended), *reports]
             self._note_site_loss(everyone, total)
             self._optimizer.step(batch_size=total)
+            # Here all ranks' samples of this step are counted, and the others wait for the verdict, however long.
+            self._rest()
             self._commands.check()  # a command may have failed in a thread whose errors nobody sees
-            stop = any(each.wants_to_stop for each in everyone) or all(each.ended for each in everyone)
+            stop = self._wants_to_stop.is_set() or all(each.ended for each in everyone)
             self._announce(stop=stop, stepped=total > 0)
 
     def _note_site_loss(self, reports: Sequence[Report], total: int) -> None:
@@ -224,16 +245,6 @@ class SiteMember(SiteSteps):
             self._follower.join()
         finally:
             self._site.close()
-
-    def __enter__(self) -> SiteMember:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """After an error the other ranks are not waited for, they end by SiteErrors; otherwise as `close`."""
-        if kind is None:
-            self.close()
-        else:
-            self._site.close(broken=True)
 
     def _step(self, samples: int, *, ended: bool) -> None:
         with self._all_or_none():

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from swarmcli.errors import CheckpointError, DataError, SiteError
-from swarmcli.events import Events, Noticed
+from swarmcli.events import Evaluated, Events, Noticed
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.roles.checkpoints import BackgroundCheckpoints
+from swarmcli.roles.checkpoints import BackgroundCheckpoints, Evaluation
+from swarmcli.training import Compute
 from swarmcli.training.device import on_host
 
 ADA = Identity.from_seed(1).peer_id
@@ -27,6 +28,7 @@ class FakeOptimizer:
         self.is_averaging = False
         self.statistics = torch.zeros(1)
         self.offered: list[bool] = []
+        self.told: list[tuple[int, float, int]] = []  # evaluations
         self.elsewhere = False  # somebody else writes
         self.heir: tuple[PeerID, int] | None = None
         self.asked = 0
@@ -36,6 +38,9 @@ class FakeOptimizer:
 
     def peers(self) -> dict[PeerID, Any]:
         return {ADA: SimpleNamespace(name="Ada")}
+
+    def tell_evaluation(self, epoch: int, loss: float, samples: int) -> None:
+        self.told.append((epoch, loss, samples))
 
     def offer_checkpoints(self, offered: bool) -> None:
         self.offered.append(offered)
@@ -61,6 +66,11 @@ class FakeStore:
         self.error: Exception | None = None
         self.full = False
         self.directory = Path("home/checkpoints")
+        self.losses: dict[str, float] = {}
+
+    def remember_loss(self, place: Path, loss: float, samples: int) -> bool:
+        self.losses[place.name] = loss
+        return True
 
     def write(self, model: nn.Module, state: Mapping[str, Any], epoch: int, *, shards: Any = None) -> Path | None:
         self.free.wait()
@@ -78,6 +88,17 @@ class FakeShards:
 
     def copy(self) -> None:
         self.copied += 1
+
+
+class FakeEvaluation:
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.epochs: list[int] = []
+        self.leaves = False
+
+    def __call__(self, model: nn.Module, epoch: int) -> Evaluated | None:
+        self.epochs.append(epoch)
+        return None if self.leaves else Evaluated(epoch, next(model.parameters()).item() / 10, 4)
 
 
 class Run:
@@ -298,3 +319,76 @@ def test_a_last_state_that_was_not_written_is_tried_again_and_no_good_end() -> N
     run.store.full = False
     run.checkpoints.require()
     assert run.epochs == [5] and run.checkpoints.outcome == "saved epoch 5 at epoch-000005"
+
+
+def test_each_checkpoint_is_evaluated_and_the_model_beside_them_too() -> None:
+    evaluation = FakeEvaluation(every=3)
+    run = Run(every=4, evaluation=evaluation)
+    with run.checkpoints:
+        for epoch in range(1, 10):
+            run.come_to(epoch)
+            run.idle()
+    assert run.epochs == [4, 8, 9]
+    assert evaluation.epochs == [3, 4, 6, 8, 9, 9], "the last state is written when the peer leaves"
+    assert [epoch for epoch, _, _ in run.optimizer.told] == evaluation.epochs
+    assert run.store.losses == {"epoch-000004": 0.4, "epoch-000008": 0.8, "epoch-000009": 0.9}
+
+
+def test_a_trainer_evaluates_only_where_it_writes() -> None:
+    evaluation = FakeEvaluation(every=1)
+    run = Run(every=2, offers=True, yields=True, evaluation=evaluation)
+    with run.checkpoints:
+        run.optimizer.elsewhere = True
+        for epoch in (1, 2):
+            run.come_to(epoch)
+            run.idle()
+        assert run.optimizer.asked == 2 and not evaluation.epochs
+        run.optimizer.elsewhere = False
+        run.come_to(3)
+        run.idle()
+        run.checkpoints.look()
+        run.idle()
+        assert (evaluation.epochs, run.epochs) == ([3], []), "no checkpoint is due at epoch 3"
+
+
+def test_an_evaluation_that_has_no_result_leaves_the_checkpoint_as_it_is() -> None:
+    evaluation = FakeEvaluation(every=1)
+    evaluation.leaves = True
+    run = Run(every=1, evaluation=evaluation)
+    with run.checkpoints:
+        run.come_to(1)
+    assert run.epochs == [1] and run.store.losses == {}
+    assert run.checkpoints.outcome == "saved epoch 1 at epoch-000001"
+
+
+class FakeTask:
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.read = 0
+
+    def evaluation_batches(self) -> list[dict[str, torch.Tensor]]:
+        self.read += 1
+        if self.error is not None:
+            raise self.error
+        return [{"x": torch.full((2, 1), 3.0)}, {"x": torch.full((1, 1), 6.0)}]
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = model(batch["x"]).mean()
+        return loss
+
+
+def test_an_evaluation_that_fails_is_told_once_and_tried_again() -> None:
+    events, told = Events(), []
+    events.subscribe(told.append)
+    task, recipe = FakeTask(), SimpleNamespace(evaluation=SimpleNamespace(every_epochs=1))
+    peer = SimpleNamespace(recipe=recipe, events=events)
+    collaboration = SimpleNamespace(peer=peer, task=task, compute=Compute(torch.device("cpu")))
+    evaluation = Evaluation(cast(Any, collaboration), lambda: False)
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 1.0)
+    task.error = DataError("the texts are gone")
+    assert evaluation(model, 1) is None and evaluation(model, 2) is None
+    assert told == [Noticed("warning", "epoch 1 was not evaluated: the texts are gone")]
+    task.error = None
+    assert evaluation(model, 3) == evaluation(model, 3) == told[-1] == Evaluated(3, 4.0, 3)
+    assert task.read == 3, "what was read once is kept"

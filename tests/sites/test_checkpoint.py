@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.checkpoints.keeping import Keep
 from swarmcli.roles.checkpoints import BackgroundCheckpoints
 from swarmcli.sharding.zero.state import copied_to_cpu
 from swarmcli.training import CheckpointStore
@@ -46,7 +47,7 @@ def train_an_epoch(rank: Rank, size: int) -> None:
 
 def store_of(rank: Rank) -> CheckpointStore:
     assert rank.shards is not None
-    return CheckpointStore(rank.shards.home / "site", "site", keep=2)
+    return CheckpointStore(rank.shards.home / "site", "site", keep=Keep(2))
 
 
 def save(rank: Rank) -> Path | None:
@@ -64,7 +65,7 @@ def share(rank: Rank) -> dict[int, Any]:
 
 
 def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir() if not path.is_symlink())
+    return sorted(path.name for path in directory.iterdir() if path.is_dir() and not path.is_symlink())
 
 
 def check_continued(second: list[dict[str, Any]], first: list[dict[str, Any]], epoch: int) -> None:
@@ -208,7 +209,7 @@ def run_with_a_slow_disk(home: str) -> dict[str, Any]:
             from swarmcli.files import tensor_file
 
             write = tensor_file.write_file
-            tensor_file.write_file = lambda *what: over.wait() and write(*what)
+            tensor_file.write_file = lambda *what, **options: over.wait() and write(*what, **options)
             train_an_epoch(rank, 2)
             tensor_file.write_file = write
             over.set()

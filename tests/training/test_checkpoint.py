@@ -11,21 +11,21 @@ import pytest
 import torch
 from torch import nn
 
+from swarmcli.checkpoints import layout
+from swarmcli.checkpoints.keeping import Keep
+from swarmcli.checkpoints.layout import find_checkpoint
 from swarmcli.errors import CheckpointError
 from swarmcli.events import CheckpointWritten, Event, Events, Noticed
 from swarmcli.training import (
     CheckpointStore,
-    build_optimizer,
     build_scheduler,
     build_task,
     checkpoint_store,
-    find_checkpoint,
     load_checkpoint,
 )
-from swarmcli.training import checkpoint as module
 from swarmcli.training.model_card import describe_model
 
-from .small_tasks import small
+from .small_tasks import build_optimizer, small
 from .test_tokenizer import save_word_tokenizer
 
 
@@ -41,7 +41,7 @@ class Run:
         self.happened: list[Event] = []
         events = Events()
         events.subscribe(self.happened.append)
-        self.store = CheckpointStore(directory / "checkpoints", recipe.run_id, keep=keep, events=events)
+        self.store = CheckpointStore(directory / "checkpoints", recipe.run_id, keep=Keep(keep), events=events)
         stream = task.batches(0)
         for _ in range(steps):
             task.loss(self.model, next(stream)).backward()
@@ -131,13 +131,13 @@ def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path, run: Run) -> 
 
 def test_the_newest_stay(tmp_path: Path) -> None:
     run = Run(tmp_path, keep=2)
-    assert run.store.latest() is None
+    assert not run.store.all()
     for epoch in (1, 2, 9, 10):
         run.write(epoch)
     names = sorted(path.name for path in run.store.directory.iterdir())
-    assert names == ["epoch-000009", "epoch-000010", "latest"]
-    latest = run.store.latest()
-    assert latest is not None and latest.name == "epoch-000010"
+    assert names == ["epoch-000009", "epoch-000010", "keep.json", "latest"]
+    latest = run.store.all()[-1]
+    assert latest.name == "epoch-000010"
 
 
 def test_an_event_tells_of_it(run: Run) -> None:
@@ -202,11 +202,11 @@ def test_what_a_killed_writer_left_is_removed_and_a_living_one_s_is_not(run: Run
         (run.store.directory / name).mkdir()
     run.write(3)
     assert sorted(path.name for path in run.store.directory.iterdir()) == [alive, "epoch-000003", "latest"]
-    latest = run.store.latest()
-    assert latest is not None and latest.name == "epoch-000003"
+    latest = run.store.all()[-1]
+    assert latest.name == "epoch-000003"
 
 
-@pytest.mark.parametrize("name", [module.MODEL, module.TRAINING, module.CONFIG])
+@pytest.mark.parametrize("name", [layout.MODEL, layout.TRAINING, layout.CONFIG])
 def test_a_damaged_file_is_named(run: Run, name: str) -> None:
     path = run.write(3)
     data = bytearray((path / name).read_bytes())
@@ -220,9 +220,9 @@ def test_a_damaged_file_is_named(run: Run, name: str) -> None:
 
 
 def edit(path: Path, **changes: Any) -> None:
-    manifest = json.loads((path / module.MANIFEST).read_text()) | changes
-    del manifest[module.DIGEST]  # as earlier versions wrote it
-    (path / module.MANIFEST).write_text(json.dumps(manifest))
+    manifest = json.loads((path / layout.MANIFEST).read_text()) | changes
+    del manifest[layout.DIGEST]  # as earlier versions wrote it
+    (path / layout.MANIFEST).write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize(
@@ -245,14 +245,14 @@ def test_a_damaged_manifest_is_named(run: Run, changes: dict[str, Any], words: s
 
 def test_no_flipped_bit_of_the_manifest_changes_what_is_read(run: Run) -> None:
     path = run.write(3)
-    whole, data = module.read_manifest(path), (path / module.MANIFEST).read_bytes()
+    whole, data = layout.read_manifest(path), (path / layout.MANIFEST).read_bytes()
     noticed = 0
     for place in range(0, len(data), 7):
         harmed = bytearray(data)
         harmed[place] ^= 1
-        (path / module.MANIFEST).write_bytes(harmed)
+        (path / layout.MANIFEST).write_bytes(harmed)
         try:
-            assert module.read_manifest(path).items() >= whole.items()  # the name of the digest was harmed
+            assert layout.read_manifest(path).items() >= whole.items()  # the name of the digest was harmed
         except CheckpointError as error:
             assert str(path) in str(error)
             noticed += 1
@@ -263,7 +263,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path, run: Run) -> None:
     with pytest.raises(CheckpointError, match=r"is no checkpoint: it has no checkpoint\.json"):
         load_checkpoint(tmp_path)
     path = run.write(3)
-    (path / module.MANIFEST).write_text("{")
+    (path / layout.MANIFEST).write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_checkpoint(path)
 
@@ -291,7 +291,7 @@ def test_models_that_are_not_of_transformers_have_no_config(tmp_path: Path) -> N
     store = CheckpointStore(tmp_path, "plain")
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     path = store.write(model, {}, 1)
-    assert path is not None and not (path / module.CONFIG).exists()
+    assert path is not None and not (path / layout.CONFIG).exists()
     other = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     load_checkpoint(path).restore_model(other)
     assert all(map(torch.equal, model.state_dict().values(), other.state_dict().values()))

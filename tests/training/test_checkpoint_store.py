@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from torch import nn
 
+from swarmcli.checkpoints.keeping import Keep
+from swarmcli.checkpoints.layout import find_checkpoint
 from swarmcli.errors import CheckpointError, SiteError
 from swarmcli.events import Event, Events, Noticed
-from swarmcli.training import CheckpointStore, find_checkpoint, load_checkpoint
+from swarmcli.training import CheckpointStore, load_checkpoint
 
 
 class FakeShards:
@@ -44,11 +46,11 @@ def events() -> Events:
 
 @pytest.fixture
 def store(tmp_path: Path, events: Events) -> CheckpointStore:
-    return CheckpointStore(tmp_path, "run", keep=2, events=events)
+    return CheckpointStore(tmp_path, "run", keep=Keep(2), events=events)
 
 
 def names(store: CheckpointStore) -> list[str]:
-    return sorted(path.name for path in store.directory.iterdir() if path.name != "latest")
+    return sorted(path.name for path in store.directory.iterdir() if path.name not in ("latest", "keep.json"))
 
 
 def linked(store: CheckpointStore) -> str | None:
@@ -118,7 +120,7 @@ def test_latest_follows_what_is_left(store: CheckpointStore) -> None:
     store.remove_after(8)
     assert linked(store) == "epoch-000008"
     store.remove_after(0)
-    assert linked(store) is None and not list(store.directory.iterdir())
+    assert linked(store) is None and names(store) == []
 
 
 def test_latest_names_something_at_every_moment(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,3 +210,21 @@ def test_who_cannot_describe_it_costs_only_the_description(tmp_path: Path, caplo
     path = CheckpointStore(tmp_path, "run", describe=describe).write(nn.Linear(2, 2), {}, 5)
     assert path is not None and load_checkpoint(path).epoch == 5
     assert "epoch 5 lacks its tokenizer or model card: Already borrowed" in caplog.text
+
+
+def test_older_ones_make_room_within_the_limit_and_the_newest_stays(tmp_path: Path, events: Events) -> None:
+    room, model, told = [1e9], nn.Linear(100, 100), list[Event]()
+    events.subscribe(told.append)
+
+    def left() -> float:
+        return room[0] + 40_000 * (3 - len(store.all()))
+
+    store = CheckpointStore(tmp_path, "run", keep=Keep(9), events=events, room=left)
+    for epoch in (1, 2, 3):
+        store.write(model, {}, epoch)
+    room[0] = 1_000.0
+    assert store.write(model, {}, 4) is not None
+    assert names(store) == ["epoch-000002", "epoch-000003", "epoch-000004"]
+    room[0] = -90_000.0
+    assert store.write(model, {}, 5) is None and names(store) == ["epoch-000004"]
+    assert any(isinstance(each, Noticed) and "limit for the disk" in each.text for each in told)

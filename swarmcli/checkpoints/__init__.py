@@ -1,0 +1,1 @@
+"""The checkpoints on this computer: which there are, which are whole, which stay. No tensors, so that it is light."""

@@ -1,0 +1,106 @@
+"""What there is in directories of checkpoints, and whether it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarmcli.checkpoints.keeping import kept
+from swarmcli.checkpoints.layout import (
+    BEST,
+    LATEST,
+    MANIFEST,
+    SHARDED_FORMAT,
+    SHARDS,
+    check_files,
+    checkpoints_below,
+    epoch_of,
+    read_manifest,
+)
+from swarmcli.checkpoints.shelf import Shelf, loss_of
+from swarmcli.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """One checkpoint, as its directory shows without reading the tensors."""
+
+    path: Path
+    run_id: str  # "" where that cannot be read
+    epoch: int
+    written: float  # seconds since 1970
+    bytes: int
+    loss: float | None  # on text that nobody trains on; None: it was not measured
+    kept: tuple[str, ...]  # why it stays; empty: it goes with the next one that is written, or with `prune`
+    latest: bool  # whether the link of that name leads here
+    best: bool
+    problem: str = ""  # why it cannot be used; "" where nothing is missing. What is in the files `verify` tells
+
+
+def listing(directory: Path) -> list[CheckpointInfo]:
+    """All checkpoints below a directory; those beside each other stand together, the newest first.
+
+    Nothing is raised: what cannot be read is told in `problem`, and what goes away meanwhile is left out.
+    """
+    found: dict[Path, list[Path]] = {}
+    for path in checkpoints_below(directory):
+        found.setdefault(path.parent, []).append(path)
+    return [info for parent, paths in sorted(found.items()) for info in _described(Shelf(parent), paths)]
+
+
+def _described(shelf: Shelf, paths: Iterable[Path]) -> list[CheckpointInfo]:
+    losses = {epoch_of(path): loss_of(path) for path in paths}
+    latest, best = shelf.linked(LATEST), shelf.linked(BEST)
+    last = next((epoch_of(path) for path in paths if path.name == latest), None)
+    why = kept(losses, shelf.keep, last)
+    described = []
+    for path in paths:
+        epoch = epoch_of(path)
+        try:
+            size, written = _size_of(path), (path / MANIFEST).stat().st_mtime
+        except OSError:
+            continue
+        run_id, problem = _looked_at(path)
+        links = path.name == latest, path.name == best
+        described.append(
+            CheckpointInfo(path, run_id, epoch, written, size, losses[epoch], why.get(epoch, ()), *links, problem)
+        )
+    return described
+
+
+def _size_of(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _looked_at(path: Path) -> tuple[str, str]:
+    """The run, and what is wrong as far as sizes tell."""
+    try:
+        manifest = read_manifest(path)
+        for name, size in dict(manifest.get("bytes") or {}).items():  # earlier versions wrote none
+            file = path / Path(name).name
+            if not file.is_file():
+                return manifest["run_id"], f"{file.name} is missing"
+            if file.stat().st_size != size:
+                return manifest["run_id"], f"{file.name} has {file.stat().st_size:,} of {size:,} bytes"
+    except (CheckpointError, OSError, ValueError, TypeError) as error:
+        return "", str(error)
+    return manifest["run_id"], ""
+
+
+def verify(path: Path) -> str:
+    """Reads all of a checkpoint; what is wrong with it, "" where all is as it was written.
+
+    Takes as long as its files are large. Of a site on several machines all shares have to lie here.
+    """
+    try:
+        manifest = read_manifest(path)
+        check_files(path, manifest)
+        if manifest["format"] == SHARDED_FORMAT:
+            # Imported here: it takes torch, and most checkpoints are of one process.
+            from swarmcli.sharding.files.save import check_whole
+
+            check_whole(path / SHARDS, manifest["shards"])
+    except (CheckpointError, OSError) as error:
+        return str(error)
+    return ""

@@ -1,0 +1,239 @@
+"""The directory of a peer's checkpoints: putting one in, the links beside them, and removing what need not stay.
+
+Every step leaves the directory usable if the process is killed in it. A checkpoint that has its name is whole; a link
+names one that is there; what else such a process leaves begins with a dot, and goes when the next one is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import psutil
+
+from swarmcli.checkpoints.keeping import Keep, best_epochs, kept
+from swarmcli.checkpoints.layout import BEST, EVALUATION, LATEST, MANIFEST, NAME, REPLACED, epoch_of
+from swarmcli.files.durable import discard, flush, write_file
+
+RULES = "keep.json"
+MOST_BYTES = 1 << 16  # that are read of a small file
+
+
+class Shelf:
+    """The checkpoints in one directory, of one process that writes them. `tell` hears what went wrong beside them."""
+
+    def __init__(
+        self, directory: Path, keep: Keep | None = None, tell: Callable[[str], object] = lambda text: None
+    ) -> None:
+        """`keep`: None is what its last writer had."""
+        self.directory = directory
+        self.keep = keep or rules_of(directory)
+        self._tell = tell
+
+    def all(self) -> list[Path]:
+        """The checkpoints that there are, the oldest epoch first."""
+        if not self.directory.is_dir():
+            return []
+        return sorted((path for path in self.directory.iterdir() if NAME.fullmatch(path.name)), key=epoch_of)
+
+    def partial(self, epoch: int) -> Path:
+        """Where the checkpoint of an epoch is filled, before `put`."""
+        return self.directory / f".epoch-{epoch:06d}-{os.getpid()}"
+
+    def put(self, partial: Path) -> Path:
+        """Gives what was filled, and flushed to the disk, its name; `latest` names it then. Raises OSError.
+
+        Over a checkpoint of the same epoch too, of a run that was resumed before it. A directory cannot be exchanged
+        for another at once on every system, so the older one makes way under a name by which it can still be read.
+        """
+        place = self.directory / f"epoch-{epoch_of(partial):06d}"
+        if place.exists():
+            self._replace(place, partial)
+        else:
+            partial.rename(place)
+            flush(self.directory)
+            self._point(LATEST, place)
+        return place
+
+    def _replace(self, place: Path, partial: Path) -> None:
+        aside = place.with_name(place.name + REPLACED)
+        self._move(BEST, [place], self._best(place))  # by a loss that was another's
+        self._move(LATEST, [place], partial)
+        try:
+            place.rename(aside)
+            self._move(LATEST, [partial], aside)
+            partial.rename(place)
+            flush(self.directory)
+        except OSError:  # the older one stays
+            if not place.exists():
+                with suppress(OSError):
+                    aside.rename(place)
+            self._move(LATEST, [partial, aside], place)
+            raise
+        self._point(LATEST, place)
+        discard(aside)
+
+    def mend(self) -> None:
+        """Puts right what a killed process left, and says beside the checkpoints which ones stay."""
+        if not self.directory.is_dir():
+            return
+        for aside in self.directory.glob(f"epoch-*{REPLACED}"):
+            place = aside.with_name(aside.name.removesuffix(REPLACED))
+            if place.exists():
+                discard(aside)
+            else:
+                if self.linked(LATEST) == aside.name:
+                    self._point(LATEST, None)
+                with suppress(OSError):
+                    aside.rename(place)
+        self._point(LATEST, self._newest())
+        self._point(BEST, self._best())
+        for left in self.directory.glob(".*-*"):
+            self._clear(left)
+        self._leave_rules()
+
+    def _clear(self, left: Path) -> None:
+        """Nobody but this process writes here, and it writes one at a time: its own number was another process's, as
+        happens in containers."""
+        number = left.name.rpartition("-")[2]
+        if number.isdecimal() and (int(number) == os.getpid() or not psutil.pid_exists(int(number))):
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    left.unlink()
+
+    def _leave_rules(self) -> None:
+        if rules_of(self.directory) != self.keep:
+            text = json.dumps(asdict(self.keep)) + "\n"
+            with suppress(OSError):  # a full disk costs no more than the words of a list
+                write_file(self.directory / RULES, lambda stream: stream.write(text.encode()))
+
+    def remember_loss(self, place: Path, loss: float, samples: int) -> bool:
+        """Writes down what a checkpoint was evaluated at; whether it is the best one now."""
+        text = json.dumps({"loss": loss if math.isfinite(loss) else None, "samples": samples}) + "\n"
+        try:
+            write_file(place / EVALUATION, lambda stream: stream.write(text.encode()))
+        except OSError as error:
+            self._tell(f"the loss of {place} was not written down: {error}")
+            return False
+        best = self._best()
+        self._point(BEST, best)
+        return best == place
+
+    def prune(self, written: Path | None = None) -> list[Path]:
+        """Removes what need not stay, and says what that was. `written` stays; None: what `latest` names."""
+        gone = self.to_go(written)
+        self.remove(gone)
+        return gone
+
+    def to_go(self, written: Path | None = None) -> list[Path]:
+        """What need not stay."""
+        name = written.name if written is not None else self.linked(LATEST)
+        last = epoch_of(Path(name)) if name is not None and NAME.fullmatch(name) else None
+        found = self.all()
+        staying = kept({epoch_of(path): loss_of(path) for path in found}, self.keep, last)
+        return [path for path in found if epoch_of(path) not in staying]
+
+    def remove(self, paths: Iterable[Path]) -> None:
+        """The links move on first, to what is left."""
+        going = list(paths)
+        left = [path for path in self.all() if path not in going]
+        self._move(LATEST, going, left[-1] if left else None)
+        self._move(BEST, going, self._best(*going))
+        for path in going:
+            discard(path)
+
+    def _move(self, name: str, going: Collection[Path], to: Path | None) -> None:
+        """A link that names one of those that go names another from now on, or is no more."""
+        if self.linked(name) in {path.name for path in going}:
+            self._point(name, to)
+            if self.linked(name) in {path.name for path in going}:  # the disk is full
+                with suppress(OSError):
+                    (self.directory / name).unlink()
+
+    def _newest(self) -> Path | None:
+        """What `latest` names, or a later epoch that was written after it: its writer was killed before it said so."""
+        found = self.all()
+        named = next((path for path in found if path.name == self.linked(LATEST)), None)
+        if named is None:
+            return max(found, key=_written_at, default=None)
+        later = [path for path in found if epoch_of(path) > epoch_of(named) and _written_at(path) > _written_at(named)]
+        return later[-1] if later else named
+
+    def _best(self, *without: Path) -> Path | None:
+        losses = {epoch_of(path): loss_of(path) for path in self.all() if path not in without}
+        best = best_epochs(losses, 1)
+        return self.directory / f"epoch-{best[0]:06d}" if best else None
+
+    def linked(self, link: str) -> str | None:
+        """The name that a link holds; None: there is no such link."""
+        path = self.directory / link
+        try:
+            if path.is_symlink():
+                return path.readlink().name
+            return path.read_text(encoding="utf-8")[:100].strip() if path.is_file() else None
+        except (OSError, ValueError):
+            return None
+
+    def _point(self, name: str, place: Path | None) -> None:
+        """The link names this checkpoint from now on; None: it goes. It is replaced at once, by a rename.
+
+        Where the file system has no symbolic links it is a text file that holds the name. Where that fails it stays.
+        """
+        link = self.directory / name
+        if self.linked(name) == (place.name if place else None):
+            return
+        temporary = self.directory / f".{name}-{os.getpid()}"
+        try:
+            if place is None:
+                link.unlink(missing_ok=True)
+                return
+            temporary.unlink(missing_ok=True)
+            try:
+                temporary.symlink_to(place.name, target_is_directory=True)
+            except (OSError, NotImplementedError):  # Windows lets few users make links: a file with the name stands in
+                temporary.write_text(f"{place.name}\n", encoding="utf-8")
+            temporary.replace(link)
+            flush(self.directory)
+        except OSError as error:
+            self._tell(f"{link} does not name the {'newest' if name == LATEST else 'best'} checkpoint: {error}")
+            with suppress(OSError):
+                temporary.unlink()
+
+
+def rules_of(directory: Path) -> Keep:
+    """What the last writer of a directory keeps there, or what a recipe keeps that does not say it."""
+    found = _small_json(directory / RULES)
+    match found:
+        case {"newest": int(newest), "every": int(every), "best": int(best)} if min(newest, every, best) >= 0:
+            return Keep(newest, every, best)
+    return Keep()
+
+
+def loss_of(place: Path) -> float | None:
+    """What a checkpoint was evaluated at; None: it was not."""
+    found = _small_json(place / EVALUATION)
+    loss = found.get("loss") if isinstance(found, dict) else None
+    return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
+
+
+def _small_json(file: Path) -> object:
+    try:
+        with file.open("rb") as stream:
+            return json.loads(stream.read(MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _written_at(place: Path) -> tuple[int, int]:
+    try:
+        return (place / MANIFEST).stat().st_mtime_ns, epoch_of(place)
+    except OSError:
+        return 0, epoch_of(place)

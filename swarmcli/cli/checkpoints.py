@@ -1,0 +1,209 @@
+"""`swarm checkpoints`: which there are on this computer, whether they are whole, and removing some of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarmcli.checkpoints.keeping import Keep
+from swarmcli.checkpoints.layout import BEST, LATEST, find_checkpoint
+from swarmcli.checkpoints.looking import CheckpointInfo, listing, verify
+from swarmcli.checkpoints.shelf import Shelf
+from swarmcli.cli.local import Json, Quiet
+from swarmcli.errors import CheckpointError
+from swarmcli.machine.places import places_of_runs
+from swarmcli.words import printable
+
+CheckpointsPath = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="PATH",
+        help="A checkpoint, or a directory that holds some at any depth. Default: your runs on this computer.",
+    ),
+]
+NONE_HERE = (
+    "there is no checkpoint of yours in the runs that you joined by a link, of peers that run now, or below ./runs or "
+    "./*/runs; give the path of a run's directory"
+)
+IN_USE = "in-use"  # the lock of a home that a peer runs in
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="rich",
+    help="Show the checkpoints on this computer, check that they are whole, and remove what need not stay.",
+    epilog="docs/checkpoints.md tells when they are written and which stay.",
+    no_args_is_help=True,
+)
+
+
+@app.command("list")
+def list_(path: CheckpointsPath = None, as_json: Json = False, quiet: Quiet = False) -> None:
+    """Show which checkpoints there are, of which epoch and loss, and why they stay.
+
+    \b
+    swarm checkpoints list                 of your runs
+    swarm checkpoints list runs/stdlib-lm  below a directory
+    swarm checkpoints list --json          for programs: a list, one object for each
+    """
+    found = looked_for(path)
+    if as_json:
+        typer.echo(json.dumps([_plain(info) for info in found]))
+    elif found:
+        typer.echo("\n".join(lines_of(found, time.time())))
+    elif not quiet:
+        typer.echo(NONE_HERE if path is None else f"there is no checkpoint in {path}", err=True)
+
+
+@app.command("verify")
+def verify_(path: CheckpointsPath = None, as_json: Json = False, quiet: Quiet = False) -> None:
+    """Read checkpoints from end to end, and say whether they are what was written. Ends with 1 if one is not.
+
+    \b
+    swarm checkpoints verify                                       all of your runs
+    swarm checkpoints verify runs/stdlib-lm/monitor-1/checkpoints/latest
+    """
+    found = [(info, verify(info.path)) for info in _some(path)]
+    if as_json:
+        typer.echo(json.dumps([{**_plain(info), "problem": problem} for info, problem in found]))
+    else:
+        for info, problem in found:
+            if problem or not quiet:
+                typer.echo(printable(f"{'DAMAGED' if problem else 'whole'}  {info.path}", 4000))
+            if problem:
+                typer.echo(f"         {printable(problem, 4000)}")
+    if any(problem for _, problem in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def prune(
+    path: CheckpointsPath = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="So many of the newest stay.")] = None,
+    keep_every: Annotated[int | None, typer.Option(min=0, help="Of every so many epochs the first stays.")] = None,
+    keep_best: Annotated[int | None, typer.Option(min=0, help="So many of those with the lowest loss stay.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Remove the checkpoints that need not stay: by the rules of the run that wrote them, or by yours.
+
+    \b
+    swarm checkpoints prune --dry-run           what would go
+    swarm checkpoints prune runs --keep 1       only the newest of each peer stays, and the best
+    """
+    chosen = {"newest": keep, "every": keep_every, "best": keep_best}
+    removed: list[CheckpointInfo] = []
+    for directory in sorted({info.path.parent for info in _some(path)}):
+        rules = Keep(**{**asdict(Shelf(directory).keep), **{k: v for k, v in chosen.items() if v is not None}})
+        removed += _pruned(directory, rules, dry_run=dry_run)
+    if as_json:
+        typer.echo(json.dumps([_plain(info) for info in removed]))
+    elif not quiet:
+        for info in removed:
+            typer.echo(f"{'would go' if dry_run else 'removed'}  {info.path}")
+        typer.echo(_gone_in_words(removed, dry_run=dry_run), err=True)
+
+
+def _gone_in_words(removed: Sequence[CheckpointInfo], *, dry_run: bool) -> str:
+    if not removed:
+        return "nothing to remove: by these rules all checkpoints stay; --keep 1 keeps the newest of each peer"
+    number = f"{len(removed)} checkpoint{'' if len(removed) == 1 else 's'}"
+    return f"{number} {'would go' if dry_run else 'removed'}, {_size(sum(info.bytes for info in removed))}"
+
+
+def _pruned(directory: Path, rules: Keep, *, dry_run: bool) -> list[CheckpointInfo]:
+    """What a peer's directory loses. Where the peer does not run, what an earlier one left half is put right before."""
+    shelf = Shelf(directory, rules)
+    with ExitStack() as stack:
+        if not dry_run and _is_free(directory.parent, stack):
+            Shelf(directory).mend()
+        before = {info.path: info for info in listing(directory) if info.path.parent == directory}
+        gone = shelf.to_go() if dry_run else shelf.prune()
+        return [before[place] for place in gone if place in before]
+
+
+def _is_free(home: Path, stack: ExitStack) -> bool:
+    """Whether no peer runs in a home; none begins there until the stack ends."""
+    from filelock import FileLock, Timeout
+
+    if not (home / IN_USE).exists():
+        return True
+    try:
+        stack.enter_context(FileLock(home / IN_USE, timeout=0))
+    except (Timeout, OSError):
+        return False
+    return True
+
+
+def _some(path: Path | None) -> list[CheckpointInfo]:
+    found = looked_for(path)
+    if not found:
+        raise CheckpointError(NONE_HERE if path is None else f"there is no checkpoint in {path}")
+    return found
+
+
+def looked_for(path: Path | None) -> list[CheckpointInfo]:
+    """Those at or below a path, or this user's; of each peer the newest first. Raises CheckpointError for a path that
+    is not there."""
+    if path is None:
+        return [info for place in places_of_runs() for info in listing(place)]
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; give a checkpoint, or a directory that holds some")
+    one = find_checkpoint(path) if path.name in (LATEST, BEST) else path
+    below = listing(one)
+    return below or [info for info in listing(one.parent) if info.path == one]
+
+
+def lines_of(found: Sequence[CheckpointInfo], now: float) -> list[str]:
+    """A heading for each directory, and a line for each checkpoint, in columns."""
+    lines: list[str] = []
+    for directory in dict.fromkeys(info.path.parent for info in found):
+        here = [info for info in found if info.path.parent == directory]
+        run_id = next((info.run_id for info in here if info.run_id), "of no run that can be read")
+        rows = [("epoch", "written", "size", "loss", "stays as", "link"), *(_row(info, now) for info in here)]
+        lines += [*([""] if lines else []), printable(f"{run_id}: {directory}", 2000), *_in_columns(rows)]
+    return lines
+
+
+def _row(info: CheckpointInfo, now: float) -> tuple[str, ...]:
+    loss = "" if info.loss is None else f"{info.loss:.4f}"
+    links = [name for name, is_it in (("latest", info.latest), ("best", info.best)) if is_it]
+    stays = ", ".join(info.kept) or "no"
+    said = f"DAMAGED: {info.problem}" if info.problem else " ".join(links)
+    return str(info.epoch), f"{_age(now - info.written)} ago", _size(info.bytes), loss, stays, printable(said, 300)
+
+
+def _in_columns(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
+    for row in rows:
+        yield (
+            "  "
+            + "  ".join(
+                word.rjust(width) if n < 4 else word.ljust(width)
+                for n, (word, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+        )
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _size(size: float) -> str:
+    from swarmcli.journal.describe import megabytes
+
+    return megabytes(size)
+
+
+def _plain(info: CheckpointInfo) -> dict[str, Any]:
+    return {**asdict(info), "path": str(info.path), "kept": list(info.kept)}

@@ -1,0 +1,199 @@
+"""`swarm generate`: see what a run has learned."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarmcli.checkpoints.layout import BEST, CONFIG, LATEST, MANIFEST, check_files, find_checkpoint, read_manifest
+from swarmcli.checkpoints.looking import CheckpointInfo
+from swarmcli.cli.checkpoints import NONE_HERE, looked_for
+from swarmcli.cli.local import Json, Quiet
+from swarmcli.errors import CheckpointError, UsageError
+from swarmcli.words import harmless, printable
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    prompt: str
+    tokens: int
+    temperature: float  # 0: always the likeliest token
+    seed: int | None
+
+
+def generate(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[CHECKPOINT] PROMPT",
+            help="The text to go on from; before it a checkpoint, a directory that holds some, a run id, latest or "
+            "best. Default: the latest of your runs.",
+        ),
+    ],
+    tokens: Annotated[int, typer.Option("--tokens", "-n", min=1, help="How many tokens at most.")] = 100,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", min=0.0, max=10.0, help="How daring: 0 is always the likeliest.")
+    ] = 0.8,
+    seed: Annotated[int | None, typer.Option(min=0, help="The same text each time for the same number.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Let a checkpoint's model write on: see what a run has learned.
+
+    \b
+    swarm generate "def main("                    by the latest checkpoint of your runs
+    swarm generate best "def main(" -t 0          by the best, always the likeliest
+    swarm generate stdlib-lm "import " -n 200     by the latest of a run
+    """
+    if len(words) > 2:
+        raise UsageError('a checkpoint and a prompt, no more: put the prompt in quotes, swarm generate "def main("')
+    path = chosen(words[0] if len(words) == 2 else LATEST)
+    wish = Wish(words[-1], tokens, temperature, seed)
+    if not (as_json or quiet):
+        typer.echo(printable(f"by {path}", 2000), err=True)
+    model, tokenizer = load(path)
+
+    def show(text: str) -> None:
+        # What a model has learned to write may steer a terminal. A pipe gets it as it is.
+        sys.stdout.write("".join(map(_shown, text)) if sys.stdout.isatty() else text)
+        sys.stdout.flush()
+
+    if not as_json:
+        show(wish.prompt)
+    text, count = write_on(model, tokenizer, wish, (lambda piece: None) if as_json else show)
+    if as_json:
+        typer.echo(json.dumps({"checkpoint": str(path), "prompt": wish.prompt, "text": text, "tokens": count}))
+    else:
+        typer.echo()
+
+
+def _shown(character: str) -> str:
+    return character if character == "\n" else harmless(character)
+
+
+def chosen(word: str) -> Path:
+    """The directory of the model that a person names. Raises CheckpointError."""
+    path = Path(word)
+    if path.exists():
+        if (path / CONFIG).is_file() and not (path / MANIFEST).is_file() and path.name not in (LATEST, BEST):
+            return path  # a model of transformers, downloaded from the Hub perhaps
+        return find_checkpoint(path)
+    found = looked_for(None)
+    if word not in (LATEST, BEST):
+        of_run = [info for info in found if info.run_id == word]
+        if found and not of_run:
+            runs = ", ".join(sorted({info.run_id for info in found if info.run_id}))
+            raise CheckpointError(
+                f"{word!r} is neither a path nor one of your runs with checkpoints ({printable(runs, 500)}); if it is "
+                "the prompt, leave out what stands behind it"
+            )
+        found = of_run
+    if not found:
+        raise CheckpointError(NONE_HERE)
+    return _best(found) if word == BEST else max(found, key=lambda info: info.written).path
+
+
+def _best(found: list[CheckpointInfo]) -> Path:
+    """That of the run which wrote last: losses of unlike runs say nothing about each other."""
+    run_id = max(found, key=lambda info: info.written).run_id
+    measured = [(info.loss, info.path) for info in found if info.run_id == run_id and info.loss is not None]
+    if not measured:
+        raise CheckpointError(
+            f"no checkpoint of {run_id} was evaluated, so none is best; take latest, or set evaluation.every_epochs "
+            "in the recipe"
+        )
+    return min(measured)[1]
+
+
+def load(path: Path) -> tuple[Any, Any]:
+    """Model and tokenizer, from these files and nowhere else. Raises CheckpointError for a checkpoint that is damaged,
+    or holds another kind of model."""
+    if (path / MANIFEST).is_file():
+        check_files(path, read_manifest(path))
+    kind = _architecture(path)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    options = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(path), use_safetensors=True, **options)
+    except Exception as error:  # architectures raise whatever their constructors meet
+        raise CheckpointError(
+            f"{path} holds a {kind}, which does not load as a model that writes text: {_first_line(error)}; use a "
+            "checkpoint of a run with task: causal_lm"
+        ) from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path), **options)
+    except Exception as error:  # transformers and tokenizers raise many kinds
+        raise CheckpointError(
+            f"{path} has a model, and no tokenizer that can be read: {_first_line(error)}; use another checkpoint"
+        ) from error
+    return model.eval(), tokenizer
+
+
+def _architecture(path: Path) -> str:
+    """What a config says that the model is. Raises CheckpointError where it is none that writes text."""
+    try:
+        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+        named = [str(each) for each in config.get("architectures") or []]
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} holds no model of transformers (it has no {CONFIG}), so nothing here knows how it writes"
+        ) from None
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{path / CONFIG} cannot be read: {error}; use another checkpoint") from error
+    if named and not any(each.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for each in named):
+        raise CheckpointError(
+            f"{path} holds a {printable(named[0], 100)}, which does not write text; use a checkpoint of a run with "
+            "task: causal_lm"
+        )
+    return printable(named[0], 100) if named else "model of another kind"
+
+
+def write_on(model: Any, tokenizer: Any, wish: Wish, show: Callable[[str], object]) -> tuple[str, int]:
+    """The text behind the prompt, and its number of tokens; `show` is given it piece by piece.
+
+    A model reads a bounded number of tokens: of a longer prompt the end counts, and it writes until that is full.
+    """
+    import torch
+    from transformers import TextStreamer
+
+    class Pieces(TextStreamer):
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            show(text)
+
+    ids = tokenizer(wish.prompt, return_tensors="pt")["input_ids"].long()
+    if not ids.shape[1]:
+        begin = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        if begin is None:
+            raise UsageError("the prompt is empty, and this model knows no token to begin with; give it some text")
+        ids = torch.tensor([[begin]])
+    most = getattr(model.config, "max_position_embeddings", None) or ids.shape[1] + wish.tokens
+    ids = ids[:, -max(1, most - wish.tokens, most // 2) :]
+    count = max(1, min(wish.tokens, most - ids.shape[1]))
+    sampling = {"do_sample": True, "temperature": wish.temperature} if wish.temperature > 0 else {"do_sample": False}
+    if wish.seed is not None:
+        torch.manual_seed(wish.seed)
+    with torch.no_grad():
+        written = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+            streamer=Pieces(tokenizer, skip_prompt=True, skip_special_tokens=True),
+            **sampling,
+        )[0, ids.shape[1] :]
+    return str(tokenizer.decode(written, skip_special_tokens=True)), len(written)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return printable(lines[0], 300) if lines else type(error).__name__

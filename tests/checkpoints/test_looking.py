@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from swarmcli.checkpoints.keeping import Keep
+from swarmcli.checkpoints.looking import listing, verify
+from swarmcli.checkpoints.shelf import Shelf
+
+from .shelves import put
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    shelf = Shelf(tmp_path / "run" / "monitor-1" / "checkpoints", Keep(1, 0, 1))
+    for epoch, loss in ((1, 1.0), (2, 2.0), (3, None)):
+        put(shelf, epoch, loss)
+    shelf.mend()
+    return shelf
+
+
+def test_a_list_tells_which_there_are_and_why_they_stay(tmp_path: Path, shelf: Shelf) -> None:
+    put(Shelf(tmp_path / "run" / "trainer-1" / "checkpoints"), 9, run_id="other")
+    found = listing(tmp_path)
+    assert [(info.run_id, info.epoch, info.loss, info.kept, info.latest, info.best) for info in found] == [
+        ("run", 3, None, ("newest",), True, False),
+        ("run", 2, 2.0, (), False, False),
+        ("run", 1, 1.0, ("best",), False, True),
+        ("other", 9, None, ("newest",), True, False),
+    ]
+    assert found[0].written == 1_790_000_003 and found[0].bytes > 100 and not found[0].problem
+
+
+def test_what_is_missing_or_cut_off_is_seen_at_once_and_what_is_changed_by_reading(shelf: Shelf) -> None:
+    third, second, first = reversed(shelf.all())
+    (third / "model.safetensors").unlink()
+    (second / "model.safetensors").write_bytes(b"wei")
+    (first / "model.safetensors").write_bytes(b"weighed")
+    problems = [info.problem for info in listing(shelf.directory)]
+    assert problems == ["model.safetensors is missing", "model.safetensors has 3 of 7 bytes", ""]
+    assert "cannot be read" in verify(third)
+    assert "is damaged: its content is not what was written" in verify(first)
+
+
+def test_a_damaged_manifest_is_a_problem_and_no_error(shelf: Shelf) -> None:
+    path = shelf.all()[0]
+    assert verify(path) == ""
+    (path / "checkpoint.json").write_text('{"format": 1}')
+    (info,) = (info for info in listing(shelf.directory) if info.path == path)
+    assert info.problem == verify(path) != "" and info.run_id == ""

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from swarmcli.checkpoints.keeping import Keep
+from swarmcli.checkpoints.layout import find_checkpoint, read_manifest
+from swarmcli.checkpoints.shelf import Shelf, rules_of
+
+from .shelves import fill, put
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "checkpoints", Keep(2, 0, 1))
+
+
+def names(shelf: Shelf) -> list[str]:
+    return [path.name[-1] for path in shelf.all()]
+
+
+def test_the_best_stays_and_has_a_link(shelf: Shelf) -> None:
+    for epoch, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5)):
+        put(shelf, epoch, loss)
+        shelf.prune()
+    assert names(shelf) == ["2", "3", "4"]
+    assert (shelf.linked("best"), shelf.linked("latest")) == ("epoch-000002", "epoch-000004")
+    assert find_checkpoint(shelf.directory / "best").name == "epoch-000002"
+    assert shelf.remember_loss(put(shelf, 5), 0.5, 256), "it says that this is the best one now"
+    assert [path.name for path in shelf.prune()] == ["epoch-000002", "epoch-000003"]
+
+
+def test_a_loss_that_is_no_number_is_no_best_one(shelf: Shelf) -> None:
+    put(shelf, 1, float("nan"))
+    assert shelf.linked("best") is None
+    (shelf.directory / "epoch-000001" / "evaluation.json").write_text('{"loss": "0", "samples"')
+    assert not shelf.prune()
+
+
+def test_another_checkpoint_of_the_best_epoch_has_not_its_loss(shelf: Shelf) -> None:
+    for epoch, loss in ((1, 3.0), (2, 1.0)):
+        put(shelf, epoch, loss)
+    put(shelf, 2)
+    assert shelf.linked("best") == "epoch-000001"
+
+
+def test_links_move_before_what_they_name_is_removed(shelf: Shelf) -> None:
+    for epoch, loss in ((1, 3.0), (2, 1.0)):
+        put(shelf, epoch, loss)
+    shelf.remove([shelf.directory / "epoch-000002"])
+    assert (shelf.linked("best"), shelf.linked("latest")) == ("epoch-000001", "epoch-000001")
+    shelf.remove(shelf.all())
+    assert (shelf.linked("best"), shelf.linked("latest")) == (None, None)
+
+
+def test_who_looks_at_the_directory_knows_what_stays_there(shelf: Shelf) -> None:
+    put(shelf, 1)
+    shelf.mend()
+    assert Shelf(shelf.directory).keep == Keep(2, 0, 1)
+    for damaged in ("{", '{"newest": -1, "every": 0, "best": 0}', "[]", json.dumps({"newest": "a"})):
+        (shelf.directory / "keep.json").write_text(damaged)
+        assert rules_of(shelf.directory) == Keep()
+
+
+def test_a_checkpoint_that_made_way_for_one_that_never_came_has_its_name_again(shelf: Shelf) -> None:
+    put(shelf, 1)
+    (shelf.directory / "epoch-000001").rename(shelf.directory / "epoch-000001.replaced")
+    assert find_checkpoint(shelf.directory).name == "epoch-000001.replaced"
+    shelf.mend()
+    assert names(shelf) == ["1"] and shelf.linked("latest") == "epoch-000001"
+    fill(shelf.directory / "epoch-000001.replaced", 1)
+    shelf.mend()
+    assert not (shelf.directory / "epoch-000001.replaced").exists()
+
+
+def test_a_link_that_was_not_moved_in_time_is_moved(shelf: Shelf) -> None:
+    for epoch in (1, 2):
+        put(shelf, epoch)
+    shelf._point("latest", shelf.directory / "epoch-000001")
+    shelf.mend()
+    assert shelf.linked("latest") == "epoch-000002"
+    # The run was set back: what was written last is an older epoch.
+    os.utime(put(shelf, 1) / "checkpoint.json", (1_790_000_009, 1_790_000_009))
+    shelf.mend()
+    assert shelf.linked("latest") == "epoch-000001"
+
+
+def test_what_its_own_number_left_in_another_life_goes(shelf: Shelf) -> None:
+    """In a container every process has the same number."""
+    put(shelf, 1)
+    left = [f".epoch-000002-{os.getpid()}", f".latest-{os.getpid()}", ".keep.json.my-host-999999999"]
+    fill(shelf.directory / left[0], 2)
+    for name in left[1:]:
+        (shelf.directory / name).write_text("x")
+    shelf.mend()
+    assert sorted(path.name for path in shelf.directory.iterdir()) == ["epoch-000001", "keep.json", "latest"]
+    assert read_manifest(shelf.directory / "latest")["epoch"] == 1

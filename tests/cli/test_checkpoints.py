@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from typer.testing import CliRunner
+
+from swarmcli.checkpoints.keeping import Keep
+from swarmcli.checkpoints.shelf import Shelf
+from swarmcli.cli.checkpoints import NONE_HERE, app
+from swarmcli.errors import CheckpointError
+from swarmcli.machine import places
+from swarmcli.machine.registry import VARIABLE as RUNTIME
+from tests.checkpoints.shelves import put
+
+
+def run(*words: str) -> str:
+    ended = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    return ended.stdout
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command is given, with checkpoints of two peers in `runs`."""
+    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "data"))
+    monkeypatch.setenv(RUNTIME, str(tmp_path / "runtime"))
+    monkeypatch.chdir(tmp_path)
+    for peer, epochs in (("monitor-1", (10, 20, 30)), ("trainer-1", (25,))):
+        shelf = Shelf(tmp_path / "runs" / "small" / peer / "checkpoints", Keep(1, 0, 1))
+        for epoch in epochs:
+            put(shelf, epoch, 100.0 / epoch if epoch != 30 else 9.0, "small")
+        shelf.mend()
+    return tmp_path / "runs"
+
+
+def test_a_list_says_what_there_is_and_why_it_stays(runs: Path) -> None:
+    lines = run("list").splitlines()
+    assert lines[0] == f"small: {runs}/small/monitor-1/checkpoints"
+    assert [line.split()[0] for line in lines[2:5]] == ["30", "20", "10"]
+    assert lines[1].split()[-3:] == ["stays", "as", "link"] and lines[4].endswith("no")
+    assert [line.split()[-2:] for line in lines[2:4]] == [["newest", "latest"], ["best", "best"]]
+    assert lines[3].split()[-3] == "5.0000"
+    found = json.loads(run("list", "--json", "runs/small/trainer-1"))
+    assert [(info["epoch"], info["kept"], info["problem"]) for info in found] == [(25, ["newest", "best"], "")]
+
+
+def test_a_link_and_a_checkpoint_itself_can_be_named(runs: Path) -> None:
+    for name, epoch in (("latest", 30), ("best", 20), ("epoch-000010", 10)):
+        (info,) = json.loads(run("list", "--json", f"runs/small/monitor-1/checkpoints/{name}"))
+        assert info["epoch"] == epoch
+
+
+def test_what_is_damaged_is_named_and_ends_with_one(runs: Path) -> None:
+    assert run("verify").count("whole") == 4
+    (runs / "small/monitor-1/checkpoints/epoch-000020/model.safetensors").write_bytes(b"weighed")
+    ended = CliRunner().invoke(app, ["verify", "--quiet", "runs"])
+    assert ended.exit_code == 1 and ended.stdout.count("DAMAGED") == 1 and "whole" not in ended.stdout
+    assert "model.safetensors is damaged: its content is not what was written" in ended.stdout
+
+
+def test_what_need_not_stay_goes_by_the_rules_of_its_writer_or_by_others(runs: Path) -> None:
+    shelf = Shelf(runs / "small/monitor-1/checkpoints")
+    assert "would go" in run("prune", "--dry-run") and len(shelf.all()) == 3
+    assert run("prune") == f"removed  {shelf.directory}/epoch-000010\n"
+    assert run("prune") == ""
+    removed = json.loads(run("prune", "--json", "--keep-best", "0", str(shelf.directory)))
+    assert [info["epoch"] for info in removed] == [20] and [path.name for path in shelf.all()] == ["epoch-000030"]
+
+
+def test_where_nothing_has_to_go_it_says_so(runs: Path) -> None:
+    said = [CliRunner().invoke(app, ["prune", *words]).stderr for words in ((), ("--dry-run",))]
+    assert said[0].startswith("1 checkpoint removed, ") and said[1].startswith("nothing to remove")
+
+
+def test_what_a_killed_peer_left_is_put_right_but_not_under_a_running_one(runs: Path) -> None:
+    shelf = Shelf(runs / "small/monitor-1/checkpoints")
+    left = shelf.directory / ".epoch-000040-999999999"
+    left.mkdir()
+    with FileLock(shelf.directory.parent / "in-use"):
+        run("prune")
+        assert left.exists()
+    run("prune")
+    assert not left.exists()
+
+
+def test_where_there_is_none_it_says_where_it_looked(
+    tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    ended = CliRunner().invoke(app, ["list"])
+    assert (ended.exit_code, ended.stdout) == (0, "") and NONE_HERE in ended.output
+    with pytest.raises(CheckpointError, match=r"below \./runs or \./\*/runs; give the path"):
+        CliRunner().invoke(app, ["verify"], catch_exceptions=False)
+    with pytest.raises(CheckpointError, match="nowhere does not exist; give a checkpoint"):
+        CliRunner().invoke(app, ["list", "nowhere"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("home", "here"),
+    [("data/small-abc/small/trainer-1", "data"), ("at-home/small/runs/small/monitor-1", "at-home")],
+    ids=["joined by a link", "made by its owner"],
+)
+def test_runs_are_found_where_they_were_joined_or_made(
+    home: str, here: str, tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(Shelf(tmp_path / home / "checkpoints"), 7, run_id="small")
+    monkeypatch.chdir(tmp_path / here)
+    assert [info["epoch"] for info in json.loads(run("list", "--json"))] == [7]

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from swarmcli.cli.generate import chosen, generate
+from swarmcli.errors import CheckpointError, UsageError
+from swarmcli.machine import places
+from swarmcli.machine.registry import VARIABLE as RUNTIME
+from swarmcli.training import CheckpointStore, build_task
+from swarmcli.training.model_card import describe_model
+from tests.training.small_tasks import small
+
+app = typer.Typer()
+app.command()(generate)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that says a letter of its own at each checkpoint, whatever it is given."""
+    directory = tmp_path_factory.mktemp("generate")
+    recipe = small(directory)
+    task = build_task(recipe)
+    store = CheckpointStore(
+        directory / "runs" / "small" / "monitor-1" / "checkpoints",
+        "small",
+        describe=lambda place, epoch, samples: describe_model(place, recipe, task, epoch, samples, trainers=1),
+    )
+    for epoch, (letter, loss) in enumerate((("x", 1.0), ("y", 2.0)), 1):
+        model: Any = task.build_model()
+        with torch.no_grad():
+            model.transformer.ln_f.weight.zero_()
+            model.transformer.ln_f.bias.copy_(model.transformer.wte.weight[ord(letter)])
+            model.transformer.wte.weight[ord(letter)] *= 100
+        place = store.write(model, {}, epoch)
+        assert place is not None and store.remember_loss(place, loss, 8) == (epoch == 1)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def here(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "data"))
+    monkeypatch.setenv(RUNTIME, str(tmp_path / "runtime"))
+    monkeypatch.chdir(work)
+
+
+def said(*words: str) -> str:
+    ended = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    return ended.stdout
+
+
+def test_the_latest_checkpoint_writes_on_until_it_has_written_enough() -> None:
+    assert said("ab", "-n", "5", "-t", "0") == "abyyyyy\n"
+    assert said("best", "ab", "-n", "3", "-t", "0") == "abxxx\n"
+    assert said("small", "ab", "-n", "1", "-t", "0") == "aby\n"
+    assert said("runs/small/monitor-1/checkpoints/epoch-000001", "", "-n", "2", "-t", "0") == "xx\n"
+
+
+def test_a_model_that_reads_sixteen_tokens_writes_until_these_are_full() -> None:
+    told = json.loads(said("ab", "-n", "500", "-t", "0", "--json"))
+    assert (told["text"], told["tokens"], told["prompt"]) == ("y" * 14, 14, "ab")
+    assert told["checkpoint"].endswith("epoch-000002")
+    assert json.loads(said("a" * 50, "-n", "4", "--json", "-t", "0"))["text"] == "yyyy", "the end of the prompt counts"
+
+
+def test_the_same_seed_gives_the_same_text() -> None:
+    texts = [said("ab", "-n", "8", "-t", "10.0", "--seed", seed) for seed in ("1", "1", "2")]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("other", r"'other' is neither a path nor one of your runs with checkpoints \(small\)"),
+        ("texts", "there is no checkpoint in texts"),
+    ],
+)
+def test_a_checkpoint_that_nobody_finds(word: str, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        chosen(word)
+
+
+def test_what_is_damaged_or_no_model_that_writes_is_said_at_once(work: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "epoch-000001"
+    copy.mkdir()
+    for file in (work / "runs/small/monitor-1/checkpoints/epoch-000001").iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    (copy / "model.safetensors").write_bytes(b"no model")
+    with pytest.raises(CheckpointError, match=r"model.safetensors is damaged: its content is not what was written"):
+        said(str(copy), "ab")
+    (copy / "checkpoint.json").unlink()
+    with pytest.raises(CheckpointError, match="holds a GPT2LMHeadModel, which does not load as a model"):
+        said(str(copy), "ab")
+    (copy / "config.json").write_text('{"architectures": ["BertForSequenceClassification"], "model_type": "bert"}')
+    with pytest.raises(CheckpointError, match="BertForSequenceClassification, which does not write text"):
+        said(str(copy), "ab")
+    with pytest.raises(UsageError, match="put the prompt in quotes"):
+        said("latest", "two", "words")
