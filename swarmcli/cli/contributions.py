@@ -1,0 +1,522 @@
+"""What each has given, on the terminal: the table of `swarm members`, the last line of `swarm join`, and
+`swarm certificate`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from swarmcli.cli.console import day, err, out, plain_table, plural
+from swarmcli.errors import SwarmError, UsageError
+from swarmcli.events import Contribution
+from swarmcli.journal import megabytes, printable, short
+
+if TYPE_CHECKING:
+    from swarmcli.roles.asking import Given
+    from swarmcli.roles.bookkeeping import Standing
+    from swarmcli.roles.certificate import Certificate
+    from swarmcli.roles.peer import Summary
+    from swarmcli.roles.statements import Attestation
+
+COLUMNS = ("samples", "hours", "rounds", "reduced_bytes", "uptime", "name", "team", "last")
+CLAIMED, SEEN = ("samples", "hours"), ("rounds", "reduced_bytes", "uptime")
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+LEGEND = (
+    "Samples and hours are claimed: rounds accepted them, and nobody can check more. Rounds, bytes added up and time "
+    "there were seen by monitors."
+)
+
+
+# the list
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The sums of all who name it as theirs."""
+
+    team: str
+    peers: int
+    samples: int
+    hours: float
+    rounds: int
+    reduced_bytes: int
+    uptime: float
+
+
+def teams_of(contributions: Sequence[Contribution]) -> list[Team]:
+    """Most samples first. Whoever is in none is left out."""
+    members: dict[str, list[Contribution]] = {}
+    for each in contributions:
+        if each.team:
+            members.setdefault(each.team, []).append(each)
+    sums = [
+        Team(
+            team,
+            len(of_it),
+            sum(each.samples for each in of_it),
+            sum(each.hours for each in of_it),
+            sum(each.rounds for each in of_it),
+            sum(each.reduced_bytes for each in of_it),
+            sum(each.uptime for each in of_it),
+        )
+        for team, of_it in members.items()
+    ]
+    return sorted(sums, key=lambda each: (-each.samples, each.team))
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What of the list is wanted."""
+
+    sort: str = "samples"
+    by_team: bool = False
+    last: int | None = None
+
+
+def check_order(sort: str) -> None:
+    """Raises UsageError for what is no column."""
+    if sort not in COLUMNS:
+        raise UsageError(f"--sort {sort}: sort by one of {', '.join(COLUMNS)}")
+
+
+def ordered(contributions: Sequence[Contribution], sort: str) -> list[Contribution]:
+    """By a column: numbers from the greatest on, texts by the alphabet, those without one last."""
+    if sort in ("name", "team"):
+        return sorted(contributions, key=lambda each: (not getattr(each, sort), getattr(each, sort).casefold()))
+    return sorted(contributions, key=lambda each: -getattr(each, sort))
+
+
+def print_contributions(given: Given, wanted: Shown) -> None:
+    """The table, and what it rests on."""
+    from swarmcli.roles.contributions import listed
+
+    if not given.books:
+        asked = "; ".join(f"{short(peer.text)}: {why}" for peer, why in given.failed.items())
+        err.print(
+            "no monitor of this run could be asked what each has given"
+            + (f" ({asked})" if asked else ": none takes part now; `swarm monitor` begins to keep count"),
+            soft_wrap=True,
+        )
+        return
+    print_list(listed(given.entries), rests_on(given), wanted)
+
+
+def print_list(found: Sequence[Contribution], rests_on: Sequence[str], wanted: Shown) -> None:
+    """The table, and whose word it is."""
+    shown = ordered(found, wanted.sort)[: wanted.last]
+    narrow = out.width < NARROW
+    if wanted.by_team:
+        out.print(_team_table(teams_of(found), narrow=narrow))
+    else:
+        out.print(contributions_table(shown, sum(each.samples for each in found), narrow=narrow))
+    err.print(f"\n{LEGEND}", soft_wrap=True)
+    for line in rests_on:
+        err.print(printable(line, 400), soft_wrap=True)
+
+
+def contributions_table(shown: Sequence[Contribution], total: int, *, narrow: bool = False) -> Table:
+    """`narrow`: with what is read first only, so that nothing is cut."""
+    table = _table(("", "peer") if narrow else ("", "peer", "team"), narrow)
+    for number, each in enumerate(shown, 1):
+        team = () if narrow else (printable(each.team, 16),)
+        table.add_row(str(number), _called(each), *team, *_numbers(each, total, narrow))
+    return table
+
+
+NUMERIC = (
+    "samples\nclaimed",
+    "share",
+    "hours\nclaimed",
+    "rounds\nseen",
+    "added up\nseen",
+    "there\nseen",
+)
+NARROW = 79  # columns, in which only the samples have room beside a name
+
+
+def _team_table(teams: Sequence[Team], *, narrow: bool) -> Table:
+    table = _table(("", "team", "peers"), narrow)
+    total = sum(each.samples for each in teams)
+    for number, each in enumerate(teams, 1):
+        table.add_row(str(number), printable(each.team, 24), str(each.peers), *_numbers(each, total, narrow))
+    return table
+
+
+def _table(texts: Sequence[str], narrow: bool) -> Table:
+    table = plain_table()
+    for column in texts:
+        table.add_column(column, no_wrap=True)
+    for column in NUMERIC[:2] if narrow else NUMERIC:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _numbers(each: Contribution | Team, total: int, narrow: bool) -> tuple[str, ...]:
+    """The cells of the numeric columns; `total`: samples of all."""
+    given = f"{each.samples:,}", f"{each.samples / total:.0%}" if total else ""
+    if narrow:
+        return given
+    return *given, f"{each.hours:,.1f}", f"{each.rounds:,}", megabytes(each.reduced_bytes), span(each.uptime)
+
+
+def _called(each: Contribution) -> Text:
+    name = printable(each.name, 20)
+    return Text.assemble(name, (f" {short(each.peer)[:6]}", "dim")) if name else Text(short(each.peer))
+
+
+def span(seconds: float) -> str:
+    """For example "3.1 h" or "12 d"."""
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.0f} d"
+
+
+def accounted(given: Given) -> float:
+    """The part of the run's samples that is in the list, as the monitors count the run's."""
+    whole = max((page.statement.until.samples for page in given.books.values()), default=0)
+    return sum(entry.samples for entry in given.entries.values()) / max(1, whole)
+
+
+def rests_on(given: Given) -> list[str]:
+    """Whose word the numbers are, what is missing in them, and who says otherwise."""
+    from coordinator_web.views import missing
+
+    lines = [_knows(given, monitor.text, page.statement) for monitor, page in given.books.items()]
+    if len(given.books) >= 3:
+        lines.append(f"Of {len(given.books)} monitors, what most of them hold is shown.")
+    elif len(given.books) == 2:
+        lines.append("Of two monitors, the one that has counted more is shown.")
+    else:
+        lines.append("This is told by one monitor only: nobody else can confirm it.")
+    lines += [
+        f"The monitor {_name(given, monitor)} says otherwise of {plural(count, 'peer')}."
+        for monitor, count in differing(given).items()
+    ]
+    lines += filter(None, [missing(accounted(given))])
+    lines += [f"The monitor {_name(given, peer.text)} gave no book: {why}" for peer, why in given.failed.items()]
+    return lines
+
+
+def _knows(given: Given, monitor: str, statement: Any) -> str:
+    until, seen = statement.until, min(1.0, statement.witnessed / max(1, statement.until.samples))
+    begun = f"The monitor {_name(given, monitor)} has counted up to epoch {until.epoch} ({until.samples:,} samples)"
+    if statement.vouched:
+        others = plural(statement.vouched, "other monitor")
+        return f"{begun}: it has seen {seen:.0%} of that itself, and knows the rest by the word of {others}."
+    return f"{begun}, and has seen {seen:.0%} of that itself."
+
+
+def differing(given: Given) -> dict[str, int]:
+    """Monitor → of how many peers it says something else than what is shown, and not only an epoch less."""
+    newest = max((page.statement.until.samples for page in given.books.values()), default=0)
+    found = {}
+    for monitor, page in given.books.items():
+        behind = newest - page.statement.until.samples
+        said = {peer.text: entry.samples for peer, entry in zip(page.peers, page.entries, strict=True)}
+        count = sum(
+            abs(said.get(peer, 0.0) - entry.samples) > behind + 1 + 0.01 * entry.samples
+            for peer, entry in given.entries.items()
+        )
+        if count:
+            found[monitor.text] = count
+    return found
+
+
+def _name(given: Given, monitor: str) -> str:
+    names = {peer.text: report.name for peer, report in given.present.items()}
+    name = names.get(monitor) or ""
+    return short(monitor) if not name or monitor.startswith(name) else f"{name} {short(monitor)[:6]}"
+
+
+def as_json(given: Given, *, sort: str = "samples", last: int | None = None) -> dict[str, Any]:
+    """What `swarm members --json` prints of contributions."""
+    from swarmcli.roles.contributions import listed
+
+    return list_as_json(given.run_id, listed(given.entries), sort=sort, last=last) | {
+        "accounted": accounted(given),
+        "monitors": [
+            {
+                "peer": monitor.text,
+                "epoch": page.statement.until.epoch,
+                "samples": page.statement.until.samples,
+                "witnessed": page.statement.witnessed,
+                "vouched": page.statement.vouched,
+                "differs": differing(given).get(monitor.text, 0),
+            }
+            for monitor, page in given.books.items()
+        ],
+        "failed": {monitor.text: why for monitor, why in given.failed.items()},
+    }
+
+
+def list_as_json(run_id: str, found: Sequence[Contribution], *, sort: str, last: int | None) -> dict[str, Any]:
+    """The part that says nothing of monitors."""
+    return {
+        "run_id": run_id,
+        "claimed": CLAIMED,
+        "seen": SEEN,
+        "contributions": [asdict(each) for each in ordered(found, sort)[:last]],
+        "teams": [asdict(each) for each in teams_of(found)],
+    }
+
+
+# the last line of a peer
+
+
+def thanks(summary: Summary, standing: Standing | None) -> str:
+    """What this peer has given, in a line; "" for nothing. `standing`: monitors' word; None: there was none to ask, and
+    the peer's own count of this start is told."""
+    if standing is None:
+        if not summary.samples:
+            return ""
+        return f"{summary.samples:,} samples by this peer's own count, since no monitor was there to ask; thank you"
+    attestation, given = standing.best, []
+    entry = attestation.entry
+    if entry.samples >= 1:
+        # A monitor that came late knows how many samples the run had before, and not who gave them.
+        alone = attestation.peers == 1 and entry.samples < 0.99 * attestation.until.samples
+        others = " (who gave the others was not counted)" if alone else ""
+        given.append(f"{entry.samples:,.0f} of {attestation.until.samples:,} samples{others}")
+    elif entry.reduced:
+        given.append(f"{megabytes(entry.reduced)} added up for others in {plural(entry.rounds, 'round')}")
+    if not given:
+        return ""
+    given.append(_hours(entry.hours))
+    if attestation.rank and attestation.peers > 1:
+        given.append(f"{ordinal(attestation.rank)} of {counted(attestation.peers)}")
+    if len(standing.attestations) == 1:
+        given.append("by one monitor's count")
+    return f"in all your starts: {', '.join(given)}; thank you"
+
+
+def _hours(hours: float) -> str:
+    if hours < 1:
+        return plural(max(1, round(hours * 60)), "minute")
+    return f"{hours:,.1f} hours"
+
+
+def ordinal(number: int) -> str:
+    """For example "third" or "23rd"."""
+    if 0 < number <= len(ORDINALS):
+        return ORDINALS[number - 1]
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
+
+
+def counted(number: int) -> str:
+    return NUMBERS[number - 1] if 0 < number <= len(NUMBERS) else f"{number:,}"
+
+
+# certificates
+
+certificate = typer.Typer(
+    help="Write a certificate of what you gave, signed by the monitors of the run.",
+    epilog="Example: swarm certificate --for 'Ada Lovelace' --out ada.json; then: swarm certificate verify ada.json",
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+
+@certificate.callback()
+def write(
+    ctx: typer.Context,
+    home: Annotated[
+        Path | None,
+        typer.Option(
+            "--home",
+            metavar="DIR",
+            help="The peer's directory. Default: that of your only peer on this computer that gives something.",
+        ),
+    ] = None,
+    to: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")] = Path("certificate.json"),
+    whom: Annotated[str, typer.Option("--for", metavar="TEXT", help="Whose it is, for example your name.")] = "",
+    peer: Annotated[
+        list[str] | None, typer.Option("--peer", metavar="ADDRESS", help="A peer of the run to ask by.")
+    ] = None,
+) -> None:
+    """Write a certificate of what you gave, signed by the monitors of the run."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from swarmcli.roles.certificate import Certificate
+
+    directory = home if home is not None else only_home()
+    attestations = _attestations(directory, peer or [])
+    if not attestations:
+        raise SwarmError(
+            f"no monitor of the run could be asked, and none was when the peer in {directory} left last; try again "
+            "when the run goes on, or name one of its peers with --peer"
+        )
+    made = Certificate.make(attestations, _identity(directory, attestations[0]), whom[:200])
+    if made.fault:
+        raise SwarmError(f"no certificate was written: {made.fault}")
+    made.write(to)
+    for line in in_words(made):
+        out.print(printable(line, 400), soft_wrap=True)
+    err.print(f"wrote {to}; anybody can check it with: swarm certificate verify {to}", soft_wrap=True)
+
+
+@certificate.command("verify")
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The certificate.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print what it says as JSON.")] = False,
+) -> None:
+    """Check the signatures of a certificate, and say whose word it is. Needs no network."""
+    from swarmcli.roles.certificate import Certificate
+
+    found = Certificate.read(file)
+    fault = found.fault
+    if as_json:
+        typer.echo(json.dumps(_as_json(found), indent=2))
+    elif not fault:
+        for line in in_words(found):
+            out.print(printable(line, 400), soft_wrap=True)
+    if fault:
+        raise SwarmError(f"{file} does not hold: {fault}")
+
+
+def in_words(made: Certificate) -> list[str]:
+    """What a certificate says, whose word that is, and what it does not prove."""
+    first = made.attestations[0]
+    name = f"{first.entry.name}, " if first.entry.name else ""
+    whose = f"{made.whom}: " if made.whom else ""
+    lines = [f"{whose}{name}peer {made.peer.text} in the run {first.run_id} ({first.run})"]
+    for each in made.attestations:
+        entry = each.entry
+        lines.append(
+            f"  the monitor {each.monitor.short} says, on {day(each.time)[:10]}: {entry.samples:,.0f} of "
+            f"{each.until.samples:,} samples and {entry.hours:,.1f} hours (claimed, accepted by rounds); "
+            f"{plural(entry.rounds, 'round')}, {megabytes(entry.reduced)} added up, "
+            f"there for {span(entry.uptime)} (seen)"
+        )
+    lines.append(
+        "All signatures are good, the peer's own too: whoever made this file has its key."
+        if made.signature
+        else "The monitors' signatures are good; the peer itself has not signed it."
+    )
+    lines.append("It is the word of these monitors: whether they are to be believed, no signature says.")
+    return lines
+
+
+def _as_json(made: Certificate) -> dict[str, Any]:
+    said = [
+        {
+            "monitor": each.monitor.text,
+            "time": each.time,
+            "run_id": each.run_id,
+            "run": each.run,
+            "run_samples": each.until.samples,
+            "rank": each.rank,
+            "of": each.peers,
+            **_entry(each.entry),
+        }
+        for each in made.attestations
+    ]
+    return {
+        "peer": made.peer.text,
+        "for": made.whom,
+        "fault": made.fault,
+        "signed_by_peer": bool(made.signature) and not made.fault,
+        "claimed": CLAIMED,
+        "seen": SEEN,
+        "monitors": said,
+    }
+
+
+def _entry(entry: Any) -> Mapping[str, Any]:
+    return {
+        "name": entry.name,
+        "team": entry.team,
+        "samples": round(entry.samples),
+        "hours": entry.hours,
+        "rounds": entry.rounds,
+        "reduced_bytes": entry.reduced,
+        "uptime": entry.uptime,
+    }
+
+
+def only_home() -> Path:
+    """The only home on this computer of a peer that gives something, of which more than its files are known."""
+    from swarmcli.cli.link import link_files, places_of
+
+    places = places_of(None).directories
+    homes = {file.parent.resolve() for below in places for file in link_files(below)}
+    homes |= {home.resolve() for place in places for home in beside(place)}
+    giving = sorted(home for home in homes if not home.name.startswith("monitor")) or sorted(homes)
+    if not giving:
+        raise UsageError("no peer on this computer has taken part in a run; name its directory with --home")
+    if len(giving) > 1:
+        named = "".join(f"\n  {home}" for home in giving[:20])
+        raise UsageError(f"{len(giving)} peers are known on this computer; say which with --home:{named}")
+    return giving[0]
+
+
+def beside(home: Path) -> list[Path]:
+    """The homes of this user's other peers of a run, if this one is among those that are made by their role: who owns a
+    run has a trainer beside his monitor, which need not run any more."""
+    from swarmcli.roles.home import LINK
+
+    made = re.compile(r"(trainer|auxiliary|monitor)-\d+")
+    if not made.fullmatch(home.name):
+        return []
+    return [file.parent for file in home.parent.glob(f"*/{LINK}") if made.fullmatch(file.parent.name)]
+
+
+def _attestations(home: Path, peers: Sequence[str]) -> Sequence[Attestation]:
+    """Of monitors that run now, or else those that the home has kept."""
+    from swarmcli.cli.link import contacts_of
+    from swarmcli.roles.asking import ask_for_attestations, visit
+    from swarmcli.roles.certificate import FILE, Certificate
+    from swarmcli.roles.home import read_link
+    from swarmcli.roles.linked import LinkedRun
+
+    kept = Certificate.read(home / FILE) if (home / FILE).is_file() else None
+    about = _who(home, kept)
+    try:
+        link, _ = read_link(home)
+        contacts, visitor = [*peers, *contacts_of(home, link)], LinkedRun(link).visitor()
+        found = visit(contacts, lambda node: ask_for_attestations(node, link.run_id, about), visitor)
+    except (OSError, SwarmError) as error:
+        found = []
+        err.print(f"the run could not be asked ({printable(str(error).splitlines()[0], 200)})", soft_wrap=True)
+    if found or kept is None or kept.fault:
+        return found
+    when = day(kept.attestations[0].time)
+    err.print(f"no monitor answers now; this is what was signed on {when}, when the peer left last", soft_wrap=True)
+    return kept.attestations
+
+
+def _who(home: Path, kept: Certificate | None) -> Any:
+    """The id of the peer of a home."""
+    from swarmcli.network.identity import PeerID
+
+    if kept is not None:
+        return kept.peer
+    for name in ("peer.json", "summary.json"):
+        try:
+            return PeerID.parse(json.loads((home / name).read_text(encoding="utf-8"))["peer"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    raise UsageError(f"{home} is no directory of a peer that took part in a run; name another one with --home")
+
+
+def _identity(home: Path, about: Attestation) -> Any:
+    """The key of the peer, which may be running: it is read, and not claimed. None: it is not here, or another's."""
+    from swarmcli.network.identity import Identity
+    from swarmcli.network.key_file import read_key_file
+
+    try:
+        identity = Identity(read_key_file(home / "identity.key", "identity", "restore your copy of it"))
+    except (OSError, SwarmError) as error:
+        err.print(f"the peer's own key is not used: {printable(str(error), 200)}", soft_wrap=True)
+        return None
+    return identity if identity.peer_id == about.peer else None

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import asyncio
+import io
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from swarmcli.cli.contributions import (
+    as_json,
+    check_order,
+    contributions_table,
+    in_words,
+    only_home,
+    ordered,
+    ordinal,
+    rests_on,
+    teams_of,
+    thanks,
+)
+from swarmcli.cli.link import Places
+from swarmcli.errors import UsageError
+from swarmcli.events import Contribution
+from swarmcli.network.identity import Identity
+from swarmcli.roles import asking
+from swarmcli.roles.asking import Given, Report, ask_for_books
+from swarmcli.roles.bookkeeping import Standing
+from swarmcli.roles.certificate import Certificate
+from swarmcli.roles.contributions import Entry, Mark, Told
+from swarmcli.roles.home import LINK
+from swarmcli.roles.peer import Summary
+from swarmcli.roles.statements import Attestation, Page, Pages, attested
+from swarmcli.testing import virtual_time
+
+ADA, BOB, MONITOR, OTHER = [Identity.from_seed(seed) for seed in (1, 2, 3, 4)]
+GIVEN = [
+    Contribution(ADA.peer_id.text, "Ada", "reds", 600, 2.0, 9, 0, 90.0),
+    Contribution(BOB.peer_id.text, "", "reds", 300, 3.0, 9, 5_000_000, 7200.0),
+    Contribution(OTHER.peer_id.text, "Zoë\x1b[31m", "", 100, 1.0, 3, 0, 60.0),
+]
+
+
+def summary(samples: int = 0) -> Summary:
+    return Summary("run", "trainer", "Ada", ADA.peer_id.text, samples=samples)
+
+
+def standing(*attestations: Attestation) -> Standing:
+    return Standing(attestations)
+
+
+def attestation(samples: float = 12_400.0, rank: int = 3, reduced: int = 0, hours: float = 3.1) -> Attestation:
+    entry = Entry(samples, hours, 12, reduced)
+    return attested(
+        MONITOR,
+        Attestation("run", "recipe", MONITOR.peer_id, ADA.peer_id, entry, rank, 7, Mark(90, 98_000), 0, 1.79e9),
+    )
+
+
+def book(identity: Identity, entries: dict[str, Entry], *, vouched: int = 0, witnessed: float = 1000.0) -> Page:
+    told = Told(Mark(10, 1000), 0, entries)
+    return Pages(identity, "run", "recipe", told, vouched=vouched, witnessed=witnessed, now=1.0).page(0)
+
+
+def test_the_last_line_of_a_trainer_says_what_it_gave_and_how_it_stands() -> None:
+    said = thanks(summary(), standing(attestation(), attestation()))
+    assert said == "in all your starts: 12,400 of 98,000 samples, 3.1 hours, third of seven; thank you"
+    assert "third of seven, by one monitor's count; thank you" in thanks(summary(), standing(attestation()))
+    assert "20 minutes" in thanks(summary(), standing(attestation(hours=1 / 3)))
+    said = thanks(summary(), standing(msgspec.structs.replace(attestation(), peers=1)))
+    assert "12,400 of 98,000 samples (who gave the others was not counted), 3.1 hours" in said
+
+
+def test_without_a_monitor_the_last_line_says_whose_count_it_is() -> None:
+    assert thanks(summary(512), None) == (
+        "512 samples by this peer's own count, since no monitor was there to ask; thank you"
+    )
+    assert thanks(summary(0), None) == ""
+
+
+def test_an_auxiliary_is_thanked_for_what_it_added_up() -> None:
+    assert "3.0 MB added up for others in 12 rounds" in thanks(
+        summary(), standing(attestation(0.0, 0, reduced=3_000_000))
+    )
+    assert thanks(summary(), standing(attestation(0.0, 0))) == ""
+
+
+def test_ordinals_read_as_one_says_them() -> None:
+    assert [ordinal(n) for n in (1, 10, 11, 21, 22, 113, 1003)] == [
+        "first",
+        "tenth",
+        "11th",
+        "21st",
+        "22nd",
+        "113th",
+        "1,003rd",
+    ]
+
+
+def test_the_table_tells_claimed_from_seen_and_shows_no_strangers_control_characters() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(contributions_table(GIVEN, 1000))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "claimed" in text and "seen" in text
+    assert "Ada" in text and "60%" in text and "5.0 MB" in text and "2.0 h" in text
+    assert BOB.peer_id.text[:10] in text and "\x1b" not in text
+
+
+def test_a_narrow_terminal_shows_names_and_samples_whole() -> None:
+    console = Console(file=io.StringIO(), width=60)
+    wordy = replace(GIVEN[0], name="n" * 20, team="t" * 16, samples=123_456_789)
+    console.print(contributions_table([wordy], 2 * wordy.samples, narrow=True))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "n" * 20 in text and "123,456,789" in text and "50%" in text and "…" not in text
+
+
+def test_teams_are_the_sums_of_those_who_name_them() -> None:
+    (team,) = teams_of(GIVEN)
+    assert (team.team, team.peers, team.samples, team.hours, team.reduced_bytes) == ("reds", 2, 900, 5.0, 5_000_000)
+
+
+def test_lists_are_sorted_by_any_column() -> None:
+    assert [each.samples for each in ordered(GIVEN, "hours")] == [300, 600, 100]
+    assert [each.name[:3] for each in ordered(GIVEN, "name")] == ["Ada", "Zoë", ""]
+    with pytest.raises(UsageError, match="one of samples, hours"):
+        check_order("wealth")
+
+
+def test_it_is_said_whose_word_the_numbers_are_and_who_says_otherwise() -> None:
+    honest = {ADA.peer_id.text: Entry(600.0), BOB.peer_id.text: Entry(400.0)}
+    swapped = {ADA.peer_id.text: Entry(400.0), BOB.peer_id.text: Entry(600.0)}
+    alone = Given("run", honest, {MONITOR.peer_id: book(MONITOR, honest, vouched=1, witnessed=250.0)})
+    assert "has seen 25% of that itself, and knows the rest by the word of 1 other monitor" in rests_on(alone)[0]
+    assert rests_on(alone)[-1] == "This is told by one monitor only: nobody else can confirm it."
+    three = {each.peer_id: book(each, honest) for each in (MONITOR, ADA)} | {OTHER.peer_id: book(OTHER, swapped)}
+    said = rests_on(Given("run", honest, three, {BOB.peer_id: "no answer"}))
+    assert any("what most of them hold" in line for line in said)
+    assert f"The monitor {OTHER.peer_id.text[:10]} says otherwise of 2 peers." in said
+    assert "no answer" in said[-1]
+
+
+def test_it_is_said_what_part_of_the_run_a_list_accounts_for() -> None:
+    half = {ADA.peer_id.text: Entry(450.0)}  # of 1,000: the others were in groups that this monitor was not in
+    found = Given("run", half, {MONITOR.peer_id: book(MONITOR, half)})
+    assert "The list has 45% of the run's samples" in rests_on(found)[-1]
+    assert as_json(found)["accounted"] == 0.45
+
+
+def test_a_certificate_in_words_says_what_it_does_not_prove() -> None:
+    said = "\n".join(in_words(Certificate.make([attestation()], ADA, "Ada Lovelace")))
+    assert "Ada Lovelace" in said and "12,400 of 98,000 samples" in said
+    assert "claimed" in said and "seen" in said and "whether they are to be believed" in said
+    assert "has not signed it" in "\n".join(in_words(Certificate.make([attestation()])))
+
+
+def test_a_monitor_that_tells_its_book_for_ever_is_waited_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def present(*_: object) -> dict[object, Report]:
+        return {MONITOR.peer_id: Report(name="M", role="monitor", epoch=1, addresses=[])}
+
+    async def never(*_: object) -> Page:
+        await asyncio.sleep(3600.0)
+        raise AssertionError("nobody waits so long")
+
+    monkeypatch.setattr(asking, "reports", present)
+    monkeypatch.setattr(asking, "fetch_book", never)
+    node = SimpleNamespace(endpoint=SimpleNamespace(learn=lambda *_: None))
+    given = virtual_time.run(ask_for_books(node, "run"))  # type: ignore[arg-type]
+    assert given.books == {} and given.failed == {MONITOR.peer_id: "it took more than 60 s"}
+
+
+def test_an_owner_gets_the_certificate_of_the_trainer_beside_his_monitor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homes = [tmp_path / "runs" / name for name in ("monitor-1", "trainer-1", "texts")]
+    for home in homes:
+        home.mkdir(parents=True)
+        (home / LINK).write_text("a link")
+    monkeypatch.setattr("swarmcli.cli.link.places_of", lambda what: Places([homes[0]]))
+    assert only_home() == homes[1].resolve()
+    (homes[1] / LINK).unlink()
+    assert only_home() == homes[0].resolve()
