@@ -3,6 +3,9 @@
 An auxiliary adds up tensors and computes with none: it needs shapes. Building even the outline of a model imports
 transformers, which takes some hundred megabytes and seconds of a machine that may be small. The process that imports
 it is gone again when the shapes are known.
+
+Whoever takes part in a run keeps what the process said in the user's cache directory, so that this is done once. Who
+only looks at a run reads what is kept there, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -11,29 +14,41 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Annotated
 
 import msgspec
 import psutil
 import torch
 from torch import nn
 
+import swarmcli
 from swarmcli.errors import RecipeError, SwarmError
-from swarmcli.recipe import Recipe, parse_recipe
+from swarmcli.files.durable import write_file
+from swarmcli.machine.places import cache_directory
+from swarmcli.machine.registry import is_own_directory, make_private
+from swarmcli.recipe import Recipe, digest_of, parse_recipe
+from swarmcli.training.memory import sizes_of_config
 
 
 class Shape(msgspec.Struct, frozen=True):
     """One parameter."""
 
-    size: list[int]
+    size: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]]
     dtype: str  # as torch calls it
     trained: bool
 
 
-# Of a recipe that a stranger wrote: building the outline of any model that volunteers can train takes a few seconds and
-# less than a gigabyte.
+# Of a recipe that a stranger wrote: building the outline of any model that volunteers can train takes a few seconds of
+# the processor and less than a gigabyte. On a busy computer they may be minutes by the clock.
 MOST_SECONDS, MOST_BYTES = 120.0, 3 << 30
+PATIENCE = 900.0  # seconds by the clock: one that computes nothing has to end as well
 POLL_SECONDS = 0.1
+# What is kept: the newest files, of at most so many bytes each. A layer takes about 1 KB, so no usual model is larger.
+MOST_FILES, MOST_FILE_BYTES = 32, 1 << 20
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -44,9 +59,15 @@ class Told(msgspec.Struct, frozen=True):
     refused: str = ""
 
 
+def outline_of(recipe: Recipe) -> nn.Module:
+    """The recipe's parameters, on the meta device, as they are kept or as a process of its own finds them out. Raises
+    RecipeError as building the model would, and for a model that takes too long or too much to outline."""
+    kept = _kept(recipe)
+    return outline_in_process(recipe) if kept is None else kept
+
+
 def outline_in_process(recipe: Recipe) -> nn.Module:
-    """The recipe's parameters, on the meta device. Raises RecipeError as building the model would, and for a model that
-    takes too long or too much to outline."""
+    """As `outline_of`, whatever is kept."""
     command = [sys.executable, "-m", "swarmcli.training.outline"]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # nothing is downloaded for an outline
     with subprocess.Popen(
@@ -62,47 +83,102 @@ def outline_in_process(recipe: Recipe) -> nn.Module:
     told = msgspec.json.decode(output, type=Told)
     if told.refused:
         raise RecipeError(told.refused)
+    return _module_of(told)
+
+
+def _module_of(told: Told) -> nn.Module:
+    """Raises ValueError or RuntimeError for what no process of this module says."""
     outline = nn.Module()
     for index, shape in enumerate(told.parameters):
-        tensor = torch.empty(shape.size, dtype=getattr(torch, shape.dtype), device="meta")
+        dtype = getattr(torch, shape.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{shape.dtype!r} is no dtype")
+        tensor = torch.empty(shape.size, dtype=dtype, device="meta")
         outline.register_parameter(str(index), nn.Parameter(tensor, requires_grad=shape.trained))
     outline.config = SimpleNamespace(**told.config)  # type: ignore[assignment]  # as models of transformers have it
     return outline
 
 
+def _told_of(model: nn.Module) -> Told:
+    shapes = [Shape(list(p.shape), str(p.dtype).partition(".")[2], p.requires_grad) for p in model.parameters()]
+    return Told(shapes, sizes_of_config(model))
+
+
 def _output_within_bounds(process: subprocess.Popen[bytes], recipe: Recipe) -> tuple[bytes, bytes]:
     """What the process says; a model that cannot be outlined within the bounds is refused, and the process killed."""
-    deadline = time.monotonic() + MOST_SECONDS
+    deadline = time.monotonic() + PATIENCE
     source: bytes | None = msgspec.json.encode(recipe.source)
     while True:
         try:
             return process.communicate(source, timeout=POLL_SECONDS)
         except subprocess.TimeoutExpired:
             source = None  # it has been given
-        if time.monotonic() > deadline or _resident(process.pid) > MOST_BYTES:
+        seconds, nbytes = _taken_by(process.pid)
+        if time.monotonic() > deadline or seconds > MOST_SECONDS or nbytes > MOST_BYTES:
             raise RecipeError(
-                f"{recipe.origin('base_model')}: base_model: its outline alone takes more than {MOST_SECONDS:g} s or "
-                f"{MOST_BYTES >> 30} GiB; lower its sizes"
+                f"{recipe.origin('base_model')}: base_model: its outline alone takes more than {MOST_SECONDS:g} s of "
+                f"the processor or {MOST_BYTES >> 30} GiB; lower its sizes"
             )
 
 
-def _resident(pid: int) -> int:
+def _taken_by(pid: int) -> tuple[float, int]:
+    """Seconds of the processor, and bytes of memory."""
     try:
-        return int(psutil.Process(pid).memory_info().rss)
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        return times.user + times.system, int(process.memory_info().rss)
     except psutil.Error:  # it has just ended
-        return 0
+        return 0.0, 0
+
+
+# what is kept
+
+
+def keep_outline(recipe: Recipe, model: nn.Module) -> None:
+    """Keeps the shapes of the recipe's model, or of its outline, for the next `outline_of`. Where they cannot be
+    written nothing happens: then they are found out again."""
+    data = msgspec.json.encode(_told_of(model))
+    file = _file_of(recipe)
+    if file is None or len(data) > MOST_FILE_BYTES:
+        return
+    with suppress(OSError):
+        make_private(file.parent)
+        write_file(file, lambda stream: stream.write(data))
+        files = sorted(file.parent.iterdir(), key=lambda each: each.stat().st_mtime, reverse=True)
+        for old in files[MOST_FILES:]:
+            old.unlink(missing_ok=True)
+
+
+def _kept(recipe: Recipe) -> nn.Module | None:
+    """None: nothing is kept, or something that this module has not written whole."""
+    file = _file_of(recipe)
+    # Where others can write, what lies there may be theirs.
+    if file is None or not is_own_directory(file.parent):
+        return None
+    try:
+        with file.open("rb") as stream:
+            told = msgspec.json.decode(stream.read(MOST_FILE_BYTES), type=Told)
+        return _module_of(told) if told.parameters and not told.refused else None
+    except (OSError, ValueError, RuntimeError):
+        return None
+
+
+def _file_of(recipe: Recipe) -> Path | None:
+    """Named by all that the shapes depend on. None: they depend on more, since the model brings code of its own."""
+    if recipe.local.trust_remote_code:
+        return None
+    name = "-".join([digest_of(recipe), swarmcli.__version__, torch.__version__, version("transformers")])
+    return cache_directory() / "outlines" / f"{name}.json"
 
 
 def main() -> None:
     """Reads the recipe's source and writes the shapes, both as JSON."""
     from swarmcli.training.causal_lm import build_task
-    from swarmcli.training.memory import sizes_of_config
 
     text, overrides, name, directory = msgspec.json.decode(sys.stdin.buffer.read())
     try:
-        model = build_task(parse_recipe(text, overrides, name=name, directory=directory)).build_model(outline=True)
-        shapes = [Shape(list(p.shape), str(p.dtype).partition(".")[2], p.requires_grad) for p in model.parameters()]
-        told = Told(shapes, sizes_of_config(model))
+        recipe = parse_recipe(text, overrides, name=name, directory=directory)
+        told = _told_of(build_task(recipe).build_model(outline=True))
     except RecipeError as error:
         told = Told(refused=str(error))
     sys.stdout.buffer.write(msgspec.json.encode(told))
