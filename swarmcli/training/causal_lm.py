@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
-from swarmcli.training.data import TextStream, text_batches
+from swarmcli.training.data import TextStream, evaluation_batches, text_batches
 from swarmcli.training.task import Batch
 from swarmcli.training.tokenizer import Tokenizer, load_tokenizer
 
@@ -47,6 +47,9 @@ class CausalLanguageModelling:
 
     def batches(self, seed: int, position: Mapping[str, Any] | None = None) -> TextStream:
         return text_batches(self._recipe, self.tokenizer, seed, position)
+
+    def evaluation_batches(self) -> list[Batch]:
+        return evaluation_batches(self._recipe, self.tokenizer)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean negative log likelihood in nats per token; the model shifts the labels itself."""

@@ -16,7 +16,7 @@ import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,17 @@ import numpy as np
 import torch
 
 from swarmcli.errors import DataError, RecipeError
+from swarmcli.machine.places import data_directory
 from swarmcli.recipe import FilesDataset, HuggingFaceDataset, Recipe, StdlibDataset
-from swarmcli.training.sources import SEGMENT_BYTES, Document, FileSource, HuggingFaceSource, Place, TextSource
+from swarmcli.training.sources import (
+    SEGMENT_BYTES,
+    Document,
+    FileSource,
+    HuggingFaceSource,
+    Place,
+    Split,
+    TextSource,
+)
 from swarmcli.training.task import Batch
 from swarmcli.training.tokenizer import Tokenizer, Tokens
 
@@ -35,12 +44,15 @@ LEAST_BLOCK = 1024
 LOCAL_BUILDERS = ("json", "parquet", "csv", "text", "arrow")  # formats of `datasets` that read files of this machine
 
 
-def open_source(recipe: Recipe, dataset: FilesDataset | StdlibDataset | HuggingFaceDataset) -> TextSource:
-    """The source that an item of `datasets` names. Raises DataError with the fix when its files are missing."""
+def open_source(
+    recipe: Recipe, dataset: FilesDataset | StdlibDataset | HuggingFaceDataset, split: Split | None = None
+) -> TextSource:
+    """The source that an item of `datasets` names, or a part of its text files. Raises DataError with the fix when its
+    files are missing."""
     if isinstance(dataset, StdlibDataset):
-        return FileSource.stdlib()
+        return FileSource.stdlib(split)
     if isinstance(dataset, FilesDataset):
-        return FileSource.below(recipe.locate(dataset.path, data=True), dataset.glob)
+        return FileSource.below(recipe.locate(dataset.path, data=True), dataset.glob, split)
     local = dataset.path in LOCAL_BUILDERS
     files = [
         str(recipe.locate(file, data=True)) if local and "://" not in file else file for file in dataset.data_files
@@ -59,12 +71,19 @@ def open_source(recipe: Recipe, dataset: FilesDataset | StdlibDataset | HuggingF
         revision=dataset.revision,
         text_column=dataset.text_column,
         streaming=dataset.streaming,
+        public_only=_came_by_link(recipe),
     )
 
 
+def _came_by_link(recipe: Recipe) -> bool:
+    """Whether strangers have written it: it lies where recipes are kept that links have brought."""
+    return recipe.directory.resolve().parent == data_directory().resolve()
+
+
 def _open_item(recipe: Recipe, index: int) -> TextSource:
+    held_out = recipe.evaluation.held_out
     try:
-        return open_source(recipe, recipe.datasets[index])
+        return open_source(recipe, recipe.datasets[index], Split(held_out, evaluates=False) if held_out else None)
     except DataError as error:
         raise RecipeError(f"{recipe.origin('datasets', index, 'path')}: datasets.{index}: {error}") from error
 
@@ -268,3 +287,51 @@ def text_batches(
         block=block,
         position=position,
     )
+
+
+def evaluation_batches(recipe: Recipe, tokenizer: Tokenizer) -> list[Batch]:
+    """What the run evaluates on: the same micro-batches whoever asks, and text that nobody trains on.
+
+    At most `evaluation.samples` sequences, fewer where there is no more text. Raises DataError with the fix.
+    """
+    sequences: list[Tokens] = []
+    sources = _evaluated(recipe)
+    total = sum(weight for weight, _ in sources)
+    for weight, source in sources:
+        documents = ((document, Mixed(1, (0,), (document.place,))) for document in source.documents("swarm/evaluation"))
+        packed = pack(documents, tokenizer, recipe.sequence_len, Packed(Mixed.beginning(1), (), 0))
+        wanted = max(1, round(recipe.evaluation.samples * weight / total))
+        sequences += [sequence.copy() for sequence, _, _ in islice(packed, wanted)]
+    if not sequences:
+        raise DataError(
+            f"what is held out is shorter than one sequence of {recipe.sequence_len} tokens; raise "
+            "evaluation.held_out, or lower sequence_len"
+        )
+    size = recipe.micro_batch
+    batches = [np.stack(sequences[first : first + size]) for first in range(0, len(sequences), size)]
+    return [{"input_ids": torch.from_numpy(batch.astype(np.int64))} for batch in batches]
+
+
+def _evaluated(recipe: Recipe) -> list[tuple[float, TextSource]]:
+    named, held_out = recipe.evaluation.dataset, recipe.evaluation.held_out
+    if named is not None:
+        try:
+            source = open_source(recipe, named)
+            _check_disjoint(recipe, source)
+        except DataError as error:
+            raise DataError(f"{recipe.origin('evaluation', 'dataset')}: evaluation.dataset: {error}") from error
+        return [(1.0, source)]
+    split = Split(held_out, evaluates=True)
+    of_files = [each for each in recipe.datasets if not isinstance(each, HuggingFaceDataset)]
+    return [(dataset.weight, open_source(recipe, dataset, split)) for dataset in of_files]
+
+
+def _check_disjoint(recipe: Recipe, source: TextSource) -> None:
+    """Refuses files that are trained on as well. Of two datasets of the Hub only their names can be compared."""
+    trained = {file.resolve() for each in recipe.datasets for file in open_source(recipe, each).files}
+    both = sorted(file for file in source.files if file.resolve() in trained)
+    if both:
+        raise DataError(
+            f"{len(both)} of its {len(source.files)} files are trained on too, {both[0]} among them; name others, or "
+            "use evaluation.held_out instead"
+        )

@@ -33,6 +33,13 @@ class Compute:
         """The batch on the device. From pinned memory a copy to CUDA would not wait; batches are too small for that."""
         return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
+    def wait(self) -> None:
+        """Returns when the device has done what it was given: it works beside the processor."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
+
     @property
     def kind(self) -> str:
         """The same for all devices of a kind: "cuda (bfloat16)"."""
@@ -61,6 +68,12 @@ def choose_compute(recipe: Recipe, process: int = 0) -> Compute:
             "set it to auto, or to cpu"
         )
     return _in_its_precision(recipe, device)
+
+
+def best_compute() -> Compute:
+    """What `auto` stands for on this machine."""
+    device = torch.device(_best_device())
+    return Compute(device, torch.bfloat16 if _is_fast_in_bfloat16(device) else None)
 
 
 def _compute_of_process(recipe: Recipe, process: int) -> Compute:

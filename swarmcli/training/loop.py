@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -16,11 +16,13 @@ from torch import nn
 
 from swarmcli.errors import TrainingError
 from swarmcli.training.device import Compute
+from swarmcli.training.pace import Pace
 from swarmcli.training.stream import RememberedStream
-from swarmcli.training.task import Task, samples_in
+from swarmcli.training.task import Batch, Task, samples_in
 
 logger = logging.getLogger(__name__)
 
+REST_SECONDS = 0.1  # between two looks, while the loop rests, whether somebody wants something of it
 MAX_BAD_STEPS = 20  # in a row; then the model itself is broken and no batch will help
 
 StopReason = Literal["stopped", "max_epochs", "data ended"]
@@ -33,27 +35,8 @@ class CollaborativeOptimizer(Protocol):
     def local_epoch(self) -> int: ...
     def step(self, *, batch_size: int) -> Any: ...
     def zero_grad(self) -> Any: ...
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """One step of this peer: its forward and backward passes and the optimizer's share."""
-
-    epoch: int  # in which the samples were computed
-    samples: int
-    loss: float  # mean over the samples
-    seconds: float  # computing
-    waiting_seconds: float  # in the optimizer: averaging, stepping, downloading
-
-
-@dataclass(frozen=True)
-class EpochReport:
-    """An epoch that ended, as this peer saw it."""
-
-    epoch: int
-    samples: int  # this peer's
-    loss: float | None  # mean over them; None without any
-    seconds: float
+    @property
+    def is_averaging(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -91,12 +74,36 @@ class MeanLoss:
         return self._sum / self.samples if self.samples else None
 
 
+@torch.no_grad()
+def mean_loss(
+    task: Task, model: nn.Module, batches: Iterable[Batch], compute: Compute, stopped: Callable[[], bool]
+) -> tuple[float, int] | None:
+    """Of a model on what nobody trains on: the mean over all samples, and their number; None once `stopped` says so,
+    between two batches.
+
+    The model is moved to the device of `compute`, and is in the mode for inference while this runs. Raises
+    torch.OutOfMemoryError, and what the task raises.
+    """
+    was_training, mean = model.training, MeanLoss()
+    model.to(compute.device).eval()
+    try:
+        for batch in batches:
+            if stopped():
+                return None
+            with compute.autocast():
+                loss = task.loss(model, compute.place(batch))
+            mean.add(loss.item(), samples_in(batch))
+    finally:
+        model.train(was_training)
+    return (mean.value, mean.samples) if mean.value is not None else None
+
+
 class TrainingLoop:
     """Computes micro-batches and hands their gradients to a collaborative optimizer.
 
     In the loop's thread, `on_loss(loss, samples)` is called before the optimizer takes a step's gradients (so that it
-    belongs to the epoch in which it was computed), `on_step` after it has, and `on_epoch` whenever it has come to
-    another epoch. Errors of task and optimizer go to the caller of `run`.
+    belongs to the epoch in which it was computed), and `on_step` after it has. Errors of task and optimizer go to the
+    caller of `run`.
     """
 
     def __init__(
@@ -107,18 +114,22 @@ class TrainingLoop:
         settings: LoopSettings,
         *,
         compute: Compute | None = None,
-        on_loss: Callable[[float, int], object] | None = None,
-        on_step: Callable[[StepReport], object] | None = None,
-        on_epoch: Callable[[EpochReport], object] | None = None,
+        pace: Pace | None = None,
+        on_loss: Callable[[float, int], object] = lambda loss, samples: None,
+        on_step: Callable[[], object] = lambda: None,
+        rest: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`rest` is called before each batch, and returns when the next one may be computed: whether it has waited for
+        that."""
         self._task = task
         self._model = model
         self._optimizer = optimizer
         self._settings = settings
         self._compute = compute or Compute(torch.device("cpu"))
-        self._on_loss = on_loss or _ignore
-        self._on_step = on_step or _ignore
-        self._on_epoch = on_epoch or _ignore
+        self._pace = pace or Pace()
+        self._on_loss = on_loss
+        self._on_step = on_step
+        self._wait_to_go_on = rest
         self._samples = 0
         self._last_loss: float | None = None
         self._bad_steps = 0
@@ -138,18 +149,20 @@ class TrainingLoop:
             batches.remember()
 
     def _train(self, batches: RememberedStream, stop: threading.Event) -> LoopResult:
-        epoch, mean, began = self._optimizer.local_epoch, MeanLoss(), time.monotonic()
+        epoch, mean = self._optimizer.local_epoch, MeanLoss()
         while (reason := self._reason_to_end(stop)) is None:
-            report = self._step(batches)
-            if report is None:
+            if self._wait_to_go_on():
+                continue  # the run may have ended meanwhile, or the peer is to stop
+            computed = self._step(batches)
+            if computed is None:
                 reason = "data ended"
                 break
-            mean.add(report.loss, report.samples)
+            mean.add(*computed)
             self._last_loss = mean.value
+            self._rest(stop)
             if self._optimizer.local_epoch != epoch:
                 batches.remember()
-                self._on_epoch(EpochReport(epoch, mean.samples, mean.value, time.monotonic() - began))
-                epoch, mean, began = self._optimizer.local_epoch, MeanLoss(), time.monotonic()
+                epoch, mean = self._optimizer.local_epoch, MeanLoss()
         return LoopResult(reason, self._optimizer.local_epoch, self._samples, self._last_loss)
 
     def _reason_to_end(self, stop: threading.Event) -> StopReason | None:
@@ -158,9 +171,17 @@ class TrainingLoop:
             return "max_epochs"
         return "stopped" if stop.is_set() else None
 
-    def _step(self, batches: RememberedStream) -> StepReport | None:
-        """One step of the optimizer; None when the data has ended before it was full."""
-        began, epoch = time.monotonic(), self._optimizer.local_epoch
+    def _rest(self, stop: threading.Event) -> None:
+        """Computes nothing for as long as the pace asks. When the epoch ends meanwhile, this peer takes part at once:
+        the others wait for it."""
+        while (owed := self._pace.owed) > 0 and not (stop.is_set() or self._pace.interrupted()):
+            if self._optimizer.is_averaging:
+                self._optimizer.step(batch_size=0)
+            else:
+                stop.wait(min(owed, REST_SECONDS))
+
+    def _step(self, batches: RememberedStream) -> tuple[float, int] | None:
+        """One step of the optimizer: its mean loss and samples; None when the data has ended before it was full."""
         while True:
             accumulated = self._accumulate(batches)
             if accumulated is None:
@@ -170,30 +191,40 @@ class TrainingLoop:
                 break
             self._give_up_step(loss)
         self._bad_steps = 0
-        computed = time.monotonic()
         self._on_loss(loss, samples)
         self._optimizer.step(batch_size=samples)
         self._optimizer.zero_grad()
         self._samples += samples
-        report = StepReport(epoch, samples, loss, computed - began, time.monotonic() - computed)
-        self._on_step(report)
-        return report
+        self._on_step()
+        return loss, samples
 
     def _accumulate(self, batches: RememberedStream) -> tuple[float, int] | None:
         """Adds the gradients of the mean loss over `accumulation_steps` micro-batches; that loss, and the samples."""
         losses, samples = [], 0
-        for _ in range(self._settings.accumulation_steps):
+        for number in range(self._settings.accumulation_steps):
+            if number:
+                self._rest_between()
             batch = batches.next()
             if batch is None:
                 return None
+            self._pace.begin()
             placed = self._compute.place(batch)
             with self._compute.autocast():
                 loss = self._task.loss(self._model, placed)
             (loss / self._settings.accumulation_steps).backward()
             losses.append(loss.detach())
             samples += samples_in(batch)
+            if self._pace.share < 1:
+                self._compute.wait()
+            self._pace.end()
         # One read at the end: each makes the processor wait for the device.
         return torch.stack(losses).mean().item(), samples
+
+    def _rest_between(self) -> None:
+        """The same within a step, whose gradients are of the parameters as they are: what others wait for comes at its
+        end, and sooner without a rest."""
+        while (owed := self._pace.owed) > 0 and not (self._optimizer.is_averaging or self._pace.interrupted()):
+            time.sleep(min(owed, REST_SECONDS))
 
     def _give_up_step(self, loss: float) -> None:
         """Forgets gradients that are no numbers: averaged, they would spoil everyone's."""
@@ -205,7 +236,3 @@ class TrainingLoop:
                 f"the loss was no number in {MAX_BAD_STEPS} steps in a row; lower optimizer.learning_rate, set "
                 "optimizer.max_grad_norm, or look for broken data"
             )
-
-
-def _ignore(*what: object) -> None:
-    """Nobody asked to be told."""

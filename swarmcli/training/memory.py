@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +20,12 @@ import torch
 from torch import nn
 
 from swarmcli.errors import RecipeError
+from swarmcli.machine.registry import LocalPeers
+from swarmcli.machine.sensors import memory_of
 from swarmcli.optim.config import Role
 from swarmcli.optim.state.volumes import VOLUME_BYTES
-from swarmcli.recipe import Recipe
+from swarmcli.recipe import Limits, Recipe
+from swarmcli.recipe.limits import amount_of
 from swarmcli.training.device import Compute
 
 PROGRAM = 500 << 20  # what Python, torch and transformers take before there is a model
@@ -31,6 +35,7 @@ CUDA_CONTEXT = 500 << 20
 # 116 (OPT, GPT-NeoX, Qwen2, Llama, Gemma, GPT-2). A layer with dropout of its attention keeps 12 bytes for each
 # head and pair of tokens besides. The logits are there three times: themselves, their softmax and their gradient.
 PER_HIDDEN, PER_PAIR, PER_WORD = 116, 12, 12
+NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -49,29 +54,44 @@ class Room:
     name: str
     total: int
     free: int  # or used by this process already
+    others: int = 0  # that other peers of this user take of what they may take together
 
 
-def check_memory(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, *, now: bool = True) -> str:
+def check_memory(
+    recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, *, limits: Limits = NO_LIMITS, now: bool = True
+) -> str:
     """What this peer needs, in words. To be called before the model is built; `outline` has its shapes.
 
     Raises RecipeError, with each line of the sum, if that is more than is free, or without `now` more than there is at
-    all; unless `local.check_memory` is false.
+    all, or more than its user lends; unless `local.check_memory` is false.
     """
     needs = memory_needs(recipe, outline, role, compute)
     told = []
     for room in rooms(compute):
         here = [need for need in needs if need.on_device == (room.name != HOST)]
         total = sum(need.nbytes for need in here)
-        if recipe.local.check_memory and total > (room.free if now else room.total):
+        if recipe.local.check_memory and (lack := _lack(room, total, limits, now)):
             raise RecipeError(
                 f"{recipe.origin('base_model')}: base_model: as a {role} it needs about {format_bytes(total)} of "
-                f"{room.name}, which has {format_bytes(room.total)}, {format_bytes(room.free)} of them free:\n"
+                f"{room.name}, {lack}:\n"
                 + "".join(f"  {format_bytes(need.nbytes):>9}  {need.what}\n" for need in here)
                 + "take a smaller model, micro_batch_size or sequence_len, or another machine; with "
                 "local.check_memory: false it is tried all the same"
             )
         told.append(f"{format_bytes(total)} of the {format_bytes(room.total)} of {room.name}")
     return " and ".join(told)
+
+
+def _lack(room: Room, needed: int, limits: Limits, now: bool) -> str:
+    """What is too little; "": nothing."""
+    if needed > (room.free if now else room.total):
+        return f"which has {format_bytes(room.total)}, {format_bytes(room.free)} of them free"
+    key = "memory" if room.name == HOST else "gpu_memory"
+    lent = amount_of(getattr(limits, key), room.total)
+    if lent is None or needed <= lent - (taken := room.others if now else 0):
+        return ""
+    beside = f", and your other peers take {format_bytes(taken)}" if taken else ""
+    return f"of which you lend {format_bytes(int(lent))}{beside} (`swarm limits set {key}=…` changes that)"
 
 
 def memory_needs(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute) -> list[Need]:
@@ -195,7 +215,15 @@ def host_room() -> Room:
     memory, own = psutil.virtual_memory(), psutil.Process().memory_info().rss
     limits = [(memory.total, memory.available), *cgroup_limits()]
     total, free = (min(values) for values in zip(*limits, strict=True))
-    return Room(HOST, total, min(total, free + own))
+    return Room(HOST, total, min(total, free + own), taken_by_other_peers())
+
+
+def taken_by_other_peers() -> int:
+    """Bytes that processes of other peers of this user take."""
+    me = os.getpid()
+    with suppress(OSError):
+        return sum(memory_of(each.pid) or 0 for each in LocalPeers().living() if each.pid != me)
+    return 0
 
 
 def cgroup_limits(

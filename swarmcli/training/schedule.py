@@ -13,11 +13,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from swarmcli.recipe import Recipe, SchedulerSettings
 
 
-def build_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    """The recipe's optimizer over the parameters that need gradients, to be stepped with averaged gradients."""
-    return optimizer_factory(recipe)(parameter_groups(recipe, model))
-
-
 def optimizer_factory(
     recipe: Recipe, around: Callable[..., torch.optim.Optimizer] | None = None
 ) -> Callable[[Any], torch.optim.Optimizer]:
@@ -56,13 +51,9 @@ def optimizer_kind(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[st
 def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
     """The parameters that need gradients, as torch optimizers take them. Matrices and embeddings decay, others do
     not."""
-    return _groups(model, recipe.optimizer.weight_decay)
-
-
-def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": recipe.optimizer.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
+from swarmcli.checkpoints.layout import MANIFEST, SHARDED_FORMAT, SHARDS, TRAINING, file_digest, read_manifest
 from swarmcli.errors import CheckpointError
 from swarmcli.files.flat import unflatten
 from swarmcli.files.tensor_file import TensorFile
@@ -27,17 +28,7 @@ from swarmcli.sharding.transfer import agree
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.sites.links import named
 from swarmcli.sites.site import Site
-from swarmcli.training.checkpoint import (
-    MANIFEST,
-    SHARDED_FORMAT,
-    SHARDS,
-    TRAINING,
-    Checkpoint,
-    file_digest,
-    load_checkpoint,
-    read_manifest,
-    read_shards,
-)
+from swarmcli.training.checkpoint import Checkpoint, load_checkpoint, read_shards
 
 logger = logging.getLogger(__name__)
 

@@ -29,6 +29,8 @@ BEGIN_ROWS = 1 << 15
 
 _64_BITS = (1 << 64) - 1
 
+HELD_OUT_BYTES = 1 << 16  # a file is held out in pieces of this size, so that a single large one has some, too
+
 Place: TypeAlias = tuple[int, ...]  # in a pass over a source; each source has its own kind
 
 
@@ -42,6 +44,10 @@ class Document(NamedTuple):
 
 class TextSource(Protocol):
     """Documents to learn from."""
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Those of this computer that are read."""
 
     def documents(self, seed: str, place: Place = ()) -> Iterator[Document]:
         """One pass over all documents in an order drawn from `seed`, from `place` on (empty: from the beginning).
@@ -80,23 +86,57 @@ class Permutation:
                 return number
 
 
+class Split(NamedTuple):
+    """A part of a source: what is held out of it, for evaluations, or the rest, for training."""
+
+    held_out: float  # share of the text
+    evaluates: bool
+
+
+def _held_out(names: Sequence[str], sizes: Sequence[int], share: float) -> dict[int, list[int]]:
+    """For each file the numbers of its held out pieces: those whose hash is among the lowest `share` of all hashes, and
+    at least one. Raises DataError where nothing would be left."""
+    hashes = [
+        (hashlib.blake2b(f"held out {name} {unit}".encode(), digest_size=8).digest(), n, unit)
+        for n, (name, size) in enumerate(zip(names, sizes, strict=True))
+        for unit in range(-(-size // HELD_OUT_BYTES))
+    ]
+    if len(hashes) < 2:
+        raise DataError(
+            f"the text is too little to hold some of it out: {HELD_OUT_BYTES >> 10} KiB or less in one file; add text, "
+            "or remove evaluation.held_out"
+        )
+    bound = int(share * (1 << 64)).to_bytes(9, "big")
+    below = [each for each in hashes if b"\0" + each[0] < bound] or [min(hashes)]
+    found: dict[int, list[int]] = {}
+    for _, n, unit in sorted(below, key=lambda each: each[1:]):
+        found.setdefault(n, []).append(unit)
+    return found
+
+
 class FileSource:
     """Text files. Only their names are held in memory; files are read in segments, in shuffled order.
 
     A file that cannot be read, or holds zero bytes (so it is no text), is passed over with a warning in the log.
+
+    A share of the text can be held out. What that is depends on the names of the files below `root` and nothing else,
+    so it is the same on every computer, whatever its copy of the files says.
     """
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = tuple(files)
+    def __init__(self, files: Sequence[Path], root: Path | None = None, split: Split | None = None) -> None:
+        """`split`: which part of the text; None: all of it."""
+        self.files = tuple(files)
+        self._root = root
+        self._split = split
 
     @classmethod
-    def below(cls, path: Path, pattern: str = "**/*") -> FileSource:
+    def below(cls, path: Path, pattern: str = "**/*", split: Split | None = None) -> FileSource:
         """One file, or all files below a directory that fit the pattern; names that begin with a dot are left out.
 
         Raises DataError with the fix when there are none.
         """
         if path.is_file():
-            return cls([path])
+            return cls([path], path.parent, split)
         if not path.is_dir():
             raise DataError(f"{path} does not exist; put the text files there, or correct `path` in the recipe")
         try:
@@ -105,10 +145,10 @@ class FileSource:
             raise DataError(f"{path}: the files {pattern!r} cannot be listed ({error}); correct `glob`") from error
         if not files:
             raise DataError(f"{path} holds no files that fit {pattern!r}; put text files there, or correct `glob`")
-        return cls(sorted(files))
+        return cls(sorted(files), path, split)
 
     @classmethod
-    def stdlib(cls) -> FileSource:
+    def stdlib(cls, split: Split | None = None) -> FileSource:
         """The sources of Python's standard library on this machine, without packages installed beside it."""
         root = Path(sysconfig.get_path("stdlib"))
         files = [file for file in root.rglob("*.py") if not {"site-packages", "dist-packages"} & set(file.parts)]
@@ -117,29 +157,53 @@ class FileSource:
                 f"Python's standard library has no source files in {root}; "
                 "use an interpreter that is not frozen into an archive, or another dataset"
             )
-        return cls(sorted(files))
+        return cls(sorted(files), root, split)
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.files)
 
     def documents(self, seed: str, place: Place = ()) -> Iterator[Document]:
         """A place is the number of pieces read. See TextSource."""
-        sizes = [_size_of(file) for file in self._files]
+        sizes = [_size_of(file) for file in self.files]
         segment = min(SEGMENT_BYTES, max(LEAST_SEGMENT_BYTES, -(-sum(sizes) // SEGMENTS)))
-        pieces = [(n, start) for n, size in enumerate(sizes) for start in range(0, size, segment)]
+        pieces = [
+            (n, start, min(segment, end - start) if end < sizes[n] else segment)
+            for n, begin, end in self._stretches(sizes)
+            for start in range(begin, end, segment)
+        ]
         random.Random(seed).shuffle(pieces)
         (begin,) = place or (0,)
         found = begin > 0
-        for number, (index, start) in enumerate(pieces[begin:], begin + 1):
-            text = _read_segment(self._files[index], start, segment)
+        for number, (index, start, length) in enumerate(pieces[begin:], begin + 1):
+            text = _read_segment(self.files[index], start, length)
             if text:
                 found = True
-                yield Document(text, start + segment >= sizes[index], (number,))
+                yield Document(text, start + length >= sizes[index], (number,))
         if not found:
-            raise DataError(f"none of {len(self._files)} files can be read as text, {self._files[0]} among them")
+            raise DataError(f"none of {len(self.files)} files can be read as text, {self.files[0]} among them")
+
+    def _stretches(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """What is to be read: number of the file, first byte, byte behind the last."""
+        if self._split is None:
+            yield from ((n, 0, size) for n, size in enumerate(sizes))
+            return
+        root = self._root or Path()
+        names = [file.relative_to(root).as_posix() for file in self.files]
+        held = _held_out(names, sizes, self._split.held_out)
+        for n, size in enumerate(sizes):
+            begin = 0
+            for unit in [*held.get(n, ()), -(-size // HELD_OUT_BYTES)]:
+                first = min(size, unit * HELD_OUT_BYTES)
+                if not self._split.evaluates and begin < first:
+                    yield n, begin, first
+                begin = min(size, first + HELD_OUT_BYTES)
+                if self._split.evaluates and first < begin:
+                    yield n, first, begin
 
     def identity(self) -> str:
-        listed = [[file.name, _size_of(file)] for file in self._files]
+        listed: list[object] = [[file.name, _size_of(file)] for file in self.files]
+        if self._split is not None:
+            listed.append([self._split.held_out, self._split.evaluates])
         return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
@@ -160,9 +224,13 @@ class HuggingFaceSource:
         revision: str | None = None,
         text_column: str = "text",
         streaming: bool = True,
+        public_only: bool = False,
     ) -> None:
+        """`public_only`: whatever it names, nothing is downloaded from this computer or its network."""
         self.path = path
+        self._public_only = public_only
         self._data_files = list(data_files)
+        self.files = [Path(file) for file in data_files if "://" not in file]
         self._arguments = {
             "name": name, "split": split, "data_files": self._data_files or None, "revision": revision,
             "streaming": streaming,
@@ -241,6 +309,10 @@ class HuggingFaceSource:
             raise DataError(
                 f"the dataset {self.path!r} needs the library datasets; pip install 'swarmcli[datasets]'"
             ) from error
+        if self._public_only:
+            from swarmcli.training.public_web import only_public_hosts
+
+            only_public_hosts()
         try:
             opened = datasets.load_dataset(self.path, **self._arguments)
             if self._arguments["streaming"] and opened.num_shards < FEW_SHARDS and hasattr(opened, "reshard"):

@@ -30,6 +30,7 @@ class RememberedStream:
         """`seed`: of the stream (see `stream_seed`). `file` is written; where it does not exist, `older` ones are
         tried, in a checkpoint for example. Without a file nothing is remembered. Raises DataError."""
         self._seed, self._file = seed, file
+        self._written = True  # or so it was at the last try
         position: Mapping[str, Any] | None = None
         self._starts = 0  # of this stream, before this one
         for place in [*([file] if file is not None else []), *older]:
@@ -72,8 +73,16 @@ class RememberedStream:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_text(json.dumps({"stream": content, "sha256": _digest(content)}), encoding="utf-8")
             temporary.replace(self._file)
+            self._written = True
         except OSError as error:
-            logger.warning("%s was not written: %s", self._file, error.strerror)
+            if self._written:  # said once, and not after every epoch while the disk stays full
+                self._written = False
+                logger.warning(
+                    "where this peer stands in its data was not written to %s: %s; make room there, or it begins its "
+                    "data anew at its next start",
+                    self._file,
+                    error.strerror,
+                )
 
 
 def _read(file: Path, seed: int) -> tuple[int, Mapping[str, Any]] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -22,7 +22,7 @@ class BatchStream(Protocol):
 
 
 class Task(Protocol):
-    """A model, its data and its loss. A task of your own needs these four methods and no base class."""
+    """A model, its data and its loss. A task of your own needs these five methods and no base class."""
 
     def build_model(self, *, outline: bool = False) -> nn.Module:
         """The model on the CPU in float32, in training mode. Peers with one recipe get equal weights.
@@ -36,6 +36,9 @@ class Task(Protocol):
         With the `position` of a stream of the same seed it goes on there. Raises DataError when the data is missing or
         cannot be read, and ValueError for a position that belongs to other data.
         """
+
+    def evaluation_batches(self) -> Sequence[Batch]:
+        """Micro-batches of what nobody trains on, always the same. Raises DataError where there is none."""
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean loss over the samples of a batch, a scalar that gradients flow from."""

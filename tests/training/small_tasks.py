@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from swarmcli.recipe import Recipe, parse_recipe
-from swarmcli.training import Batch
+from swarmcli.training import Batch, optimizer_factory, parameter_groups
 
 SMALL = """\
 run_id: small
@@ -81,6 +81,8 @@ class LineStream:
 class SoloOptimizer:
     """What a collaborative optimizer does for a peer that is alone: steps when `target` samples are there."""
 
+    is_averaging = False
+
     def __init__(self, optimizer: torch.optim.Optimizer, target: int) -> None:
         self.optimizer = optimizer
         self.target = target
@@ -107,3 +109,8 @@ class SoloOptimizer:
 
     def _parameters(self) -> Iterator[Any]:
         return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+
+
+def build_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    """The recipe's optimizer over the parameters that need gradients."""
+    return optimizer_factory(recipe)(parameter_groups(recipe, model))

@@ -73,7 +73,8 @@ def test_the_loss_is_the_mean_negative_log_likelihood_of_the_next_token(tmp_path
 
 
 def test_the_kind_of_loss_is_settled_so_that_transformers_does_not_warn(tmp_path: Path) -> None:
-    assert build(tmp_path).loss_type == "ForCausalLM"
+    kind = "ForCausalLM"
+    assert getattr(build(tmp_path), "loss_type", kind) == kind  # older versions of transformers know only this one
 
 
 def test_training_on_it_lowers_the_loss(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from swarmcli.errors import RecipeError, TrainingError
-from swarmcli.training import EpochReport, LoopSettings, StepReport, TrainingLoop, build_task
+from swarmcli.training import LoopSettings, TrainingLoop, build_task
 from swarmcli.training.loop import MAX_BAD_STEPS
+from swarmcli.training.pace import Pace
 
 from .small_tasks import LineTask, SoloOptimizer, small
 
@@ -40,14 +41,9 @@ def test_a_run_that_has_reached_its_end_computes_nothing() -> None:
 
 def test_stopping_finishes_the_step_in_progress() -> None:
     stop = threading.Event()
-    seen: list[StepReport] = []
-
-    def on_step(report: StepReport) -> None:
-        seen.append(report)
-        if len(seen) == 2:
-            stop.set()
-
-    loop, _, optimizer = make(LineTask(), epochs=None, on_step=on_step)
+    loop, _, optimizer = make(
+        LineTask(), epochs=None, on_step=lambda: stop.set() if len(optimizer.batch_sizes) == 2 else None
+    )
     result = loop.run(stop)
     assert result.reason == "stopped" and optimizer.batch_sizes == [4, 4]
 
@@ -89,23 +85,18 @@ def test_losses_are_told_before_the_step_that_may_end_their_epoch() -> None:
         LineTask(),
         epochs=2,
         on_loss=lambda loss, samples: told.append(("loss", optimizer.local_epoch)),
-        on_step=lambda report: told.append(("step", report.epoch)),
-        on_epoch=lambda report: told.append(("epoch", report.epoch)),
+        on_step=lambda: told.append(("step", optimizer.local_epoch)),
     )
     loop.run(threading.Event())
-    one_epoch = [("loss", 0), ("step", 0), ("loss", 0), ("step", 0), ("epoch", 0)]
-    assert told == one_epoch + [(what, 1) for what, _ in one_epoch]
+    one_epoch = [("loss", 0), ("step", 0), ("loss", 0), ("step", 1)]
+    assert told == one_epoch + [(what, epoch + 1) for what, epoch in one_epoch]
 
 
-def test_an_epoch_s_report_is_the_mean_over_its_samples() -> None:
-    steps: list[StepReport] = []
-    epochs: list[EpochReport] = []
-    loop, _, _ = make(LineTask(), target=12, epochs=2, on_step=steps.append, on_epoch=epochs.append)
+def test_the_loss_of_a_run_is_the_mean_over_the_samples_of_its_last_epoch() -> None:
+    losses: list[float] = []
+    loop, _, _ = make(LineTask(), target=12, epochs=2, on_loss=lambda loss, samples: losses.append(loss))
     result = loop.run(threading.Event())
-    assert [(report.epoch, report.samples) for report in epochs] == [(0, 12), (1, 12)]
-    assert epochs[0].loss == pytest.approx(sum(step.loss for step in steps[:3]) / 3)
-    assert result.loss == epochs[1].loss and epochs[1].loss < epochs[0].loss
-    assert all(step.seconds >= 0 and step.waiting_seconds >= 0 for step in steps)
+    assert result.loss == pytest.approx(sum(losses[3:]) / 3) and result.loss < sum(losses[:3]) / 3
 
 
 def test_a_loss_that_is_no_number_is_dropped_before_it_reaches_others() -> None:
@@ -129,7 +120,7 @@ def test_losses_that_stay_no_numbers_end_training_with_advice() -> None:
 def test_single_bad_losses_do_not_add_up() -> None:
     task = LineTask()
 
-    def spoil_next(report: StepReport) -> None:
+    def spoil_next() -> None:
         task.spoiled = 1
 
     loop, _, _ = make(task, target=4, epochs=2 * MAX_BAD_STEPS, on_step=spoil_next)
@@ -151,17 +142,16 @@ def test_errors_of_the_optimizer_and_the_data_go_to_the_caller(tmp_path: Path) -
 def test_a_language_model_learns_by_it(tmp_path: Path) -> None:
     task = build_task(small(tmp_path))
     model = task.build_model()
-    losses: list[float | None] = []
+    losses: list[float] = []
     loop = TrainingLoop(
         task,
         model,
         SoloOptimizer(torch.optim.Adam(model.parameters(), lr=1e-2), 8),
         LoopSettings(1, max_epochs=20),
-        on_epoch=lambda report: losses.append(report.loss),
+        on_loss=lambda loss, samples: losses.append(loss),
     )
     loop.run(threading.Event())
-    first, last = losses[0], losses[-1]
-    assert first is not None and last is not None and last < 0.5 * first
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_dropout_is_the_same_for_the_same_peer(tmp_path: Path) -> None:
@@ -175,3 +165,50 @@ def test_dropout_is_the_same_for_the_same_peer(tmp_path: Path) -> None:
     first = trained()
     torch.manual_seed(99)
     assert all(map(torch.equal, first, trained()))
+
+
+class Rests(Pace):
+    """A pace that asks for a rest of so many looks behind each batch."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__(0.5)
+        self.looks, self.left, self.begun = looks, 0, 0
+
+    def begin(self) -> None:
+        assert self.left == 0, "a batch began before the rest was over"
+        self.begun += 1
+
+    def end(self) -> None:
+        self.left = self.looks
+
+    @property
+    def owed(self) -> float:
+        self.left = max(0, self.left - 1)
+        return 1e-6 if self.left else 0.0
+
+
+def test_it_rests_behind_each_batch_also_within_a_step() -> None:
+    loop, _, optimizer = make(LineTask(), steps=2, pace=(pace := Rests(4)))
+    assert loop.run(threading.Event()).samples == 24
+    assert pace.begun == 6 and optimizer.batch_sizes == [8] * 3
+
+
+def test_a_rest_ends_for_a_round_and_for_whoever_stops_or_pauses_it() -> None:
+    pace = Rests(10**9)
+    loop, _, optimizer = make(LineTask(), pace=pace)
+    waits, stop = iter([False, True, False, True]), threading.Event()
+
+    def take_part(*, batch_size: int) -> None:
+        optimizer.batch_sizes.append(batch_size)
+        if optimizer.batch_sizes.count(0) == 2:
+            stop.set()
+
+    optimizer.step = take_part  # type: ignore[method-assign]
+    type(optimizer).is_averaging = property(lambda self: next(waits))  # type: ignore[assignment]
+    try:
+        assert loop.run(stop).reason == "stopped"
+    finally:
+        type(optimizer).is_averaging = False  # type: ignore[assignment]
+    assert optimizer.batch_sizes == [4, 0, 0]
+    pace.interrupted = lambda: True
+    loop._rest(threading.Event())  # returns

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from swarmcli.recipe import SchedulerSettings
-from swarmcli.training import build_optimizer, build_scheduler
+from swarmcli.training import build_scheduler
 from swarmcli.training.schedule import rate_by_epoch
 
-from .small_tasks import small
+from .small_tasks import build_optimizer, small
 
 
 def rates(settings: SchedulerSettings, max_epochs: int | None, count: int) -> list[float]:

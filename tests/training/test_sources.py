@@ -113,7 +113,7 @@ def test_only_empty_files_are_no_data(tmp_path: Path) -> None:
 def test_the_standard_library_is_there_without_installed_packages() -> None:
     source = FileSource.stdlib()
     assert len(source) > 300
-    assert not [file for file in source._files if "site-packages" in file.parts]
+    assert not [file for file in source.files if "site-packages" in file.parts]
     assert next(source.documents("0"))
 
 

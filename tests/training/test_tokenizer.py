@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmcli.errors import RecipeError
-from swarmcli.training import ByteTokenizer, SavedTokenizer, load_tokenizer
+from swarmcli.training import ByteTokenizer
+from swarmcli.training.tokenizer import SavedTokenizer, load_tokenizer
 
 from .small_tasks import small
 
