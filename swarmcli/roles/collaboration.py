@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from swarmcli.averaging import Aggregator, CenteredClip, Mean, Median, TrimmedMean
+from swarmcli.checkpoints.layout import checkpoints_below, epoch_of, find_checkpoint
 from swarmcli.compression import (
     BFloat16Compression,
     BlockwiseQuantization,
@@ -21,15 +22,18 @@ from swarmcli.compression import (
     ScaledFloat16Compression,
     Uniform8BitQuantization,
 )
+from swarmcli.dht import DHT, DHTNode
 from swarmcli.errors import CheckpointError
 from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim import GradientAverager, Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.config import Role
-from swarmcli.optim.peers.directory import SignedByOwner
+from swarmcli.optim.peers.proofs import SignedByOwner
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recipe, digest_of
 from swarmcli.recipe.run_key import is_owners_position
+from swarmcli.roles.bookkeeping import Bookkeeper, BookReader, Standing, Surroundings
+from swarmcli.roles.contributions import Mark
 from swarmcli.roles.peer import RunPeer
 from swarmcli.training import (
     Checkpoint,
@@ -37,16 +41,13 @@ from swarmcli.training import (
     Task,
     build_scheduler,
     build_task,
-    checkpoints_below,
     choose_compute,
-    epoch_of,
-    find_checkpoint,
     load_checkpoint,
     optimizer_factory,
     parameter_groups,
 )
 from swarmcli.training.memory import check_memory
-from swarmcli.training.outline import outline_in_process
+from swarmcli.training.outline import keep_outline, outline_of
 
 COMPRESSIONS: Mapping[str, CompressionBase] = {
     "none": NoCompression(),
@@ -82,15 +83,18 @@ class Collaboration:
         recipe = peer.recipe
         self.peer = peer
         self.compute: Compute = compute or compute_of(recipe, peer.role)
+        peer.lending.compute_on(self.compute.device)
         self.task: Task  # of an auxiliary there is none
         self.model: nn.Module
         checkpoint = None
-        if auxiliary:
-            self.model = outline_in_process(recipe)
-            check_memory(recipe, self.model, peer.role, self.compute)
-        else:
+        if not auxiliary:
             self.task = build_task(recipe)
-            check_memory(recipe, self.task.build_model(outline=True), peer.role, self.compute)
+        outline = outline_of(recipe) if auxiliary else self.task.build_model(outline=True)
+        keep_outline(recipe, outline)
+        check_memory(recipe, outline, peer.role, self.compute, limits=peer.limits.limits)
+        if auxiliary:
+            self.model = outline
+        else:
             checkpoint = find_resumed(recipe, resume) if resume else None
             self.model = self.task.build_model()
             if checkpoint is not None:
@@ -99,6 +103,7 @@ class Collaboration:
         self.optimizer = Optimizer(**self._options(recipe, auxiliary) | further(self.model))
         if recipe.run_key is not None:
             self.optimizer.trust_owner(owners_word(recipe, recipe.run_key))
+        self._accounts = keep_accounts(peer, self.optimizer)
         self.resumed: Path | None = None  # the checkpoint that this peer went on from
         if checkpoint is not None:
             self.optimizer.load_state_dict(checkpoint.optimizer)
@@ -132,8 +137,12 @@ class Collaboration:
         them can be used and nobody is there who hands out the run's state.
         """
         found = checkpoints_below(self.peer.home.path, self.peer.recipe.run_id)
-        elsewhere = self.optimizer.epoch_elsewhere() if found else None
-        if not found or (elsewhere is not None and elsewhere >= epoch_of(found[0])):
+        if not found:
+            return
+        kept = f"a checkpoint of epoch {epoch_of(found[0])} is here; looking whether somebody stands further"
+        self.peer.events.emit(Noticed("info", kept))
+        elsewhere = self.optimizer.epoch_elsewhere()
+        if elsewhere is not None and elsewhere >= epoch_of(found[0]):
             return
         problems = []
         for place in found:
@@ -158,7 +167,55 @@ class Collaboration:
         self.resumed = checkpoint.path
 
     def close(self) -> None:
+        if self.peer.dht.is_alive():
+            standing = self.peer.dht.run_coroutine(close_accounts(self._accounts))
+            if isinstance(standing, Standing):
+                self.peer.stand(standing)
         self.optimizer.shutdown()
+
+
+def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> Bookkeeper | BookReader:
+    """What this peer knows from now on of what each has given: a monitor keeps count, others ask it."""
+    recipe = peer.recipe
+
+    def position() -> Mark | None:
+        report = optimizer.report()
+        return Mark(report.epoch, report.samples_seen) if report.phase in ("following", "lingering") else None
+
+    async def begin(dht: DHT, node: DHTNode) -> Bookkeeper | BookReader:
+        around = Surroundings(
+            node=node,
+            identity=dht.identity,
+            run_id=recipe.run_id,
+            run=peer.digest,
+            own=optimizer.report,
+            others=optimizer.peers,
+            answers=optimizer.answers,
+            position=position,
+            clock=peer.journal.clock,
+            network=node.endpoint.prefix,
+        )
+        exact = optimizer.use_gradient_averaging and recipe.averaging.target_group_size is None
+        record = peer.journal.record
+        accounts = (
+            Bookkeeper(around, exact=exact, kept=kept, record=record) if monitors else BookReader(around, exact=exact)
+        )
+        accounts.start()
+        return accounts
+
+    monitors = peer.role == "monitor"
+    kept = peer.kept_book() if monitors else None
+    accounts = peer.dht.run_coroutine(begin)
+    assert isinstance(accounts, Bookkeeper | BookReader)
+    peer.contributions, peer.basis = accounts.contributions, accounts.basis
+    return accounts
+
+
+async def close_accounts(accounts: Bookkeeper | BookReader) -> Standing | None:
+    """What monitors say of this peer's part, if it is none itself and one answers at once."""
+    standing = await accounts.standing() if isinstance(accounts, BookReader) else None
+    await accounts.close()
+    return standing
 
 
 def owners_word(recipe: Recipe, run_key: str) -> SignedByOwner:

@@ -6,19 +6,32 @@ Several peers may run on one machine from one recipe. Each takes the first home 
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
-from contextlib import suppress
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from swarmcli.errors import SwarmError
+from swarmcli.errors import AddressError, SwarmError
+from swarmcli.machine.registry import LocalPeer
+from swarmcli.network.addresses import parse_address
+
+if TYPE_CHECKING:
+    from swarmcli.recipe import Link
 
 MAX_HOMES = 1000
 TOKEN_CHARACTERS = 22  # 128 bits
+CONTACTS = "contacts.json"  # the file in a home with peers that are tried beside the first contacts
+PORT = "port"  # with the port on which this peer listened last
+BEGUN_SECONDS = 60.0  # that a peer which begins to run waits for one beside it, which began before and is not ready yet
+LINK = "link"  # with the last link that this peer gave out, and below it what else it takes to join
 
 
 class Home:
@@ -92,7 +105,71 @@ class Home:
     def __enter__(self) -> Home:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def addresses_in(file: Path, key: str = "") -> list[str]:
+    """The TCP addresses that a peer has left in its home, in all of the file or below a key of it."""
+    try:
+        found = json.loads(file.read_text())
+        parsed = [parse_address(each) for each in (found[key] if key else found)]
+    except (OSError, ValueError, TypeError, KeyError, AddressError):
+        return []
+    return [str(each) for each in parsed if each.scheme == "tcp"]
+
+
+def running_beside(
+    me: LocalPeer, living: Callable[[], Sequence[LocalPeer]], seconds: float = BEGUN_SECONDS
+) -> list[str]:
+    """Where the peers of a run listen that this user started before this one, in homes beside its home.
+
+    It waits for those that are not ready yet. Only who began before counts: of two that begin together one waits.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        older = [peer for peer in living() if _is_beside(peer, me) and (peer.started, peer.pid) < (me.started, me.pid)]
+        told = [address for peer in older for address in addresses_in(Path(peer.home, "peer.json"), "addresses")]
+        found = [address for address in told if _listens(address)]
+        # A home may hold the word of a life that was killed, so what counts is whether somebody listens there.
+        if found or all(peer.api for peer in older) or time.monotonic() > deadline:
+            return found
+        time.sleep(0.2)
+
+
+def _is_beside(peer: LocalPeer, me: LocalPeer) -> bool:
+    home, own = Path(peer.home), Path(me.home)
+    return peer.run_id == me.run_id and home != own and home.parent == own.parent
+
+
+def _listens(address: str) -> bool:
+    """In this network namespace, too: containers may share the directories and not the network."""
+    where = parse_address(address)
+    try:
+        with closing(socket.create_connection((where.host, where.port), timeout=2.0)):
+            return True
+    except OSError:
+        return False
+
+
+def remembered(home: Path) -> list[str]:
+    """Addresses of the peers that the peer of a home knew when it left last."""
+    return addresses_in(home / CONTACTS)
+
+
+def read_link(home: Path) -> tuple[Link, str]:
+    """The last link that the peer of a home gave out, and what else it takes to join; "" if nothing.
+
+    Raises OSError and AddressError.
+    """
+    from swarmcli.recipe.link import parse_link
+
+    text, _, access = (home / LINK).read_text(encoding="utf-8").partition("\n")
+    return parse_link(text), access.strip()
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Writes the file whole or not at all, whoever else does so at this moment."""
+    temporary = file.with_suffix(f".{os.getpid()}.writing")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(file)

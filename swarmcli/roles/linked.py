@@ -14,30 +14,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-
-import platformdirs
+from typing import TYPE_CHECKING
 
 from swarmcli.errors import MembershipError, RecipeError, SwarmError
-from swarmcli.optim.config import Role
+from swarmcli.machine.places import VARIABLE, data_directory
 from swarmcli.recipe import Link, Recipe, digest_of, load_recipe
 from swarmcli.recipe.offered import DATA, MODELS
 from swarmcli.recipe.ticket import Ticket
+from swarmcli.roles.home import write_whole
 from swarmcli.roles.invitations import Visitor, keep_ticket, of_recipe, visiting
 
-VARIABLE = "SWARM_DATA_DIR"
+if TYPE_CHECKING:
+    from swarmcli.optim.config import Role  # which brings torch along: a link that cannot be read is refused before
+
 RECIPE = "recipe.yaml"
 AGREED = "agreed.json"
-
-
-def data_directory() -> Path:
-    """Where this user's runs lie: $SWARM_DATA_DIR, or what the platform has for the data of programs."""
-    if chosen := os.environ.get(VARIABLE):
-        return Path(chosen).expanduser().resolve()
-    return platformdirs.user_data_path("swarm", appauthor=False)
 
 
 class LinkedRun:
@@ -63,12 +56,13 @@ class LinkedRun:
 
     def visitor(self) -> Visitor | None:
         """Who looks at the link's run if it is closed: a peer of it on this computer, or whoever has the link. None:
-        the link carries no invitation. Raises MembershipError, IdentityError."""
-        if self.link.ticket is None:
-            return None
+        neither is known here. Raises MembershipError, IdentityError."""
         if self.recipe.exists():  # then this computer has joined, and a bearer's invitation is taken up
             with suppress(MembershipError, RecipeError):
-                return of_recipe(load_recipe(self.recipe))
+                if (recipe := load_recipe(self.recipe)).access == "invite":
+                    return of_recipe(recipe)
+        if self.link.ticket is None:
+            return None
         return visiting(self.link.ticket, self.link.fingerprint, self.path / self.link.run_id)
 
     def text_of(self, recipe: Recipe) -> str:
@@ -91,8 +85,8 @@ class LinkedRun:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in (DATA, MODELS):
                 (self.path / name).mkdir(exist_ok=True)
-            _write(self.recipe, text)
-            _write(self.path / AGREED, json.dumps(agreements, indent=1) + "\n")
+            write_whole(self.recipe, text)
+            write_whole(self.path / AGREED, json.dumps(agreements, indent=1) + "\n")
         except OSError as error:
             raise SwarmError(
                 f"{self.path} cannot be written ({error.strerror}); set {VARIABLE} to another directory"
@@ -113,17 +107,5 @@ class LinkedRun:
         return found if isinstance(found, dict) else {}
 
 
-def known_runs() -> Sequence[Path]:
-    """The directories of all runs that were joined by a link."""
-    return sorted(file.parent for file in data_directory().glob(f"*/{RECIPE}"))
-
-
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _write(file: Path, text: str) -> None:
-    """The whole file or none of it."""
-    temporary = file.with_suffix(f".{os.getpid()}.writing")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)

@@ -73,7 +73,7 @@ class RecipeService:
         return RecipeOffered(self._text, self._epoch, self._seconds)
 
 
-def fetch_recipe(link: Link, directory: Path, *, timeout: float = FETCH_SECONDS) -> tuple[Recipe, RecipeOffered]:
+def fetch_recipe(link: Link, directory: Path) -> tuple[Recipe, RecipeOffered]:
     """The recipe that a link speaks of, from the peer that it names, checked by `read_offered`.
 
     For a thread without a loop. Raises BootstrapError when that peer does not answer at any of the link's addresses,
@@ -83,7 +83,7 @@ def fetch_recipe(link: Link, directory: Path, *, timeout: float = FETCH_SECONDS)
     visitor = visiting(link.ticket, link.fingerprint, directory / link.run_id) if link.ticket is not None else None
     thread = LoopThread.acquire()
     try:
-        answer = thread.run(ask_for_recipe(link, visitor, timeout=timeout))
+        answer = thread.run(ask_for_recipe(link, visitor))
     finally:
         thread.release()
     recipe = read_offered(answer.recipe.encode(errors="replace"), link, directory)

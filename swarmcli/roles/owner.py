@@ -14,18 +14,16 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import TypeVar, cast
 
-import pydantic
-from pydantic import ConfigDict, Field
-
-from swarmcli.dht import DHT, DHTNode, OwnedSubkey
+from swarmcli.dht import DHT, DHTNode
 from swarmcli.errors import MembershipError, NetworkError, UsageError
 from swarmcli.network.identity import PEER_ID_BYTES, PeerID
-from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.membership import ID_BYTES, Invitation, Membership, Remembered, Revocation
 from swarmcli.recipe import Recipe, digest_of
 from swarmcli.recipe.run_key import RunKey
+from swarmcli.roles.asking import Given, Report, ask_for_books
+from swarmcli.roles.asking import reports as read_reports
 from swarmcli.roles.invitations import key_file, write_private
 from swarmcli.roles.revocations import METHOD, Revocations, Revoked, Taken
 
@@ -95,26 +93,6 @@ class Member:
     ended: str = ""  # why it is no member any more
 
 
-class _Report(pydantic.BaseModel):
-    """What is shown of a peer's report. Reading all of it would take the optimizer's package, and so torch."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-    name: str = Field(max_length=64)
-    role: Literal["trainer", "auxiliary", "monitor"]
-    epoch: int = Field(ge=0, lt=1 << 48)
-    addresses: list[str] = Field(max_length=MAX_ADDRESSES)
-
-
-async def _reports(node: DHTNode, key: str) -> dict[PeerID, _Report]:
-    found: dict[PeerID, _Report] = {}
-    for subkey, entry in list((await node.follow(key).refresh()).items())[:MOST_MEMBERS]:
-        with suppress(pydantic.ValidationError):
-            if isinstance(subkey, OwnedSubkey):
-                found[subkey.owner] = _Report.model_validate(entry.value)
-    return found
-
-
 def load_key(recipe: Recipe, file: Path | None) -> tuple[RunKey, Path]:
     """The run's key and its file. Raises UsageError for an open run, IdentityError, MembershipError for another key."""
     if recipe.access == "open":
@@ -161,7 +139,7 @@ class Visit:
 
     async def members(self, node: DHTNode, membership: Membership) -> list[Member]:
         """Who reports to the run now, each with the invitation that it has shown to this command."""
-        reports = await _reports(node, f"{self.recipe.run_id}_peers")
+        reports = dict(list((await read_reports(node, self.recipe.run_id)).items())[:MOST_MEMBERS])
         everybody = list(dict.fromkeys((*reports, *node.endpoint.connected())))
 
         async def meet(peer: PeerID) -> None:
@@ -195,6 +173,10 @@ class Visit:
         members = await self.members(node, membership)
         await self.tell(node, membership)
         return members
+
+    async def look_with_books(self, node: DHTNode, membership: Membership) -> tuple[list[Member], Given]:
+        """The same, and what each has given."""
+        return await self.look(node, membership), await ask_for_books(node, self.recipe.run_id)
 
 
 def subject_named(word: str, ledger: Ledger, members: Sequence[Member]) -> bytes:
@@ -243,7 +225,7 @@ def _number(word: str) -> bytes:
     return number
 
 
-def _member(peer: PeerID, report: _Report | None, membership: Membership) -> Member:
+def _member(peer: PeerID, report: Report | None, membership: Membership) -> Member:
     shown = membership.admitted.get(peer)
     return Member(
         peer.text,

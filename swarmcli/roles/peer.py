@@ -13,32 +13,46 @@ from pathlib import Path
 from types import TracebackType
 
 import swarmcli
+from coordinator_web.values import Basis
 from swarmcli.dht import DHT, DHTNode
-from swarmcli.errors import AddressError, NetworkError, RecipeError
+from swarmcli.errors import JournalError, NetworkError, RecipeError, SwarmError
 from swarmcli.events import (
+    ActivityChanged,
     DriftMeasured,
     EpochAdvanced,
     Event,
     Events,
+    Noticed,
     RoundFinished,
     RoundsReplayed,
     StateDonated,
     StateDownloaded,
 )
 from swarmcli.journal import Journal, RunRecord
+from swarmcli.machine.registry import LocalPeer, LocalPeers
+from swarmcli.machine.sensors import sensors_for
 from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
 from swarmcli.network.membership import Membership
 from swarmcli.optim import Optimizer, PeerDescription
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered
+from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.link import places_of, scope_of_places
+from swarmcli.roles.activity import Activity
 from swarmcli.roles.admission import Admission
-from swarmcli.roles.home import Home
+from swarmcli.roles.bookkeeping import Standing, from_rows
+from swarmcli.roles.certificate import FILE, Certificate
+from swarmcli.roles.contributions import Contributions, Kept
+from swarmcli.roles.disk import files_of
+from swarmcli.roles.governor import GovernorThread
+from swarmcli.roles.home import CONTACTS, LINK, PORT, Home, addresses_in, remembered, running_beside, write_whole
 from swarmcli.roles.invitations import membership_of
+from swarmcli.roles.lending import Lending
 from swarmcli.roles.offering import RecipeService
 from swarmcli.roles.processors import sharing_processors
 from swarmcli.roles.revocations import Revocations
+from swarmcli.training.pace import Pace
 
 MAX_FAILURES = 20
 
@@ -105,33 +119,23 @@ class Summary:
 
     def write(self, path: Path) -> None:
         """Writes the file whole or not at all."""
-        _write(path, json.dumps(asdict(self), indent=2) + "\n")
+        write_whole(path, json.dumps(asdict(self), indent=2) + "\n")
 
 
-def _addresses(file: Path, key: str = "") -> list[str]:
-    """The TCP addresses that a peer has left in its home, in all of the file or below a key of it."""
-    try:
-        found = json.loads(file.read_text())
-        parsed = [parse_address(each) for each in (found[key] if key else found)]
-    except (OSError, ValueError, TypeError, KeyError, AddressError):
-        return []
-    return [str(each) for each in parsed if each.scheme == "tcp"]
-
-
-def _write(file: Path, text: str) -> None:
-    temporary = file.with_suffix(".writing")
-    temporary.write_text(text)
-    temporary.replace(file)
+def access_in_words(recipe: Recipe) -> str:
+    """What else than the link it takes to join; "" if nothing."""
+    if recipe.access == "open":
+        return ""
+    return (
+        "This run is closed: whoever joins needs an invitation, which its owner puts into a link with `swarm invite`."
+    )
 
 
 logger = logging.getLogger(__name__)
 
-CONTACTS = "contacts.json"  # the file in a home with peers that are tried beside the first contacts
 MOST_REMEMBERED = 4  # addresses: each that is gone is told of at the next start
 MOST_RUNNING = 2  # addresses of peers in homes beside this one
 MOST_HOMES = 8  # beside this one, that are looked into
-PORT = "port"  # the file in a home with the port on which this peer listened last
-LINK = "link"  # the file in a home that holds the last link that this peer gave out
 MEETING_SECONDS = 10.0  # how long each of them is waited for once one has answered
 CONTACT_SECONDS = 30.0  # how long first contacts are tried again before the peer gives up
 
@@ -157,28 +161,38 @@ class RunPeer:
     ) -> None:
         """`port`: where it listens if the recipe names none; 0: where it did in its last life in this home, for links
         name that port, or where that is taken at any free one. `listener` hears this peer's events from the first
-        on, those of joining included."""
+        on, those of joining included. Raises RecipeError if the user's configuration cannot be used."""
         self.recipe = recipe
         self.role: Role = role
         self.home = home
         self.contacts = tuple(contacts) or recipe.network.initial_peers
         self._port = port
         self.others_of_run: Callable[[], Iterable[PeerID]] = tuple  # once somebody knows them
+        self.contributions: Contributions = tuple  # most samples first; from any thread, never waits; () until known
+        self.basis: Callable[[], Basis] = Basis  # whose word that is
+        self.standing: Standing | None = None  # of this peer's part, by the monitors; known when it leaves
         self._told = ""  # the link that was told last
         self._offered = ""  # the recipe as links hand it out; "": it cannot travel
-        self._digest = ""
+        self.digest = ""  # the hash of the recipe, as in links; "": it cannot travel
         self._welcomed: Mapping[PeerID, tuple[str, ...]] = {}  # contacts in this run, and where they were dialed
         self.no_link = (
             "This peer has no link: nobody can dial it, and it knows no peer of the run that others could dial."
         )
         self.saved = ""  # what became of this peer's state when it left, in words
         self.outcome = "done"  # how this peer's part in the run ended, for the journal
+        self.activity = Activity(self._tell_activity)
+        self.limits = LimitStore(recipe)
+        self.pace = Pace(interrupted=lambda: self.activity.is_held)
         self._listener = listener
         self._exit = ExitStack()
 
     @property
     def events(self) -> Events:
         return self.dht.events
+
+    def _tell_activity(self, event: ActivityChanged) -> None:
+        if hasattr(self, "dht"):  # otherwise it has not joined yet, and nobody listens
+            self.events.emit(event)
 
     @property
     def peer_id(self) -> PeerID:
@@ -195,10 +209,13 @@ class RunPeer:
         recipe, local = self.recipe, self.recipe.local
         self.fingerprint = fingerprint_of(recipe)  # it reads the tokenizer's files, so once
         try:
-            self._offered, self._digest = offered(recipe), digest_of(recipe)
+            self._offered, self.digest = offered(recipe), digest_of(recipe)
         except RecipeError as error:
             self.no_link = str(error)
         self.processors = undo.enter_context(sharing_processors(recipe, self.role, self.home.path))
+        if not self.contacts:
+            registry, me = LocalPeers(), LocalPeer.here(self.role, recipe.run_id, self.home.path)
+            self.contacts = tuple(running_beside(me, registry.living))
         self.dht = DHT(
             (*self.contacts, *self._known_here()) if self.contacts else (),
             start=False,
@@ -216,24 +233,34 @@ class RunPeer:
         undo.callback(self.dht.shutdown)
         self.dht.membership = membership_of(recipe, self.home.path, self.dht.identity, self.dht.clock.now)
         name = local.name or self.peer_id.short
-        self.description = PeerDescription(role=self.role, name=name, device=local.device)
+        self.description = PeerDescription(self.role, name, local.device, local.team or "")
         self.summary = Summary(recipe.run_id, self.role, name, self.peer_id.text)
         self.journal = Journal(
             self.home.journal,
             run=RunRecord(recipe.run_id, self.role, self.peer_id.text, name, swarmcli.__version__),
             clock=time.time,
+            size=local.journal_size,
         )
         undo.push(self._close_journal)
         self.journal.listen(self.events)
         if self._listener is not None:
             undo.callback(self.events.subscribe(self._listener))
         undo.callback(self.events.subscribe(self.summary.note))
+        self.lending = Lending(self.dht.limit_rates, self.processors, self.pace)
+        self.governor = undo.enter_context(self._governor())  # first: limits hold for the first byte too
         self.dht.run_in_background(await_ready=True)
         if self.dht.membership is not None:
             self._follow_revocations(self.dht.membership, undo)
         if self.port:
             self._leave(PORT, str(self.port))
         self.dht.run_coroutine(self._ask_for_admission())
+
+    def _governor(self) -> GovernorThread:
+        sensors = sensors_for(files_of(self.recipe, self.home.path), LocalPeers().living)
+        return GovernorThread(self.limits, sensors, self.activity, self.lending.take, self._warn)
+
+    def _warn(self, text: str) -> None:
+        self.events.emit(Noticed("warning", text))
 
     def _follow_revocations(self, membership: Membership, undo: ExitStack) -> None:
         async def begin(dht: DHT, node: DHTNode) -> Revocations:
@@ -279,7 +306,7 @@ class RunPeer:
         if not self._offered:
             return None
         links = [
-            Link(peer, places, self.recipe.run_id, self._digest)
+            Link(peer, places, self.recipe.run_id, self.digest)
             for peer, addresses in self._named_by_links()
             if (places := places_of(addresses))
         ]
@@ -313,10 +340,26 @@ class RunPeer:
         them it finds the network again when its contacts are gone; whether all are of its run nobody knows."""
         own = self.home.path
         beside = [home for home in sorted(own.parent.glob("*-[1-9]*")) if home != own][:MOST_HOMES]
-        running = [address for home in beside for address in _addresses(home / "peer.json", "addresses")]
-        left = [address for home in (own, *beside) for address in _addresses(home / CONTACTS)]
+        running = [address for home in beside for address in addresses_in(home / "peer.json", "addresses")]
+        left = [address for home in (own, *beside) for address in remembered(home)]
         found = dict.fromkeys((*running[:MOST_RUNNING], *left))
         return [each for each in found if each not in self.contacts][: MOST_RUNNING + MOST_REMEMBERED]
+
+    def stand(self, standing: Standing) -> None:
+        """The monitors have told of this peer's part: what they signed stays in the home, for a certificate."""
+        self.standing = standing
+        with suppress(SwarmError):  # a full disk costs no more than this
+            Certificate.make(standing.attestations).write(self.home.path / FILE)
+
+    def kept_book(self) -> Kept | None:
+        """What this home has kept of the run's contributions; None: nothing that can be read."""
+        try:
+            self.journal.flush(1.0)
+            with self.journal.read() as reader:
+                return from_rows(*reader.book(self.recipe.run_id))
+        except JournalError as error:
+            logger.warning("the book of contributions begins anew: %s", error)
+            return None
 
     def _port_before(self) -> int:
         """0: none is known."""
@@ -333,7 +376,7 @@ class RunPeer:
     def _leave(self, name: str, text: str) -> None:
         """For the next life in this home. A full disk costs no more than this."""
         with suppress(OSError):
-            _write(self.home.path / name, text)
+            write_whole(self.home.path / name, text)
 
     def acquaintances(self) -> list[str]:
         """Addresses of the peers that this one knows at present."""
@@ -354,10 +397,10 @@ class RunPeer:
         link stays there, unless it leads nowhere any more."""
         addresses, link = self.dht.get_visible_addresses(), str(self.link() or "")
         told = {"peer": self.peer_id.text, "addresses": addresses, "dashboard": dashboard, "link": link}
-        _write(self.home.path / "peer.json", json.dumps(told))
+        write_whole(self.home.path / "peer.json", json.dumps(told))
         self._told = link
         if link:
-            _write(self.home.path / LINK, link + "\n")
+            write_whole(self.home.path / LINK, f"{link}\n{access_in_words(self.recipe)}\n")
         else:
             (self.home.path / LINK).unlink(missing_ok=True)
 

@@ -7,24 +7,22 @@ an auxiliary adds up parts of gradients for others.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 from swarmcli.events import Noticed
-from swarmcli.roles.checkpoints import BackgroundCheckpoints
+from swarmcli.roles.checkpoints import saving
 from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration
+from swarmcli.roles.pausing import Pauses
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.watch import RunWatch
-from swarmcli.training import STREAM, LoopResult, LoopSettings, TrainingLoop, stream_seed
+from swarmcli.training import STREAM, CollaborativeOptimizer, LoopResult, LoopSettings, TrainingLoop, stream_seed
 
 
-class Steps(Protocol):
+class Steps(CollaborativeOptimizer, Protocol):
     """What takes the loop's steps: the Optimizer itself, or a site around it."""
 
-    @property
-    def local_epoch(self) -> int: ...
-    def step(self, *, batch_size: int) -> Any: ...
-    def zero_grad(self) -> Any: ...
     def note_loss(self, loss: float, samples: int) -> None: ...
     def load_state_from_peers(self) -> bool: ...
 
@@ -36,16 +34,12 @@ def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume
     much; `peer.saved` says which. At the last epoch it stays a little while for those who missed the last round.
     Raises CheckpointError, at the very end, if the checkpoint could not be written.
     """
-    collaboration = Collaboration(peer, resume=resume)
-    optimizer = collaboration.optimizer
-    optimizer.give_up_when(stop.is_set)
-    watch.follow(optimizer)
-    try:
-        if resume is None:
-            collaboration.resume_own()
-        with BackgroundCheckpoints.of_run(collaboration, yields=True) as checkpoints:
-            come_into_step(collaboration, optimizer)
-            result = train(collaboration, optimizer, stop, on_step=lambda report: checkpoints.look())
+    with _holding_the_state(peer, watch, stop, resume) as collaboration:
+        optimizer = collaboration.optimizer
+        with saving(collaboration, stop.is_set, yields=True) as checkpoints:
+            with pauses_of(collaboration, stop, checkpoints.look) as pauses:
+                come_into_step(collaboration, optimizer)
+                result = train(collaboration, optimizer, stop, on_step=checkpoints.look, rest=pauses.rest)
             if result.reason == "max_epochs":
                 watch.state = "finished"
         peer.saved = checkpoints.outcome
@@ -54,9 +48,45 @@ def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume
         checkpoints.require()
         peer.saved = checkpoints.outcome
         return result
+
+
+@contextmanager
+def _holding_the_state(
+    peer: RunPeer, watch: RunWatch, stop: threading.Event, resume: str | None
+) -> Iterator[Collaboration]:
+    """What a trainer or a monitor works with, from the checkpoint that `resume` names or else its own newest one. At
+    the end its summary is written, and it says goodbye."""
+    collaboration = Collaboration(peer, resume=resume)
+    collaboration.optimizer.give_up_when(stop.is_set)
+    with _following(collaboration, watch):
+        if resume is None:
+            collaboration.resume_own()
+        yield collaboration
+
+
+@contextmanager
+def _following(collaboration: Collaboration, watch: RunWatch) -> Iterator[None]:
+    watch.follow(collaboration.optimizer)
+    try:
+        yield
     finally:
-        peer.leave_summary(optimizer)
+        collaboration.peer.leave_summary(collaboration.optimizer)
         collaboration.close()
+
+
+def pauses_of(
+    collaboration: Collaboration, stop: threading.Event, after_step: Callable[[], object] = lambda: None
+) -> Pauses:
+    """What lets the peer of this collaboration pause, and leave when its user asks for it."""
+    peer = collaboration.peer
+    return Pauses(
+        peer.activity,
+        collaboration.optimizer,
+        stop,
+        last_epoch=peer.recipe.max_epochs,
+        after_step=after_step,
+        say=lambda text: peer.events.emit(Noticed("info", text)),
+    )
 
 
 def come_into_step(collaboration: Collaboration, steps: Steps) -> None:
@@ -73,15 +103,21 @@ def train(
     steps: Steps,
     stop: threading.Event,
     *,
-    on_step: Callable[[object], object] | None = None,
+    on_step: Callable[[], object] = lambda: None,
+    rest: Callable[[], bool] = lambda: False,
 ) -> LoopResult:
-    """Computes until `stop` is set, the run has ended or the data has."""
+    """Computes until `stop` is set, the run has ended or the data has. `rest`: see TrainingLoop."""
     peer, recipe = collaboration.peer, collaboration.peer.recipe
 
-    def after_step(report: object) -> None:
+    pace = peer.pace.share
+
+    def after_step() -> None:
+        nonlocal pace
         peer.processors.take()
-        if on_step is not None:
-            on_step(report)
+        if (share := peer.pace.share) != pace:
+            collaboration.optimizer.expect_pace(share / pace)
+            pace = share
+        on_step()
 
     peer.processors.take()
     loop = TrainingLoop(
@@ -97,8 +133,10 @@ def train(
             older_streams=[collaboration.resumed / STREAM] if collaboration.resumed else [],
         ),
         compute=collaboration.compute,
+        pace=peer.pace,
         on_loss=steps.note_loss,
         on_step=after_step,
+        rest=rest,
     )
     return loop.run(stop)
 
@@ -112,16 +150,15 @@ def run_monitor(
     for a little while, as trainers do. Raises CheckpointError, at the very end, if the last checkpoint could not be
     written.
     """
-    collaboration = Collaboration(peer, resume=resume)
-    optimizer, recipe = collaboration.optimizer, peer.recipe
-    optimizer.give_up_when(stop.is_set)
-    watch.follow(optimizer)
-    try:
-        if resume is None:
-            collaboration.resume_own()
-        with BackgroundCheckpoints.of_run(collaboration, yields=False) as checkpoints:
+    with _holding_the_state(peer, watch, stop, resume) as collaboration:
+        optimizer, recipe = collaboration.optimizer, peer.recipe
+        with (
+            saving(collaboration, stop.is_set, yields=False) as checkpoints,
+            pauses_of(collaboration, stop) as pauses,
+        ):
             while not stop.is_set() and (recipe.max_epochs is None or optimizer.local_epoch < recipe.max_epochs):
-                optimizer.step(batch_size=0)
+                if not pauses.rest():
+                    optimizer.step(batch_size=0)
                 checkpoints.look()
             finished = not stop.is_set()
             if finished:
@@ -136,19 +173,13 @@ def run_monitor(
                     pass
         checkpoints.require()
         peer.saved = checkpoints.outcome
-    finally:
-        peer.leave_summary(optimizer)
-        collaboration.close()
 
 
 def run_auxiliary(peer: RunPeer, watch: RunWatch, stop: threading.Event) -> None:
     """Helps in every round until told to stop, or until the run has reached its last epoch."""
     collaboration = Collaboration(peer, auxiliary=True)
     optimizer, last = collaboration.optimizer, peer.recipe.max_epochs
-    watch.follow(optimizer)
-    try:
+    with _following(collaboration, watch), pauses_of(collaboration, stop) as pauses:
         while not stop.is_set() and (last is None or optimizer.local_epoch < last):
-            optimizer.step()
-    finally:
-        peer.leave_summary(optimizer)
-        collaboration.close()
+            if not pauses.rest():
+                optimizer.step()

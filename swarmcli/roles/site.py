@@ -32,10 +32,13 @@ from torch import nn
 from swarmcli.network import wire
 from swarmcli.optim.modes.base import SiteHooks
 from swarmcli.recipe import Recipe
+from swarmcli.recipe.limit_store import LimitStore
+from swarmcli.roles.activity import HASTY_SECONDS
 from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration, resumed_place
+from swarmcli.roles.lending import limit_card
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.processors import sharing_processors
-from swarmcli.roles.run import come_into_step, train
+from swarmcli.roles.run import come_into_step, pauses_of, train
 from swarmcli.roles.site_state import SiteState, load_share
 from swarmcli.roles.watch import RunWatch
 from swarmcli.sites.checkpoint import SiteShards
@@ -163,10 +166,20 @@ def run_site_leader(
     state = SiteState(collaboration, site, commands)
     optimizer.give_up_when(stop.is_set)
     watch.follow(optimizer)
-    with SiteLeader(commands, optimizer, collaboration.model, mode.gradients, wants_to_stop=stop) as leader:
+    pauses = pauses_of(collaboration, stop)
+    with SiteLeader(
+        commands,
+        optimizer,
+        collaboration.model,
+        mode.gradients,
+        wants_to_stop=stop,
+        rest=pauses.rest,
+        heed=lambda: peer.activity.stop(HASTY_SECONDS),
+    ) as leader:
         try:
             state.load(place, restarted=restarted)
-            result = _lead(collaboration, leader, mode, state, watch, on_epoch)
+            with pauses:
+                result = _lead(collaboration, leader, mode, state, watch, on_epoch)
         finally:
             peer.leave_summary(optimizer)
             collaboration.close()
@@ -202,7 +215,7 @@ def _lead(
     optimizer, seen = collaboration.optimizer, collaboration.optimizer.local_epoch
     with saving as saved:
 
-        def after_step(report: object) -> None:
+        def after_step() -> None:
             nonlocal seen
             saved.look()
             if optimizer.local_epoch != seen:
@@ -230,7 +243,8 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
     introduction = wire.decode(Introduction, site.share())
     home = home or recipe.output_dir / recipe.run_id / introduction.home
     task = build_task(recipe)
-    check_memory(recipe, task.build_model(outline=True), "trainer", compute)
+    limits = LimitStore(recipe).limits
+    check_memory(recipe, task.build_model(outline=True), "trainer", compute, limits=limits)
     model = task.build_model().to(compute.device)
     mode = following(recipe, site, model, home)
     seed = stream_seed_of(recipe, introduction, site.rank)
@@ -245,6 +259,9 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
             recipe.max_epochs,
             stream_file=(home / STREAM).with_stem(f"stream-{site.rank}"),
         )
+        processors.limit(limits.threads)
+        if compute.device.type == "cuda":
+            limit_card(compute.device, limits.gpu_memory)
         processors.take()
         loop = TrainingLoop(
             task, model, member, settings, compute=compute, on_loss=member.note_loss, on_step=processors.take

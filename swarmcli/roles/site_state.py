@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from swarmcli.checkpoints.keeping import Keep
+from swarmcli.checkpoints.layout import checkpoints_below, epoch_of
 from swarmcli.errors import CheckpointError
 from swarmcli.roles.checkpoints import BackgroundCheckpoints, not_saved, store_of
 from swarmcli.roles.collaboration import Collaboration
@@ -18,7 +20,7 @@ from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import Site
-from swarmcli.training import Checkpoint, CheckpointStore, checkpoints_below, epoch_of, load_checkpoint
+from swarmcli.training import Checkpoint, CheckpointStore, load_checkpoint
 from swarmcli.training.shares import load_newest
 
 logger = logging.getLogger(__name__)
@@ -35,7 +37,7 @@ class SiteState:
         peer, inner = collaboration.peer, collaboration.optimizer.opt
         self._collaboration, self._site, self._home = collaboration, site, peer.home.path
         self._run_id = peer.recipe.run_id
-        self._last = CheckpointStore(self._home / LAST, self._run_id, keep=KEPT)
+        self._last = CheckpointStore(self._home / LAST, self._run_id, keep=Keep(KEPT))
         self._sharded: ZeroRedundancyOptimizer | None = None
         self._shards: SiteShards | None = None
         self._saving: BackgroundCheckpoints | None = None

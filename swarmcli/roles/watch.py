@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from coordinator_web.source import Health, PeerStatus, RunStatus, State
-from swarmcli.events import EpochAdvanced, EpochReported, Event, ReachabilityChanged
-from swarmcli.network.addresses import Scope
+from swarmcli.events import Evaluated, Event, ReachabilityChanged
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.progress import seconds_until
 from swarmcli.recipe import HuggingFaceDataset
-from swarmcli.recipe.link import scope_of_places
+from swarmcli.recipe.link import command_of, reach_in_words
+from swarmcli.roles.epoch_history import EpochHistory
+from swarmcli.roles.peer import access_in_words
 
 if TYPE_CHECKING:
     from swarmcli.optim import Optimizer, PeerReport
-    from swarmcli.recipe import Link, Recipe
+    from swarmcli.recipe import Recipe
     from swarmcli.roles.peer import RunPeer
 
 
 MOST_NAMED = 4  # peers in an alarm
-RECENT_EPOCHS = 10  # by which the run's end is estimated, and over which the peers' shares are taken
-LOSSES = 60  # epochs whose loss is kept
-T = TypeVar("T")
 
 Expected = Mapping[PeerID, tuple[float, float]]  # what each peer should have by now: samples, and its rate
 
@@ -43,6 +40,7 @@ class RunWatch:
         self._started = peer.journal.clock()
         self._history = EpochHistory()
         self._reach = peer.dht.reach.sentence()
+        self._evaluation: Evaluated | None = None
         self._unsubscribe = peer.events.subscribe(self._note)
         self.state: State | None = None  # what the role says that it does; None: told from the optimizer
 
@@ -55,8 +53,11 @@ class RunWatch:
 
     def _note(self, event: Event) -> None:
         self._history.note(event)
-        if isinstance(event, ReachabilityChanged):
-            self._reach = event.sentence
+        match event:
+            case ReachabilityChanged():
+                self._reach = event.sentence
+            case Evaluated():
+                self._evaluation = replace(event, time=self._peer.journal.clock())
 
     def look(self) -> RunStatus:
         """The run as this peer sees it now."""
@@ -76,6 +77,7 @@ class RunWatch:
             max_epochs=recipe.max_epochs,
             losses=tuple(self._history.losses()),
             last_epoch=self._history.last,
+            evaluation=self._evaluation,
             mode=mode_in_words(recipe),
             join_line=command_of(link) if link else self._join_line,
             link=str(link or ""),
@@ -90,7 +92,11 @@ class RunWatch:
             return status
         epoch, expected = max(optimizer.global_progress.epoch, optimizer.local_epoch), optimizer.expected_samples()
         peers = self._peers(optimizer, epoch, expected, status.now)
-        counted = [expected.get(PeerID.parse(each.peer_id), (0.0, 0.0)) for each in peers if each.counts]
+        evaluation, evaluation_by = self._evaluation, ""
+        if evaluation is None:
+            evaluation, evaluation_by = evaluation_of_others(optimizer.peers(), epoch)
+        by_text = {peer.text: each for peer, each in expected.items()}
+        counted = [by_text.get(each.peer_id, (0.0, 0.0)) for each in peers if each.counts]
         samples = min(float(recipe.target_batch_size), sum(done for done, _ in counted))
         eta = seconds_until(recipe.target_batch_size - samples, sum(rate for _, rate in counted))
         state = self._state(optimizer, peers)
@@ -103,6 +109,8 @@ class RunWatch:
             eta_seconds=eta if math.isfinite(eta) and state != "stranded" else None,
             run_eta_seconds=self._run_eta(epoch, eta) if state in ("training", "averaging") else None,
             alarm=alarm(optimizer),
+            evaluation=evaluation,
+            evaluation_by=evaluation_by,
             peers=tuple(peers),
         )
 
@@ -115,9 +123,9 @@ class RunWatch:
         phase = optimizer.report().phase
         if phase in ("joining", "stranded"):
             return "synchronizing" if phase == "joining" else "stranded"
-        if not any(peer.role == "trainer" for peer in peers):
-            return "waiting"
-        return "averaging" if optimizer.is_averaging else "training"
+        if optimizer.is_averaging:
+            return "averaging"
+        return "training" if any(peer.role == "trainer" and peer.health != "paused" for peer in peers) else "waiting"
 
     def _run_eta(self, epoch: int, eta: float) -> float | None:
         """By what the latest epochs took; None while none is known, nobody computes, or the run has no end."""
@@ -130,20 +138,24 @@ class RunWatch:
     def _peers(self, optimizer: Optimizer, epoch: int, expected: Expected, now: float) -> list[PeerStatus]:
         """This peer first. A report's age is told by swarm time; the moment, like all others here, by this clock."""
         own, apart, swarm_now = optimizer.report(), optimizer.peers_apart(), self._peer.dht.clock.now()
-        health: Health = "waiting" if own.phase == "stranded" else "in step"
-        rows = [replace(_row(self._peer.peer_id, own, expected), me=True, last_seen=now, health=health)]
-        for peer, report in optimizer.peers().items():
+        others = optimizer.peers()
+        reports = {self._peer.peer_id: own, **others}
+        shares = self._history.shares({peer.text: report.samples_per_second for peer, report in reports.items()})
+        health: Health = "paused" if _pauses(own) else "waiting" if own.phase == "stranded" else "in step"
+        rows = [_row(self._peer.peer_id, own, expected, shares, last_seen=now, health=health, me=True)]
+        for peer, report in others.items():
             age = min(optimizer.seconds_since_heard(peer), swarm_now - report.time)
             if not optimizer.answers(peer):
                 health = "not answering"
+            elif _pauses(report):
+                health = "paused"
             elif peer in apart:
                 health = "waiting" if apart[peer].phase == "stranded" else "another model"
             else:
                 health = self._in_step(report, own, epoch, age)
             # In whole tenths: a page is sent what has changed, and a moment that is told from an age never stays.
-            rows.append(replace(_row(peer, report, expected), last_seen=round(now - age, 1), health=health))
-        shares = self._history.shares({row.peer_id: row.samples_per_second for row in rows})
-        return [replace(row, share=shares.get(row.peer_id)) for row in rows]
+            rows.append(_row(peer, report, expected, shares, last_seen=round(now - age, 1), health=health))
+        return rows
 
     def _in_step(self, report: PeerReport, own: PeerReport, epoch: int, age: float) -> Health:
         """A report on its way looks like one epoch behind, and an old one like the epochs that have passed since: both
@@ -154,9 +166,22 @@ class RunWatch:
         return "behind" if report.epoch < epoch - 1 - passed or unlike else "in step"
 
 
-def command_of(link: Link) -> str:
-    """What a stranger types. In double quotes, which every shell knows: a link holds a question mark."""
-    return f'swarm join "{link}"'
+def evaluation_of_others(reports: Mapping[PeerID, PeerReport], epoch: int) -> tuple[Evaluated | None, str]:
+    """The middle one of what others say that they have measured, and who says so: a claim all the same. Each has one
+    voice, monitors alone where there are any, and none tells of epochs to come."""
+    voices = [each for each in reports.values() if each.evaluation is not None and each.evaluation.epoch <= epoch]
+    voices = [each for each in voices if each.role == "monitor"] or voices
+    if not voices:
+        return None, ""
+    middle = sorted(voices, key=lambda each: each.evaluation.loss if each.evaluation else 0.0)[(len(voices) - 1) // 2]
+    told = middle.evaluation
+    assert told is not None
+    by = f"by {middle.name or middle.role}" if len(voices) == 1 else f"the middle of what {len(voices)} peers say"
+    return Evaluated(told.epoch, told.loss, told.samples), by
+
+
+def _pauses(report: PeerReport) -> bool:
+    return report.pause in ("pausing", "paused")
 
 
 def install_command(recipe: Recipe) -> str:
@@ -165,93 +190,24 @@ def install_command(recipe: Recipe) -> str:
     return 'pipx install "swarmcli[datasets]"' if hub else "pipx install swarmcli"
 
 
-def reach_in_words(link: Link) -> str:
-    """For whom a link is no use; "" if it is for everyone."""
-    match scope_of_places(link.places):
-        case Scope.HOST:
-            return "This link works on this machine only: no other address is known at which this peer can be dialed."
-        case Scope.LAN:
-            return "This link works within this network only."
-        case _:
-            return ""
-
-
-def access_in_words(recipe: Recipe) -> str:
-    """What else than the link it takes to join; "" if nothing."""
-    if recipe.access == "open":
-        return ""
-    return (
-        "This run is closed: whoever joins needs an invitation, which its owner puts into a link with `swarm invite`."
-    )
-
-
-class EpochHistory:
-    """What the last epochs were like, by this peer's own steps and by what others report of theirs."""
-
-    def __init__(self) -> None:
-        self.last: EpochAdvanced | None = None  # of those that were stepped here
-        self.lengths: deque[float] = deque(maxlen=RECENT_EPOCHS)  # seconds
-        self._reached = -1  # this epoch
-        self._own: dict[int, float] = {}  # epoch → this peer's loss
-        self._reports: dict[int, dict[str, EpochReported]] = {}  # epoch → peer → what it told
-
-    def note(self, event: Event) -> None:
-        match event:
-            case EpochAdvanced():
-                self._reached = event.epoch
-                if event.samples:  # otherwise its state was another peer's, and nobody knows how long it took
-                    self.last = event
-                    if event.seconds > 0:
-                        self.lengths.append(event.seconds)
-                if event.loss is not None:
-                    self._own = {**self._own, event.epoch: event.loss}
-            case EpochReported():
-                told = {**self._reports.get(event.epoch, {}), event.peer: event}
-                self._reports = {**self._reports, event.epoch: told}
-            case _:
-                return
-        # Replaced and never changed: `look` reads them in other threads. Of epochs that are yet to come anybody can
-        # claim anything, so only the nearest of those are kept.
-        self._own, self._reports = _last(self._own, self._reached), _last(self._reports, self._reached)
-
-    def losses(self) -> list[float]:
-        """The swarm's, by epoch, up to the one that this peer has reached: the mean of what was reported, weighted by
-        rates, and this peer's own where nobody has told anything."""
-        told = {epoch: _mean(reports.values()) for epoch, reports in self._reports.items() if epoch <= self._reached}
-        return [loss for _, loss in sorted((self._own | told).items())][-LOSSES:]
-
-    def shares(self, rates: Mapping[str, float]) -> dict[str, float]:
-        """Each peer's part, 0 to 1, of the samples that all of them computed over the last epochs.
-
-        Counts of samples run since a peer's start, so what it computed is how much its count grew; a peer that reported
-        once is not in the result. While nobody reported twice, `rates` (of those present) decide.
-        """
-        counts: dict[str, list[int]] = {}
-        for epoch, reports in self._reports.items():
-            if self._reached - RECENT_EPOCHS < epoch <= self._reached:
-                for report in reports.values():
-                    counts.setdefault(report.peer, []).append(report.samples)
-        return _parts({peer: max(each) - min(each) for peer, each in counts.items() if len(each) > 1}) or _parts(rates)
-
-
-def _last(by_epoch: Mapping[int, T], reached: int) -> dict[int, T]:
-    return {epoch: each for epoch, each in by_epoch.items() if reached - LOSSES < epoch <= reached + 2}
-
-
-def _mean(reports: Iterable[EpochReported]) -> float:
-    weighted = [(report.loss, max(report.samples_per_second, 1e-3)) for report in reports]
-    return math.fsum(loss * weight for loss, weight in weighted) / math.fsum(weight for _, weight in weighted)
-
-
-def _parts(amounts: Mapping[str, float]) -> dict[str, float]:
-    total = math.fsum(amounts.values())
-    return {peer: amount / total for peer, amount in amounts.items()} if 0.0 < total < math.inf else {}
-
-
-def _row(peer: PeerID, report: PeerReport, expected: Expected) -> PeerStatus:
+def _row(
+    peer: PeerID,
+    report: PeerReport,
+    expected: Expected,
+    shares: Mapping[str, float],
+    *,
+    last_seen: float,
+    health: Health,
+    me: bool = False,
+) -> PeerStatus:
+    """Made at once: of a thousand, to replace fields afterwards takes longer than all the rest."""
     failed = report.last_outcome in ("failed", "undecided")
     return PeerStatus(
         peer_id=peer.text,
+        me=me,
+        last_seen=last_seen,
+        health=health,
+        share=shares.get(peer.text),
         role=report.role,
         epoch=report.epoch,
         name=report.name,
@@ -274,8 +230,8 @@ def alarm(optimizer: Optimizer) -> str:
             return f"This peer waits: nobody whom it can reach holds the state of this run. {REMEDY}"
         holds = "holds" if len(holders) == 1 else "hold"
         return f"This peer waits: {_named(holders)} {holds} the state of this run, out of its reach. {REMEDY}"
-    if not apart:
-        return ""
+    if not apart or not any(each.role == "trainer" for each in (own, *optimizer.peers().values())):
+        return ""  # before the first trainer comes a monitor and an auxiliary have each begun one of their own
     here = [report for peer, report in optimizer.peers().items() if peer not in apart and report.role != "auxiliary"]
     with_us = _named([each for each in (own, *here) if each.phase in ("training", "following")] or [own])
     training = [report for report in apart.values() if report.phase != "stranded"]

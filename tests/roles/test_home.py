@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from swarmcli.errors import SwarmError
-from swarmcli.roles.home import Home
+from swarmcli.machine.registry import LocalPeer
+from swarmcli.roles.home import Home, running_beside
 
 
 def test_each_peer_takes_the_first_free_home(tmp_path: Path) -> None:
@@ -71,3 +74,54 @@ def test_the_token_of_a_dashboard_outlives_a_restart_and_is_this_users_alone(tmp
         assert file.stat().st_mode & 0o777 == 0o600
         file.write_text("")
         assert again.dashboard_token() not in (token, "")
+
+
+ME = 10.0  # when this peer was started
+
+
+def neighbour(runs: Path, name: str, *, started: float = 1.0, run_id: str = "r", api: str = "http://") -> LocalPeer:
+    return LocalPeer(1, started, "trainer", run_id, str(runs / name), api=api)
+
+
+def tell(runs: Path, name: str, *ports: int) -> None:
+    (runs / name).mkdir()
+    (runs / name / "peer.json").write_text(json.dumps({"addresses": [f"tcp://127.0.0.1:{port}" for port in ports]}))
+
+
+def test_who_begins_without_contacts_joins_those_who_run_beside_it(tmp_path: Path) -> None:
+    me = neighbour(tmp_path, "trainer-9", started=ME, api="")
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as closed:
+        port, nobody = listener.getsockname()[1], closed.getsockname()[1]
+        closed.close()
+        for name in ("monitor-1", "other-run", "younger", "trainer-9"):
+            tell(tmp_path, name, port)
+        tell(tmp_path, "killed", nobody)
+        tell(tmp_path, "half", nobody, port)
+        tell(tmp_path.parent, f"{tmp_path.name}-elsewhere", port)
+
+        def found(*living: LocalPeer) -> list[str]:
+            return running_beside(me, lambda: living, seconds=0.0)
+
+        assert found(neighbour(tmp_path, "monitor-1"), me) == [f"tcp://127.0.0.1:{port}"]
+        assert found(neighbour(tmp_path, "half"), me) == [f"tcp://127.0.0.1:{port}"]
+        assert found(me) == []  # not itself
+        assert found(neighbour(tmp_path, "other-run", run_id="another"), me) == []
+        assert found(neighbour(tmp_path, "younger", started=ME + 1), me) == []  # or both would wait for each other
+        assert found(neighbour(tmp_path, "killed"), me) == []
+        assert found(neighbour(tmp_path.parent, f"{tmp_path.name}-elsewhere"), me) == []
+
+
+def test_it_waits_for_one_that_has_begun_and_is_not_ready_yet(tmp_path: Path) -> None:
+    me = neighbour(tmp_path, "trainer-2", started=ME)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        looks = 0
+
+        def living() -> list[LocalPeer]:
+            nonlocal looks
+            looks += 1
+            if looks == 2:
+                tell(tmp_path, "trainer-1", listener.getsockname()[1])
+            return [neighbour(tmp_path, "trainer-1", api="")]
+
+        assert len(running_beside(me, living)) == 1
+    assert looks == 2

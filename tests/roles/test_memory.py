@@ -33,9 +33,11 @@ def collaborating(directory: Path, role: Role, *overrides: str, **options: Any) 
             made.close()
 
 
-def test_an_auxiliary_has_the_shapes_of_a_model_and_no_more(tmp_path: Path) -> None:
-    with collaborating(tmp_path, "auxiliary", auxiliary=True):
-        pass  # whatever is loaded once
+def test_an_auxiliary_has_the_shapes_of_a_model_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(collaboration, "outline_of", lambda recipe: torch.nn.Linear(2, 2, device="meta"))
+        with collaborating(tmp_path, "auxiliary", auxiliary=True):
+            pass  # whatever is loaded once
     before = psutil.Process().memory_info().rss
     with collaborating(tmp_path, "auxiliary", *LARGE, auxiliary=True) as made:
         assert sum(parameter.numel() for parameter in made.model.parameters()) > 50e6
@@ -54,5 +56,18 @@ def test_a_monitor_holds_the_model_in_host_memory(
 
 
 class FakeOptimizer:
+    """Of a peer that is alone."""
+
+    use_gradient_averaging = True
+
+    def report(self) -> None:
+        """Nobody asks within this test."""
+
+    def peers(self) -> dict[Any, Any]:
+        return {}
+
+    def answers(self, peer: Any) -> bool:
+        return False
+
     def shutdown(self) -> None:
         """Nothing was started."""

@@ -8,9 +8,10 @@ import psutil
 import pytest
 import torch
 
+from swarmcli.machine.registry import VARIABLE, Entry, LocalPeer, LocalPeers
 from swarmcli.optim.config import Role
 from swarmcli.roles import processors
-from swarmcli.roles.processors import VARIABLE, LocalPeer, LocalPeers, ProcessorShare, sharing_processors
+from swarmcli.roles.processors import ProcessorShare, sharing_processors
 from swarmcli.threads import on_all_threads
 from tests.test_threads import in_a_thread
 from tests.training.small_tasks import small
@@ -22,7 +23,10 @@ class Registry(LocalPeers):
     def __init__(self) -> None:
         self.peers: set[LocalPeer] = set()
 
-    def enter(self, peer: LocalPeer) -> None:
+    def has(self, peer: LocalPeer, *, token: bool) -> bool:
+        return peer in self.peers
+
+    def write(self, peer: LocalPeer, token: str) -> None:
         self.peers.add(peer)
 
     def living(self) -> list[LocalPeer]:
@@ -40,7 +44,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
 
     def counts(threads: int, *peers: LocalPeer) -> list[int]:
         registry = Registry()
-        shares = [ProcessorShare(registry, each, threads) for each in peers]
+        shares = [ProcessorShare(registry, Entry(registry, each), threads) for each in peers]
         for share in shares:
             share.count()
         return [share.count() for share in shares]
@@ -63,9 +67,9 @@ def test_those_who_compute_now_and_then_take_nothing_from_trainers(counts: Calla
 
 def test_the_share_follows_who_comes_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry()
-    share = ProcessorShare(registry, peer(1), 4)
+    share = ProcessorShare(registry, Entry(registry, peer(1)), 4)
     assert share.count() == 4
-    registry.enter(peer(2))
+    registry.write(peer(2), "")
     assert share.count() == 4  # it does not look at every step
     monkeypatch.setattr(processors, "LOOK_SECONDS", 0.0)
     assert share.count() == 2
@@ -73,9 +77,23 @@ def test_the_share_follows_who_comes_and_leaves(monkeypatch: pytest.MonkeyPatch)
     assert share.count() == 4
 
 
+def test_a_limit_of_threads_is_divided_too(counts: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    first, second = (ProcessorShare(registry, Entry(registry, peer(number)), 8) for number in (1, 2))
+    own = ProcessorShare(registry, Entry(registry, peer(3)), 3, shared=False)  # who chose three
+    for share in (first, second, own):
+        share.limit(5)
+        share.count()
+    assert [share.count() for share in (first, second, own)] == [2, 2, 1]
+    for share in (first, own):
+        share.limit(None)
+    assert (first.count(), own.count()) == (3, 3)
+
+
 def test_where_nobody_can_be_seen_the_share_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert ProcessorShare(LocalPeers(tmp_path / "file" / "registry"), peer(1), 4).count() == 4
+    registry = LocalPeers(tmp_path / "file" / "registry")
+    assert ProcessorShare(registry, Entry(registry, peer(1)), 4).count() == 4
 
 
 def test_the_thread_that_computes_and_the_teams_of_others_follow(

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from swarmcli.events import EpochAdvanced, EpochReported, Event, Events, ReachabilityChanged
+from swarmcli.events import EpochAdvanced, EpochReported, Evaluated, Event, Events, ReachabilityChanged
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.roles.watch import RunWatch, alarm, mode_in_words
 from tests.recipe.recipes import small
@@ -36,18 +36,20 @@ class FakeOptimizer:
 
     def __init__(self, target: int, epoch: int = 0) -> None:
         self.target, self.rate, self.phase, self.local_epoch = target, 64.0, "training", epoch
+        self.role = "trainer"
         self.age = 1.0
         self.others: dict[PeerID, SimpleNamespace] = {}
         self.apart: dict[PeerID, SimpleNamespace] = {}
         self.silent: set[PeerID] = set()
         self.is_averaging = False
+        self.pause = ""
 
     @property
     def global_progress(self) -> SimpleNamespace:
         return SimpleNamespace(epoch=self.local_epoch)
 
     def report(self) -> SimpleNamespace:
-        return told("me", self.local_epoch, self.phase, rate=self.rate)
+        return told("me", self.local_epoch, self.phase, rate=self.rate, pause=self.pause, role=self.role)
 
     def peers(self) -> dict[PeerID, SimpleNamespace]:
         return self.others
@@ -71,7 +73,7 @@ def told(
     usual = {
         "role": role, "name": name, "epoch": epoch, "phase": phase, "samples_per_second": rate, "loss": 2.0,
         "lineage": "aa", "device": "cpu", "client_mode": True, "drift": None, "last_outcome": "committed",
-        "last_reason": "", "time": 0.0,
+        "last_reason": "", "time": 0.0, "pause": "", "evaluation": None,
     }  # fmt: skip
     return SimpleNamespace(**usual | more)
 
@@ -114,6 +116,39 @@ def test_it_tells_who_can_dial_this_peer_as_it_was_found_out_last() -> None:
     assert watch.look().reach == "finding out"
     hear(watch, ReachabilityChanged(True, "internet", (), "others can dial this peer"))
     assert watch.look().reach == "others can dial this peer"
+
+
+def test_it_tells_the_last_evaluation_of_this_peer() -> None:
+    watch = watching(FakeOptimizer(0, epoch=20))
+    assert watch.look().evaluation is None
+    for epoch_number in (10, 20):
+        hear(watch, Evaluated(epoch_number, 2.5, 256))
+    found = watch.look().evaluation
+    assert found is not None and (found.epoch, found.loss) == (20, 2.5)
+
+
+def test_the_evaluations_of_others_are_shown_with_whose_word_they_are() -> None:
+    def measured(epoch: int, loss: float) -> SimpleNamespace:
+        return SimpleNamespace(epoch=epoch, loss=loss, samples=256)
+
+    optimizer = FakeOptimizer(0, epoch=20)
+    watch = watching(optimizer)
+    a, b, c, d = [Identity.from_seed(seed).peer_id for seed in (11, 12, 13, 14)]
+    optimizer.others = {
+        a: told("Ada", 20, evaluation=measured(10, 2.5)),
+        b: told("Eve", 20, evaluation=measured(21, 0.0)),
+    }
+    status = watch.look()
+    assert status.evaluation is not None and (status.evaluation.epoch, status.evaluation.loss) == (10, 2.5)
+    assert status.evaluation_by == "by Ada", "nobody tells of epochs to come"
+    for peer, loss in ((b, 0.0), (c, 3.0), (d, 3.1)):
+        optimizer.others[peer] = told("M", 20, "following", role="monitor", evaluation=measured(20, loss))
+    status = watch.look()
+    assert status.evaluation is not None and status.evaluation.loss == 3.0, "one that lies does not move the middle"
+    assert status.evaluation_by == "the middle of what 3 peers say"
+    hear(watch, Evaluated(10, 2.6, 256))
+    status = watch.look()
+    assert status.evaluation is not None and (status.evaluation.loss, status.evaluation_by) == (2.6, "")
 
 
 def test_the_loss_of_an_epoch_is_the_swarms_weighted_by_rates() -> None:
@@ -159,12 +194,25 @@ def test_shares_are_what_the_counts_of_samples_grew_by() -> None:
         ({"lineage": "another"}, "behind"),
         ({"lineage": ""}, "in step"),  # an auxiliary holds none
         ({"epoch": 8}, "in step"),
+        ({"epoch": 5, "pause": "paused"}, "paused"),  # however far it is behind by now
+        ({"pause": "pausing"}, "paused"),
+        ({"epoch": 5, "pause": "returning"}, "behind"),
     ],
 )
 def test_who_is_in_step(changes: dict[str, Any], expected: str) -> None:
     optimizer = FakeOptimizer(0, epoch=7)
     optimizer.others = {Identity.from_seed(2).peer_id: told("bob", **{"epoch": 7, **changes})}
     assert watching(optimizer).look().peers[1].health == expected
+
+
+def test_a_run_in_which_everybody_pauses_waits() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    optimizer.others = {Identity.from_seed(2).peer_id: told("bob", 7, pause="paused")}
+    optimizer.pause = "paused"
+    status = watching(optimizer).look()
+    assert (status.state, [peer.health for peer in status.peers]) == ("waiting", ["paused", "paused"])
+    optimizer.pause = ""
+    assert watching(optimizer).look().state == "training"
 
 
 def test_an_old_report_of_a_quick_run_does_not_make_a_peer_look_behind() -> None:
@@ -235,6 +283,10 @@ def test_the_alarm_says_who_holds_which_model_and_what_to_do() -> None:
     optimizer.others = {other[0]: told("ada", 40), other[1]: told("garage", 38), other[2]: told("fra", 0, "assisting")}
     assert alarm(cast(Any, optimizer)) == ""
     optimizer.apart = {other[1]: optimizer.others[other[1]]}
+    optimizer.role, optimizer.others = "monitor", {other[1]: told("garage", 38, "following", role="auxiliary")}
+    assert alarm(cast(Any, optimizer)) == "", "nobody trains yet"
+    optimizer.role = "trainer"
+    optimizer.others = {other[0]: told("ada", 40), other[1]: told("garage", 38), other[2]: told("fra", 0, "assisting")}
     text = alarm(cast(Any, optimizer))
     assert text.startswith("Two models are being trained: one by me and ada (epoch 41), another by garage (epoch 38).")
     assert text.endswith("it hands the state from one to the other.") and "Start `swarm monitor`" in text

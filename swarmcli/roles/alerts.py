@@ -1,0 +1,224 @@
+"""When the owner of a run has to look at it: it stalls, nobody holds its state, or its loss goes the wrong way.
+
+Decided from what one peer sees of the run, look by look, without a clock of its own. An alert begins only after a
+while, since peers come and go and losses jump, and it ends only when what it tells of is clearly over.
+
+That somebody pauses or computes is what it says itself. Such words put the alert off, none of them for ever: otherwise
+one stranger could keep it from the owner of a run that stands still.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coordinator_web.values import Alert, AlertKind, PeerStatus, RunStatus
+
+LONGEST_GAP = 15.0  # seconds between two looks that count: this computer may have slept meanwhile
+LENGTHS = 10  # of the last epochs, by which is judged how long one takes
+
+OVERDUE_EPOCHS = 3.0  # an epoch is late by so many usual ones …
+OVERDUE_LEAST = 300.0  # … and so many seconds before that is told
+OVERDUE_FIRST = 1800.0  # while no epoch has ended yet: downloads, compilers and slow first batches take their time
+DESERTED = 600.0  # seconds for which nobody computes before that is told …
+ALL_PAUSED = 3600.0  # … and while somebody pauses who has computed lately: its user may be back from lunch
+SLOW_EPOCHS = 20.0  # an epoch that is longer than so many usual ones …
+SLOW_LEAST = 3600.0  # … and so many seconds is told whoever says that it computes
+
+DONORLESS = 60.0  # seconds; a goodbye and the next peer's first report may lie so far apart
+DONOR_BACK = 30.0
+
+SMOOTHED = 5  # epochs whose median is looked at
+RISEN_FOR = 10  # epochs
+FALLEN_FOR = 5
+NOT_A_NUMBER_FOR = 3
+RISEN_OF_PROGRESS = 0.5  # of what had been learned since the first epochs that were seen
+RISEN_OF_LOSS = 0.2  # of the least loss
+RISEN_OF_NOISE = 6.0  # times the usual difference between two epochs
+
+
+class Alerts:
+    """Keeps which alerts stand. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._overdue = _Overdue()
+        self._donors = _Donors()
+        self._loss = _Loss()
+        self._standing: dict[AlertKind, Alert] = {}
+        self._looked: float | None = None
+
+    def look(self, status: RunStatus) -> tuple[list[Alert], list[Alert]]:
+        """Alerts that begin with this look, and those that end with it. `status.now` tells the time."""
+        seconds = 0.0 if self._looked is None else status.now - self._looked
+        self._looked = status.now
+        seconds = seconds if 0.0 <= seconds <= LONGEST_GAP else 0.0
+        told = {
+            "stalled": self._overdue.look(status, seconds),
+            "no donor": self._donors.look(status, seconds),
+            "diverged": self._loss.look(status),
+        }
+        return self._settle(told, status.now)  # type: ignore[arg-type]
+
+    def _settle(self, told: Mapping[AlertKind, str], now: float) -> tuple[list[Alert], list[Alert]]:
+        begun, ended = [], []
+        for kind, text in told.items():
+            if text and kind not in self._standing:
+                self._standing[kind] = alert = Alert(id=f"{kind}-{now:.0f}", kind=kind, text=text, since=now)
+                begun.append(alert)
+            elif not text and kind in self._standing:
+                ended.append(self._standing.pop(kind))
+        return begun, ended
+
+    @property
+    def standing(self) -> tuple[Alert, ...]:
+        return tuple(self._standing.values())
+
+
+@dataclass(slots=True)
+class _Overdue:
+    """Time adds up only while the epoch should be over, or nobody computes: a long epoch is none that stalls."""
+
+    epoch: int = -1
+    since: float = 0.0  # seconds of this epoch
+    overdue: float = 0.0
+    deserted: float = 0.0
+    lengths: deque[float] = field(default_factory=lambda: deque(maxlen=LENGTHS))
+    computed: set[str] = field(default_factory=set)  # who did, in the last epoch in which anybody did
+    computed_in: int = -1
+    pausing: int = 0  # how many trainers say that they pause
+
+    def look(self, status: RunStatus, seconds: float) -> str:
+        if status.state in ("finished", "synchronizing", "stranded"):
+            self.overdue = self.deserted = 0.0
+            return ""
+        if status.epoch != self.epoch:
+            self._begin(status.epoch)
+            return ""
+        trainers = [peer for peer in status.peers if peer.role == "trainer" and peer.health not in ("left", "lost")]
+        computing = [peer for peer in trainers if peer.counts and peer.health != "paused"]
+        paused = [peer for peer in trainers if peer.health == "paused"]
+        self.pausing = len(paused)
+        if not computing and any(peer.me and self.computed <= {peer.peer_id} for peer in paused):
+            self.deserted = 0.0  # who trains alone knows that it pauses
+            return ""
+        self.since += seconds
+        if computing:
+            self._note(computing)
+            late = status.samples >= status.target or status.samples_per_second <= 0
+            self.overdue += seconds if late else 0.0
+        elif self.computed:  # otherwise nobody has begun yet
+            self.deserted += seconds
+        return self._text(DESERTED if self.computed.isdisjoint(peer.peer_id for peer in paused) else ALL_PAUSED)
+
+    def _begin(self, epoch: int) -> None:
+        if self.epoch >= 0 and epoch == self.epoch + 1:
+            self.lengths.append(self.since)
+        self.epoch, self.since, self.overdue, self.deserted = epoch, 0.0, 0.0, 0.0
+
+    def _note(self, computing: Sequence[PeerStatus]) -> None:
+        if self.computed_in != self.epoch:
+            self.computed, self.computed_in = set(), self.epoch
+        self.computed.update(peer.peer_id for peer in computing)
+        self.deserted = 0.0
+
+    def _text(self, patience: float) -> str:
+        usual = statistics.median(self.lengths) if self.lengths else None
+        if self.deserted >= patience:
+            return f"Nobody computes any more: {self._who_is_left()}."
+        if self.overdue >= (OVERDUE_FIRST if usual is None else max(OVERDUE_LEAST, OVERDUE_EPOCHS * usual)):
+            return f"Epoch {self.epoch} does not end, though enough samples should be there by now."
+        if usual is not None and self.since >= max(SLOW_LEAST, SLOW_EPOCHS * usual):
+            return f"Epoch {self.epoch} has lasted {self.since / 3600:.1f} hours, far longer than the ones before."
+        return ""
+
+    def _who_is_left(self) -> str:
+        if not self.pausing:
+            return f"epoch {self.epoch} has no trainer"
+        says = "trainer says that it pauses" if self.pausing == 1 else "trainers say that they pause"
+        return f"in epoch {self.epoch} {self.pausing} {says}, and no other is there"
+
+
+def _holds_state(peer: PeerStatus) -> bool:
+    return peer.role in ("trainer", "monitor") and peer.health in ("in step", "behind", "paused")
+
+
+@dataclass(slots=True)
+class _Donors:
+    had: bool = False
+    without: float = 0.0
+    back: float = 0.0
+    told: bool = False
+
+    def look(self, status: RunStatus, seconds: float) -> str:
+        me_without = status.state in ("synchronizing", "waiting")
+        there = any(_holds_state(peer) and not (peer.me and me_without) for peer in status.peers)
+        there = there and status.state != "stranded"
+        self.had = self.had or there
+        self.without, self.back = (0.0, self.back + seconds) if there else (self.without + seconds, 0.0)
+        lost = (self.had or status.state == "stranded") and self.without >= DONORLESS
+        self.told = lost or (self.told and self.back < DONOR_BACK)
+        if not self.told or status.state == "finished":
+            return ""
+        return (
+            "Nobody who can be reached holds the state of the run: nobody can join, and what was learned may be lost."
+        )
+
+
+class _Loss:
+    """Looks at the median of a few epochs, so that a single bad one is no news."""
+
+    def __init__(self) -> None:
+        self._epoch = -1
+        self._recent: deque[float] = deque(maxlen=SMOOTHED)
+        self._steps: deque[float] = deque(maxlen=60)
+        self._first: float | None = None
+        self._best = math.inf
+        self._odd = self._risen = self._fallen = 0  # epochs in a row
+        self._told = ""
+
+    def look(self, status: RunStatus) -> str:
+        for loss in self._news(status):
+            self._add(loss)
+        return "" if status.state == "finished" else self._told
+
+    def _news(self, status: RunStatus) -> Iterator[float]:
+        """Losses of epochs that were not looked at yet. The last one waits: it may still change, as reports arrive."""
+        losses: Sequence[float] = status.losses[:-1]
+        if not losses or status.epoch <= self._epoch:
+            return
+        count = len(losses) if self._epoch < 0 else min(len(losses), status.epoch - self._epoch)
+        self._epoch = status.epoch
+        yield from losses[-count:]
+
+    def _add(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            self._odd += 1
+            if self._odd >= NOT_A_NUMBER_FOR:
+                self._told = "The loss is no number any more."
+            return
+        self._odd = 0
+        if self._recent:
+            self._steps.append(abs(loss - self._recent[-1]))
+        self._recent.append(loss)
+        if len(self._recent) == SMOOTHED:
+            self._judge(statistics.median(self._recent))
+
+    def _judge(self, now: float) -> None:
+        if self._first is None:
+            self._first = now
+        self._best = min(self._best, now)
+        learned = self._first - self._best
+        rise = max(
+            RISEN_OF_PROGRESS * learned,
+            RISEN_OF_LOSS * abs(self._best),
+            RISEN_OF_NOISE * statistics.median(self._steps),
+        )
+        self._risen = self._risen + 1 if now > self._best + rise else 0
+        self._fallen = self._fallen + 1 if now < self._best + rise / 2 else 0
+        if self._risen >= RISEN_FOR:
+            self._told = f"The loss has risen from {self._best:.3g} to {now:.3g} and stays there."
+        elif self._fallen >= FALLEN_FOR:
+            self._told = ""

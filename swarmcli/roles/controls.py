@@ -1,0 +1,66 @@
+"""What this peer's user may change while it runs, by command or page: see `coordinator_web.control.Controls`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from coordinator_web.values import ActivityShown
+from swarmcli.errors import ControlError
+from swarmcli.recipe.limit_store import LimitStore
+from swarmcli.roles.activity import STAY_SECONDS, Activity, asked
+
+
+class PeerControls:
+    """Of one peer. For any thread."""
+
+    def __init__(
+        self,
+        activity: Activity,
+        limits: LimitStore,
+        ask_to_stop: Callable[[], object],
+        *,
+        end_process: Callable[[int], object] = os._exit,
+    ) -> None:
+        """`ask_to_stop` hears that the role ends because its user asked for it."""
+        self._activity = activity
+        self._limits = limits
+        self._ask_to_stop = ask_to_stop
+        self._end_process = end_process
+
+    def activity(self) -> ActivityShown:
+        status = self._activity.status()
+        return ActivityShown(
+            state=status.state,
+            reasons=status.reasons,
+            since=status.since,
+            sentence=status.sentence,
+            keeps=status.keeps,
+            seconds_left=status.seconds_left,
+        )
+
+    def pause(self, until: float | None) -> None:
+        """Raises ControlError when the peer is about to leave."""
+        if self._activity.status().state == "stopping":
+            raise ControlError("it is stopping already")
+        self._activity.hold(asked(until))
+
+    def resume(self) -> None:
+        """Ends the user's pause. What else holds the peer (its battery, say) goes on holding it."""
+        self._activity.release("asked")
+
+    def stop(self, *, now: bool) -> None:
+        self._activity.stop(0.0 if now else STAY_SECONDS)
+        self._ask_to_stop()
+
+    def end(self) -> None:
+        """As a third Ctrl-C does: with no goodbye, and nothing saved."""
+        self._end_process(130)
+
+    def limits(self) -> Mapping[str, Any]:
+        return {"limits": self._limits.shown()}
+
+    def change_limits(self, changes: Mapping[str, Any], *, keep: bool) -> None:
+        """Raises RecipeError, which says what such a limit may be."""
+        self._limits.change(changes, keep=keep)

@@ -1,0 +1,56 @@
+"""How much of a computer one peer takes, where that is steered: link, threads, pace and graphics card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from swarmcli.machine.share import PeerShare
+from swarmcli.roles.processors import ProcessorShare
+from swarmcli.training.pace import Pace
+
+CPU = torch.device("cpu")
+
+
+class Lending:
+    """Of one peer; its governor steers it, from any thread."""
+
+    def __init__(
+        self, limit_rates: Callable[[float | None, float | None], object], processors: ProcessorShare, pace: Pace
+    ) -> None:
+        self._limit_rates = limit_rates
+        self._processors = processors
+        self._device = CPU
+        self._share = PeerShare()
+        self.pace = pace
+
+    def compute_on(self, device: torch.device) -> None:
+        """Says which device the trainer of this process computes on."""
+        self._device = device
+        self._apply_to_device()
+
+    def take(self, share: PeerShare) -> None:
+        """From now on this peer takes so much."""
+        if (share.upload, share.download) != (self._share.upload, self._share.download):
+            self._limit_rates(share.upload, share.download)
+        self._share = share
+        self._processors.limit(share.threads)
+        self._apply_to_device()
+
+    def _apply_to_device(self) -> None:
+        on_card = self._device.type != "cpu"
+        self.pace.share = self._share.gpu if on_card else self._share.processor
+        if self._device.type == "cuda":
+            limit_card(self._device, self._share.gpu_memory)
+
+
+def limit_card(device: torch.device, limit: float | None) -> None:
+    """Lets this process take so many bytes of a CUDA device, or up to 1 that share of it; None: all of it.
+
+    Not less than it has needed already: the next batch would fail.
+    """
+    total = torch.cuda.get_device_properties(device).total_memory
+    wanted = 1.0 if limit is None else limit if limit <= 1 else limit / total
+    needed = torch.cuda.max_memory_reserved(device) / total
+    torch.cuda.set_per_process_memory_fraction(min(1.0, max(wanted, needed)), device)

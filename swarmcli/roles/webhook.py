@@ -1,0 +1,91 @@
+"""Posts alerts to an address of the owner's, as JSON: each once, tried again a few times where nobody answers.
+
+Only https, or http to this computer; no redirect is followed, since it would lead elsewhere than the owner said. What
+goes out tells of the run and holds no key, token, link or address. The address itself is often a password, so of it
+nothing but the host is ever said.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 16  # alerts; more are not worth a message each
+TIMEOUT = 10.0  # seconds for each answer of the other end
+RETRY_AFTER = (2.0, 10.0, 60.0, 300.0)  # seconds
+AGAIN = (408, 425, 429)  # answers, beside those of 500 and more, after which trying again may help
+
+
+class Webhook:
+    """A thread that posts, from the first alert until `close`."""
+
+    def __init__(
+        self, address: str, notice: Callable[[str], None], *, retry_after: tuple[float, ...] = RETRY_AFTER
+    ) -> None:
+        """`address`: as `local.webhook` allows it. `notice` is told why an alert could not be delivered."""
+        self._parts = urlsplit(address)
+        self._notice = notice
+        self._retry_after = retry_after
+        self._waiting: queue.Queue[Mapping[str, Any] | None] = queue.Queue(MAX_WAITING)
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def post(self, message: Mapping[str, Any]) -> None:
+        """Never blocks and never fails; what does not fit is dropped, and that is said."""
+        try:
+            self._waiting.put_nowait(message)
+        except queue.Full:
+            self._notice(f"an alert was not sent to {self._parts.hostname}: too many are waiting")
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="swarm-webhook", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread, at latest when the request under way is over; what waits is not sent."""
+        self._closing.set()
+        if self._thread is not None:
+            with suppress(queue.Full):
+                self._waiting.put_nowait(None)
+            self._thread.join(2.0)  # a daemon: a peer that leaves waits for nobody's server
+
+    def _run(self) -> None:
+        while not self._closing.is_set() and (message := self._waiting.get()) is not None:
+            failure = self._deliver(json.dumps(message).encode())
+            if failure:
+                self._notice(f"an alert could not be sent to {self._parts.hostname}: {failure}")
+
+    def _deliver(self, body: bytes) -> str:
+        """ "" when it has arrived, or else why not."""
+        for wait in (*self._retry_after, None):
+            failure, again = self._try(body)
+            if not failure or not again or wait is None or self._closing.wait(wait):
+                return failure
+        return ""
+
+    def _try(self, body: bytes) -> tuple[str, bool]:
+        """What went wrong, and whether trying again may help."""
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(self._parts.hostname or "", self._parts.port, timeout=TIMEOUT)
+        path = (self._parts.path or "/") + (f"?{self._parts.query}" if self._parts.query else "")
+        try:
+            connection.request("POST", path, body, {"Content-Type": "application/json", "User-Agent": "swarm"})
+            status = connection.getresponse().status
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return f"{type(error).__name__}", not isinstance(error, ValueError)
+        finally:
+            connection.close()
+        if 200 <= status < 300:
+            return "", False
+        if 300 <= status < 400:
+            return "it answers with a redirect; give the address to which that leads", False
+        return f"it answers with status {status}", status >= 500 or status in AGAIN
