@@ -2,134 +2,181 @@
 
 from __future__ import annotations
 
-import html
-import io
 from collections.abc import Sequence
-from pathlib import Path
-from string import Template
+from dataclasses import replace
 from typing import Annotated, Any
 
-import segno
-from fastapi import APIRouter, FastAPI, HTTPException, Query
-from fastapi.responses import FileResponse, Response, StreamingResponse
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
+from fastapi.responses import Response, StreamingResponse
 
+from coordinator_web.archive import TarOfDirectory
+from coordinator_web.control import Controls, brings, control
 from coordinator_web.feed import Feed, encode
 from coordinator_web.guard import Guard
-from coordinator_web.source import DashboardSource, RunStatus
-
-STATIC = Path(__file__).parent / "static"
-ASSETS = {  # a list and not a directory: nothing else is ever served
-    "app.js": "text/javascript",
-    "chart.js": "text/javascript",
-    "format.js": "text/javascript",
-    "copy.js": "text/javascript",
-    "icon.svg": "image/svg+xml",
-    "join.js": "text/javascript",
-    "lists.js": "text/javascript",
-    "style.css": "text/css",
-}
+from coordinator_web.pages import pages
+from coordinator_web.source import DashboardSource
+from coordinator_web.tables import EXPORTS, csv_of
+from coordinator_web.views import SORTED_BY
+from swarmcli.journal import Axis
 
 After = Annotated[int, Query(ge=-1, le=2**62, description="only rows above this epoch or id")]
 Limit = Annotated[int, Query(ge=1, le=2000, description="at most this many rows")]
+Offset = Annotated[int, Query(ge=0, le=2**31, description="after this many rows")]
+Sort = Annotated[str, Query(pattern=f"^(-?({'|'.join(SORTED_BY)}))?$", description="a minus before it: backwards")]
+Search = Annotated[str, Query(max_length=100)]
+From = Annotated[
+    float | None, Query(alias="from", ge=0, le=1e11, allow_inf_nan=False, description="seconds since 1970")
+]
+To = Annotated[float | None, Query(alias="to", ge=0, le=1e11, allow_inf_nan=False, description="seconds since 1970")]
 
 
-def create_app(source: DashboardSource, *, token: str | None = None, hosts: Sequence[str] = ()) -> FastAPI:
-    """The dashboard of one run. It only shows; nothing in it changes anything.
+def create_app(
+    source: DashboardSource,
+    *,
+    token: str | None = None,
+    hosts: Sequence[str] = (),
+    controls: Controls | None = None,
+    control_token: str = "",
+) -> FastAPI:
+    """The dashboard of one run. Without `controls` it only shows, and nothing in it changes anything.
 
     `token`: whoever wants to look has to know it (None: everyone who reaches the port may look).
     `hosts`: names by which browsers may ask for it, beyond addresses and localhost.
+    `controls`: what its own user may change, with the `control_token`.
     """
     app = FastAPI(title="swarm", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.feed = Feed(source)
-    app.include_router(_api(source, app.state.feed), prefix="/api/v1")
-    app.include_router(_page(source))
-    app.add_middleware(Guard, hosts=tuple(hosts), token=token)
+    app.state.source, app.state.feed = source, Feed(source)
+    app.state.control_token = control_token if controls is not None else ""
+    app.include_router(api)
+    app.include_router(pages(source))
+    if controls is not None:
+        app.include_router(control(controls, control_token), prefix="/api/v1")
+    app.add_middleware(Guard, hosts=tuple(hosts), token=token, control=control_token or None)
     return app
 
 
-def _api(source: DashboardSource, feed: Feed) -> APIRouter:
-    """Plain functions run in worker threads, so reading the journal does not hold up the loop."""
-    api = APIRouter()
+api = APIRouter(prefix="/api/v1")  # its plain functions run in worker threads, so reading the journal stops no loop
 
-    @api.get("/status")
-    def status() -> Response:
-        return _json(source.look())
 
-    @api.get("/peers")
-    def peers() -> Response:
-        return _json(source.look().peers)
+async def _source(request: Request) -> DashboardSource:
+    found: DashboardSource = request.app.state.source
+    return found
 
-    @api.get("/epochs")
-    def epochs(after: After = -1, limit: Limit = 600) -> Response:
-        return _json(source.epochs(after=after, limit=limit))
 
-    @api.get("/rounds")
-    def rounds(after: After = 0, limit: Limit = 100) -> Response:
-        return _json(source.rounds(after=after, limit=limit))
+Source = Annotated[DashboardSource, Depends(_source)]
 
-    @api.get("/events")
-    def events(after: After = 0, limit: Limit = 200) -> Response:
-        return _json(source.events(after=after, limit=limit))
 
-    @api.get("/stream")
-    async def stream() -> Response:
-        if feed.full:
-            raise HTTPException(503, "too many pages are open already", {"Retry-After": "10"})
-        return StreamingResponse(feed.stream(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+@api.get("/status")
+def status(source: Source) -> Response:
+    return _json(source.look())
 
-    return api
+
+@api.get("/state")
+def state(source: Source, request: Request) -> Response:
+    return _json(replace(source.overview(), can_control=_can_control(request) is True))
+
+
+@api.get("/peers")
+def peers(source: Source, offset: Offset = 0, limit: Limit = 100, sort: Sort = "", q: Search = "") -> Response:
+    return _json(source.peers(offset=offset, limit=limit, sort=sort, query=q))
+
+
+@api.get("/peers/{peer_id}")
+def peer(source: Source, peer_id: str) -> Response:
+    found = source.peer(peer_id)
+    if found is None:
+        raise HTTPException(404, "no such peer is known here")
+    return _json(found)
+
+
+@api.get("/history")
+def history(source: Source, begin: From = None, end: To = None, points: Limit = 300, by: Axis = "time") -> Response:
+    return _json(source.history(begin=begin, end=end, points=points, by=by))
+
+
+@api.get("/epochs")
+def epochs(source: Source, after: After = -1, until: After = 2**62, limit: Limit = 600) -> Response:
+    return _json(source.epochs(after=after, until=until, limit=limit))
+
+
+@api.get("/rounds")
+def rounds(source: Source, after: After = 0, limit: Limit = 100) -> Response:
+    return _json(source.round_page(after=after, limit=limit))
+
+
+@api.get("/failures")
+def failures(source: Source) -> Response:
+    return _json(source.failures())
+
+
+@api.get("/reach")
+def reach(source: Source) -> Response:
+    return _json(source.reach())
+
+
+@api.get("/checkpoints")
+def checkpoints(source: Source) -> Response:
+    return _json(source.checkpoints())
+
+
+@api.get("/checkpoints/{name}.tar")
+def checkpoint(source: Source, name: str) -> Response:
+    directory = source.checkpoint(name)
+    try:
+        found = TarOfDirectory(directory) if directory is not None else None
+    except OSError:
+        found = None  # another one has taken its place on the disk
+    if found is None:
+        raise HTTPException(404, "there is no such checkpoint (any more)")
+    headers = {**_attachment(f"{name}.tar"), "Content-Length": str(found.length)}
+    return StreamingResponse(iter(found), media_type="application/x-tar", headers=headers)
+
+
+@api.get("/contributions")
+def contributions(source: Source) -> Response:
+    return _json(source.contributions())
+
+
+@api.get("/machine")
+def machine(source: Source, request: Request) -> Response:
+    """Homes, other runs and the tokens of their pages are this peer's own user's business."""
+    if _can_control(request) is False:
+        raise HTTPException(401, "only who may control this peer sees the others of this computer")
+    return _json(source.machine())
+
+
+@api.get("/export/{name}.csv")
+def export(source: Source, name: str) -> Response:
+    if name not in EXPORTS:
+        raise HTTPException(404, "no such list")
+    file = _attachment(f"{name}.csv")
+    return StreamingResponse(csv_of(*source.export(name)), media_type="text/csv; charset=utf-8", headers=file)
+
+
+@api.get("/events")
+def events(source: Source, after: After = 0, limit: Limit = 200) -> Response:
+    return _json(source.events(after=after, limit=limit))
+
+
+@api.get("/stream")
+async def stream(request: Request, peers: bool = False) -> Response:
+    feed: Feed = request.app.state.feed
+    if feed.full:
+        raise HTTPException(503, "too many pages are open already", {"Retry-After": "10"})
+    return StreamingResponse(
+        feed.stream(peers=peers), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+    )
+
+
+def _can_control(request: Request) -> bool | None:
+    """Whether who asks brought the token with which this peer is controlled; None: nothing controls it here."""
+    token: str = request.app.state.control_token
+    return brings(request.headers, token) if token else None
 
 
 def _json(value: Any) -> Response:
     return Response(encode(value), media_type="application/json")
 
 
-def _page(source: DashboardSource) -> APIRouter:
-    page = APIRouter()
-
-    @page.get("/")
-    def index() -> Response:
-        return FileResponse(STATIC / "index.html", media_type="text/html")
-
-    @page.get("/join")
-    def join() -> Response:
-        return Response(join_page(source.look()), media_type="text/html")
-
-    @page.get("/link.svg")
-    def code() -> Response:
-        """A new link is another picture under the same name; the page asks for it with another query."""
-        link = source.look().link
-        if not link:
-            raise HTTPException(404, "this run has no link")
-        return Response(qr_code(link), media_type="image/svg+xml")
-
-    @page.get("/static/{name}")
-    def asset(name: str) -> Response:
-        if name not in ASSETS:
-            raise HTTPException(404, "no such file")
-        return FileResponse(STATIC / name, media_type=ASSETS[name])
-
-    return page
-
-
-def join_page(status: RunStatus) -> str:
-    """The two steps for somebody who has nothing installed. It needs no script but for its buttons."""
-    values = {
-        "run_id": status.run_id,
-        "install": status.install,
-        "join_line": status.join_line,
-        "reach": status.link_reach,
-        "with_link": "" if status.link else "hidden",
-        "with_reach": "" if status.link_reach else "hidden",
-        "finished": "" if status.state == "finished" else "hidden",
-    }
-    escaped = {name: html.escape(value) for name, value in values.items()}
-    return Template((STATIC / "join.html").read_text(encoding="utf-8")).substitute(escaped)
-
-
-def qr_code(link: str) -> bytes:
-    """An SVG, dark on light in every colour scheme: that is what readers of such codes look for."""
-    picture = io.BytesIO()
-    code = segno.make_qr(link, error="m")
-    code.save(picture, kind="svg", xmldecl=False, omitsize=True, border=3, dark="#1b1d21", light="#ffffff")
-    return picture.getvalue()
+def _attachment(name: str) -> dict[str, str]:
+    return {"Content-Disposition": f'attachment; filename="{name}"'}

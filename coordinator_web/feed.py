@@ -7,13 +7,15 @@ server that was started anew needs none of its pages.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from coordinator_web.source import DashboardSource, PeerStatus
+from coordinator_web import views
+from coordinator_web.source import DashboardSource
+from coordinator_web.values import PeerStatus
 from swarmcli.events import EpochAdvanced
 
 INTERVAL_SECONDS = 0.5  # between two looks at the source
@@ -34,8 +36,9 @@ class Cursor:
     epoch: int = -1
     round: int = 0
     event: int = 0
-    peers: dict[str, PeerStatus] = field(default_factory=dict)
+    peers: dict[str, PeerStatus] | None = field(default_factory=dict)  # None: they are not followed
     unsettled: dict[int, EpochAdvanced] = field(default_factory=dict)
+    alerts: set[str] = field(default_factory=set)  # that stand, by id
 
 
 class Feed:
@@ -56,11 +59,12 @@ class Feed:
         """Whether as many pages are open as should be."""
         return self._viewers >= MAX_VIEWERS
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def stream(self, *, peers: bool = False) -> AsyncIterator[bytes]:
+        """`peers`: with a list of all peers, which is kept up to date; a page of a large run asks for parts of it."""
         self._viewers += 1
         try:
             yield b"retry: %d\n\n" % RETRY_MILLISECONDS
-            cursor = Cursor()
+            cursor = Cursor(peers={} if peers else None)
             for message in await asyncio.to_thread(lambda: list(self._changes(cursor, first=True))):
                 yield message
             while not await self._closed_within(self._interval):
@@ -77,7 +81,7 @@ class Feed:
         return True
 
     def _changes(self, cursor: Cursor, *, first: bool = False) -> Iterator[bytes]:
-        """Messages that bring a page at `cursor` up to date; moves the cursor. The status always comes, so a page
+        """Messages that bring a page at `cursor` up to date; moves the cursor. The state always comes, so a page
         hears something in every interval and can tell a quiet run from a lost connection.
 
         `first`: for a page that was just opened, or that lost its connection and forgets what it had.
@@ -85,12 +89,8 @@ class Feed:
         if first:
             yield _message("begin", None)
         status = self._source.look()
-        peers = {row.peer_id: row for row in status.peers}
-        changed = [row for peer_id, row in peers.items() if cursor.peers.get(peer_id) != row]
-        gone = [peer_id for peer_id in cursor.peers if peer_id not in peers]
-        if changed or gone:
-            cursor.peers = peers
-            yield _message("peers", {"changed": changed, "gone": gone})
+        if cursor.peers is not None and (moved := self._peers_changed(cursor, status.peers)):
+            yield _message("peers", moved)
         epochs = self._source.epochs(after=max(-1, cursor.epoch - UNSETTLED_EPOCHS))
         news = [row for row in epochs if cursor.unsettled.get(row.epoch) != row]
         if news or first:
@@ -100,12 +100,25 @@ class Feed:
         rounds = self._source.rounds(after=cursor.round)
         if rounds or first:
             cursor.round = max((row.id for row in rounds), default=0)
-            yield _message("rounds", rounds)
+            yield _message("rounds", views.page_of_rounds(rounds, {peer.peer_id: peer.name for peer in status.peers}))
         events = self._source.events(after=cursor.event)
         if events or first:
             cursor.event = max((row.id for row in events), default=0)
             yield _message("events", events)
-        yield _message("status", replace(status, peers=()))
+        overview = self._source.overview_of(status)
+        fresh = [alert for alert in overview.alerts if alert.id not in cursor.alerts]
+        cursor.alerts = {alert.id for alert in overview.alerts}
+        if fresh and not first:
+            yield _message("alert", fresh)
+        yield _message("state", overview)
+
+    def _peers_changed(self, cursor: Cursor, rows: Sequence[PeerStatus]) -> dict[str, list[Any]] | None:
+        """None: nothing has."""
+        assert cursor.peers is not None
+        known, cursor.peers = cursor.peers, {row.peer_id: row for row in rows}
+        changed = [row for row in rows if known.get(row.peer_id) != row]
+        gone = [peer for peer in known if peer not in cursor.peers]
+        return {"changed": changed, "gone": gone} if changed or gone else None
 
 
 def _message(name: str, value: Any) -> bytes:

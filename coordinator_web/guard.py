@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlencode
 
@@ -41,25 +41,20 @@ HEADERS = {
 }
 
 
-def is_exposed(host: str, names: Sequence[str]) -> bool:
-    """Whether others than this machine's users may reach a dashboard that listens at this host: then it wants a token.
-    One that goes by a name counts, since names are given to what a proxy passes on."""
-    if names:
-        return True
-    try:
-        return not ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() != "localhost"
-
-
 class Guard:
     """ASGI middleware. `hosts` are names, beyond addresses and localhost, under which the dashboard may be asked for;
-    with a `token` every request has to bring it: once as `?token=…`, which leaves a cookie, or as a bearer token."""
+    with a `token` every request has to bring it: once as `?token=…`, which leaves a cookie, or as a bearer token.
 
-    def __init__(self, app: ASGIApp, *, hosts: Iterable[str] = (), token: str | None = None) -> None:
+    The `control` token lets its owner look as well. A link with it hands it to the page, behind the `#` that browsers
+    send to nobody; see `coordinator_web.control` for why it is never a cookie."""
+
+    def __init__(
+        self, app: ASGIApp, *, hosts: Iterable[str] = (), token: str | None = None, control: str | None = None
+    ) -> None:
         self._app = app
         self._hosts = {"localhost", *(host.lower().rstrip(".") for host in hosts)}
         self._token = token
+        self._control = control
         self._cookie = "swarm-" + hashlib.sha256((token or "").encode()).hexdigest()[:12]  # one per dashboard of a host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,12 +76,14 @@ class Guard:
         headers = Headers(scope=scope)
         if not self._is_own_name(headers.get("host", "")):
             return PlainTextResponse("This dashboard does not go by that name.\n", 403)
-        if self._token is None:
-            return None
         query = parse_qs(scope["query_string"].decode("latin-1"))
-        if self._is_token(query.pop("token", [""])[-1]):
+        offered = query.pop("token", [""])[-1]
+        if _equal(offered, self._control):
+            return self._remember(scope, query, fragment=f"#control={self._control}")
+        if _equal(offered, self._token):
             return self._remember(scope, query)
-        if self._is_token(self._brought(headers)):
+        brought = self._brought(headers)
+        if self._token is None or _equal(brought, self._token) or _equal(brought, self._control):
             return None
         return PlainTextResponse(
             "This dashboard asks for its token: open the link that the command printed, or send the token as "
@@ -109,9 +106,6 @@ class Guard:
             return False
         return True
 
-    def _is_token(self, offered: str) -> bool:
-        return secrets.compare_digest(offered.encode(), (self._token or "").encode())
-
     def _brought(self, headers: Headers) -> str:
         scheme, _, offered = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
@@ -122,9 +116,15 @@ class Guard:
             return ""
         return cookie.value if cookie is not None else ""
 
-    def _remember(self, scope: Scope, query: dict[str, list[str]]) -> Response:
+    def _remember(self, scope: Scope, query: dict[str, list[str]], fragment: str = "") -> Response:
         """To the same address without the token, so that it does not stay in the history or get shared by accident."""
         rest = urlencode(query, doseq=True)
-        response = RedirectResponse("/" + scope["path"].lstrip("/") + ("?" + rest if rest else ""), 303)
-        response.set_cookie(self._cookie, self._token or "", httponly=True, samesite="lax")
+        path = "/" + scope["path"].lstrip("/") + ("?" + rest if rest else "")
+        response = RedirectResponse(path + fragment, 303)
+        if self._token is not None:
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="lax")
         return response
+
+
+def _equal(offered: str, token: str | None) -> bool:
+    return token is not None and secrets.compare_digest(offered.encode(), token.encode())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
+import ipaddress
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,24 +13,26 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from coordinator_web.app import create_app
-from coordinator_web.source import DashboardSource
-from swarmcli.errors import ListenError
+from coordinator_web.ports import listen, url_of
 
 GRACE_SECONDS = 2  # for answers under way when the server stops
 MAX_CONNECTIONS = 128
-REQUEST_SECONDS = 10.0  # in which a request has to come
+MAX_VISITORS = 96  # of them from other computers: however many come, this computer's user can pause and stop the peer
+REQUEST_SECONDS = 10.0  # in which a request has to come, and some of an answer that waits has to be taken
 
 
 class _Connection(H11Protocol):
-    """uvicorn's, but whoever connects and asks for nothing gives way: each of them takes one of this process's files,
-    and uvicorn's own bound counts only those that have asked."""
+    """uvicorn's, but whoever connects and asks for nothing gives way, and so does who takes nothing of the answer: each
+    of them takes one of this process's files, and uvicorn's own bound counts only those that have asked."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._answered: object = None  # the request that was under way at the last look
+        self._untaken = 0  # bytes of an answer that waited for the other end then; 0: none did
         self._look = self.loop.call_later(REQUEST_SECONDS, self._look_again)
-        if len(self.connections) > MAX_CONNECTIONS:
+        self.is_visitor = not _is_of_this_computer(self.client)
+        visitors = sum(each.is_visitor for each in self.connections if isinstance(each, _Connection))
+        if len(self.connections) > MAX_CONNECTIONS or (self.is_visitor and visitors > MAX_VISITORS):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -38,11 +40,22 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _look_again(self) -> None:
-        if (self.cycle is None or self.cycle.response_complete) and self.cycle is self._answered:
+        asks_nothing = (self.cycle is None or self.cycle.response_complete) and self.cycle is self._answered
+        untaken = self.transport.get_write_buffer_size() if self.flow.write_paused else 0
+        if asks_nothing or (untaken and untaken == self._untaken):
             self.transport.abort()
             return
-        self._answered = self.cycle
+        self._answered, self._untaken = self.cycle, untaken
         self._look = self.loop.call_later(REQUEST_SECONDS, self._look_again)
+
+
+def _is_of_this_computer(client: tuple[str, int] | None) -> bool:
+    """Not so for what cannot be told."""
+    try:
+        address = ipaddress.ip_address(client[0] if client else "")
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 class _Server(uvicorn.Server):
@@ -65,13 +78,13 @@ class DashboardServer:
     """One listening port for one app. Serves once: `bind`, then `serve` on a loop or `start_in_thread`, then `stop`."""
 
     def __init__(
-        self, app: FastAPI, *, host: str = "127.0.0.1", port: int = 0, listening: socket.socket | None = None
+        self, app: FastAPI, *, host: str = "127.0.0.1", port: int = 0, sockets: Sequence[socket.socket] = ()
     ) -> None:
-        """`listening`: a socket from `listen`, for a port that was taken before."""
+        """`sockets`: from `listen`, for ports that were taken before; then `host` and `port` say nothing."""
         self._app = app
         self._host = host
         self._port = port
-        self._socket = listening
+        self._sockets = list(sockets)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._server = _Server(
@@ -93,22 +106,20 @@ class DashboardServer:
     @property
     def url(self) -> str:
         """Where a browser on this machine finds it, once it is bound."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self._host, self._host)
-        return f"http://[{host}]:{self._port}/" if ":" in host else f"http://{host}:{self._port}/"
+        return url_of(self._host, self._port)
 
     def bind(self) -> str:
         """Takes the port (0: any free one) and returns the url. Raises ListenError that names host, port and fix."""
-        if self._socket is None:
-            self._socket = listen(self._host, self._port)
-        self._port = self._socket.getsockname()[1]
+        if not self._sockets:
+            self._sockets = [listen(self._host, self._port)]
+        self._port = self._sockets[0].getsockname()[1]
         return self.url
 
     async def serve(self) -> None:
         """Serves until `stop` is called or the caller is cancelled; either way no connection is left when it ends."""
         self.bind()
-        assert self._socket is not None
         self._loop = asyncio.get_running_loop()
-        serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        serving = asyncio.create_task(self._server.serve(sockets=self._sockets))
         try:
             await asyncio.shield(serving)
         except asyncio.CancelledError:
@@ -136,56 +147,12 @@ class DashboardServer:
         if self._loop is not None and not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):  # the loop may close between the question and the call
                 self._loop.call_soon_threadsafe(self._leave)
-        elif self._socket is not None:
-            self._socket.close()
+        else:
+            for each in self._sockets:
+                each.close()
         if self._thread is not None:
             self._thread.join()
 
     def _leave(self) -> None:
         self._app.state.feed.close()  # streams never end by themselves, and uvicorn waits for them
         self._server.should_exit = True
-
-
-@contextlib.contextmanager
-def serving(
-    source: DashboardSource,
-    host: str,
-    listening: socket.socket,
-    *,
-    names: Sequence[str] = (),
-    token: str | None = None,
-) -> Iterator[str]:
-    """Serves the dashboard on a socket that listens at `host` while the block lasts; gives its address, without the
-    token. `names`: under which browsers may ask for it beside `host`. `token`: that everybody has to bring; see
-    `guard.is_exposed`."""
-    server = DashboardServer(create_app(source, hosts=[host, *names], token=token), host=host, listening=listening)
-    url = server.start_in_thread()
-    try:
-        yield url
-    finally:
-        server.stop()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Takes the port (0: any free one). Raises ListenError that names host, port and the fix."""
-    if not 0 <= port <= 65535:
-        raise ListenError(f"the dashboard cannot listen on {host}:{port}: a port is a number from 0 to 65535")
-    try:
-        (family, _, _, _, address), *_ = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        return socket.create_server(address[:2], family=family)
-    except OSError as error:
-        raise ListenError(f"the dashboard cannot listen on {host}:{port}: {_why(error)}") from error
-
-
-def _why(error: OSError) -> str:
-    match error.errno:
-        case errno.EADDRINUSE:
-            return "another program has this port; choose another one, or 0 for any that is free"
-        case errno.EACCES:
-            return "this port is reserved for the system; choose one above 1023, or 0 for any that is free"
-        case errno.EADDRNOTAVAIL | socket.EAI_NONAME:
-            return "this machine has no such address; use 127.0.0.1, or 0.0.0.0 for all of its addresses"
-        case _:
-            return str(error)

@@ -1,101 +1,63 @@
-"""What a dashboard shows: the run at this moment, as a peer's watch tells it, and the past, from the peer's journal.
-
-Texts in these values (names, reasons) may come from other peers: they are data, never markup. Moments are wall-clock
-seconds since 1970, durations seconds, sizes bytes.
-"""
+"""What a dashboard shows: the run at this moment, as a peer's watch tells it, and the past, from the peer's journal."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, TypeVar
 
+from coordinator_web import views
+from coordinator_web.tables import EXPORTS
+from coordinator_web.values import (
+    ActivityShown,
+    Alert,
+    Basis,
+    CheckpointShown,
+    Health,
+    History,
+    MachinePeer,
+    Me,
+    Overview,
+    PeerDetails,
+    PeerEpoch,
+    PeerPage,
+    PeerStatus,
+    ReachMap,
+    Rounds,
+    RunStatus,
+    State,
+)
+from swarmcli.checkpoints.looking import listing
 from swarmcli.errors import JournalError
-from swarmcli.events import EpochAdvanced, PeerSeen, RoundFinished
-from swarmcli.journal import Journal, JournalReader, Line, Totals
+from swarmcli.events import Contribution, EpochAdvanced, EpochReported, Evaluated, PeerSeen, RoundFinished
+from swarmcli.journal import Axis, Failure, Journal, JournalReader, Line, Totals
+
+__all__ = ["DashboardSource", "Health", "PeerStatus", "Providers", "RunStatus", "State"]
 
 GONE_SECONDS = 600.0  # for this long a peer that left is still listed
+FRESH_SECONDS = 0.25  # for which the run at one moment is shown
 REREAD_SECONDS = 0.4  # between two looks into the journal for sums and for who left
-ROLES = ("trainer", "auxiliary", "monitor")
-
-State = Literal[
-    "waiting",  # nobody computes yet
-    "training",
-    "averaging",  # a round is under way
-    "synchronizing",  # this peer downloads the state
-    "stranded",  # it waits, since nobody whom it can reach holds the state of the run
-    "finished",  # the run reached its last epoch
-]
-Health = Literal[
-    "in step",
-    "behind",
-    "not answering",  # no longer, but it said no goodbye either
-    "waiting",  # for the state of the run, which it cannot reach
-    "another model",  # is what it trains
-    "left",  # with a goodbye
-    "lost",  # without one
-]
+MOST_EVALUATIONS = 1000  # the newest of a run
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerStatus:
-    """What is known of one peer at this moment, by the peer that shows it."""
+class Providers:
+    """Who tells what neither the run's watch nor the journal knows. All are called from worker threads and must not
+    block for long."""
 
-    peer_id: str
-    role: str
-    epoch: int
-    name: str = ""
-    device: str = ""
-    client_mode: bool = False
-    me: bool = False
-    samples: int = 0  # in the epoch that it is in
-    samples_per_second: float = 0.0
-    share: float | None = None  # of the samples of the last epochs, 0 to 1; None: unknown
-    loss: float | None = None
-    last_seen: float = 0.0
-    health: Health = "in step"
-    trouble: str = ""  # why its last round did not succeed, by its own account; "" when it did
-    drift: float | None = None  # of its parameters from the others', relative to their length; None: unknown
-
-    @property
-    def counts(self) -> bool:
-        """Whether what it computes goes into the epoch: who is gone, or trains another model, adds nothing."""
-        return self.health in ("in step", "behind")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStatus:
-    """The run at this moment as one peer sees it; `samples` of `target` are computed in `epoch`, by all together."""
-
-    run_id: str
-    state: State
-    peer_id: str  # of the peer that shows it
-    role: str
-    epoch: int
-    samples: int
-    target: int
-    now: float = 0.0  # the moment of this status, by the clock of the peer that shows it
-    started: float | None = None  # when this peer began
-    name: str = ""
-    max_epochs: int | None = None
-    samples_per_second: float = 0.0  # of all who compute
-    eta_seconds: float | None = None  # to the end of the epoch; None: unknown
-    run_eta_seconds: float | None = None  # to the end of the last epoch
-    losses: tuple[float, ...] = ()  # of the last epochs, the swarm's, the oldest first
-    last_epoch: EpochAdvanced | None = None  # that was stepped here
-    alarm: str = ""  # what a person has to mend, with the remedy
-    mode: str = ""  # how the run averages, in words
-    join_line: str = ""  # the command with which others join
-    link: str = ""  # the link in it; "": others need the recipe file
-    install: str = "pipx install swarmcli"  # what somebody types before who has nothing installed
-    link_reach: str = ""  # for whom the link is no use, or why there is none
-    reach: str = ""  # who can dial the peer that shows it, and what that means for taking part, in a sentence
-    result: str = ""  # of a run that has finished: what became of its model at this peer, in words
-    peers: tuple[PeerStatus, ...] = ()
-    own: Totals | None = None  # what the peer did for the run in all; None where it computes and reduces nothing
-    notice: str = ""  # why the histories may be incomplete
+    activity: Callable[[], ActivityShown] = ActivityShown
+    limits: Callable[[], Mapping[str, object]] = dict
+    contributions: Callable[[], Sequence[Contribution]] = tuple
+    basis: Callable[[], Basis] = Basis  # of the contributions
+    machine: Callable[[], Sequence[MachinePeer]] = tuple
+    reach: Callable[[], ReachMap] = ReachMap
+    alerts: Callable[[], Sequence[Alert]] = tuple
+    checkpoints: Path | None = None  # the directory that holds them
 
 
 class DashboardSource:
@@ -105,52 +67,231 @@ class DashboardSource:
     cannot be read they answer without what is in it, and `look` says why. `look` as it is given must not block.
     """
 
-    def __init__(self, journal: Journal, look: Callable[[], RunStatus]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        look: Callable[[], RunStatus],
+        providers: Providers = Providers(),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._journal = journal
+        self._run_id = journal.run.run_id
         self._look = look
+        self._providers = providers
+        self._clock = clock
         self._lock = threading.Lock()
-        self._read_at = float("-inf")
+        self._shown: RunStatus | None = None
+        self._looked_at = self._read_at = float("-inf")
         self._totals = Totals()
         self._departed: list[PeerSeen] = []
+        self._evaluation: Evaluated | None = None
         self._unreadable = ""
 
     def look(self) -> RunStatus:
-        """The run at this moment, with those who left it lately and the sums of what this peer did."""
-        status = self._look()
+        """The run at this moment, with those who left it lately and the sums of what this peer did. However many pages
+        are open, it is put together a few times a second."""
         with self._lock:
-            if abs(status.now - self._read_at) >= REREAD_SECONDS:
-                self._read_at = status.now
-                self._read(self._reread)
+            now = self._clock()
+            if self._shown is None or not 0 <= now - self._looked_at < FRESH_SECONDS:
+                self._shown, self._looked_at = self._compose(now), now
+            return self._shown
+
+    def _compose(self, now: float) -> RunStatus:
+        status = self._look()
+        if not 0 <= now - self._read_at < REREAD_SECONDS:
+            self._read_at = now
+            self._read(lambda reader: self._reread(reader, status.now - GONE_SECONDS))
         present = {peer.peer_id for peer in status.peers}
-        departed = [
-            _departed(seen)
-            for seen in self._departed
-            if seen.peer not in present and status.now - seen.time < GONE_SECONDS
-        ]
+        departed = [_departed(seen) for seen in self._departed if seen.peer not in present]
         return replace(
             status,
-            peers=tuple(sorted([*status.peers, *departed], key=_listing_order)),
+            evaluation=status.evaluation or self._evaluation,
+            peers=tuple(sorted([*status.peers, *departed], key=views.listing_order)),
             own=self._totals if status.role in ("trainer", "auxiliary") else None,
             notice=self._notice(),
         )
 
-    def epochs(self, *, after: int = -1, limit: int = 600) -> Sequence[EpochAdvanced]:
-        """Finished epochs above `after`, by number, with the swarm's losses; thinned out evenly to `limit` rows, the
-        last one kept. The last few may still change, as reports arrive."""
-        return self._read(lambda reader: reader.chart(self._journal.run.run_id, after=after, limit=limit)) or ()
+    def overview(self) -> Overview:
+        """What a page shows at first, but the lists."""
+        return self.overview_of(self.look())
+
+    def overview_of(self, status: RunStatus) -> Overview:
+        """The same, of a status that was looked up before."""
+        me = next((peer for peer in status.peers if peer.me), None)
+        activity, contributions = self._providers.activity(), self._providers.contributions()
+        own = next((each for each in contributions if each.peer == status.peer_id), None)
+        rank, ranked = views.rank(contributions, status.peer_id)
+        basis = self._providers.basis()
+        shown = Me(
+            peer_id=status.peer_id,
+            name=status.name,
+            role=status.role,
+            sentence=views.sentence(status, activity, me.samples_per_second if me else 0.0),
+            connectivity=status.reach,
+            activity=activity,
+            share=me.share if me else None,
+            samples=own.samples if own else self._totals.own_samples,
+            hours=own.hours if own else 0.0,
+            rank=rank,
+            ranked=ranked,
+            told_by=views.told_by(basis) if own else "",
+            rests_on=views.rests_on(basis),
+            totals=self._totals,
+            limits=self._providers.limits(),
+        )
+        return Overview(
+            run=replace(status, peers=()),
+            me=shown,
+            counts=views.count(status.peers),
+            evaluation=status.evaluation,
+            alerts=tuple(self._providers.alerts()),
+        )
+
+    def peers(self, *, offset: int = 0, limit: int = 100, sort: str = "", query: str = "") -> PeerPage:
+        """See `views.page_of`."""
+        return views.page_of(self.look().peers, offset, limit, sort, query)
+
+    def peer(self, peer_id: str) -> PeerDetails | None:
+        """All that is known of one peer; None: nothing."""
+        shown = next((peer for peer in self.look().peers if peer.peer_id == peer_id), None)
+        known, reports, rounds = self._read(lambda reader: self._past_of(reader, peer_id)) or (None, [], [])
+        if shown is None and known is None:
+            return None
+        return PeerDetails(
+            peer=shown or _departed(known),  # type: ignore[arg-type]
+            first_seen=known.first_seen if known else None,
+            history=tuple(
+                PeerEpoch(
+                    epoch=each.epoch,
+                    time=each.time,
+                    loss=each.loss,
+                    samples=each.samples,
+                    samples_per_second=each.samples_per_second,
+                )
+                for each in reports
+            ),
+            rounds=tuple(views.as_member(each, peer_id) for each in rounds),
+            contribution=next((each for each in self._providers.contributions() if each.peer == peer_id), None),
+        )
+
+    def _past_of(
+        self, reader: JournalReader, peer: str
+    ) -> tuple[PeerSeen | None, list[EpochReported], list[RoundFinished]]:
+        run = self._run_id
+        return reader.peer(run, peer), reader.reports_of(run, peer), reader.rounds_of(run, peer)
+
+    def history(
+        self, *, begin: float | None = None, end: float | None = None, points: int = 300, by: Axis = "time"
+    ) -> History:
+        """How the run went between two moments, or two epochs, in at most so many points."""
+
+        def read(reader: JournalReader) -> History:
+            within = reader.moments(self._run_id, begin=begin, end=end, by=by, points=points)
+            ends = reader.ends(self._run_id)
+            place = attrgetter(by)
+            evaluations = [
+                each
+                for each in reader.evaluations(self._run_id, limit=MOST_EVALUATIONS)
+                if (begin is None or place(each) >= begin) and (end is None or place(each) <= end)
+            ]
+            return History(
+                points=tuple(within),
+                evaluations=tuple(evaluations),
+                first=ends[0] if ends else None,
+                last=ends[1] if ends else None,
+            )
+
+        return self._read(read) or History()
+
+    def epochs(self, *, after: int = -1, until: int = 2**62, limit: int = 600) -> Sequence[EpochAdvanced]:
+        """Finished epochs above `after` up to `until`, by number, with the swarm's losses; thinned out evenly to
+        `limit` rows, the last one kept. The last few may still change, as reports arrive."""
+        return self._read(lambda reader: reader.chart(self._run_id, after=after, until=until, limit=limit)) or ()
 
     def rounds(self, *, after: int = 0, limit: int = 100) -> Sequence[RoundFinished]:
         """Rounds with an id above `after`, oldest first; the newest `limit` of them."""
-        return self._read(lambda reader: reader.rounds(self._journal.run.run_id, after=after, limit=limit)) or ()
+        return self._read(lambda reader: reader.rounds(self._run_id, after=after, limit=limit)) or ()
+
+    def round_page(self, *, after: int = 0, limit: int = 100) -> Rounds:
+        """The same rounds, in short, and who was left out of them."""
+        names = {peer.peer_id: peer.name for peer in self.look().peers}
+        return views.page_of_rounds(self.rounds(after=after, limit=limit), names)
 
     def events(self, *, after: int = 0, limit: int = 200) -> Sequence[Line]:
         """Lines for people with an id above `after`, oldest first; the newest `limit` of them."""
-        run_id = self._journal.run.run_id
-        return self._read(lambda reader: reader.events(run_id, after=after, limit=limit, details=False)) or ()
+        return self._read(lambda reader: reader.events(self._run_id, after=after, limit=limit, details=False)) or ()
 
-    def _reread(self, reader: JournalReader) -> None:
-        self._totals = reader.totals(self._journal.run.run_id)
-        self._departed = [peer for peer in reader.peers(self._journal.run.run_id) if peer.gone]
+    def failures(self) -> Sequence[Failure]:
+        """Why rounds failed or went on without somebody, the most frequent first."""
+        return self._read(lambda reader: reader.failures(self._run_id)) or ()
+
+    def reach(self) -> ReachMap:
+        """Who reaches whom, and how."""
+        return self._providers.reach()
+
+    def checkpoints(self) -> Sequence[CheckpointShown]:
+        """Those of the shown peer, the newest first."""
+        directory = self._providers.checkpoints
+        if directory is None:
+            return ()
+        return [
+            CheckpointShown(
+                name=each.path.name,
+                epoch=each.epoch,
+                time=each.written,
+                bytes=each.bytes,
+                latest=each.latest,
+                loss=each.loss,
+                best=each.best,
+                problem=each.problem,
+            )
+            for each in listing(directory)
+            if each.path.parent == directory
+        ]
+
+    def checkpoint(self, name: str) -> Path | None:
+        """The directory of one of them; None: there is no such one. Only a name that is listed leads anywhere."""
+        directory = self._providers.checkpoints
+        if directory is None or name not in {each.name for each in self.checkpoints()}:
+            return None
+        return directory / name
+
+    def contributions(self) -> Sequence[Contribution]:
+        """Who gave what, the most samples first."""
+        return sorted(self._providers.contributions(), key=lambda each: (-each.samples, each.peer))
+
+    def machine(self) -> Sequence[MachinePeer]:
+        """All peers of this user on this computer, the oldest first."""
+        return self._providers.machine()
+
+    def export(self, name: str) -> tuple[type[Any], Iterable[Any]]:
+        """The type and the rows of one of EXPORTS. Rows are read while they are taken; that raises JournalError where
+        the journal cannot be read."""
+        match name:
+            case "epochs":
+                return EpochAdvanced, self._every(name)
+            case "evaluations":
+                return Evaluated, self._read(lambda reader: reader.evaluations(self._run_id)) or []
+            case "events":
+                return Line, self._every(name)
+            case "rounds":
+                return RoundFinished, self._every(name)
+            case "peers":
+                return PeerStatus, self.look().peers
+            case "contributions":
+                return Contribution, self.contributions()
+        raise ValueError(f"no list is named {name}: {', '.join(EXPORTS)}")
+
+    def _every(self, name: str) -> Iterator[Any]:
+        with self._journal.read() as reader:
+            yield from reader.every(self._run_id, name)
+
+    def _reread(self, reader: JournalReader, since: float) -> None:
+        self._totals = reader.totals(self._run_id)
+        self._departed = reader.departed(self._run_id, since)
+        if self._evaluation is None:
+            self._evaluation = next(iter(reader.evaluations(self._run_id, limit=1)), None)
 
     def _read(self, query: Callable[[JournalReader], T]) -> T | None:
         try:
@@ -180,9 +321,3 @@ def _departed(seen: PeerSeen) -> PeerStatus:
         last_seen=seen.time,
         health=seen.gone or "lost",
     )
-
-
-def _listing_order(peer: PeerStatus) -> tuple[bool, int, str, str]:
-    """This one first, then by role and name: an order that stays as it is while peers train."""
-    rank = ROLES.index(peer.role) if peer.role in ROLES else len(ROLES)
-    return (not peer.me, rank, peer.name or "\uffff", peer.peer_id)

@@ -71,3 +71,41 @@ export function day(time) {
 export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
+
+const named = (options) => new Intl.DateTimeFormat("en-GB", options);
+const hourMinute = named({ hour: "2-digit", minute: "2-digit" });
+const hourMinuteSecond = named({ hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const dayMonth = named({ day: "numeric", month: "short" });
+const weekday = named({ weekday: "long" });
+
+// On an axis whose marks are `step` seconds apart.
+export function axisTime(time, step) {
+  return (step < 60 ? hourMinuteSecond : step < 86400 ? hourMinute : dayMonth).format(new Date(time * 1000));
+}
+
+// A moment soon or lately: the hour, and the day where it is not today's.
+export function moment(time, now = Date.now() / 1000) {
+  const date = new Date(time * 1000);
+  const hour = hourMinute.format(date);
+  if (date.toDateString() === new Date(now * 1000).toDateString()) return hour;
+  return `${Math.abs(time - now) < 6 * 86400 ? weekday.format(date) : dayMonth.format(date)}, ${hour}`;
+}
+
+export function hours(value) {
+  if (value === null || value === undefined) return NONE;
+  if (value < 0.995) return `${Math.round(value * 60)} min`;
+  return `${value < 10 ? value.toFixed(1) : whole.format(value)} h`;
+}
+
+export function ordinal(number) {
+  const tail = number % 100 > 10 && number % 100 < 14 ? "th" : { 1: "st", 2: "nd", 3: "rd" }[number % 10] ?? "th";
+  return `${whole.format(number)}${tail}`;
+}
+
+const SCALES = [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]];
+
+// As a limit is written.
+export function size(value) {
+  const [scale, unit] = SCALES.find(([least]) => value >= least) ?? [1, "B"];
+  return `${Number((value / scale).toPrecision(3))} ${unit}`;
+}

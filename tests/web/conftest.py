@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -8,7 +9,12 @@ from coordinator_web.app import create_app
 from coordinator_web.server import DashboardServer
 from coordinator_web.source import DashboardSource
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
 Serve = Callable[..., DashboardServer]
+Open = Callable[..., "Page"]
+PATIENCE = 60_000.0  # milliseconds for anything, on a busy machine
 
 
 @pytest.fixture
@@ -25,3 +31,35 @@ def serve() -> Iterator[Serve]:
     yield start
     for server in servers:
         server.stop()
+
+
+@pytest.fixture
+def open_page(chromium: Browser) -> Iterator[Open]:
+    """Opens a page of a dashboard in a browser window of its own; fails if the page reports an error, or its policy
+    forbids it something."""
+    contexts = []
+    errors: list[str] = []
+
+    def open_one(url: str, path: str = "run", **options: Any) -> Page:
+        context = chromium.new_context(**options)
+        contexts.append(context)
+        context.set_default_timeout(PATIENCE)
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda told: errors.append(told.text) if "Content Security Policy" in told.text else None)
+        page.goto(url + path)
+        page.wait_for_selector('body[data-connection="live"]')
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+def expect_text(page: Page, selector: str, text: str | Sequence[str]) -> None:
+    """Waits for the text of the one element of that kind, or for those of all of them: a page that has a connection
+    may still wait for its lists and curves."""
+    from playwright.sync_api import expect
+
+    expect(page.locator(selector)).to_have_text(text, timeout=PATIENCE)

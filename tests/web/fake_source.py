@@ -4,12 +4,40 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from coordinator_web.source import PeerStatus, RunStatus, State
-from swarmcli.events import EpochAdvanced, RoundFinished
-from swarmcli.journal import Line, Totals
+from coordinator_web import views
+from coordinator_web.values import (
+    ActivityShown,
+    Alert,
+    Basis,
+    CheckpointShown,
+    History,
+    MachinePeer,
+    Me,
+    Overview,
+    PeerDetails,
+    PeerEpoch,
+    PeerPage,
+    PeerRound,
+    PeerStatus,
+    ReachEdge,
+    ReachMap,
+    ReachNode,
+    Reason,
+    Rounds,
+    RunStatus,
+    State,
+    Way,
+)
+from swarmcli.errors import RecipeError
+from swarmcli.events import Contribution, EpochAdvanced, Evaluated, RoundFinished
+from swarmcli.journal import Axis, Failure, Line, Moment, Totals
+from swarmcli.recipe.limits import Limits, as_text
 
 START = 1_790_000_000.0
 TARGET = 4096
@@ -56,6 +84,12 @@ class FakeRun:
     result: str = ""
     people: list[PeerStatus] = field(default_factory=lambda: [*TRAINERS, *OTHERS])
     extra_events: list[Line] = field(default_factory=list)
+    activity: ActivityShown = field(default_factory=ActivityShown)
+    limits: Mapping[str, object] = field(default_factory=dict)
+    alerts: list[Alert] = field(default_factory=list)
+    home: Path | None = None  # the directory that holds checkpoints
+    can_control: bool = False
+    basis: Basis = field(default_factory=lambda: Basis(monitors=1, accounted=0.5))
 
     @property
     def now(self) -> float:
@@ -90,6 +124,7 @@ class FakeRun:
             samples_per_second=rate,
             losses=tuple(loss_at(epoch) for epoch in range(1, self.finished_epochs + 1))[-60:],
             started=START,
+            last_epoch=epoch_row(self.finished_epochs) if self.finished_epochs else None,
             now=self.now,
             join_line=self.join_line,
             link=self.link,
@@ -111,15 +146,221 @@ class FakeRun:
             replace(
                 peer,
                 epoch=self.finished_epochs - (peer.health == "behind"),
-                last_seen=START - (140.0 if peer.health == "not answering" else 1.0 + 1.7 * position),
+                last_seen=self.now - (140.0 if peer.health == "not answering" else 1.0 + 1.7 * position),
                 share=peer.samples_per_second / rate if peer.role == "trainer" else None,
                 loss=loss_at(self.finished_epochs) + 0.03 * position if peer.role == "trainer" else None,
             )
             for position, peer in enumerate(self.people)
         ]
 
-    def epochs(self, *, after: int = -1, limit: int = 600) -> Sequence[EpochAdvanced]:
-        return [epoch_row(epoch) for epoch in range(max(1, after + 1), self.finished_epochs + 1)][-limit:]
+    def overview(self) -> Overview:
+        return self.overview_of(self.look())
+
+    def overview_of(self, status: RunStatus) -> Overview:
+        mine = next((peer for peer in status.peers if peer.me), None)
+        given = self.contributions()
+        own = next((each for each in given if each.peer == status.peer_id), Contribution(peer=status.peer_id))
+        place, of = views.rank(given, status.peer_id)
+        me = Me(
+            peer_id=status.peer_id,
+            name=status.name,
+            role=status.role,
+            sentence=views.sentence(status, self.activity, mine.samples_per_second if mine else 0.0),
+            connectivity=REACH,
+            activity=self.activity,
+            share=mine.share if mine else None,
+            samples=own.samples,
+            hours=own.hours,
+            rank=place,
+            ranked=of,
+            told_by=views.told_by(self.basis),
+            rests_on=views.rests_on(self.basis),
+            totals=self._own(),
+            limits=self.limits,
+        )
+        return Overview(
+            run=replace(status, peers=()),
+            me=me,
+            counts=views.count(status.peers),
+            evaluation=evaluation(self.finished_epochs // 10 * 10) if self.finished_epochs >= 10 else None,
+            alerts=tuple(self.alerts),
+            can_control=self.can_control,
+        )
+
+    def peers(self, *, offset: int = 0, limit: int = 100, sort: str = "", query: str = "") -> PeerPage:
+        return views.page_of(sorted(self.look().peers, key=views.listing_order), offset, limit, sort, query)
+
+    def peer(self, peer_id: str) -> PeerDetails | None:
+        shown = next((peer for peer in self.look().peers if peer.peer_id == peer_id), None)
+        if shown is None:
+            return None
+        epochs = range(max(1, self.finished_epochs - 99), self.finished_epochs + 1)
+        told = (
+            PeerEpoch(
+                epoch=epoch,
+                time=START + epoch * 8.0,
+                loss=loss_at(epoch) + 0.02,
+                samples=int(epoch * 8 * shown.samples_per_second),
+                samples_per_second=shown.samples_per_second * random.Random(epoch).uniform(0.9, 1.1),
+            )
+            for epoch in epochs
+        )
+        return PeerDetails(
+            peer=shown,
+            first_seen=START + 3.0,
+            history=tuple(told) if shown.role == "trainer" else (),
+            rounds=tuple(self._rounds_of(peer_id)),
+            contribution=next((each for each in self.contributions() if each.peer == peer_id), None),
+        )
+
+    def _rounds_of(self, peer_id: str) -> Iterable[PeerRound]:
+        for each in reversed(self.rounds(limit=50)):
+            if peer_id in (*each.members, *each.left_out):
+                yield views.as_member(each, peer_id)
+
+    def history(
+        self, *, begin: float | None = None, end: float | None = None, points: int = 300, by: Axis = "time"
+    ) -> History:
+        every = [moment(epoch) for epoch in range(1, self.finished_epochs + 1)]
+        at = (lambda each: each.epoch) if by == "epoch" else (lambda each: each.time)
+        shown = [each for each in every if (begin or 0) <= at(each) <= (math.inf if end is None else end)]
+        return History(
+            points=tuple(shown[:: max(1, math.ceil(len(shown) / points))]),
+            evaluations=tuple(evaluation(each.epoch) for each in shown if each.epoch % 10 == 0),
+            first=every[0] if every else None,
+            last=every[-1] if every else None,
+        )
+
+    def round_page(self, *, after: int = 0, limit: int = 100) -> Rounds:
+        names = {peer.peer_id: peer.name for peer in self.people}
+        return views.page_of_rounds(self.rounds(after=after, limit=limit), names)
+
+    def failures(self) -> Sequence[Failure]:
+        return [
+            Failure(
+                reason=reason,
+                what=what,
+                count=self.finished_epochs // every,
+                first=START + 40.0,
+                last=self.now - 30.0,
+                example=example,
+            )
+            for what, reason, every, example in FAILURES
+            if self.finished_epochs >= every
+        ]
+
+    def reach(self) -> ReachMap:
+        me = next((peer for peer in self.people if peer.me), OTHERS[-1])
+        nodes = [
+            ReachNode(
+                peer=peer.peer_id,
+                name=peer.name,
+                role=peer.role,
+                me=peer.me,
+                dialable=None if peer.health == "lost" else not peer.client_mode,
+                health=peer.health,
+            )
+            for peer in self.people
+        ]
+        edges = [
+            ReachEdge(
+                source=one.peer_id,
+                target=other.peer_id,
+                way=(way := _way(one, other)),
+                told_by=me.peer_id if me in (one, other) else one.peer_id,
+                via=me.peer_id if way == "relayed" else "",
+            )
+            for position, one in enumerate(self.people)
+            for other in self.people[position + 1 :]
+            if len(self.people) <= 24 or one is self.people[0]  # in a large run a peer knows of its own connections
+        ]
+        return ReachMap(nodes=tuple(nodes), edges=tuple(edges), sentence=REACH)
+
+    def checkpoints(self) -> Sequence[CheckpointShown]:
+        newest = self.finished_epochs // 20 * 20
+        return [
+            CheckpointShown(
+                name=f"epoch-{epoch}",
+                epoch=epoch,
+                time=START + epoch * 8.0,
+                bytes=12_412_000,
+                latest=epoch == newest,
+                loss=loss_at(epoch) + 0.1,
+                best=epoch == newest,
+            )
+            for epoch in range(newest, max(0, newest - 100), -20)
+        ]
+
+    def checkpoint(self, name: str) -> Path | None:
+        if self.home is None or name not in [each.name for each in self.checkpoints()]:
+            return None
+        return self.home / name
+
+    def contributions(self) -> Sequence[Contribution]:
+        given = [
+            Contribution(
+                peer=peer.peer_id,
+                name=peer.name,
+                team="makerspace" if position % 2 else "",
+                samples=int(peer.samples_per_second * self.finished_epochs * 8),
+                hours=self.finished_epochs * 8 / 3600,
+                rounds=self.finished_epochs,
+                reduced_bytes=self.finished_epochs * 9_800_000,
+                uptime=self.finished_epochs * 8.0,
+                first=START,
+                last=self.now,
+            )
+            for position, peer in enumerate(self.people)
+        ]
+        return sorted(given, key=lambda each: -each.samples)
+
+    def machine(self) -> Sequence[MachinePeer]:
+        me = next((peer for peer in self.people if peer.me), OTHERS[-1])
+        return [
+            MachinePeer(
+                pid=4711,
+                name=me.name,
+                role=me.role,
+                run_id=self.run_id,
+                home="/home/ada/runs/stdlib-lm/monitor-1",
+                started=START,
+                me=True,
+                url="http://127.0.0.1:8080/",
+                answers=True,
+                state=self.state,
+                sentence="Following the run, epoch 12",
+                epoch=self.finished_epochs,
+                max_epochs=self.max_epochs,
+                samples_per_second=0.0,
+            ),
+            MachinePeer(
+                pid=4712,
+                name="lab-17",
+                role="trainer",
+                run_id="proteins",
+                home="/home/ada/runs/proteins/trainer-1",
+                started=START + 60.0,
+                url="http://127.0.0.1:40123/",
+                answers=True,
+                state="paused",
+                sentence="Paused: on battery",
+                epoch=7,
+                samples_per_second=0.0,
+            ),
+        ]
+
+    def export(self, name: str) -> tuple[type[Any], Iterable[Any]]:
+        lists: Mapping[str, tuple[type[Any], Iterable[Any]]] = {
+            "epochs": (EpochAdvanced, self.epochs()),
+            "evaluations": (Evaluated, []),
+            "rounds": (RoundFinished, self.rounds()),
+            "peers": (PeerStatus, self.look().peers),
+            "contributions": (Contribution, self.contributions()),
+        }
+        return lists[name]
+
+    def epochs(self, *, after: int = -1, until: int = 2**62, limit: int = 600) -> Sequence[EpochAdvanced]:
+        return [epoch_row(epoch) for epoch in range(max(1, after + 1), min(until, self.finished_epochs) + 1)][-limit:]
 
     def rounds(self, *, after: int = 0, limit: int = 100) -> Sequence[RoundFinished]:
         return [round_row(number) for number in range(max(1, after + 1), self.finished_epochs + 1)][-limit:]
@@ -127,6 +368,38 @@ class FakeRun:
     def events(self, *, after: int = 0, limit: int = 200) -> Sequence[Line]:
         written = [event_row(number) for number in range(1, self.finished_epochs // 4 + 1)] + self.extra_events
         return [row for row in written if row.id > after][-limit:]
+
+
+FAILURES = (
+    ("round", "… was killed while it reduced; nobody else holds its parts", 23, "lab-17 was killed while it reduced"),
+    ("left out", "no part arrived for … s", 11, "no part arrived for 4.0 s"),
+    ("left out", "the connection was lost", 33, "the connection was lost"),
+)
+PAUSED = ActivityShown(state="paused", reasons=(Reason(kind="battery", text="on battery"),), since=START + 100.0)
+STALLED = Alert(id="stalled-1", kind="stalled", text="No epoch has ended for 12 minutes.", since=START + 720.0)
+
+
+def _way(one: PeerStatus, other: PeerStatus) -> Way:
+    if not (one.client_mode and other.client_mode):
+        return "direct"
+    return "punched" if "garage" in (one.name, other.name) else "relayed"
+
+
+def moment(epoch: int) -> Moment:
+    row = epoch_row(epoch)
+    return Moment(
+        time=row.time,
+        seconds=8.0,
+        epoch=epoch,
+        alive=row.peers + 2.0,
+        trainers=float(row.peers),
+        samples_per_second=row.samples / row.seconds,
+        loss=row.loss,
+    )
+
+
+def evaluation(epoch: int) -> Evaluated:
+    return Evaluated(epoch, loss_at(epoch) + 0.12, 512, time=START + epoch * 8.0 + 2.0)
 
 
 def loss_at(epoch: int) -> float:
@@ -144,7 +417,7 @@ def epoch_row(epoch: int) -> EpochAdvanced:
         time=START + epoch * 8.0,
         loss=loss_at(epoch),
         samples=TARGET + epoch % 17,
-        own_samples=0,
+        own_samples=int(100 * seconds),
         peers=3 if epoch < 60 else 4,
         seconds=seconds,
         averaging_seconds=0.34 + 0.05 * wobble,
@@ -186,3 +459,79 @@ def event_row(number: int) -> Line:
     )
     level, kind, text = lines[number % len(lines)]
     return Line(level, kind, "", text.format(number * 4, number * 4), id=number, time=START + number * 32.0)
+
+
+def volunteer(run: FakeRun, name: str = "lab-17") -> FakeRun:
+    """The same run as a trainer shows it."""
+    run.people = [replace(peer, me=peer.name == name) for peer in run.people]
+    return run
+
+
+def large_run(peers: int = 1000) -> FakeRun:
+    """As a monitor shows it; a third cannot be dialed."""
+    others = [
+        peer_row(
+            f"peer-{number:04d}",
+            "auxiliary" if number % 40 == 1 else "trainer",
+            client_mode=number % 3 == 0,
+            samples_per_second=20.0 + number % 50,
+        )
+        for number in range(peers - 1)
+    ]
+    return FakeRun(finished_epochs=400, max_epochs=5000, people=[OTHERS[1], *others])
+
+
+def as_shown(**written: object) -> dict[str, object]:
+    """Limits as a peer tells them, of which these were written."""
+    values = Limits.model_validate(written).model_dump()
+    origin = "~/.config/swarm/config.yaml:4"
+    return {
+        "limits": {
+            key: {"value": value, "text": as_text(key, value), "from": origin if key in written else ""}
+            for key, value in values.items()
+        }
+    }
+
+
+@dataclass
+class FakeControls:
+    """What the page changes, told by the run as it would be by a peer; `asked` keeps every wish."""
+
+    run: FakeRun
+    asked: list[tuple[Any, ...]] = field(default_factory=list)
+
+    @property
+    def now(self) -> float:
+        return time.time()  # as the routes count
+
+    def activity(self) -> Mapping[str, Any]:
+        return asdict(self.run.activity)
+
+    def pause(self, until: float | None) -> None:
+        self.asked.append(("pause", until))
+        reason = Reason(kind="asked", text="by you", until=until)
+        self.run.activity = ActivityShown(state="paused", reasons=(reason,), since=self.now)
+
+    def resume(self) -> None:
+        self.asked.append(("resume",))
+        self.run.activity = ActivityShown()
+
+    def stop(self, *, now: bool) -> None:
+        self.asked.append(("stop", now))
+        sentence = "handing in, about 4 min left (1,200 samples)"
+        self.run.activity = ActivityShown(state="stopping", sentence=sentence, keeps=1200, seconds_left=240.0)
+
+    def end(self) -> None:
+        self.asked.append(("end",))
+
+    def limits(self) -> Mapping[str, Any]:
+        return self.run.limits
+
+    def change_limits(self, changes: Mapping[str, Any], *, keep: bool) -> None:
+        try:
+            shown: Any = self.run.limits["limits"]
+            written = {key: limit["value"] for key, limit in shown.items() if limit["from"]}
+            self.run.limits = as_shown(**(written | dict(changes)))
+        except ValueError as error:
+            raise RecipeError(str(error)) from error
+        self.asked.append(("limits", dict(changes), keep))

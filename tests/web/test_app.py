@@ -1,29 +1,82 @@
 from __future__ import annotations
 
+import csv
+import io
+import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from coordinator_web.app import ASSETS, STATIC
 from coordinator_web.feed import Feed
+from coordinator_web.pages import ASSETS, FRAMED, STATIC
+from coordinator_web.tables import csv_of
+from swarmcli.events import Contribution
 
 from .conftest import Serve
-from .fake_source import TRAINERS, FakeRun, peer_row
+from .fake_source import PAUSED, STALLED, TRAINERS, FakeRun, peer_row
+
+TEXTS = ["frame.html", "join.html", *(f"{page.name}.html" for page in FRAMED)]
 
 
 def test_the_api_says_how_the_run_stands(serve: Serve) -> None:
     with httpx.Client(base_url=serve(FakeRun(finished_epochs=9)).url) as client:
         status = client.get("/api/v1/status").json()
         assert (status["run_id"], status["epoch"], len(status["peers"]), status["own"]) == ("stdlib-lm", 9, 6, None)
-        assert client.get("/api/v1/peers").json()[0]["name"] == "attic-3090"
+        assert client.get("/api/v1/peers").json()["rows"][0]["name"] == "monitor"
         assert [row["epoch"] for row in client.get("/api/v1/epochs").json()] == list(range(1, 10))
         assert [row["epoch"] for row in client.get("/api/v1/epochs?after=7").json()] == [8, 9]
-        rounds = client.get("/api/v1/rounds?after=4&limit=2").json()
+        rounds = client.get("/api/v1/rounds?after=4&limit=2").json()["rows"]
         assert [row["id"] for row in rounds] == [8, 9]
-        assert client.get("/api/v1/rounds?after=4&limit=1").json()[0]["outcome"] == "committed"
+        assert client.get("/api/v1/rounds?after=4&limit=1").json()["rows"][0]["outcome"] == "committed"
         assert client.get("/api/v1/events").json()[0]["text"].startswith("gave the state")
+
+
+def test_a_page_gets_all_of_a_run_but_its_peers_at_once(serve: Serve) -> None:
+    run = FakeRun(finished_epochs=30, alerts=[STALLED], activity=PAUSED)
+    with httpx.Client(base_url=serve(run).url + "api/v1/") as client:
+        state = client.get("state").json()
+        assert (state["run"]["epoch"], state["run"]["peers"]) == (30, [])
+        assert (state["me"]["sentence"], state["me"]["activity"]["reasons"][0]["kind"]) == (
+            "Paused: on battery",
+            "battery",
+        )
+        assert (state["counts"]["alive"], state["counts"]["trainers"], state["evaluation"]["epoch"]) == (6, 4, 30)
+        assert [alert["kind"] for alert in state["alerts"]] == ["stalled"] and state["can_control"] is False
+
+
+def test_peers_come_in_pages_in_the_wanted_order(serve: Serve) -> None:
+    with httpx.Client(base_url=serve(FakeRun(finished_epochs=3)).url + "api/v1/") as client:
+        page = client.get("peers?offset=1&limit=2&sort=-rate&q=TRAINER").json()
+        assert (page["total"], [row["name"] for row in page["rows"]]) == (4, ["lab-17", "büro-mac"])
+        assert client.get("peers?sort=-share").json()["rows"][-1]["share"] is None
+        assert {client.get(f"peers?{each}").status_code for each in ("sort=x", "sort=-", "offset=-1")} == {422}
+        peer = client.get(f"peers/{TRAINERS[0].peer_id}").json()
+        assert (peer["peer"]["name"], len(peer["history"]), peer["rounds"][0]["led"]) == ("attic-3090", 3, True)
+        assert client.get("peers/nobody").status_code == 404
+
+
+@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r", "\n", "\N{FULLWIDTH EQUALS SIGN}"])
+def test_a_name_that_begins_as_formulas_do_is_a_text_in_a_csv(first: str) -> None:
+    rows = b"".join(csv_of(Contribution, [Contribution("peer", name=f"{first}cmd()")])).decode()
+    assert next(csv.DictReader(io.StringIO(rows, newline="")))["name"] == f"'{first}cmd()"
+
+
+def test_lists_are_given_as_csv_that_no_spreadsheet_runs(serve: Serve) -> None:
+    run = FakeRun(finished_epochs=3, people=[peer_row('=HYPERLINK("evil")')])
+    with httpx.Client(base_url=serve(run).url + "api/v1/export/") as client:
+        answer = client.get("peers.csv")
+        assert answer.headers["content-disposition"] == 'attachment; filename="peers.csv"'
+        header, row = (
+            csv.DictReader(io.StringIO(answer.text)).fieldnames,
+            next(csv.DictReader(io.StringIO(answer.text))),
+        )
+        assert header is not None and header[0] == "peer_id" and row["name"] == '\'=HYPERLINK("evil")'
+        rounds = list(csv.DictReader(io.StringIO(client.get("rounds.csv").text)))
+        assert [each["id"] for each in rounds] == ["1", "2", "3"] and json.loads(rounds[0]["seconds"])
+        assert client.get("secrets.csv").status_code == 404
 
 
 @pytest.mark.parametrize("query", ["after=-2", "limit=0", "limit=5000", "after=x", f"after={2**63}"])
@@ -38,14 +91,14 @@ def test_numbers_that_json_does_not_have_become_null(serve: Serve) -> None:
 
 
 def test_every_file_of_the_page_is_served_and_no_other(serve: Serve) -> None:
-    assert {each.name for each in STATIC.iterdir()} == {*ASSETS, "index.html", "join.html"}
+    assert {each.name for each in STATIC.iterdir()} == {*ASSETS, *TEXTS}
     with httpx.Client(base_url=serve(FakeRun()).url) as client:
         assert client.get("/").headers["content-type"] == "text/html; charset=utf-8"
         for name, kind in ASSETS.items():
             response = client.get(f"/static/{name}")
             assert response.status_code == 200 and response.headers["content-type"].startswith(kind)
         for path in (
-            "/static/index.html",
+            "/static/run.html",
             "/static/join.html",
             "/static/../app.py",
             "/static/%2e%2e/app.py",
@@ -56,7 +109,7 @@ def test_every_file_of_the_page_is_served_and_no_other(serve: Serve) -> None:
 
 
 def test_the_page_asks_nothing_of_other_hosts() -> None:
-    for name in [*ASSETS, "index.html", "join.html"]:
+    for name in [*ASSETS, *TEXTS]:
         text = (STATIC / name).read_text().replace("http://www.w3.org/2000/svg", "")
         assert "http:" not in text and "https:" not in text and 'src="//' not in text
 
@@ -85,7 +138,7 @@ def test_the_link_is_drawn_on_the_server_as_long_as_there_is_one(serve: Serve) -
 
 def test_nothing_can_be_changed(serve: Serve) -> None:
     with httpx.Client(base_url=serve(FakeRun()).url) as client:
-        for path in ("/", "/join", "/link.svg", "/api/v1/status", "/api/v1/peers", "/api/v1/stream"):
+        for path in ("/", "/join", "/link.svg", "/api/v1/state", "/api/v1/peers", "/api/v1/stream"):
             assert {client.request(method, path).status_code for method in ("POST", "PUT", "DELETE", "PATCH")} == {405}
 
 
@@ -103,4 +156,12 @@ def test_a_name_is_sent_as_it_is(serve: Serve) -> None:
     response = httpx.get(serve(run).url + "api/v1/peers")
     assert response.headers["content-type"] == "application/json"
     assert response.headers["x-content-type-options"] == "nosniff"
-    assert response.json()[0]["name"] == "<script>alert(1)</script>"
+    assert response.json()["rows"][0]["name"] == "<script>alert(1)</script>"
+
+
+def test_other_peers_of_this_computer_are_shown_to_who_may_control_this_one(serve: Serve) -> None:
+    server = serve(FakeRun(), controls=SimpleNamespace(), control_token="t" * 20)
+    url = server.url + "api/v1/machine"
+    assert httpx.get(url).status_code == 401
+    shown = httpx.get(url, headers={"Authorization": "Bearer " + "t" * 20}).json()
+    assert [each["run_id"] for each in shown] == ["stdlib-lm", "proteins"]

@@ -12,18 +12,18 @@ from .fake_source import OTHERS, TRAINERS, FakeRun, peer_row
 
 
 async def messages(feed: Feed) -> AsyncIterator[tuple[str, Any]]:
-    async for chunk in feed.stream():
+    async for chunk in feed.stream(peers=True):
         lines = dict(line.split(": ", 1) for line in chunk.decode().strip().split("\n"))
         if "event" in lines:
             yield lines["event"], json.loads(lines["data"])
 
 
-async def until_status(stream: AsyncIterator[tuple[str, Any]]) -> dict[str, Any]:
-    """The messages of one round, which ends with the status."""
+async def until_state(stream: AsyncIterator[tuple[str, Any]]) -> dict[str, Any]:
+    """The messages of one round, which ends with the state."""
     heard = {}
     async for name, data in stream:
         heard[name] = data
-        if name == "status":
+        if name == "state":
             return heard
     raise AssertionError("the stream ended")
 
@@ -31,10 +31,10 @@ async def until_status(stream: AsyncIterator[tuple[str, Any]]) -> dict[str, Any]
 def test_a_stream_begins_with_everything() -> None:
     async def main() -> None:
         feed = Feed(FakeRun(finished_epochs=7), interval=0.0)
-        heard = await until_status(messages(feed))
-        assert next(iter(heard)) == "begin" and list(heard)[-1] == "status"
-        assert heard["status"]["epoch"] == 7
-        assert [len(heard[name]) for name in ("epochs", "rounds", "events")] == [7, 7, 1]
+        heard = await until_state(messages(feed))
+        assert next(iter(heard)) == "begin" and list(heard)[-1] == "state"
+        assert heard["state"]["run"]["epoch"] == 7
+        assert (len(heard["epochs"]), len(heard["rounds"]["rows"]), len(heard["events"])) == (7, 7, 1)
         assert len(heard["peers"]["changed"]) == 6
 
     asyncio.run(main())
@@ -44,14 +44,14 @@ def test_then_only_what_is_new_comes() -> None:
     async def main() -> None:
         run = FakeRun(finished_epochs=7, people=[])
         stream = messages(Feed(run, interval=0.0))
-        await until_status(stream)
-        assert (await until_status(stream)).keys() == {"status"}
+        await until_state(stream)
+        assert (await until_state(stream)).keys() == {"state"}
         run.finished_epochs = 9
-        heard = await until_status(stream)
+        heard = await until_state(stream)
         assert [row["epoch"] for row in heard["epochs"]] == [8, 9]
-        assert [row["id"] for row in heard["rounds"]] == [8, 9]
-        assert heard["status"]["epoch"] == 9
-        assert (await until_status(stream)).keys() == {"status"}
+        assert [row["id"] for row in heard["rounds"]["rows"]] == [8, 9]
+        assert heard["state"]["run"]["epoch"] == 9
+        assert (await until_state(stream)).keys() == {"state"}
 
     asyncio.run(main())
 
@@ -69,9 +69,9 @@ def test_an_epoch_that_changed_afterwards_comes_again() -> None:
     async def main() -> None:
         run = Late(finished_epochs=7)
         stream = messages(Feed(run, interval=0.0))
-        await until_status(stream)
+        await until_state(stream)
         run.loss = 4.0
-        heard = await until_status(stream)
+        heard = await until_state(stream)
         assert [(row["epoch"], row["loss"]) for row in heard["epochs"]] == [(6, 4.0)]
 
     asyncio.run(main())
@@ -81,10 +81,10 @@ def test_of_a_thousand_peers_only_those_that_changed_are_sent() -> None:
     async def main() -> None:
         run = FakeRun(people=[peer_row(f"peer-{i}", "auxiliary") for i in range(1000)])
         stream = messages(Feed(run, interval=0.0))
-        await until_status(stream)
+        await until_state(stream)
         run.people[3] = replace(run.people[3], trouble="its last round failed")
         gone = run.people.pop()
-        heard = await until_status(stream)
+        heard = await until_state(stream)
         assert [row["trouble"] for row in heard["peers"]["changed"]] == ["its last round failed"]
         assert heard["peers"]["gone"] == [gone.peer_id]
 
@@ -95,11 +95,11 @@ def test_a_run_that_begins_empty_fills_up() -> None:
     async def main() -> None:
         run = FakeRun(finished_epochs=0, state="waiting", part=0.0, people=[OTHERS[1]])
         stream = messages(Feed(run, interval=0.0))
-        heard = await until_status(stream)
-        assert heard["epochs"] == [] and heard["status"]["state"] == "waiting"
+        heard = await until_state(stream)
+        assert heard["epochs"] == [] and heard["state"]["run"]["state"] == "waiting"
         run.people.append(TRAINERS[0])
         run.finished_epochs = 1
-        heard = await until_status(stream)
+        heard = await until_state(stream)
         assert [row["name"] for row in heard["peers"]["changed"]] == ["monitor", "attic-3090"]
         assert [row["epoch"] for row in heard["epochs"]] == [1]
 
@@ -111,7 +111,7 @@ def test_closing_ends_the_streams_and_frees_their_places() -> None:
         feed = Feed(FakeRun(), interval=3600.0)
         streams = [feed.stream() for _ in range(3)]
         for stream in streams:
-            while b"event: status" not in await anext(stream):
+            while b"event: state" not in await anext(stream):
                 pass
         assert feed._viewers == 3
         feed.close()

@@ -4,12 +4,16 @@ import asyncio
 import contextlib
 import socket
 import threading
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
 
 from coordinator_web import server as served
 from coordinator_web.app import create_app
+from coordinator_web.feed import Feed
 from coordinator_web.server import DashboardServer
 from swarmcli.errors import ListenError
 
@@ -23,8 +27,8 @@ def dashboard(**options: object) -> DashboardServer:
 def test_it_listens_on_this_machine_only_unless_told_otherwise() -> None:
     server = dashboard()
     server.bind()
-    assert server._socket is not None and server._socket.getsockname()[0] == "127.0.0.1"
-    assert server.url == f"http://127.0.0.1:{server._socket.getsockname()[1]}/"
+    assert server._sockets[0].getsockname()[0] == "127.0.0.1"
+    assert server.url == f"http://127.0.0.1:{server._sockets[0].getsockname()[1]}/"
     server.stop()
 
 
@@ -52,6 +56,7 @@ def test_who_connects_and_asks_for_nothing_takes_few_files_and_not_for_long(monk
     silent[0].sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")  # and never the end of it
     for each in silent:
         _wait_for_the_end_of(each)
+    monkeypatch.setattr(served, "REQUEST_SECONDS", 1.0)  # in which a busy machine sends a request
     with httpx.stream("GET", url + "api/v1/stream") as response:  # whereas a page that is open stays so
         for _ in range(2):
             _wait_for_the_end_of(socket.create_connection(("127.0.0.1", port)))
@@ -59,9 +64,58 @@ def test_who_connects_and_asks_for_nothing_takes_few_files_and_not_for_long(monk
     server.stop()
 
 
+def test_who_takes_nothing_of_an_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "REQUEST_SECONDS", 1.0)  # in which a busy machine sends a request
+    app, ended = FastAPI(), threading.Event()
+    app.state.feed = Feed(FakeRun())  # type: ignore[arg-type]
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield bytes(1 << 16)
+                await asyncio.sleep(0)  # or nobody hears that the other end has gone
+        finally:
+            ended.set()
+
+    app.get("/endless")(lambda: StreamingResponse(endless()))
+    server = DashboardServer(app)
+    port = int(server.start_in_thread().rsplit(":", 1)[1].strip("/"))
+    with socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.sendall(b"GET /endless HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert ended.wait(60.0)
+    server.stop()
+
+
+def test_however_many_visitors_come_this_computers_user_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "MAX_VISITORS", 4)
+    monkeypatch.setattr(served, "MAX_CONNECTIONS", 8)
+    own = set[int]()
+    monkeypatch.setattr(served, "_is_of_this_computer", lambda client: client[1] in own)
+    server = dashboard()
+    port = int(server.start_in_thread().rsplit(":", 1)[1].strip("/"))
+    visitors = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+    for each in visitors[4:]:
+        _wait_for_the_end_of(each)
+    with socket.socket() as user:
+        user.bind(("127.0.0.1", 0))
+        own.add(user.getsockname()[1])
+        user.connect(("127.0.0.1", port))
+        user.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert user.recv(12) == b"HTTP/1.1 200"
+    for each in visitors[:4]:
+        each.close()
+    server.stop()
+
+
+def test_an_address_of_this_computer_is_told_from_others() -> None:
+    assert all(served._is_of_this_computer((host, 1)) for host in ("127.0.0.1", "::1", "::ffff:127.0.0.1"))
+    assert not any(served._is_of_this_computer((host, 1)) for host in ("203.0.113.7", "fe80::1", "unix", ""))
+    assert not served._is_of_this_computer(None)
+
+
 def _wait_for_the_end_of(connection: socket.socket) -> None:
     with connection, contextlib.suppress(ConnectionResetError):
-        connection.settimeout(20.0)
+        connection.settimeout(60.0)
         assert connection.recv(1) == b"", "it is hung up on"
 
 
@@ -119,7 +173,7 @@ def test_everywhere_means_that_a_browser_here_uses_loopback() -> None:
 def test_a_port_that_was_bound_and_never_served_is_given_back() -> None:
     server = dashboard()
     server.bind()
-    assert server._socket is not None
-    port = server._socket.getsockname()[1]
+
+    port = server._sockets[0].getsockname()[1]
     server.stop()
     socket.create_server(("127.0.0.1", port)).close()

@@ -7,9 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from coordinator_web import views
 from coordinator_web.source import REREAD_SECONDS, DashboardSource, PeerStatus, RunStatus
-from swarmcli.events import EpochAdvanced, EpochReported, Noticed, PeerConnected, PeerSeen, RoundFinished
+from coordinator_web.values import Basis, History
+from swarmcli.events import (
+    EpochAdvanced,
+    EpochReported,
+    Evaluated,
+    Noticed,
+    PeerConnected,
+    PeerSeen,
+    RoundFinished,
+    RunObserved,
+)
 from swarmcli.journal import Journal, RunRecord
+from swarmcli.journal import reader as reader_module
 
 ALICE, BOB, CAROL = "a" * 52, "b" * 52, "c" * 52
 START = 1_790_000_000.0
@@ -34,7 +46,7 @@ class World:
                 PeerStatus(peer_id=BOB, role="trainer", epoch=2, name="bob"),
             ),
         )
-        self.source = DashboardSource(self.journal, lambda: replace(self.live, now=self.now))
+        self.source = DashboardSource(self.journal, lambda: replace(self.live, now=self.now), clock=lambda: self.now)
 
     def epoch(self, number: int, loss: float | None = 2.5) -> None:
         self.journal.record(EpochAdvanced(number, "ab" * 32, 1000, 400, 2, loss, 8.0, 0.25))
@@ -136,3 +148,73 @@ def test_without_a_readable_journal_the_page_still_shows_the_moment(world: World
     world.journal.flush(30)
     world.now += REREAD_SECONDS
     assert "journal cannot be written" in world.source.look().notice
+
+
+def test_however_many_look_the_run_is_put_together_a_few_times_a_second(world: World) -> None:
+    looks: list[float] = []
+    source = DashboardSource(world.journal, lambda: looks.append(world.now) or world.live, clock=lambda: world.now)  # type: ignore[func-returns-value]
+    for step in range(10):
+        world.now = START + step * 0.1
+        assert source.look() is source.look()
+    assert len(looks) == 4
+
+
+def test_a_peer_has_a_history_of_what_it_told_and_of_its_rounds(world: World) -> None:
+    for number in (1, 2):
+        world.journal.record(EpochReported(BOB, number, 3.5, 400 * number, 10.0))
+        world.round(number)
+    world.journal.record(PeerSeen(CAROL, "carol", "trainer", 1, 5, 2.0, False))
+    world.written()
+    bob, carol = world.source.peer(BOB), world.source.peer(CAROL)
+    assert bob is not None and [(each.epoch, each.samples) for each in bob.history] == [(1, 400), (2, 800)]
+    assert [(each.epoch, each.part, each.led) for each in bob.rounds] == [
+        (2, "contributed", True),
+        (1, "contributed", True),
+    ]
+    assert carol is not None and (carol.peer.name, carol.rounds[0].part, carol.rounds[0].reason) == (
+        "carol",
+        "left out",
+        "silent",
+    )
+    assert world.source.peer("nobody") is None and world.source.peer('" OR 1') is None
+
+
+def test_the_past_is_told_over_time_with_evaluations(world: World) -> None:
+    assert world.source.history() == History()
+    for number in range(10):
+        world.journal.record(RunObserved(number, 3, 2, 50.0, 4.0 - number / 10))
+        world.written()
+        world.now += 10.0
+    world.journal.record(Evaluated(4, 3.9, 256))
+    world.written()
+    history = world.source.history()
+    assert [each.epoch for each in history.points] == list(range(10)) and history.points[3].alive == 3.0
+    assert history.first is not None and history.last is not None
+    assert (history.first.time, history.first.epoch, history.last.epoch) == (START, 0, 9)
+    part = world.source.history(begin=3, end=6, by="epoch", points=2)
+    assert part.points[-1].epoch == 6 and len(part.points) == 2 and [each.loss for each in part.evaluations] == [3.9]
+    overview = world.source.overview()
+    assert overview.evaluation is not None and overview.evaluation.epoch == 4
+
+
+def test_lists_are_exported_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "ROWS_AT_ONCE", 3)
+    for number in range(1, 8):
+        world.epoch(number)
+        world.round(number)
+    world.written()
+    for name in ("epochs", "rounds"):
+        kind, rows = world.source.export(name)
+        assert [each.epoch for each in rows] == list(range(1, 8)) and kind.__name__.lower().startswith(name[:5])
+
+
+def test_it_is_told_whose_word_the_contributions_are_and_what_is_missing() -> None:
+    assert views.told_by(Basis()) == views.rests_on(Basis()) == ""
+    one = Basis(monitors=1, accounted=0.5)
+    assert views.told_by(one) == "by one monitor's count"
+    assert "told by one monitor only" in views.rests_on(one) and "has 50% of the run's samples" in views.rests_on(one)
+    several = Basis(monitors=3, accounted=0.99)
+    assert views.told_by(several) == "" and views.rests_on(several) == "Of 3 monitors, what most of them tell is shown."
+    own = Basis(monitors=1, seen=0.25, accounted=1.0)
+    assert views.told_by(own) == "" and "counted 25%" in views.rests_on(own)
+    assert views.rests_on(own).endswith("by the word of 1 other.")

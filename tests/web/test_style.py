@@ -1,4 +1,5 @@
-"""Colours that can be read: the contrast that WCAG 2.2 asks of text (AA, 4.5 : 1), in both colour schemes."""
+"""Colours that can be read: the contrast that WCAG 2.2 asks of text (AA, 4.5 : 1) and of signs (3 : 1), in
+both colour schemes."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import re
 
 import pytest
 
-from coordinator_web.app import STATIC
+from coordinator_web.pages import STATIC
 
 TEXT_ON_GROUND = [
     ("ink", "card"),
@@ -24,6 +25,15 @@ TEXT_ON_GROUND = [
     ("bad", "bad-soft"),
     ("bad", "card"),
     ("paper", "ink"),
+    ("on-accent", "accent"),
+]
+SIGN_ON_GROUND = [
+    ("edge", "card"),
+    ("accent", "card"),
+    ("soft", "card"),
+    ("good", "card"),
+    ("warn", "card"),
+    ("bad", "card"),
 ]
 
 
@@ -39,9 +49,25 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+def contrast(scheme: str, one: str, other: str) -> float:
+    """As WCAG counts it, from 1 to 21."""
+    colours = schemes()[scheme]
+    lighter, darker = sorted((luminance(colours[one]), luminance(colours[other])), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(("text", "ground"), TEXT_ON_GROUND)
 def test_text_stands_out_from_its_ground(scheme: str, text: str, ground: str) -> None:
-    colours = schemes()[scheme]
-    lighter, darker = sorted((luminance(colours[text]), luminance(colours[ground])), reverse=True)
-    assert (lighter + 0.05) / (darker + 0.05) >= 4.5
+    assert contrast(scheme, text, ground) >= 4.5
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("sign", "ground"), SIGN_ON_GROUND)
+def test_lines_dots_and_edges_of_fields_can_be_seen(scheme: str, sign: str, ground: str) -> None:
+    assert contrast(scheme, sign, ground) >= 3
+
+
+def test_every_colour_of_a_text_is_one_of_those_that_were_compared() -> None:
+    used = set(re.findall(r"[; {](?:color|fill): var\(--([\w-]+)\)", (STATIC / "style.css").read_text()))
+    assert used <= {text for text, _ in TEXT_ON_GROUND} | {"card"}  # a hollow sign of the map is filled with its ground

@@ -1,0 +1,171 @@
+"""Pause, resume, stop and limits: the routes that change something, for the peer's own user alone.
+
+Whoever uses them brings the token of this process as `Authorization: Bearer …`, wherever from and whoever may look.
+A cookie would not do: browsers send the cookies of 127.0.0.1 to every port of it, also to another user's server, and
+a page of a stranger can have a browser send them. What a browser says of itself is checked on top: a request that
+another site's page has sent is refused, whatever it brings.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Protocol, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi.responses import Response
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+
+from coordinator_web.feed import encode
+from coordinator_web.values import ActivityShown
+from swarmcli.errors import SwarmError
+
+MAX_BODY = 1 << 16  # bytes
+LONGEST = 366 * 86400.0  # seconds that a pause may last
+T = TypeVar("T")
+
+
+class Controls(Protocol):
+    """What the routes change. Methods are called in worker threads, and raise SwarmError for what cannot be done."""
+
+    def activity(self) -> ActivityShown:
+        """What the peer does now."""
+        ...
+
+    def pause(self, until: float | None) -> None:
+        """Until that moment (seconds since 1970), or until it is told to go on."""
+        ...
+
+    def resume(self) -> None: ...
+
+    def stop(self, *, now: bool) -> None:
+        """Once what is computed is handed in; `now`: at once, and then `end` follows."""
+        ...
+
+    def end(self) -> None:
+        """Ends the process without another word."""
+        ...
+
+    def limits(self) -> Mapping[str, Any]: ...
+
+    def change_limits(self, changes: Mapping[str, Any], *, keep: bool) -> None:
+        """`keep`: also for later starts of this user's peers."""
+        ...
+
+
+class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """For so many seconds, or until a moment in seconds since 1970; neither: until `resume`."""
+
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=LONGEST)] | None = None
+    until: Annotated[float, msgspec.Meta(gt=0, le=1e12)] | None = None
+
+
+class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    now: bool = False
+
+
+class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    changes: dict[str, Any]
+    keep: bool = True
+
+
+def control(controls: Controls, token: str) -> APIRouter:
+    """The routes, for whoever brings the `token`."""
+
+    def check(request: Request) -> None:
+        check_origin(request.headers)
+        if not brings(request.headers, token):
+            raise HTTPException(
+                401,
+                "this needs the token of the peer: open the link with it, or use the command swarm",
+                {"WWW-Authenticate": "Bearer"},
+            )
+
+    api = APIRouter(dependencies=[Depends(check)])
+
+    @api.get("/control")
+    def look() -> Response:
+        return _json({"activity": controls.activity(), "limits": controls.limits()})
+
+    @api.post("/pause")
+    async def pause(request: Request) -> Response:
+        wish = await _body(request, Pause)
+        if wish.seconds is not None and wish.until is not None:
+            raise HTTPException(422, "a pause lasts for some seconds or until a moment, not both")
+        now = time.time()
+        until = wish.until if wish.seconds is None else now + wish.seconds
+        if until is not None and not now < until <= now + LONGEST:
+            raise HTTPException(422, "a pause ends in the future, and within a year")
+        return await _answer(lambda: controls.pause(until), controls.activity)
+
+    @api.post("/resume")
+    async def resume(request: Request) -> Response:
+        await _body(request, Resume)
+        return await _answer(controls.resume, controls.activity)
+
+    @api.post("/stop")
+    async def stop(request: Request) -> Response:
+        wish = await _body(request, Stop)
+        answer = await _answer(lambda: controls.stop(now=wish.now), controls.activity)
+        if wish.now:
+            answer.background = BackgroundTask(controls.end)  # once the answer has been sent
+        return answer
+
+    @api.get("/limits")
+    def limits() -> Response:
+        return _json(controls.limits())
+
+    @api.patch("/limits")
+    async def change(request: Request) -> Response:
+        wish = await _body(request, Change)
+        return await _answer(lambda: controls.change_limits(wish.changes, keep=wish.keep), controls.limits)
+
+    return api
+
+
+def brings(headers: Mapping[str, str], token: str) -> bool:
+    """Whether a request carries the token."""
+    scheme, _, offered = headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and secrets.compare_digest(offered.strip().encode(), token.encode())
+
+
+def check_origin(headers: Mapping[str, str]) -> None:
+    """Raises 403 for a request that a browser has made for a page of another site. Programs say nothing of theirs."""
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+    own = origin is None or origin.partition("://")[2].lower() == headers.get("host", "").lower()
+    if not own or site not in ("none", "same-origin"):
+        raise HTTPException(403, "a page of another site may not do this")
+
+
+async def _body(request: Request, kind: type[T]) -> T:
+    """The JSON that was sent, bounded before it is read."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "send JSON, as application/json")
+    data = b""
+    async for piece in request.stream():
+        data += piece
+        if len(data) > MAX_BODY:
+            raise HTTPException(413, f"at most {MAX_BODY} bytes")
+    try:
+        return msgspec.json.decode(data or b"{}", type=kind)
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(422, f"this cannot be read: {error}") from error
+
+
+async def _answer(change: Callable[[], None], look: Callable[[], object]) -> Response:
+    try:
+        await run_in_threadpool(change)
+    except SwarmError as error:
+        raise HTTPException(422, str(error)) from error
+    return _json(await run_in_threadpool(look))
+
+
+def _json(value: Any) -> Response:
+    return Response(encode(value), media_type="application/json")

@@ -1,0 +1,52 @@
+// Asks this peer. Errors are Errors whose message a person can read.
+
+export const NEEDS_TOKEN = "This page may only look. To change something, open the link that the command printed: it brings the token along.";
+
+export async function asked(path, options) {
+  let response;
+  try {
+    response = await fetch(`/api/v1/${path}`, options);
+  } catch {
+    throw new Error("This peer does not answer. Has it ended?");
+  }
+  if (response.ok) return response.json();
+  if (response.status === 401 || response.status === 403) throw new Error(NEEDS_TOKEN);
+  throw new Error((await reason(response)) || `This peer answered with an error (${response.status}).`);
+}
+
+async function reason(response) {
+  try {
+    const { detail } = await response.json();
+    return typeof detail === "string" ? detail : "";
+  } catch {
+    return "";
+  }
+}
+
+export function get(path, query = {}) {
+  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const text = new URLSearchParams(given).toString();
+  return asked(text ? `${path}?${text}` : path, {});
+}
+
+// Calls `work` now and again `seconds` after each end, while the page is looked at. Returns what does it at once.
+export function again(seconds, work) {
+  let timer = null;
+  let running = false;
+  async function turn() {
+    clearTimeout(timer);
+    if (running) return;
+    running = true;
+    try {
+      if (document.visibilityState === "visible") await work();
+    } finally {
+      running = false;
+      timer = setTimeout(turn, seconds * 1000);
+    }
+  }
+  document.addEventListener("visibilitychange", () => {
+    if (document.visibilityState === "visible") turn();
+  });
+  turn();
+  return turn;
+}

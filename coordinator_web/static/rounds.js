@@ -1,0 +1,165 @@
+// Averaging rounds, newest first: how the time of each went by, what went wrong, and once it is opened who took part.
+
+import { $, cell, element, link, peerPath, reconcile, row, say, write } from "/static/dom.js";
+import { bytes, clock, count, day, duration, plural } from "/static/format.js";
+
+const MOST_MEMBERS = 12; // of a group, that are named
+const STAGES = { "looking for group": "look", "awaiting trigger": "wait", "running all-reduce": "reduce" };
+const opened = new Set(); // ids of rounds
+const names = new Map(); // of peers, by id
+
+export function learnNames(some) {
+  for (const [id, name] of Object.entries(some ?? {})) names.set(id, name);
+}
+
+export function called(peer) {
+  return names.get(peer) || peer.slice(0, 10);
+}
+
+export function showRounds(parent, rounds) {
+  const rows = rounds.flatMap((round) => [
+    { round, kind: "" },
+    ...(explanation(round) ? [{ round, kind: "why" }] : []),
+    ...(opened.has(round.id) ? [{ round, kind: "detail" }] : []),
+  ]);
+  const longest = scale(rounds);
+  const show = () => showRounds(parent, rounds);
+  reconcile(parent, rows, (each) => `${each.round.id}${each.kind}`, createRow, (node, each) => updateRow(node, each, longest, show));
+}
+
+// Seconds that the whole width of a bar stands for: nine of ten rounds fit, and the slowest are cut off there, such as the
+// first one, which waited for the run to begin.
+function scale(rounds) {
+  const totals = rounds.map((round) => sum(Object.values(round.seconds))).toSorted((a, b) => a - b);
+  const at = (share) => totals[Math.max(0, Math.ceil(totals.length * share) - 1)] || 1;
+  return Math.min(at(0.9), 4 * at(0.5));
+}
+
+function sum(values) {
+  return values.reduce((all, each) => all + each, 0);
+}
+
+function explanation(round) {
+  const left = Object.entries(round.left_out).map(([peer, reason]) => `${called(peer)} left out: ${reason || "no reason given"}`);
+  if (round.left_out_total > left.length) left.push(`${count(round.left_out_total - left.length)} more left out`);
+  const reason = round.reason || (round.outcome === "committed" ? "" : "no reason given");
+  return [reason, ...left].filter(Boolean).join(" · ");
+}
+
+function createRow({ round, kind }) {
+  if (kind === "why") return underneath("Why", "why", element("bdi"));
+  if (kind === "detail") return underneath("Group", "detail", ...detail(round));
+  return createRound(round);
+}
+
+function underneath(label, className, ...children) {
+  const text = cell(label, className);
+  text.colSpan = 6;
+  text.append(...children);
+  const node = row(text);
+  node.className = "explanation";
+  return node;
+}
+
+function detail(round) {
+  const stages = Object.entries(round.seconds).map(([stage, seconds]) => `${stage} ${duration(seconds)}`);
+  const members = round.members.slice(0, MOST_MEMBERS).map((peer) => {
+    const notes = [peer === round.leader ? "led" : "", round.contributors.includes(peer) ? "" : "no tensors"].filter(Boolean).join(", ");
+    return [link(peerPath(peer), called(peer)), notes ? ` (${notes})` : ""];
+  });
+  const group = element("span", "line", members.length ? "" : "No group came about.");
+  members.forEach((parts, index) => group.append(index ? ", " : "", ...parts));
+  const more = round.members_total - members.length;
+  if (more > 0) group.append(`, ${count(more)} more`);
+  return stages.length ? [group, element("span", "line", stages.join(" · "))] : [group];
+}
+
+function createRound(round) {
+  const time = cell("Time", "time");
+  const button = element("button", "opener", element("time", "", clock(round.time)));
+  button.type = "button";
+  time.append(button);
+  time.title = day(round.time);
+  const outcome = cell("Outcome", "outcome");
+  outcome.append(element("span", `badge ${round.outcome}`, round.outcome));
+  if (round.purpose.endsWith("_state")) outcome.append(element("span", "what", "states"));
+  const spent = cell("Stages", "spent");
+  const bar = element("span", "stages");
+  bar.setAttribute("aria-hidden", "true"); // the same in words, once the round is opened
+  spent.append(bar, element("span", "took", duration(round.took)));
+  const all = round.contributors_total === round.members_total;
+  const node = row(
+    time,
+    outcome,
+    cell("Epoch", "number", round.epoch >= 0 ? count(round.epoch) : "–"),
+    spent,
+    cell("Peers", "number", all ? count(round.members_total) : `${count(round.contributors_total)} contributed, ${plural(round.members_total, "member")}`),
+    cell("Sent, received", "number", `${bytes(round.bytes_sent)}, ${bytes(round.bytes_received)}`),
+  );
+  node.title = `${round.purpose}, led by ${round.leader ? called(round.leader) : "nobody"}`;
+  return node;
+}
+
+function drawStages(bar, round, longest) {
+  let left = 1; // of the width
+  const parts = Object.entries(round.seconds).map(([stage, seconds]) => {
+    const share = Math.min(left, seconds / longest);
+    left -= share;
+    return { stage, seconds, share };
+  });
+  reconcile(bar, parts, (part) => part.stage, ({ stage }) => element("span", STAGES[stage] ?? "other"), (node, { stage, seconds, share }) => {
+    node.style.width = `${(share * 100).toFixed(2)}%`;
+    node.title = `${stage} ${duration(seconds)}`;
+  });
+}
+
+function updateRow(node, { round, kind }, longest, show) {
+  const open = opened.has(round.id);
+  if (kind === "why") {
+    node.classList.toggle("explained", open);
+    write(node.querySelector("bdi"), explanation(round)); // a name may have come after the round
+  }
+  if (kind) return;
+  drawStages(node.querySelector(".stages"), round, longest);
+  node.classList.toggle("explained", open || explanation(round) !== "");
+  const button = node.querySelector(".opener");
+  button.setAttribute("aria-expanded", String(open));
+  button.setAttribute("aria-label", `${clock(round.time)}: who took part and how long it took`);
+  node.onclick = () => {
+    if (!opened.delete(round.id)) opened.add(round.id);
+    show();
+  };
+}
+
+export function roundsNote(rounds) {
+  const failed = rounds.filter((round) => round.outcome !== "committed").length;
+  if (rounds.length === 0) return "";
+  return failed ? `${failed} of the last ${rounds.length} did not succeed` : `the last ${plural(rounds.length, "round")} all succeeded`;
+}
+
+// ---- whom rounds went on without, and why rounds failed
+
+export function showStragglers(parent, stragglers) {
+  reconcile(parent, stragglers, (each) => each.peer, createStraggler, (node, each) => {
+    write(node.querySelector(".times"), `left out of ${count(each.left_out)} of its ${plural(each.rounds, "round")}`);
+    write(node.querySelector(".why"), each.reason);
+  });
+}
+
+function createStraggler(each) {
+  return element("li", "", link(peerPath(each.peer), each.name || each.peer.slice(0, 10)), " ", element("span", "times"), element("bdi", "why"));
+}
+
+export function showFailures(failures) {
+  say($("failures-empty"), failures.length ? "" : "No round has failed, and none went on without somebody.");
+  reconcile($("failures"), failures, (each) => `${each.what} ${each.reason}`, createFailure, (node, each) => {
+    write(node.querySelector(".times"), `${count(each.count)}×`);
+    write(node.querySelector(".why"), each.example || each.reason);
+    write(node.querySelector(".last"), `${each.what === "round" ? "round failed" : "went on without a peer"}, last at ${clock(each.last)}`);
+    node.querySelector(".last").title = `first ${day(each.first)}, last ${day(each.last)}`;
+  });
+}
+
+function createFailure() {
+  return element("li", "", element("span", "times"), element("bdi", "why"), element("span", "last"));
+}

@@ -1,0 +1,166 @@
+// The page of a volunteer: what the own computer does, and how to have it do less, more or nothing.
+
+import { again, get, NEEDS_TOKEN } from "/static/api.js";
+import { Chart } from "/static/chart.js";
+import { canControl, send } from "/static/control.js";
+import { $, say, write } from "/static/dom.js";
+import { bytes, count, hours, moment, ordinal, percent, plural, rate, roughly } from "/static/format.js";
+import { offerLimits, showLimits } from "/static/limits.js";
+import { follow, here } from "/static/live.js";
+
+const HISTORY_SECONDS = 5; // between two looks at the own history
+const ACTIVITIES = { running: "Running", pausing: "Pausing", paused: "Paused", stopping: "Leaving" };
+
+let allowed = null; // to change something; null: not known yet
+let seen = false; // a state has come
+let busy = false; // while the peer is asked to change something
+let answer = null; // the activity that the peer has just told; the next state may have been looked at before it changed
+
+// ---- what it does
+
+function draw({ run, me }) {
+  if (!seen) lookBack(); // now it is known who this is
+  seen = true;
+  if (answer !== null) me.activity = answer;
+  answer = null;
+  drawActivity(me);
+  write($("share"), percent(me.share));
+  write($("samples"), count(me.samples));
+  write($("hours"), hours(me.hours));
+  write($("rank"), me.rank === null ? "–" : ordinal(me.rank));
+  write($("ranked"), me.ranked > 0 ? `of ${count(me.ranked)}${me.told_by && `, ${me.told_by}`}` : "\u00a0");
+  write($("connectivity"), me.connectivity || "Not known yet.");
+  write($("traffic"), `${bytes(me.totals.bytes_sent)} sent, ${bytes(me.totals.bytes_received)} received for averaging`);
+  say($("alarm"), run.alarm);
+  say($("notice"), run.notice);
+  drawRun(run);
+  showLimits(me.limits.limits ?? {}, allowed === true);
+}
+
+function drawActivity(me) {
+  const { state, reasons, keeps } = me.activity;
+  document.body.dataset.activity = state;
+  write($("sentence"), me.sentence);
+  write($("activity"), ACTIVITIES[state] ?? state);
+  const until = reasons.map((reason) => reason.until).filter((time) => time !== null);
+  write($("until"), state === "paused" && until.length === reasons.length && until.length > 0 ? `It goes on by itself: ${moment(Math.max(...until))}.` : "");
+  const asked = reasons.some((reason) => reason.kind === "asked");
+  const over = state === "stopping";
+  $("resume").hidden = !asked || over;
+  $("pause").hidden = asked || over;
+  $("pause-choice").hidden = $("pause").hidden;
+  $("pause-until-choice").hidden = $("pause").hidden || $("pause-for").value !== "until";
+  $("stop").hidden = over && keeps === 0;
+  write($("stop"), over ? "Leave at once…" : "Leave the run…");
+  $("stop-after").hidden = over;
+  write($("stop-not"), over ? "Wait" : "Stay");
+  for (const id of ["resume", "pause", "stop"]) $(id).disabled = allowed !== true || busy;
+  say($("control-note"), allowed === false ? NEEDS_TOKEN : "");
+}
+
+function drawRun(run) {
+  const whole = run.max_epochs ?? 0;
+  const part = whole > 0 ? Math.min(1, run.epoch / whole) : 0;
+  write($("epoch"), count(run.epoch));
+  write($("max-epochs"), whole > 0 ? ` of ${count(whole)}` : "");
+  $("progress").hidden = whole === 0;
+  $("progress").setAttribute("aria-valuenow", Math.round(part * 100));
+  $("progress-fill").style.transform = `scaleX(${part})`;
+  const left = run.run_eta_seconds === null ? "" : `about ${roughly(run.run_eta_seconds)} to go`;
+  const line = [left, `${plural(here.state.counts.alive, "peer")} there`, `${rate(run.samples_per_second)} samples a second together`];
+  write($("run-line"), run.state === "finished" ? "The run has reached its last epoch. Thank you." : line.filter(Boolean).join(" · "));
+}
+
+// ---- what one asks of it
+
+
+async function ask(path, body) {
+  busy = true;
+  say($("control-error"), "");
+  drawActivity(here.state.me);
+  try {
+    answer = await send("POST", path, body);
+    here.state.me.activity = answer; // of the state that has come meanwhile
+  } catch (error) {
+    if (error.message === NEEDS_TOKEN) allowed = false; // the peer has been started anew
+    else say($("control-error"), error.message);
+  }
+  busy = false;
+  drawActivity(here.state.me);
+  const next = ["resume", "pause"].map($).find((button) => !button.hidden && !button.disabled);
+  const held = document.activeElement; // the button that was pressed is gone; the browser may not have noticed yet
+  if (held === document.body || held.hidden) next?.focus();
+}
+
+// The next time that clocks here show this.
+function nextTime(text) {
+  const [hour, minute] = text.split(":").map(Number);
+  const then = new Date();
+  then.setHours(hour, minute, 0, 0);
+  if (then.getTime() <= Date.now()) then.setDate(then.getDate() + 1);
+  return then.getTime() / 1000;
+}
+
+function pause() {
+  const choice = $("pause-for").value;
+  if (choice !== "until") return ask("pause", choice === "" ? {} : { seconds: Number(choice) });
+  if (!$("pause-until").value) {
+    $("pause-until").focus();
+    return undefined;
+  }
+  return ask("pause", { until: nextTime($("pause-until").value) });
+}
+
+$("pause").addEventListener("click", pause);
+$("resume").addEventListener("click", () => ask("resume", {}));
+$("pause-for").addEventListener("change", () => drawActivity(here.state.me));
+$("stop").addEventListener("click", () => $("stop-dialog").showModal());
+$("stop-not").addEventListener("click", () => $("stop-dialog").close());
+for (const [id, now] of [["stop-after", false], ["stop-now", true]]) {
+  $(id).addEventListener("click", () => {
+    $("stop-dialog").close();
+    ask("stop", { now });
+  });
+}
+
+// ---- what it has done
+
+const work = new Chart($("work-chart"), {
+  label: "Your samples per second by epoch",
+  empty: "Your work appears here after your first epoch.",
+  describe: (point) => `epoch ${count(point.x)}: ${rate(point.value)} samples a second`,
+  onLook: (text) => write($("work-readout"), text),
+  onRange: (range) => work.set({ range, looked: null }),
+  fromZero: true,
+  smoothed: true,
+});
+
+const lookBack = again(HISTORY_SECONDS, async () => {
+  if (here.state === null) return;
+  try {
+    const [{ peer }, epochs] = await Promise.all([get(`peers/${encodeURIComponent(here.state.me.peer_id)}`), get("epochs")]);
+    write($("speed"), rate(here.state.me.activity.state === "paused" ? 0 : peer.samples_per_second));
+    const mine = epochs.filter((each) => each.samples > 0 && each.seconds > 0); // not what only others tell of
+    work.show(mine.map((each) => ({ x: each.epoch, value: each.own_samples / each.seconds })));
+  } catch {
+    // the connection that is lost is told already; a peer that is not listed yet has no history
+  }
+});
+
+// ---- all of it
+
+offerLimits(async (key, text) => {
+  const limits = await send("PATCH", "limits", { changes: { [key]: text }, keep: $("limits-keep").checked });
+  if (here.state) here.state.me.limits = limits;
+});
+
+async function learnWhetherAllowed() {
+  try {
+    allowed = await canControl();
+  } catch {
+    allowed = null; // it does not answer; the connection that is lost is told
+  }
+  if (here.state) draw(here.state);
+}
+
+follow({ begin: learnWhetherAllowed, state: draw });

@@ -1,0 +1,356 @@
+"""What the dashboard shows, as values: each is a JSON object below /api/v1, its fields the object's keys.
+
+Texts in these values (names, reasons) may come from other peers: they are data, never markup. Moments are wall-clock
+seconds since 1970, durations seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from swarmcli.events import Contribution, EpochAdvanced, Evaluated, RoundOutcome
+from swarmcli.journal import Moment, Totals
+
+State = Literal[
+    "waiting",  # nobody computes yet
+    "training",
+    "averaging",  # a round is under way
+    "synchronizing",  # this peer downloads the state
+    "stranded",  # it waits, since nobody whom it can reach holds the state of the run
+    "finished",  # the run reached its last epoch
+]
+Health = Literal[
+    "in step",
+    "behind",
+    "not answering",  # no longer, but it said no goodbye either
+    "waiting",  # for the state of the run, which it cannot reach
+    "another model",  # is what it trains
+    "paused",  # by its user, or by a limit that its user has set
+    "left",  # with a goodbye
+    "lost",  # without one
+]
+AlertKind = Literal[
+    "stalled",  # no epoch ends any more though somebody should compute
+    "no donor",  # nobody holds the state, so nobody can join and a crash loses the run
+    "diverged",  # the loss has risen far and stays there, or is no number
+]
+ReasonKind = Literal["asked", "hours", "busy", "battery", "metered", "heat", "disk", "memory"]
+Way = Literal["direct", "relayed", "punched"]
+Part = Literal["contributed", "helped", "left out"]  # of a peer in a round; who only reduces or follows helps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerStatus:
+    """What is known of one peer at this moment, by the peer that shows it."""
+
+    peer_id: str
+    role: str
+    epoch: int
+    name: str = ""
+    device: str = ""
+    client_mode: bool = False
+    me: bool = False
+    samples: int = 0  # in the epoch that it is in
+    samples_per_second: float = 0.0
+    share: float | None = None  # of the samples of the last epochs, 0 to 1; None: unknown
+    loss: float | None = None
+    last_seen: float = 0.0
+    health: Health = "in step"
+    trouble: str = ""  # why its last round did not succeed, by its own account; "" when it did
+    drift: float | None = None  # of its parameters from the others', relative to their length; None: unknown
+
+    @property
+    def counts(self) -> bool:
+        """Whether what it computes goes into the epoch: who is gone, or trains another model, adds nothing. Who pauses
+        hands in what it has computed."""
+        return self.health in ("in step", "behind", "paused")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """The run at this moment as one peer sees it; `samples` of `target` are computed in `epoch`, by all together."""
+
+    run_id: str
+    state: State
+    peer_id: str  # of the peer that shows it
+    role: str
+    epoch: int
+    samples: int
+    target: int
+    now: float = 0.0  # the moment of this status, by the clock of the peer that shows it
+    started: float | None = None  # when this peer began
+    name: str = ""
+    max_epochs: int | None = None
+    samples_per_second: float = 0.0  # of all who compute
+    eta_seconds: float | None = None  # to the end of the epoch; None: unknown
+    run_eta_seconds: float | None = None  # to the end of the last epoch
+    losses: tuple[float, ...] = ()  # of the last epochs, the swarm's, the oldest first
+    last_epoch: EpochAdvanced | None = None  # that was stepped here
+    evaluation: Evaluated | None = None  # the last one of this process, or what others tell: most peers never evaluate
+    evaluation_by: str = ""  # who tells it, where it is not this peer's own
+    alarm: str = ""  # what a person has to mend, with the remedy
+    mode: str = ""  # how the run averages, in words
+    join_line: str = ""  # the command with which others join
+    link: str = ""  # the link in it; "": others need the recipe file
+    install: str = "pipx install swarmcli"  # what somebody types before who has nothing installed
+    link_reach: str = ""  # for whom the link is no use, or why there is none
+    reach: str = ""  # who can dial the peer that shows it, and what that means for taking part, in a sentence
+    result: str = ""  # of a run that has finished: what became of its model at this peer, in words
+    peers: tuple[PeerStatus, ...] = ()
+    own: Totals | None = None  # what the peer did for the run in all; None where it computes and reduces nothing
+    notice: str = ""  # why the histories may be incomplete
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a peer does not compute. There is at most one of each kind."""
+
+    kind: ReasonKind
+    text: str  # completes "paused: …", for example "on battery"
+    until: float | None = None  # when it ends by itself; None: when it is released
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityShown:
+    """What the shown peer does by the wish of its user."""
+
+    state: Literal["running", "pausing", "paused", "stopping"] = "running"
+    reasons: tuple[Reason, ...] = ()
+    since: float | None = None
+    sentence: str = ""  # for example "paused: on battery"
+    keeps: int = 0  # samples that it has computed and no round has taken; of one that leaves: that it hands in
+    seconds_left: float | None = None  # until the round is expected in which it hands in what is computed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """Whose word the list of contributions is."""
+
+    monitors: int = 0  # others by whose word it is known
+    seen: float | None = None  # part of the run's samples that the shown peer has counted; None: it keeps no book
+    accounted: float | None = None  # part of the run's samples that is in the list, about; None: unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Me:
+    """The shown peer as its user cares for it."""
+
+    peer_id: str
+    name: str
+    role: str
+    sentence: str  # what it does at this moment
+    connectivity: str  # who can dial it, and what that means for taking part
+    activity: ActivityShown = field(default_factory=ActivityShown)
+    share: float | None = None  # of the samples of the last epochs, 0 to 1
+    samples: int = 0  # that rounds accepted, over all its starts
+    hours: float = 0.0  # that it was there, over all its starts
+    rank: int | None = None  # by samples, from 1; None: not among those that contributed
+    ranked: int = 0  # how many are
+    told_by: str = ""  # whose word samples, hours and rank are, if it is a single monitor's
+    rests_on: str = ""  # whose word the list of contributions is, and how much is missing in it, in sentences
+    totals: Totals = field(default_factory=Totals)
+    limits: Mapping[str, object] = field(default_factory=dict)  # as `GET limits` gives them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Peers that are there, by role and by how they do; who left or was lost is in `gone` alone."""
+
+    alive: int = 0
+    trainers: int = 0
+    auxiliaries: int = 0
+    monitors: int = 0
+    paused: int = 0
+    behind: int = 0
+    troubled: int = 0  # whose last round did not succeed
+    silent: int = 0  # who does not answer, and is not counted as alive
+    gone: int = 0  # within the last ten minutes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """Something that the owner of a run has to look at; it stands until it is over."""
+
+    id: str  # another one each time that it begins
+    kind: AlertKind
+    text: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """`state`: everything that a page shows at first, but the lists."""
+
+    run: RunStatus  # its `peers` are empty here
+    me: Me
+    counts: Counts = field(default_factory=Counts)
+    evaluation: Evaluated | None = None  # the last one
+    alerts: tuple[Alert, ...] = ()
+    can_control: bool = False  # whether who asks may pause, resume and change limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerPage:
+    """`peers`: `total` peers match, of which `rows` are those asked for."""
+
+    total: int
+    rows: tuple[PeerStatus, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerEpoch:
+    """What a trainer reported of an epoch."""
+
+    epoch: int
+    time: float
+    loss: float | None
+    samples: int  # since it started
+    samples_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerRound:
+    """A round from the view of one of its members."""
+
+    id: int
+    time: float
+    epoch: int
+    purpose: str
+    outcome: str
+    part: Part
+    led: bool
+    reason: str = ""  # why it was left out, or why the round failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerDetails:
+    """`peers/{id}`."""
+
+    peer: PeerStatus
+    first_seen: float | None
+    history: tuple[PeerEpoch, ...]  # the oldest first
+    rounds: tuple[PeerRound, ...]  # the newest first
+    contribution: Contribution | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """`history`, the oldest first; spans in which this peer did not run have no points. `first` and `last` are the ends
+    of all that there is, whatever was asked for."""
+
+    points: tuple[Moment, ...] = ()
+    evaluations: tuple[Evaluated, ...] = ()
+    first: Moment | None = None
+    last: Moment | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A peer that rounds go on without again and again."""
+
+    peer: str
+    name: str
+    rounds: int  # of those shown, in which it was
+    left_out: int
+    reason: str  # the last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRow:
+    """A round as this peer saw it; of its peers, at most the first 32 of each kind are named."""
+
+    id: int
+    time: float
+    round_id: str
+    purpose: str
+    epoch: int  # -1: not of an epoch
+    outcome: RoundOutcome
+    reason: str
+    leader: str
+    members: tuple[str, ...]
+    members_total: int
+    contributors: tuple[str, ...]
+    contributors_total: int
+    left_out: Mapping[str, str]  # peer → why
+    left_out_total: int
+    bytes_sent: int
+    bytes_received: int
+    seconds: Mapping[str, float]  # stage → seconds spent in it, in the order of the stages
+    took: float  # seconds, without looking for a group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """`rounds`, the oldest first; who was left out the most often comes first among `stragglers`."""
+
+    rows: tuple[RoundRow, ...]
+    stragglers: tuple[Straggler, ...]
+    names: Mapping[str, str]  # peer → name, of those in `rows` who have one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachNode:
+    """A peer on the map."""
+
+    peer: str
+    name: str
+    role: str
+    me: bool = False
+    dialable: bool | None = None  # whether others can dial it; None: unknown
+    health: Health = "in step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachEdge:
+    """A connection of two peers, as `told_by` sees it; each pair is there once."""
+
+    source: str  # who dialed, where that is known
+    target: str
+    way: Way
+    told_by: str
+    via: str = ""  # the relay, where that is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachMap:
+    """`reach`."""
+
+    nodes: tuple[ReachNode, ...] = ()
+    edges: tuple[ReachEdge, ...] = ()
+    sentence: str = ""  # of the shown peer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointShown:
+    """A checkpoint in the home of the shown peer; `checkpoints/{name}.tar` is the whole directory."""
+
+    name: str
+    epoch: int
+    time: float
+    bytes: int
+    latest: bool
+    loss: float | None = None  # by evaluation
+    best: bool = False
+    problem: str = ""  # why it cannot be used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachinePeer:
+    """`machine`: a peer of this user on this computer."""
+
+    pid: int
+    name: str
+    role: str
+    run_id: str
+    home: str
+    started: float
+    me: bool = False
+    url: str = ""  # of its page on this computer; "": it has none
+    answers: bool = False
+    state: str = ""  # as in `run.state`, or of its activity where that is not running
+    sentence: str = ""  # what it does at this moment
+    epoch: int | None = None
+    max_epochs: int | None = None
+    samples_per_second: float = 0.0

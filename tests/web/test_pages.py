@@ -1,0 +1,248 @@
+"""The pages beside the run's own, in a real browser: few tests, each of which looks at much of one page."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from coordinator_web import views
+from coordinator_web.values import Alert
+
+from .conftest import PATIENCE, Open, Serve, expect_text
+from .fake_source import PAUSED, STALLED, START, FakeControls, FakeRun, as_shown, large_run, volunteer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.browser
+ATTACK = '<img src=x onerror="window.owned=1"><b>bold</b>'
+PAGES = ("", "run", "map", "contributions", "runs", "join")
+
+
+def test_a_volunteer_pauses_goes_on_and_leaves_by_click(serve: Serve, open_page: Open) -> None:
+    run = volunteer(FakeRun(finished_epochs=87, limits=as_shown()))
+    controls = FakeControls(run)
+    url = serve(run, controls=controls, control_token="secret").url
+    page = open_page(url, "?token=secret")
+    assert "secret" not in page.url
+    expect_text(page, "#sentence", "Training at 168 samples a second, epoch 87 of 200")
+    expect_text(page, "#rank", "2nd")
+    expect_text(page, "#share", "32 %")
+    page.wait_for_selector("#work-chart path.line", state="attached")
+    page.get_by_role("slider", name="Your samples per second by epoch").focus()  # what it did, not its pace at the end
+    expect_text(page, "#work-readout", "epoch 87: 100 samples a second")
+
+    page.get_by_label("How long to pause").select_option("for 1 hour")
+    page.get_by_role("button", name="Pause").click()
+    expect_text(page, "#activity", "Paused")
+    assert controls.asked[-1] == ("pause", pytest.approx(controls.now + 3600, abs=600))
+    page.wait_for_selector("#resume:focus")  # the stream may tell of the pause before the answer to the click comes
+    page.keyboard.press("Enter")
+    expect_text(page, "#activity", "Running")
+
+    page.get_by_label("How long to pause").select_option("until …")
+    page.get_by_label("Until when to pause").fill("18:00")
+    page.get_by_role("button", name="Pause").click()
+    expect_text(page, "#activity", "Paused")
+    assert controls.asked[-1][1] % 900 == 0
+    page.get_by_role("button", name="Leave the run").click()
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog", state="hidden")
+    assert controls.asked[-1][0] == "pause"
+    page.get_by_role("button", name="Leave the run").click()
+    page.get_by_role("button", name="Hand in, then leave").click()
+    expect_text(page, "#activity", "Leaving")
+    assert controls.asked[-1] == ("stop", False)
+    expect_text(page, "#sentence", "Handing in, about 4 min left (1,200 samples)")
+    page.get_by_role("button", name="Leave at once…").click()
+    assert page.get_by_role("button", name="Hand in, then leave").is_hidden()
+    page.get_by_role("button", name="Leave at once", exact=True).click()
+    page.wait_for_selector("dialog", state="hidden")
+
+
+def test_limits_are_moved_on_the_page_and_a_wrong_one_is_told(serve: Serve, open_page: Open) -> None:
+    run = volunteer(FakeRun(finished_epochs=8, limits=as_shown(upload="3 MB/s", hours="22:00-08:00")))
+    controls = FakeControls(run)
+    page = open_page(serve(run, controls=controls, control_token="secret").url, "?token=secret")
+    upload = page.get_by_role("slider", name="Upload")
+    expect_text(page, "#limits .limit:has(#limit-upload) .value", "3 MB/s")  # none of the slider's own steps
+    assert upload.get_attribute("aria-valuetext") == "3 MB/s"
+    page.wait_for_selector("#limit-upload:enabled")  # once the page knows that it may change them
+    upload.focus()
+    page.keyboard.press("ArrowLeft")
+    expect_text(page, "#limits-note", "Saved")
+    assert controls.asked[-1] == ("limits", {"upload": "2 MB/s"}, True)
+    expect_text(page, "#limits .limit:has(#limit-upload) .value", "2 MB/s")
+    page.keyboard.press("End")
+    expect_text(page, "#limits .limit:has(#limit-upload) .value", "no limit")
+    expect_text(page, "#limits-note", "Saved")
+    page.get_by_label("keep these for the next time").uncheck()
+    page.get_by_label("On battery").select_option("pauses")
+    expect_text(page, "#limits-note", "Saved")
+    assert controls.asked[-1] == ("limits", {"on_battery": "no"}, False)
+    hours = page.get_by_role("textbox", name="Hours")
+    assert hours.input_value() == "22:00-08:00"
+    hours.fill("whenever")
+    page.keyboard.press("Tab")
+    refused = page.locator("#limits .limit:has(#limit-hours) .refused")
+    refused.wait_for()
+    assert "whenever" in refused.inner_text() and hours.input_value() == "whenever"  # to be put right
+    hours.fill("22:00-06:00")
+    page.keyboard.press("Tab")
+    expect_text(page, "#limits-note", "Saved")
+    assert refused.is_hidden()
+
+
+def test_without_the_token_the_page_only_shows_and_says_so(serve: Serve, open_page: Open) -> None:
+    run = volunteer(FakeRun(finished_epochs=8, limits=as_shown(), activity=PAUSED))
+    controls = FakeControls(run)
+    server = serve(run, controls=controls, control_token="secret")
+    page = open_page(server.url, "")
+    expect_text(page, "#sentence", "Paused: on battery")
+    page.wait_for_selector("#control-note:not([hidden])")
+    assert "open the link that the command printed" in page.inner_text("#control-note")
+    assert page.locator("#pause").is_disabled() and page.locator("#limit-upload").is_disabled()
+    other = open_page(server.url, "?token=secret")  # and then the peer is started anew, with another token
+    other.wait_for_selector("#pause:enabled")
+    other.evaluate("localStorage.setItem('swarm-control', 'of an earlier start')")
+    other.reload()
+    other.wait_for_selector("#control-note:not([hidden])")
+    assert controls.asked == []
+
+
+def test_in_a_run_of_1000_peers_only_rows_in_sight_are_drawn(serve: Serve, open_page: Open) -> None:
+    url = serve(large_run()).url
+    page = open_page(url)
+    page.wait_for_selector("#peers tr >> nth=10")
+    assert page.locator("#peers tr").count() < 100
+    expect_text(page, "#peers-note", "1,000 peers")
+    page.locator("#peers-scroll").evaluate("node => { node.scrollTop = node.scrollHeight; }")
+    page.get_by_role("link", name="peer-0998").wait_for()
+    assert page.locator("#peers tr").count() < 100
+    last = page.locator("#peers tr").last
+    assert last.get_attribute("aria-rowindex") == page.locator("#peers-table").get_attribute("aria-rowcount") == "1001"
+    page.get_by_role("button", name="Samples/s").click()
+    expect_text(page, "#peers tr:nth-child(1) .rate", "69")
+    assert page.locator("th[aria-sort=descending]").count() == 1
+    page.get_by_label("Find").fill("peer-0777")
+    expect_text(page, "#peers-note", "1 peer found")
+    page.get_by_role("link", name="peer-0777").click()
+    expect_text(page, "#peer-name", "peer-0777")
+    page.wait_for_selector("#loss-chart path.line", state="attached")
+
+    page.goto(url + "map")
+    page.wait_for_selector("#drawing [role=option] >> nth=999", state="attached")
+    expect_text(page, "#map-note", "1,000 peers: 667 can be dialed, 333 cannot")
+    page.get_by_label("Find").fill("peer-0500")
+    expect_text(page, "#chosen-name", "peer-0500")
+    page.get_by_role("listbox").focus()
+    page.keyboard.press("Home")
+    expect_text(page, "#chosen-name", "monitor")
+
+
+def test_curves_zoom_scale_and_go_by_time(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(FakeRun(finished_epochs=120)).url)
+    curve = page.get_by_role("slider", name="Loss", exact=True)
+    curve.focus()
+    assert curve.get_attribute("aria-valuemax") == "120"
+    page.keyboard.press("+")
+    page.wait_for_function("() => Number(document.querySelector('#rate-chart svg').getAttribute('aria-valuemin')) > 25")
+    page.keyboard.press("0")
+    page.wait_for_function("() => document.querySelector('#rate-chart svg').getAttribute('aria-valuemin') === '1'")
+    box = page.locator("#loss-chart").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 3 / 4, box["y"] + 60)
+    page.mouse.up()
+    page.wait_for_function(
+        "() => Number(document.querySelector('#alive-chart svg').getAttribute('aria-valuemin')) > 50"
+    )
+    page.get_by_role("button", name="All", exact=True).click()
+    page.get_by_label("log scale").check()
+    page.get_by_label("by time").check()
+    page.wait_for_function("() => document.querySelector('#loss-chart .axis-name').textContent === 'time'")
+    assert page.evaluate("Number(document.querySelector('#loss-chart svg').getAttribute('aria-valuemin'))") > START
+
+
+def test_an_alert_stands_on_every_page_and_is_notified_once_where_that_is_wanted(
+    serve: Serve, open_page: Open, chromium: Browser
+) -> None:
+    run = FakeRun(finished_epochs=12)
+    url = serve(run).url
+    context = chromium.new_context(permissions=["notifications"])
+    context.add_init_script(
+        "window.notified = []; window.Notification = class { static permission = 'granted'; "
+        "static requestPermission() { return Promise.resolve('granted'); } "
+        "constructor(title, { body }) { notified.push([title, body]); } };"
+    )
+    context.set_default_timeout(PATIENCE)
+    page = context.new_page()
+    page.goto(url + "map")
+    page.wait_for_selector('body[data-connection="live"]')  # alerts that stood before are none to be notified of
+    page.get_by_role("button", name="Alerts: off").click()
+    page.get_by_role("button", name="Alerts: on").wait_for()
+    run.alerts = [replace(STALLED, text=ATTACK)]
+    page.wait_for_function("() => notified.length === 1")
+    assert page.evaluate("notified") == [["The run stands still · stdlib-lm", ATTACK]]
+    expect_text(page, "#alerts bdi", ATTACK)  # the state comes behind the alert
+    assert page.evaluate("window.owned") is None
+    context.close()
+
+
+def test_names_and_teams_of_others_are_text_everywhere(serve: Serve, open_page: Open) -> None:
+    class Hostile(FakeRun):
+        def contributions(self) -> list[Any]:
+            return [replace(each, name=ATTACK, team=ATTACK) for each in super().contributions()]
+
+        def machine(self) -> list[Any]:
+            return [replace(each, run_id=ATTACK, sentence=ATTACK) for each in super().machine()]
+
+    run = Hostile(finished_epochs=41, run_id=ATTACK)
+    run.people = [replace(peer, name=ATTACK, device=ATTACK, trouble=ATTACK) for peer in run.people]
+    run.alerts = [Alert(id="x", kind="stalled", text=ATTACK, since=START)]
+    url = serve(run).url
+    page = open_page(url, "map")
+    for path in ("map", "contributions", "runs", f"peers/{run.people[0].peer_id}"):
+        page.goto(url + path)
+        page.get_by_text(ATTACK).nth(2).wait_for(state="attached")
+        assert page.locator("main b, main img").count() == 0 and page.evaluate("window.owned") is None
+    page.goto(url + "contributions")
+    page.get_by_label("teams").check()
+    expect_text(page, "#given tr:nth-child(1) .sub", "6 peers")
+    expect_text(page, "#given-word", views.rests_on(run.basis))
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_can_be_used_by_everyone(serve: Serve, open_page: Open, width: int, scheme: str) -> None:
+    """By the rules of axe-core, and nothing is wider than the window."""
+    axe = pytest.importorskip("axe_playwright_python")
+    script = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+    run = volunteer(FakeRun(finished_epochs=41, with_own=True, limits=as_shown(upload="2 MB/s"), alerts=[STALLED]))
+    run.people[0] = replace(run.people[0], health="not answering")
+    run.alarm = "Two models are being trained."
+    url = serve(run, controls=FakeControls(run), control_token="secret").url
+    still = {"reduced_motion": "reduce"}  # colours are looked at as they are once nothing fades in any more
+    page = open_page(url, "", color_scheme=scheme, viewport={"width": width, "height": 900}, **still)
+    found = []
+    for path in (*PAGES, f"peers/{run.people[0].peer_id}"):
+        page.goto(url + path)
+        if path != "join":
+            page.wait_for_selector('body[data-connection="live"]')
+            page.wait_for_load_state("load")
+        page.evaluate(script)
+        told = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+        found += [
+            f"/{path}: {each['id']} ({each['impact']}): {node['html'][:150]} {json.dumps(node['any'])[:200]}"
+            for each in told["violations"]
+            if each["impact"] in ("serious", "critical")
+            for node in each["nodes"][:3]
+        ]
+        wide = page.evaluate("document.scrollingElement.scrollWidth")
+        found += [f"/{path} is {wide} wide"] if wide > width else []
+    assert found == []
