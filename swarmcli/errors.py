@@ -38,6 +38,7 @@ SwarmError
 ├── SiteError                     the processes of a site have lost each other, or one of them has failed
 ├── FingerprintError              the run refused this peer: its recipe differs; `.keys` says where
 ├── MembershipError               a closed run, and this peer has no invitation to it, or none that holds
+├── ControlError                  a running peer of this user that cannot be asked, or refuses what it is asked
 ├── UsageError                   a command lacks a word that it needs; the message says which
 ├── RecipeError                   a recipe that cannot be read; carries file, line and fix
 ├── DataError                     training data that is missing or cannot be read
@@ -250,6 +251,10 @@ class FingerprintError(SwarmError):
 
 class MembershipError(SwarmError):
     """The run is closed, and this peer has no invitation that holds; the message says whom to ask."""
+
+
+class ControlError(SwarmError):
+    """A running peer of this user could not be asked, or refused what it was asked; the message says what helps."""
 
 
 class UsageError(SwarmError):

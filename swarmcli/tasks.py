@@ -6,7 +6,7 @@ import asyncio
 import functools
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from swarmcli.network import Stream
@@ -19,6 +19,8 @@ T = TypeVar("T")
 # Bytes. Adding, converting or hashing a part of the usual half a megabyte on the wire takes 0.05 to 0.3 ms, also with
 # float16; handing it to another thread and back was measured at 0.7 ms on a busy machine, more than it saves.
 OFFLOAD_FROM = 2 << 20
+
+_LEAST_TAKEN = 8 << 10  # bytes that a slow reader takes in any minute; one that trickles holds a place for nothing
 
 
 class Bell:
@@ -82,22 +84,22 @@ async def beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]
 
 
 class _Listening:
-    """Looks from time to time whether something has arrived on a stream; if not, it lets the deadline pass."""
+    """Looks from time to time whether something has moved on a stream; if not, it lets the deadline pass."""
 
     # A class, for a function that names itself in order to be called again is a cycle of references: it would keep
     # the waiting task, its frames and the memory of the round until the garbage collector comes by.
 
-    def __init__(self, stream: Stream, seconds: float, deadline: asyncio.Timeout) -> None:
-        self._stream, self._seconds, self._deadline = stream, seconds, deadline
+    def __init__(self, moved: Callable[[], int], least: int, seconds: float, deadline: asyncio.Timeout) -> None:
+        self._moved, self._least, self._seconds, self._deadline = moved, least, seconds, deadline
         self._loop = asyncio.get_running_loop()
         self._begin()
 
     def _begin(self) -> None:
-        self._seen = self._stream.arriving
+        self._seen = self._moved()
         self._timer = self._loop.call_later(self._seconds, self._look)
 
     def _look(self) -> None:
-        if self._stream.arriving == self._seen:
+        if self._moved() < self._seen + self._least:
             self._deadline.reschedule(self._loop.time())
         else:
             self._begin()
@@ -106,11 +108,21 @@ class _Listening:
         self._timer.cancel()
 
 
-@asynccontextmanager
-async def unless_silent(stream: Stream, seconds: float) -> AsyncIterator[None]:
+def unless_silent(stream: Stream, seconds: float) -> AbstractAsyncContextManager[None]:
     """Raises TimeoutError when nothing at all has arrived on a stream for so long, however slow it is otherwise."""
+    return _while_moving(lambda: stream.arriving, 1, seconds)
+
+
+def unless_stuck(stream: Stream, seconds: float) -> AbstractAsyncContextManager[None]:
+    """Raises TimeoutError when the other end of a stream has taken next to nothing for so long, however slow it is
+    otherwise: the way there, or either end's limit, may leave it a few kilobytes per second."""
+    return _while_moving(lambda: stream.leaving, _LEAST_TAKEN, seconds)
+
+
+@asynccontextmanager
+async def _while_moving(moved: Callable[[], int], least: int, seconds: float) -> AsyncIterator[None]:
     async with asyncio.timeout(None) as deadline:
-        listening = _Listening(stream, seconds, deadline)
+        listening = _Listening(moved, least, seconds, deadline)
         try:
             yield
         finally:

@@ -1,7 +1,9 @@
-"""Words for people that others have written: names, reasons, refusals, errors that quote them."""
+"""Words for people that others have written: names, reasons, refusals, errors that quote them. And how long something
+takes, in words."""
 
 from __future__ import annotations
 
+import math
 import unicodedata
 
 MAX_TEXT = 300  # characters in one line, unless its reader allows more
@@ -23,3 +25,12 @@ def printable(text: str, limit: int = MAX_TEXT) -> str:
     if not (line.isascii() and line.isprintable()):
         line = harmless("".join(" " if each in "\r\n\t" else each for each in line))
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def roughly(seconds: float) -> str:
+    """For example: 40 s, 12 min, 2.5 h, 3 days."""
+    if seconds < 99.5:
+        return f"{max(1.0, seconds):.0f} s"
+    if seconds < 5970:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{math.ceil(seconds / 86400)} days"

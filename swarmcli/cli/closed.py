@@ -1,12 +1,12 @@
-"""`swarm init`, and what the owner of a closed run types: `swarm invite`, `revoke` and `members`."""
+"""What the owner of a run types: `swarm invite`, `revoke`, `sign` and `members`."""
 
 from __future__ import annotations
 
 import json
-import shlex
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,113 +15,27 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from swarmcli.cli.console import err, out, plural
+from swarmcli.cli.console import err, moment, out, plain_table, plural
 from swarmcli.cli.peers import Overrides, Peers
-from swarmcli.errors import RecipeError, UsageError
+from swarmcli.errors import CheckpointError, SwarmError, UsageError
+from swarmcli.events import Contribution
 from swarmcli.journal import printable
 
 if TYPE_CHECKING:
+    from swarmcli.cli import contributions
     from swarmcli.recipe import Link, Recipe
+    from swarmcli.roles.asking import Given
+    from swarmcli.roles.invitations import Visitor
     from swarmcli.roles.owner import Ledger, Member, Visit
 
-RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="The recipe file of the run.", show_default=False)]
+RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="The recipe file of the run.")]
 KeyFile = Annotated[
-    Path | None,
-    typer.Option("--run-key", help="The run key. Default: <run id>.run-key beside the recipe.", show_default=False),
+    Path | None, typer.Option("--run-key", help="The run key. Default: <run id>.run-key beside the recipe.")
 ]
 DAYS = 30.0
 MAX_DAYS = 3650.0
-
-TEMPLATE = """\
-# A run of swarm. docs/recipes.md tells every key; `swarm validate {file}` checks this file without any network.
-run_id: {run_id}
-{access}
-# What is trained: a config of transformers, or the directory of a saved model. This one learns to write Python from the
-# sources of Python's own standard library, so that it can be tried at once: put your own model and data here.
-base_model:
-  model_type: gpt2
-  n_layer: 2
-  n_head: 4
-  n_embd: 128
-  resid_pdrop: 0.0
-  embd_pdrop: 0.0
-  attn_pdrop: 0.0
-tokenizer: bytes          # or a directory with a saved tokenizer
-datasets:
-  - type: stdlib          # or files (path, glob), or huggingface (path, split, text_column)
-sequence_len: 64          # tokens per sample
-
-# All peers together compute so many samples, then average their gradients and step: that is an epoch.
-target_batch_size: 512
-micro_batch_size: 16      # per forward pass; each volunteer may choose another with local.micro_batch_size
-max_epochs: 60            # null: until everybody has stopped
-seed: 1
-output_dir: runs          # journals, checkpoints and identities of the peers of this computer
-
-optimizer:
-  name: adamw
-  learning_rate: 6e-3
-  betas: [0.9, 0.95]
-  max_grad_norm: 1.0
-lr_scheduler:
-  name: cosine
-  warmup_epochs: 10
-  min_lr_ratio: 0.1
-checkpoint:
-  every_epochs: 20
-"""
-OPEN = """
-# Whoever has a link takes part. `swarm init --invite` begins a run that asks for invitations.
-access: open
-"""
-INVITE = """
-# Only whom you invite takes part: `swarm invite {file}`. The other half of this key is in {key}:
-# keep that file, give it to nobody, and make a copy of it; without it nobody can be invited or revoked any more.
-access: invite
-run_key: {public}
-"""
-
-
-def init(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="The recipe file to write.")] = "recipe.yaml",
-    run_id: Annotated[
-        str | None, typer.Option(help="The name of the run. Default: the file's name.", show_default=False)
-    ] = None,
-    invite: Annotated[
-        bool, typer.Option("--invite", help="A closed run: only whom you invite takes part. Makes the run key too.")
-    ] = False,
-) -> None:
-    """Begin a run of your own: write a recipe with comments, and for a closed run its key."""
-    from swarmcli.recipe import load_recipe, parse_recipe
-    from swarmcli.recipe.run_key import RunKey
-    from swarmcli.recipe.schema import RUN_ID
-
-    file = Path(recipe)
-    name = run_id or file.stem
-    if not RUN_ID.fullmatch(name):
-        raise UsageError(f"{name!r} is no name for a run; name one with --run-id: letters, digits, dots, dashes")
-    if file.exists():
-        raise UsageError(f"{file} is there already; name another file, or remove it")
-    parse_recipe(TEMPLATE.format(file=file, run_id=name, access=OPEN))  # before anything is written
-    key_path = file.with_name(f"{name}.run-key")
-    access = OPEN
-    if invite:
-        key = RunKey.create(key_path)
-        access = INVITE.format(file=file, key=key_path.name, public=key.public)
-    try:
-        with file.open("x", encoding="utf-8") as stream:
-            stream.write(TEMPLATE.format(file=file, run_id=name, access=access))
-    except OSError as error:
-        raise RecipeError(f"{file} cannot be written: {error.strerror}") from error
-    load_recipe(file)
-    err.print(
-        f"wrote {file}" + (f" and the run key {key_path}, which is yours alone" if invite else ""), soft_wrap=True
-    )
-    words = "change the model and the data first; then begin the run on a computer that others can dial:"
-    err.print(words, soft_wrap=True)
-    out.print(f"swarm monitor {shlex.quote(str(file))}", soft_wrap=True)
-    if invite:
-        err.print(f"and while that runs, invite others: swarm invite {shlex.quote(str(file))}", soft_wrap=True)
+ASKED_SECONDS = 12.0  # for a peer of this user, which asks the monitors when it is asked for the first time
+LOOK_SECONDS = 0.5
 
 
 def invite(
@@ -129,18 +43,12 @@ def invite(
     overrides: Overrides,
     peer: Annotated[
         str | None,
-        typer.Option(
-            "--for",
-            metavar="PEER",
-            help="For this peer id alone. Default: for whoever takes it up first.",
-            show_default=False,
-        ),
+        typer.Option("--for", metavar="PEER", help="For this peer id alone. Default: for whoever takes it up first."),
     ] = None,
     days: Annotated[float, typer.Option(help="For how long it holds.")] = DAYS,
-    note: Annotated[str, typer.Option(help="For your own list, and to revoke it by.", show_default=False)] = "",
+    note: Annotated[str, typer.Option(help="For your own list, and to revoke it by.")] = "",
     link: Annotated[
-        str | None,
-        typer.Option(help="A link of the run. Default: that of its peer on this computer.", show_default=False),
+        str | None, typer.Option(help="A link of the run. Default: that of its peer on this computer.")
     ] = None,
     run_key: KeyFile = None,
     copyable: Annotated[
@@ -148,7 +56,6 @@ def invite(
     ] = False,
 ) -> None:
     """Make a link by which somebody joins a closed run."""
-    from swarmcli.cli.consent import moment
     from swarmcli.network.identity import PeerID
     from swarmcli.recipe import digest_of, load_recipe
     from swarmcli.recipe.ticket import Ticket
@@ -203,30 +110,213 @@ def revoke(
     )
 
 
-def members(
+def sign(
     recipe: RecipeFile,
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="The directory of the checkpoint.")],
+    overrides: Overrides,
+    run_key: KeyFile = None,
+) -> None:
+    """Sign a checkpoint with the run key: peers follow whoever comes with it, if it is further than they are."""
+    from swarmcli.checkpoints.layout import OWNER, position_of
+    from swarmcli.network.identity import PeerID
+    from swarmcli.recipe import digest_of, load_recipe
+    from swarmcli.recipe.run_key import RunKey, is_owners_position
+    from swarmcli.roles.invitations import key_file
+
+    loaded = load_recipe(recipe, overrides)
+    if loaded.run_key is None:
+        raise UsageError(f"{recipe} names no run_key, so peers could not tell whose signature it is; add one to it")
+    key = RunKey.load(run_key or key_file(loaded))
+    if key.public.text != loaded.run_key:
+        raise UsageError(f"that is the key of another run: run_key of this one is {loaded.run_key}")
+    position = position_of(checkpoint, loaded.run_id)
+    signature = key.sign_position(digest_of(loaded), *position)
+    if not is_owners_position(PeerID.parse(loaded.run_key), signature, digest_of(loaded), *position):
+        raise UsageError("the run key does not sign: its two halves do not belong together")
+    try:
+        (checkpoint / OWNER).write_text(json.dumps({"signature": signature.hex()}), encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{checkpoint / OWNER} cannot be written: {error.strerror}") from error
+    out.print(f"signed epoch {position[0]} at {checkpoint}", soft_wrap=True)
+    err.print(f"whoever starts with --resume {checkpoint} now leads those who are not as far", soft_wrap=True)
+
+
+def members(
     overrides: Overrides,
     peer: Peers,
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="LINK|RECIPE|DIRECTORY",
+            help="Which run: a link, a recipe, or a peer's directory. Default: the only run of this computer.",
+        ),
+    ] = None,
+    sort: Annotated[
+        str, typer.Option(help="By samples, hours, rounds, reduced_bytes, uptime, last, name or team.")
+    ] = "samples",
+    teams: Annotated[bool, typer.Option("--teams", help="Add up what the members of each team gave.")] = False,
+    last: Annotated[int | None, typer.Option("-n", "--most", min=1, help="Show the first so many.")] = None,
     run_key: KeyFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
 ) -> None:
-    """Show who takes part in a closed run, by which invitation, and which invitations nobody has taken up."""
-    visit = _visit(recipe, overrides, peer, run_key)
+    """Show who takes part in a run and what each has given; to the owner of a closed run also by which invitation.
+
+    Examples: swarm members; swarm members recipe.yaml --teams; swarm members --sort hours -n 10 --json
+    """
+    from swarmcli.cli import contributions
+
+    contributions.check_order(sort)
+    shown = contributions.Shown(sort, teams, last)
+    run = _run_named(what, overrides, peer)
+    if run.recipe is not None and _is_owner(run.recipe, run_key):
+        _show_closed(run.recipe, run.contacts, run_key, shown, as_json)
+        return
+    with _waiting("looking who has given what"):
+        given = _given(run)
+    if isinstance(given, _ToldHere):
+        _show_told_here(run, given, shown, as_json)
+    elif as_json:
+        typer.echo(json.dumps(contributions.as_json(given, sort=sort, last=last), indent=2))
+    else:
+        contributions.print_contributions(given, shown)
+
+
+def _is_owner(recipe: Recipe, run_key: Path | None) -> bool:
+    """Whether the members of a closed run are to be looked at with its key, which only its owner has."""
+    from swarmcli.roles.invitations import key_file
+
+    return recipe.access == "invite" and (run_key is not None or key_file(recipe).exists())
+
+
+@dataclass(frozen=True, slots=True)
+class _ToldHere:
+    """What a running peer of this user knows of the contributions; `rests_on`: whose word that is."""
+
+    contributions: Sequence[Contribution]
+    rests_on: str
+
+
+def _given(run: _Run) -> Given | _ToldHere:
+    """As somebody who looks on; where a closed run shows itself to members alone, what this user's own peer knows.
+    Raises SwarmError."""
+    from swarmcli.roles.asking import ask_for_books, visit
+
+    try:
+        return visit(run.contacts, lambda node: ask_for_books(node, run.run_id), _visitor(run))
+    except SwarmError:
+        if (told := _told_here(run.run_id)) is None:
+            raise
+        return told
+
+
+def _visitor(run: _Run) -> Visitor | None:
+    """Who looks at a closed run: a peer of it on this computer that does not run just now, or whoever has the link.
+    Raises MembershipError, IdentityError."""
+    from swarmcli.roles.invitations import of_recipe
+    from swarmcli.roles.linked import LinkedRun
+
+    if run.recipe is not None:
+        return of_recipe(run.recipe) if run.recipe.access == "invite" else None
+    assert run.link is not None
+    return LinkedRun(run.link).visitor()
+
+
+def _told_here(run_id: str) -> _ToldHere | None:
+    """None: no peer of this user runs in it that can be asked. A peer that was never asked before asks the monitors."""
+    from swarmcli.machine import client
+    from swarmcli.machine.registry import LocalPeers
+
+    own = next((peer for peer in LocalPeers().peers() if peer.run_id == run_id and peer.api), None)
+    if own is None:
+        return None
+    deadline = time.monotonic() + ASKED_SECONDS
+    while not (found := client.get(own, "contributions")) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    return _ToldHere([Contribution(**each) for each in found], client.get(own, "state")["me"]["rests_on"])
+
+
+def _show_told_here(run: _Run, told: _ToldHere, shown: contributions.Shown, as_json: bool) -> None:
+    from swarmcli.cli import contributions
+
+    if as_json:
+        found = contributions.list_as_json(run.run_id, told.contributions, sort=shown.sort, last=shown.last)
+        typer.echo(json.dumps(found | {"rests_on": told.rests_on}, indent=2))
+    elif told.contributions:
+        contributions.print_list(told.contributions, [told.rests_on], shown)
+    else:
+        err.print("no monitor of this run could be asked what each has given", soft_wrap=True)
+
+
+def _show_closed(
+    recipe: Recipe, contacts: list[str], run_key: Path | None, shown: contributions.Shown, as_json: bool
+) -> None:
+    from swarmcli.cli import contributions
+    from swarmcli.roles.owner import Ledger, Visit, load_key
+
+    key, path = load_key(recipe, run_key)
+    visit = Visit(recipe, key, Ledger.beside(path), contacts)
     with _waiting("looking who takes part"):
-        found = visit.do(visit.look)
+        found, given = visit.do(visit.look_with_books)
     if as_json:
         listed = {
             "members": [asdict(each) for each in found],
             "invited": [asdict(each) for each in visit.ledger.invited],
             "revoked": visit.ledger.revoked,
         }
-        typer.echo(json.dumps(listed, indent=2))
+        typer.echo(json.dumps(listed | contributions.as_json(given, sort=shown.sort, last=shown.last), indent=2))
         return
     out.print(_members_table(found))
     others = _invitations_table(found, visit.ledger)
     if others.row_count:
         out.print(Text("\ninvitations that none of these has shown", style="bold"))
         out.print(others)
+    if given.books:
+        out.print(Text("\nwhat each has given", style="bold"))
+        contributions.print_contributions(given, shown)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run that was named, and peers of it; `recipe`: where its file is at hand."""
+
+    run_id: str
+    contacts: list[str]
+    recipe: Recipe | None = None
+    link: Link | None = None  # where there is no recipe
+
+
+def _run_named(what: str | None, overrides: list[str], peers: list[str]) -> _Run:
+    """Raises UsageError where no peer of it is known, or several runs are meant."""
+    from swarmcli.recipe import is_link, load_recipe, parse_link
+
+    if what is not None and is_link(what):
+        link = parse_link(what)
+        return _Run(link.run_id, [*peers, *link.addresses], link=link)
+    if what is not None and Path(what).is_file():
+        recipe = load_recipe(what, overrides)
+        return _Run(recipe.run_id, _contacts_of(recipe, peers), recipe)
+    from swarmcli.cli.link import contacts_of, links_of
+
+    found = links_of(what)
+    if len(found) > 1:
+        named = "".join(f"\n  {home}  {each.run_id}" for home, each in found.items())
+        raise UsageError(f"peers of {len(found)} runs are known here; say which with one of these directories:{named}")
+    ((home, link),) = found.items()
+    return _Run(link.run_id, [*peers, *contacts_of(home, link)], link=link)
+
+
+def _contacts_of(recipe: Recipe, peers: list[str]) -> list[str]:
+    from swarmcli.cli.link import contacts_of
+
+    contacts = [*peers, *recipe.network.initial_peers]
+    if not peers:
+        contacts += [address for home, link in _links_here(recipe).items() for address in contacts_of(home, link)]
+    if not contacts:
+        raise UsageError(
+            f"no peer of the run {recipe.run_id} is known on this computer; start `swarm monitor {recipe.file}` first, "
+            "or name a peer elsewhere with --peer tcp://host:port"
+        )
+    return list(dict.fromkeys(contacts))
 
 
 def _visit(recipe: str, overrides: list[str], peers: list[str], run_key: Path | None) -> Visit:
@@ -235,25 +325,18 @@ def _visit(recipe: str, overrides: list[str], peers: list[str], run_key: Path | 
 
     loaded = load_recipe(recipe, overrides)
     key, path = load_key(loaded, run_key)
-    contacts = [*peers, *loaded.network.initial_peers]
-    if not peers:
-        contacts += [address for link in _links_here(loaded) for address in link.addresses]
-    if not contacts:
-        raise UsageError(
-            f"no peer of the run {loaded.run_id} is known on this computer; start `swarm monitor {loaded.file}` first, "
-            "or name a peer elsewhere with --peer tcp://host:port"
-        )
-    return Visit(loaded, key, Ledger.beside(path), list(dict.fromkeys(contacts)))
+    return Visit(loaded, key, Ledger.beside(path), _contacts_of(loaded, peers))
 
 
-def _links_here(recipe: Recipe) -> list[Link]:
+def _links_here(recipe: Recipe) -> dict[Path, Link]:
     from swarmcli.cli.link import links_of
     from swarmcli.recipe import digest_of
 
     try:
-        return [each for each in links_of(recipe.file).values() if each.fingerprint == digest_of(recipe)]
+        digest = digest_of(recipe)
+        return {home: each for home, each in links_of(recipe.file).items() if each.fingerprint == digest}
     except UsageError:
-        return []
+        return {}
 
 
 def _host_of(recipe: Recipe, link: str | None) -> Link:
@@ -271,11 +354,11 @@ def _host_of(recipe: Recipe, link: str | None) -> Link:
             f"no peer of the run {recipe.run_id} on this computer has given out a link; start `swarm monitor "
             f"{recipe.file}` first, or name a link of a peer elsewhere with --link"
         )
-    return found[-1]
+    return list(found.values())[-1]
 
 
 def _members_table(found: list[Member]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+    table = plain_table()
     for column in ("peer", "name", "role"):
         table.add_column(column, no_wrap=True)
     table.add_column("epoch", justify="right")
@@ -297,7 +380,7 @@ def _members_table(found: list[Member]) -> Table:
 
 def _invitations_table(found: list[Member], ledger: Ledger) -> Table:
     shown = {each.invitation for each in found}
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+    table = plain_table()
     for column in ("invitation", "for", "until", "note", ""):
         table.add_column(column, no_wrap=True)
     for each in ledger.invited:
@@ -310,8 +393,6 @@ def _invitations_table(found: list[Member], ledger: Ledger) -> Table:
 
 
 def _until(seconds: int) -> str:
-    from swarmcli.cli.consent import moment
-
     return moment(seconds) if seconds else ""
 
 

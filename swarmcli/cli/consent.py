@@ -6,46 +6,51 @@ the recipe come from a stranger and are shown as `printable` leaves them.
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from swarmcli.cli.console import err, format_time, plural
+from swarmcli.cli.console import err, format_time, moment, plural
 from swarmcli.errors import UsageError
 from swarmcli.journal import megabytes, printable
 from swarmcli.optim.config import Role
 from swarmcli.reach.relaying import RelayBudgets
-from swarmcli.recipe import FilesDataset, HuggingFaceDataset, Recipe
+from swarmcli.recipe import FilesDataset, HuggingFaceDataset, Limits, Recipe, StdlibDataset
+from swarmcli.recipe.limits import in_words
 from swarmcli.recipe.offered import web_host
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.training.demand import Demand
 from swarmcli.training.memory import format_bytes
 
 QUESTIONS = {"trainer": "Train along?", "auxiliary": "Help this run?", "monitor": "Follow this run?"}
-MAX_MOMENT = 250_000_000_000  # the year 9892: a calendar ends, and an invitation's end is a number of eight bytes
+NO_LIMITS = "none; `swarm limits set upload=2MB/s hours=22:00-08:00` sets some, also while it runs (docs/limits.md)"
 WHAT = {
     "trainer": "a trainer: computes what the model should learn from the data, and averages that with the others",
     "auxiliary": "an auxiliary: adds up what trainers have computed; reads no data and computes nothing of its own",
-    "monitor": "a monitor: follows the run, keeps its checkpoints and hands the model to newcomers; reads no data",
+    "monitor": "a monitor: follows the run, keeps its checkpoints and hands the model to newcomers; trains on no data",
 }
 
 
-def sheet(recipe: Recipe, role: Role, demand: Demand, memory: str, files: Path) -> list[tuple[str, str]]:
+def sheet(
+    recipe: Recipe, role: Role, demand: Demand, memory: str, files: Path, limits: Limits
+) -> list[tuple[str, str]]:
     """The lines, each a word and what is to say about it. `memory`: as `check_memory` tells it."""
     return [
         ("this peer", WHAT[role]),
         ("model", _model(recipe, demand)),
-        ("data", _data(recipe) if role == "trainer" else "none are read"),
+        ("data", _data(recipe, role) or "none are read"),
         ("download", _download(recipe, role, demand)),
         ("memory", f"about {memory}; refused if that is not free"),
-        ("disk", _disk(recipe, role, demand)),
+        ("disk", _disk(recipe, role, demand, files)),
         ("processor", _processor(recipe, role)),
         ("traffic", _traffic(recipe, role, demand)),
+        ("limits", "; ".join(in_words(limits)) or NO_LIMITS),
         ("router", _router(recipe)),
         ("others see", "this computer's network address and the name it is given; a recipe brings no code along"),
         ("files", f"all of this peer's own: {files}"),
@@ -60,11 +65,6 @@ def invitation_in_words(ticket: Ticket) -> str:
     return f"a closed run, in which all are invited by its owner; this invitation is for {whom}, until {until}"
 
 
-def moment(seconds: int) -> str:
-    """By this computer's calendar."""
-    return datetime.fromtimestamp(min(seconds, MAX_MOMENT)).strftime("%Y-%m-%d %H:%M")
-
-
 def _model(recipe: Recipe, demand: Demand) -> str:
     kind = (
         "a saved model" if isinstance(recipe.base_model, str) else f"a {printable(recipe.base_model['model_type'], 40)}"
@@ -76,12 +76,18 @@ def _model(recipe: Recipe, demand: Demand) -> str:
     )
 
 
-def _data(recipe: Recipe) -> str:
-    return "; ".join(_datasets(recipe))
+def _data(recipe: Recipe, role: Role) -> str:
+    if role == "trainer":
+        return "; ".join(_datasets(recipe, recipe.datasets))
+    evaluation = recipe.evaluation
+    if role == "auxiliary" or not evaluation.every_epochs:
+        return ""
+    read = recipe.datasets if evaluation.dataset is None else (evaluation.dataset,)
+    return "for evaluations alone: " + "; ".join(_datasets(recipe, read))
 
 
-def _datasets(recipe: Recipe) -> Iterator[str]:
-    for dataset in recipe.datasets:
+def _datasets(recipe: Recipe, datasets: Iterable[FilesDataset | StdlibDataset | HuggingFaceDataset]) -> Iterator[str]:
+    for dataset in datasets:
         if isinstance(dataset, FilesDataset):
             where = recipe.locate(dataset.path, data=True)
             yield f"text files of this computer: {printable(dataset.glob, 60)} below {printable(str(where), 200)}"
@@ -111,12 +117,17 @@ def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
     return "; ".join(said) or "nothing"
 
 
-def _disk(recipe: Recipe, role: Role, demand: Demand) -> str:
+def _disk(recipe: Recipe, role: Role, demand: Demand, files: Path) -> str:
+    place = next(each for each in (files, *files.absolute().parents) if each.exists())
+    free = shutil.disk_usage(place).free
     if role == "auxiliary":
-        return "a journal of some megabytes"
+        return f"a journal of some megabytes; {format_bytes(free)} are free"
+    # One more than are kept: the oldest goes when the newest has been verified.
+    enough = free > (recipe.checkpoint.keep + 1) * demand.state
     return (
         f"a checkpoint when leaving, {format_bytes(demand.state)}, the newest {recipe.checkpoint.keep} are kept; a "
-        "journal of some megabytes"
+        f"journal of some megabytes; {'' if enough else 'only '}{format_bytes(free)} are free"
+        f"{'' if enough else ', which is too little'}"
     )
 
 
@@ -127,7 +138,7 @@ def _processor(recipe: Recipe, role: Role) -> str:
         recipe.local.device, recipe.local.device
     )
     threads = recipe.local.threads
-    limit = plural(threads, "thread") if threads else "all cores; --set local.threads=N takes fewer"
+    limit = plural(threads, "thread") if threads else "all cores; `swarm limits set threads=2` takes fewer"
     return f"{device}; {limit}"
 
 
@@ -169,6 +180,7 @@ def ask(role: Role) -> bool:
     """One question on the terminal. Raises UsageError where there is nobody to ask."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("joining by a link asks before it begins, and there is no terminal to ask on; add --yes")
+    forget_what_was_typed()
     err.print(f"{QUESTIONS[role]} [y/N] ", end="")
     try:
         answer = input()
@@ -176,3 +188,17 @@ def ask(role: Role) -> bool:
         err.print()
         return False
     return answer.strip().lower() in ("y", "yes")
+
+
+def forget_what_was_typed() -> None:
+    """What was typed at this terminal before a question was there is no answer to it."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        while msvcrt.kbhit():
+            msvcrt.getwch()
+    else:
+        import termios
+
+        with suppress(OSError, termios.error):  # a stand-in for a terminal keeps nothing back
+            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)

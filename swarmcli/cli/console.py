@@ -7,19 +7,33 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from swarmcli.events import EpochAdvanced, RoundFinished, notices
 from swarmcli.journal import Line, megabytes, printable
 
+MAX_MOMENT = 250_000_000_000  # the year 9892: a calendar ends, and an invitation's end is a number of eight bytes
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "bold red"}
 
 
 out = Console(highlight=False, markup=False, emoji=False)  # for data
 err = Console(stderr=True, highlight=False, markup=False, emoji=False)  # for people: progress, warnings, logs
+
+
+@contextmanager
+def aloud() -> Iterator[None]:
+    """Within this block people hear everything, also with --quiet: they are asked something."""
+    quiet, err.quiet = err.quiet, False
+    try:
+        yield
+    finally:
+        err.quiet = quiet
 
 
 class _Harmless(logging.Formatter):
@@ -47,7 +61,7 @@ class ConsoleHandler(logging.Handler):
 def setup_logging(verbose: bool = False, who: str = "") -> None:
     """Sends this process's log to stderr: warnings, and with `verbose` all that swarm itself says. `who` says which of
     several processes on one terminal speaks; the one without a name shows notices as events, so the log omits them."""
-    handler = ConsoleHandler(err) if sys.stderr.isatty() else logging.StreamHandler()
+    handler = ConsoleHandler(err) if sys.stderr.isatty() and not err.quiet else logging.StreamHandler()
     who = f"[{who}] " if who else ""
     handler.setFormatter(_Harmless(f"%(asctime)s {who}%(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
     handler.addFilter(lambda record: bool(who) or record.name != notices.name)
@@ -57,6 +71,11 @@ def setup_logging(verbose: bool = False, who: str = "") -> None:
     logging.getLogger("swarmcli").setLevel(logging.DEBUG if verbose else logging.WARNING)
 
 
+def plain_table() -> Table:
+    """Without lines, its headings dim; columns are added by whoever fills it."""
+    return Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+
+
 def clock(time: float) -> str:
     """The time of day on this machine, of wall-clock seconds."""
     return datetime.fromtimestamp(time).strftime("%H:%M:%S")
@@ -64,6 +83,11 @@ def clock(time: float) -> str:
 
 def day(time: float) -> str:
     return datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def moment(time: float) -> str:
+    """To the minute, for what a stranger may have set beyond every calendar's end."""
+    return datetime.fromtimestamp(min(time, MAX_MOMENT)).strftime("%Y-%m-%d %H:%M")
 
 
 def format_time(seconds: float) -> str:

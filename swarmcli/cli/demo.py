@@ -24,9 +24,7 @@ RECIPE = Path(__file__).with_name("demo.yaml")  # recipes/stdlib-lm.yaml, for th
 
 def demo(
     overrides: Overrides,
-    recipe: Annotated[
-        Path | None, typer.Argument(metavar="[RECIPE]", help="Default: one that needs no data.", show_default=False)
-    ] = None,
+    recipe: Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="Default: one that needs no data.")] = None,
     directory: Annotated[Path, typer.Option(help="Where the actors leave journals and logs.")] = Path("demo-run"),
     web: Annotated[int, typer.Option(metavar="PORT", help="Of the dashboard; 0: any free one.")] = 0,
     limit: Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this time.")] = 300.0,

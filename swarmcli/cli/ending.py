@@ -1,9 +1,11 @@
-"""How the command ends: exit codes, errors as a person should read them, Ctrl-C and SIGTERM."""
+"""How the command ends: exit codes, errors as a person should read them, Ctrl-C, SIGTERM and a closed terminal."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,8 +22,7 @@ from swarmcli.errors import (
     SwarmError,
     UsageError,
 )
-from swarmcli.journal import printable
-from swarmcli.network.addresses import Scope, parse_address, scope_of
+from swarmcli.words import printable
 
 
 class ExitCode(IntEnum):
@@ -69,12 +70,19 @@ def words(error: SwarmError) -> str:
     return said + "\nif they have gone, anybody in the run has another link: `swarm link` prints it there"
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether a disk, or what this user may have of it, has no room left."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+
+
 def _no_member(error: BootstrapError) -> bool:
     """Whether contacts answer, and another link would not help."""
     return any(isinstance(why, NotAMember) for why in error.attempts.values())
 
 
 def _is_private(address: str) -> bool:
+    from swarmcli.network.addresses import Scope, parse_address, scope_of
+
     try:
         return scope_of(parse_address(address).host) is Scope.LAN
     except AddressError:
@@ -83,40 +91,58 @@ def _is_private(address: str) -> bool:
 
 # Windows has Ctrl-Break beside Ctrl-C, and it is what one process there can send to another.
 INTERRUPTS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGBREAK") if hasattr(signal, name))
+HANGUP = getattr(signal, "SIGHUP", None)  # the terminal's window was closed, or the line to it broke
 SIGNALS = (*INTERRUPTS, signal.SIGTERM)
 INTERRUPTED = 130  # what a shell shows for a command that Ctrl-C ended
 
 
 @contextmanager
 def stop_on_signals(
-    stop: threading.Event,
+    ask: Callable[[signal.Signals, bool], object],
     *,
-    on_first: Callable[[signal.Signals], object] | None = None,
     end_process: Callable[[int], object] = os._exit,
 ) -> Iterator[None]:
-    """Within this block the first of the SIGNALS sets `stop` and calls `on_first`; the second ends the process at
-    once.
+    """Within this block the first of the SIGNALS asks to leave, with `ask(number, False)`, and the second to hurry,
+    with `ask(number, True)`, both in threads of their own. The third ends the process at once. A hangup counts as
+    the first, never as a further one: a shell and the system may both send one.
 
     For the main thread only (Python gives signals to no other). The handlers of before are put back at the end.
     """
-    setters: list[threading.Thread] = []
+    askers: list[threading.Thread] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if setters:
+        if number == HANGUP:
+            _forget_terminal()
+            if askers:
+                return
+        if len(askers) == 2:
             end_process(INTERRUPTED)
             return
-        # Event.set() takes a lock that the interrupted main thread may hold in Event.wait(): set from a thread.
-        setter = threading.Thread(target=stop.set, name="stop on signal")
-        setters.append(setter)
-        setter.start()
-        if on_first is not None:
-            on_first(signal.Signals(number))
+        # Whoever is asked takes locks, and the interrupted main thread may hold one of them: asked from a thread.
+        wish = (signal.Signals(number), bool(askers))
+        askers.append(threading.Thread(target=ask, args=wish, name="ask on signal"))
+        askers[-1].start()
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    numbers = list(SIGNALS)
+    if HANGUP is not None and signal.getsignal(HANGUP) is not signal.SIG_IGN:  # nohup ignores it, and means it
+        numbers.append(HANGUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for setter in setters:
-            setter.join()
+        for asker in askers:
+            asker.join()
+
+
+def _forget_terminal() -> None:
+    """Writes to a terminal that is gone fail, and would cut the goodbye short; files and pipes go on."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        try:
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+                os.dup2(nothing, descriptor)
+        except OSError:  # it was closed before
+            continue
+    os.close(nothing)

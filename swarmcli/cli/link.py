@@ -22,7 +22,6 @@ def link(
         typer.Argument(
             metavar="LINK|RECIPE|DIRECTORY",
             help="Which run: a recipe, a peer's directory or one above it, or a link. Default: all of this machine.",
-            show_default=False,
         ),
     ] = None,
     copyable: Annotated[
@@ -30,7 +29,8 @@ def link(
     ] = False,
 ) -> None:
     """Print the link by which others join a run of this machine."""
-    from swarmcli.roles.watch import command_of, reach_in_words
+    from swarmcli.recipe.link import command_of, reach_in_words
+    from swarmcli.roles.home import read_link
 
     found = links_of(what)
     if copyable and len(found) > 1:
@@ -42,21 +42,22 @@ def link(
             continue
         out.print(command_of(each), soft_wrap=True)
         state = "" if is_running(home) else "not running now: others can join when it is started again"
-        err.print("  ".join(filter(None, [str(home), reach_in_words(each), state])), soft_wrap=True)
+        _, access = read_link(home)
+        err.print("  ".join(filter(None, [str(home), reach_in_words(each), access, state])), soft_wrap=True)
 
 
 def links_of(what: str | None) -> dict[Path, Link]:
     """Home → its link, one home for each run: of those that run now, or else of all, the one whose link is newest.
 
     Raises UsageError when there is none."""
-    from swarmcli.recipe import parse_link
+    from swarmcli.roles.home import read_link
 
     places = places_of(what)
     files = [file for below in places.directories for file in link_files(below)]
     newest: dict[tuple[str, str], tuple[Path, Link]] = {}
     for file in sorted(files, key=lambda file: (is_running(file.parent), file.stat().st_mtime)):
         try:
-            each = parse_link(file.read_text(encoding="utf-8"))
+            each, _ = read_link(file.parent)
         except (OSError, ValueError, AddressError):
             continue
         if places.run_id in ("", each.run_id) and places.fingerprint in ("", each.fingerprint):
@@ -69,6 +70,14 @@ def links_of(what: str | None) -> dict[Path, Link]:
             "`swarm monitor RECIPE`, or name the recipe, or the peer's directory"
         )
     return dict(newest.values())
+
+
+def contacts_of(home: Path, link: Link) -> list[str]:
+    """Whom to ask about the run of a home: its own peer, and those that it knew when it left, since it may run no
+    more."""
+    from swarmcli.roles.home import remembered
+
+    return list(dict.fromkeys([*link.addresses, *remembered(home)]))
 
 
 def is_running(home: Path) -> bool:
@@ -86,9 +95,10 @@ class Places:
 
 def places_of(what: str | None) -> Places:
     """Where to look. Peers that run now are looked at wherever their homes are, unless a directory is named."""
+    from swarmcli.machine.places import data_directory
+    from swarmcli.machine.registry import LocalPeers
     from swarmcli.recipe import is_link, load_recipe, parse_link
-    from swarmcli.roles.linked import LinkedRun, data_directory
-    from swarmcli.roles.processors import LocalPeers
+    from swarmcli.roles.linked import LinkedRun
 
     living = [Path(peer.home) for peer in LocalPeers().living()]
     if what is None:
@@ -104,7 +114,7 @@ def places_of(what: str | None) -> Places:
 
 def link_files(directory: Path) -> Iterator[Path]:
     """The files of a home, or of homes up to three levels below."""
-    from swarmcli.roles.peer import LINK
+    from swarmcli.roles.home import LINK
 
     for pattern in (LINK, f"*/{LINK}", f"*/*/{LINK}", f"*/*/*/{LINK}"):
         yield from (file for file in directory.glob(pattern) if file.is_file())

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from swarmcli.cli import consent
-from swarmcli.cli.console import err
+from swarmcli.cli.console import aloud, err, moment
 from swarmcli.cli.ending import ExitCode
 from swarmcli.errors import MembershipError, RecipeError
-from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe, differing_keys, digest_of, fingerprint_of, is_link, parse_link, parse_recipe
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.roles.linked import LinkedRun
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from swarmcli.optim.config import Role  # its module brings torch along: what was mistyped is told before that
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +49,17 @@ def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) 
     run = LinkedRun(link)
     text, pace = recipe_of(run)
     if not run.has_agreed(role, text):
-        show_sheet(run, role, text, settings, pace)
-        if not (yes or consent.ask(role)):
-            err.print("not joined; nothing was written or downloaded")
+        with nullcontext() if yes else aloud():
+            recipe, outline = show_sheet(run, role, text, settings, pace)
+            from swarmcli.cli.consent import ask  # it stands on torch: `show_sheet` says before that it takes a while
+            from swarmcli.training.outline import keep_outline
+
+            agreed = yes or ask(role)
+        if not agreed:
+            err.print("not joined; nothing is kept of it on this computer")
             raise typer.Exit(ExitCode.FAILURE)
         run.keep(role, text)
+        keep_outline(recipe, outline)  # an auxiliary is about to ask for it again
     if link.ticket is not None:
         run.keep_invitation(link.ticket)
     return Named(run.recipe, link.addresses)
@@ -62,9 +73,9 @@ def recipe_of(run: LinkedRun) -> tuple[str, float]:
     text = run.kept()
     if text is not None:
         return text, 0.0
+    err.print(f"asking {run.link.peer_id.short} for the recipe of {run.link.run_id}")
     from swarmcli.roles.offering import fetch_recipe
 
-    err.print(f"asking {run.link.peer_id.short} for the recipe of {run.link.run_id}")
     recipe, answer = fetch_recipe(run.link, run.path)
     return run.text_of(recipe), answer.epoch_seconds
 
@@ -73,28 +84,33 @@ def check_not_ended(ticket: Ticket) -> None:
     """Raises MembershipError: here, and not after a minute, by a refusal."""
     if ticket.invitation.until <= time.time():
         raise MembershipError(
-            f"the invitation of this link held until {consent.moment(ticket.invitation.until)}; ask the owner of the "
+            f"the invitation of this link held until {moment(ticket.invitation.until)}; ask the owner of the "
             "run for another link (`swarm invite`)"
         )
 
 
-def show_sheet(run: LinkedRun, role: Role, text: str, settings: Sequence[str], pace: float) -> Recipe:
-    """Tells what joining will do, with what this person has set. Raises RecipeError for what could not be joined."""
+def show_sheet(run: LinkedRun, role: Role, text: str, settings: Sequence[str], pace: float) -> tuple[Recipe, nn.Module]:
+    """Tells what joining will do, with what this person has set, and writes nothing. Returns the recipe with that, and
+    the outline of its model. Raises RecipeError for what could not be joined."""
+    err.print("looking at what that takes on this computer: some seconds")  # those of the imports count too
+    from swarmcli.cli import consent
+    from swarmcli.recipe.limit_store import LimitStore
     from swarmcli.roles.collaboration import compute_of
     from swarmcli.training.demand import demand_of
     from swarmcli.training.memory import check_memory
-    from swarmcli.training.outline import outline_in_process
+    from swarmcli.training.outline import outline_of
 
     recipe = chosen(run, text, settings)
     compute = compute_of(recipe, role)
-    err.print("looking at what that takes on this computer: some seconds")
-    outline = outline_in_process(recipe)
-    memory = check_memory(recipe, outline, role, compute, now=False)
-    lines = consent.sheet(recipe, role, demand_of(recipe, outline, role, compute, pace=pace), memory, run.path)
+    outline = outline_of(recipe)
+    limits = LimitStore(recipe).limits
+    memory = check_memory(recipe, outline, role, compute, limits=limits, now=False)
+    demand = demand_of(recipe, outline, role, compute, pace=pace)
+    lines = consent.sheet(recipe, role, demand, memory, run.path, limits)
     if run.link.ticket is not None:
         lines.insert(1, ("access", consent.invitation_in_words(run.link.ticket)))
     consent.show(recipe, run.link.peer_id.short, lines)
-    return recipe
+    return recipe, outline
 
 
 def chosen(run: LinkedRun, text: str, settings: Sequence[str]) -> Recipe:

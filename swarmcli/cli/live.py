@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from coordinator_web.source import PeerStatus, RunStatus
+from coordinator_web.values import Me, PeerStatus, RunStatus
 from swarmcli.cli.console import clock as time_of_day
 from swarmcli.cli.console import epoch_line, event_line, format_time, number, plural, remaining
 from swarmcli.events import EpochAdvanced, Event, Events
-from swarmcli.journal import Line, Recorder, printable
+from swarmcli.journal import Line, Recorder, megabytes, printable
 
 MOST_PEERS = 12  # rows of the table; a line tells of the others
+LEAST_PEERS = 3  # of them, on a terminal that is not high
+EVENT_ROWS = 6  # for the latest events, below the peers
+FEW_EVENT_ROWS = 4  # on a terminal of fewer than ROOMY rows
+ROOMY = 24
+INDENT = 10  # columns of the time before an event
 MOST_BARS = 32  # epochs in the little curve
 LEAST_BAR = 4  # columns that a bar of progress needs to say anything
 GIVE_WAY = ("drift", "role", "seen", "loss")  # columns of the table that a narrow terminal does without, in this order
 UNKNOWN = "–"
 BARS = "▁▂▃▄▅▆▇█"
+PATH = re.compile(r"(?<!\S)(?:[A-Za-z]:)?[/\\]\S+")  # from its root
+PARTS = re.compile(r"(?:…|[A-Za-z]:)?[/\\][^/\\]+(?P<rest>[/\\].+)")
 STATES = {
     "waiting": "waiting for trainers",
     "training": "training",
@@ -43,22 +54,112 @@ STATE_STYLES = {
 }
 
 
-class Frame:
-    """A renderable."""
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A line for people, at a moment in wall-clock seconds."""
 
-    def __init__(self, status: RunStatus) -> None:
+    time: float
+    text: str
+
+
+class Frame:
+    """A renderable: the run, what this peer gives to it, its peers, and the latest events."""
+
+    def __init__(self, status: RunStatus, me: Me | None = None, said: Sequence[Said] = ()) -> None:
+        """`me`: what the user of this peer cares for; None: it is not known."""
         self._status = status
+        self._me = me
+        self._said = said
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        status = self._status
-        width = options.max_width
-        figures = _figures(status, width)
-        alarm = [Text(printable(status.alarm, 600), style="bold red")] if status.alarm else []
-        reach = [Text(printable(status.reach, 300), style="dim")] if status.reach else []
-        yield Group(_head(status), _progress(status, width), figures, *reach, *alarm, Text(), _peers(status, width))
+        status, me = self._status, self._me
+        width, plain = options.max_width, options.ascii_only
+        above: list[RenderableType] = [
+            _head(status, me),
+            _progress(status, width),
+            _figures(status, width, curve=not plain),
+        ]
+        if me is not None:
+            above += [_mine(me, width)] if me.samples or me.totals.rounds_committed else []
+            above += _limits(me.limits)
+        above += [_one_line(Text(printable(status.reach, 300), style="dim"))] if status.reach else []
+        above += [Text(printable(status.alarm, 600), style="bold red")] if status.alarm else []
+        rows = EVENT_ROWS if options.size.height >= ROOMY else FEW_EVENT_ROWS
+        below = _latest(console, self._said, width, rows)
+        room = options.size.height - len(above) - len(below) - 4  # blank line, heading, "and … more", the cursor's line
+        yield Group(*above, Text(), _peers(status, width, max(LEAST_PEERS, min(MOST_PEERS, room))), *below)
 
 
-def _figures(status: RunStatus, width: int) -> Text:
+def _fitting(parts: Iterable[str], room: int, between: str = "   ") -> str:
+    """The first of them, as many as fit whole; the first one always."""
+    first, *rest = [part for part in parts if part] or [""]
+    for part in rest:
+        if cell_len(longer := first + between + part) > room:
+            break
+        first = longer
+    return first
+
+
+def _mine(me: Me, width: int) -> Text:
+    """What this peer has given, in one line."""
+    if me.role == "trainer":
+        parts = [f"{me.share:.0%} of the latest samples" if me.share is not None else ""]
+        parts += [f"{me.samples:,} in all"]
+    else:
+        parts = [f"{megabytes(me.totals.bytes_sent)} sent to others"]
+    parts += [plural(me.totals.rounds_committed, "round")]
+    parts += [f"{me.hours:.1f} h" if me.hours >= 0.05 else ""]
+    parts += [f"place {me.rank} of {me.ranked} {me.told_by}".rstrip() if me.rank is not None and me.ranked > 1 else ""]
+    return _one_line(Text("mine ", style="dim").append(_fitting(parts, width - 5), style="not dim"))
+
+
+def _limits(shown: Mapping[str, Any]) -> list[Text]:
+    """A line with those that are set, if any is. `shown`: as `GET limits` gives them."""
+    limits: Mapping[str, Any] = shown.get("limits", {})
+    told = [
+        f"{key.replace('_', ' ')} {limit['text']}"
+        for key, limit in limits.items()
+        if limit.get("from") and limit.get("value") is not None
+    ]
+    return [_one_line(Text("limits ", style="dim").append("   ".join(told), style="not dim"))] if told else []
+
+
+def _latest(console: Console, said: Sequence[Said], width: int, rows: int) -> list[RenderableType]:
+    """As many of the latest events as fit whole. Always of this height: a frame that changes its height jumps."""
+    shown: list[Text] = []
+    for each in reversed(said):
+        lines = _event(console, each, width)
+        if len(shown) + len(lines) > rows:
+            break
+        shown = [*lines, *shown]
+    return [Text(), *[Text()] * (rows - len(shown)), *shown] if shown else []
+
+
+def _event(console: Console, said: Said, width: int) -> list[Text]:
+    """One line or two."""
+    # Terminals echo Ctrl-C as ^C behind the last line. Without room for it there the cursor would come to stand a
+    # line lower than the view believes, and a line of the frame before would stay.
+    room = max(1, width - INDENT - 2)
+    text = said.text
+    if cell_len(text) > room:
+        text = PATH.sub(lambda path: _last_parts(path[0], room), text)
+    first, *rest = Text(text, style="dim").wrap(console, room) or [Text()]
+    lines = [Text(f"{time_of_day(said.time)}  ", style="dim").append_text(first)]
+    if rest:
+        second = Text(" ".join(line.plain.strip() for line in rest), style="dim")
+        second.truncate(room, overflow="ellipsis")
+        lines.append(Text(" " * INDENT).append_text(second))
+    return [_one_line(line) for line in lines]
+
+
+def _last_parts(path: str, room: int) -> str:
+    """The end of a path is what tells it from others: as many of its last parts as fit into a line."""
+    while len(path) > room and (parts := PARTS.fullmatch(path)):
+        path = f"…{parts['rest']}"
+    return path
+
+
+def _figures(status: RunStatus, width: int, *, curve: bool) -> Text:
     """One line, whatever the width: a frame that changes its height jumps. The curve gets what is left."""
     losses = status.losses
     head = Text("loss ", style="dim").append(number(losses[-1] if losses else None), style="bold")
@@ -67,9 +168,10 @@ def _figures(status: RunStatus, width: int) -> Text:
         tail = Text(f"   {status.samples_per_second:,.1f}", style="bold").append(" samples/s", style="dim")
     if status.last_epoch is not None:
         took, averaging = format_time(status.last_epoch.seconds), format_time(status.last_epoch.averaging_seconds)
-        tail.append(f"   last epoch {took}, {averaging} of it averaging", style="dim")
+        last = [f"   last epoch {took}", f"{averaging} of it averaging"]
+        tail.append(_fitting(last, width - len(head) - len(tail), ", "), style="dim")
     bars = min(MOST_BARS, width - len(head) - len(tail) - 2)
-    if len(losses) > 1 and bars > 1:
+    if curve and len(losses) > 1 and bars > 1:
         head.append("  " + sparkline(losses[-bars:]), style="cyan")
     return _one_line(head.append_text(tail))
 
@@ -79,9 +181,12 @@ def _one_line(text: Text) -> Text:
     return text
 
 
-def _head(status: RunStatus) -> Text:
+def _head(status: RunStatus, me: Me | None) -> Text:
     text = Text(printable(status.run_id, 60), style="bold")
     text.append(f"  {status.role} {printable(status.name or status.peer_id[:10], 40)}  ", style="dim")
+    if me is not None and me.activity.state != "running":  # what its user asked for matters more than what the run does
+        text.append(printable(me.sentence, 200), style="bold yellow")
+        return _one_line(text)
     text.append(STATES[status.state], style=STATE_STYLES.get(status.state, "dim"))
     if status.mode:
         text.append(f"  {printable(status.mode, 60)}", style="dim")
@@ -93,11 +198,12 @@ def _progress(status: RunStatus, width: int) -> RenderableType:
     if status.state == "finished":
         return Text(f"epoch {status.epoch}", style="bold").append(f"  {printable(status.result)}", style="not bold")
     of = "" if status.max_epochs is None else f" of {status.max_epochs}"
-    eta = "" if status.eta_seconds is None else f"{remaining(status.eta_seconds)} left"
+    etas = [] if status.eta_seconds is None else [f"{remaining(status.eta_seconds)} left"]
     if status.run_eta_seconds is not None:
-        eta += f"{', ' if eta else ''}about {remaining(status.run_eta_seconds)} to the last epoch"
+        etas.append(f"about {remaining(status.run_eta_seconds)} to the last epoch")
     epoch = Text(f"epoch {status.epoch}{of}", style="bold")
     counted = Text(f"{status.samples:,} of {plural(status.target, 'sample')}")
+    eta = _fitting(etas, width - len(epoch) - len(counted) - 2, ", ")
     left = width - len(epoch) - len(counted) - len(eta) - 4
     bar = ProgressBar(total=max(1, status.target), completed=min(status.samples, status.target), width=min(32, left))
     cells: list[RenderableType] = [epoch, *([bar] if left >= LEAST_BAR else []), counted, Text(eta, style="dim")]
@@ -106,9 +212,10 @@ def _progress(status: RunStatus, width: int) -> RenderableType:
     return grid
 
 
-def _peers(status: RunStatus, width: int) -> Table:
-    listed = sorted(status.peers, key=lambda peer: (not peer.me, peer.role != "trainer", peer.peer_id))
-    rows = [_cells(peer, status) for peer in listed[:MOST_PEERS]]
+def _peers(status: RunStatus, width: int, most: int) -> Table:
+    here = [peer for peer in status.peers if peer.health not in ("left", "lost")]
+    listed = sorted(here, key=lambda peer: (not peer.me, peer.role != "trainer", peer.peer_id))
+    rows = [_cells(peer, status) for peer in listed[:most]]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
     columns = _columns(rows, width)
     for column in columns:
@@ -116,8 +223,8 @@ def _peers(status: RunStatus, width: int) -> Table:
         table.add_column(column, justify=justify, no_wrap=True, overflow="ellipsis")
     for peer, cells in zip(listed, rows, strict=False):
         table.add_row(*(cells[column] for column in columns), style="bold" if peer.me else "")
-    if len(listed) > MOST_PEERS:
-        table.add_row(Text(f"and {len(listed) - MOST_PEERS} more", style="dim"))
+    if len(listed) > most:
+        table.add_row(Text(f"and {len(listed) - most} more", style="dim"))
     return table
 
 
@@ -149,6 +256,8 @@ def _seen(peer: PeerStatus, now: float) -> Text:
     ago = now - peer.last_seen
     if peer.health == "not answering":
         return Text(f"not answering, {format_time(ago)}", style="red")
+    if peer.health == "paused":
+        return Text("paused", style="dim")
     if not peer.counts:
         return Text(peer.health, style="red")
     return Text("now" if peer.me or ago < 5 else f"{format_time(ago)} ago")
@@ -180,14 +289,18 @@ class LiveView:
         events: Events,
         *,
         console: Console,
+        me: Callable[[RunStatus], Me | None] = lambda status: None,
+        plain: bool = False,
         clock: Callable[[], float] = time.time,
-        interval: float = REDRAW_SECONDS,
     ) -> None:
+        """`me(status)` says what this peer's user cares for. `plain`: lines, on a terminal too."""
         self._look = look
+        self._me = me
+        self._plain = plain or not console.is_terminal or console.is_dumb_terminal
+        self._said: deque[Said] = deque(maxlen=EVENT_ROWS)
         self._events = events
         self._console = console
         self._clock = clock
-        self._interval = interval
         self._recorder = Recorder()
         self._heard: deque[EpochAdvanced | Line] = deque(maxlen=MAX_WAITING)
         self._changed = threading.Condition()
@@ -209,6 +322,12 @@ class LiveView:
             self._changed.notify_all()
         self._thread.join(timeout=2.0)  # a terminal that takes nothing more must not hold up the end
 
+    def say(self, text: str) -> None:
+        """Shows one line. Whoever prints beside the view, in a moment when its height changes, is overwritten."""
+        with self._changed:
+            self._heard.append(Line("info", "notice", "", text, time=self._clock()))
+            self._changed.notify_all()
+
     def _hear(self, event: Event) -> None:
         """Called by whoever emits, perhaps the loop's thread: notes the event and returns."""
         with self._changed:
@@ -218,21 +337,24 @@ class LiveView:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        if self._console.is_terminal:
-            self._redraw()
-        else:
+        if self._plain:
             self._print_lines()
+        else:
+            self._redraw()
 
     def _redraw(self) -> None:
-        """Epochs show in the frame; other lines scroll away above it."""
+        """Epochs and news show in the frame; warnings stay above it, also when the view is gone."""
         with Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
             ending = False
             while not ending:
-                ending, heard = self._next(self._interval)
+                ending, heard = self._next(REDRAW_SECONDS)
                 for each in heard:
-                    if isinstance(each, Line):
-                        self._print(each.time, event_line(each), STYLES.get(each.level, ""))
-                live.update(Frame(self._look()), refresh=True)
+                    if isinstance(each, Line) and each.level in STYLES:
+                        self._print(each.time, event_line(each), STYLES[each.level])
+                    elif isinstance(each, Line):
+                        self._said.append(Said(each.time, event_line(each)))
+                status = self._look()
+                live.update(Frame(status, self._me(status), list(self._said)), refresh=True)
 
     def _print_lines(self) -> None:
         ending = False

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swarmcli.cli.console import err, out, setup_logging
+from swarmcli.cli.console import err, out, plain_table, setup_logging
 from swarmcli.cli.peers import Host, NoPortMapping, Peers, Port, Verbose
 from swarmcli.journal import printable
 
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from swarmcli.roles.netreport import FamilyReport, MappingReport, NetReport, PeerReport
 
 Run = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="LINK|RECIPE", help="The run whose peers are asked; without it nobody is.", show_default=False
-    ),
+    str | None, typer.Argument(metavar="LINK|RECIPE", help="The run whose peers are asked; without it nobody is.")
 ]
 
 
@@ -50,7 +47,7 @@ def netcheck(
         options["port_mapping"] = False
     waiting = err.status("looking around, for half a minute at most") if err.is_terminal else nullcontext()
     with waiting:
-        found = _find(options)
+        found = find(options)
     if as_json:
         typer.echo(json.dumps(found.as_json(), indent=2))
     else:
@@ -84,7 +81,8 @@ def options_of(run: str | None, peers: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _find(options: dict[str, Any]) -> NetReport:
+def find(options: dict[str, Any]) -> NetReport:
+    """Takes part in the network of the run for up to a minute, and asks its peers. `options`: see `options_of`."""
     from swarmcli.dht import DHT
     from swarmcli.roles.netcheck import ask_peers, look_around
     from swarmcli.roles.netreport import NetReport
@@ -174,7 +172,7 @@ def _clock(offset: float | None) -> str:
 
 
 def _peers(found: tuple[PeerReport, ...]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+    table = plain_table()
     table.add_column("peer", no_wrap=True)
     table.add_column("address", overflow="fold")
     for name in ("round trip", "down", "up"):

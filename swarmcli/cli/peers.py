@@ -4,25 +4,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-RecipePath = Annotated[
-    str,
-    typer.Argument(
-        metavar="LINK|RECIPE",
-        help="A link to the run (swarm://…), or its recipe file.",
-        show_default=False,
-    ),
-]
-Yes = Annotated[
-    bool, typer.Option("--yes", help="Agree to what a link will do on this computer, for scripts that nobody watches.")
-]
+if TYPE_CHECKING:
+    from swarmcli.cli.linking import Named
+    from swarmcli.cli.session import Session
+    from swarmcli.optim.config import Role
+    from swarmcli.recipe import Recipe
+
+DEFAULT_PORT = 31330
+DEFAULT_WEB_PORT = 8080
+
 Overrides = Annotated[
     list[str],
     typer.Option(
@@ -43,40 +43,12 @@ Peers = Annotated[
         show_default=False,
     ),
 ]
-Name = Annotated[str | None, typer.Option(help="How this peer is called on the dashboard.", show_default=False)]
-Host = Annotated[str | None, typer.Option(help="The interface to listen on.", show_default=False)]
-Port = Annotated[int | None, typer.Option(help="The port to listen on; 0: any free one.", show_default=False)]
-Announce = Annotated[
-    list[str],
-    typer.Option(
-        metavar="ADDRESS",
-        help="Where others can dial this peer, if you know it; it is checked.",
-        default_factory=list,
-        show_default=False,
-    ),
-]
-ClientMode = Annotated[
-    bool, typer.Option("--client-mode", help="Never listen: for a machine that cannot be dialed from outside.")
-]
+Host = Annotated[str | None, typer.Option(help="The interface to listen on.")]
+Port = Annotated[int | None, typer.Option(help="The port to listen on; 0: any free one.")]
 NoPortMapping = Annotated[
     bool, typer.Option("--no-port-mapping", help="Do not ask the router for a port where nobody can dial this machine.")
 ]
-Relays = Annotated[
-    bool | None,
-    typer.Option(
-        "--relay/--no-relay",
-        help="Pass on the connections of peers that nobody can dial. Default: monitors and auxiliaries do.",
-        show_default=False,
-    ),
-]
-HomePath = Annotated[
-    Path | None,
-    typer.Option(
-        "--home",
-        help="This peer's own directory. Default: the first free one below the recipe's output_dir.",
-        show_default=False,
-    ),
-]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the network and the averaging do.")]
 
 
 def _port_of_dashboard(given: str | int) -> int:
@@ -85,199 +57,232 @@ def _port_of_dashboard(given: str | int) -> int:
     raise typer.BadParameter(f"expected a port, 0 for any free one, not {given!r}; an interface is named by --web-host")
 
 
-Web = Annotated[
-    int | None,
-    typer.Option(metavar="PORT", parser=_port_of_dashboard, help="Serve the dashboard here.", show_default=False),
-]
-WebHost = Annotated[
-    str, typer.Option(help="The interface of the dashboard; on another than this machine's own it asks for a token.")
-]
-WebNames = Annotated[
-    list[str],
-    typer.Option(
-        "--web-name",
-        metavar="NAME",
-        help="A host name under which browsers may ask for the dashboard, beside addresses. May be repeated.",
-        default_factory=list,
-        show_default=False,
-    ),
-]
-Resume = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATH",
-        help="Begin from a checkpoint (a directory, or 'latest' for the newest below output_dir).",
-        show_default=False,
-    ),
-]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the network and the averaging do.")]
+@dataclass(frozen=True, kw_only=True)
+class PeerOptions:
+    """What each of the three takes. None and empty leave the recipe's word about this machine."""
 
+    recipe: Annotated[
+        str, typer.Argument(metavar="LINK|RECIPE", help="A link to the run (swarm://…), or its recipe file.")
+    ]
+    peer: Peers
+    overrides: Overrides
+    announce: Annotated[
+        list[str],
+        typer.Option(
+            metavar="ADDRESS",
+            help="Where others can dial this peer, if you know it; it is checked.",
+            default_factory=list,
+            show_default=False,
+        ),
+    ]
+    limit: Annotated[
+        list[str],
+        typer.Option(
+            "--limit",
+            metavar="KEY=VALUE",
+            help="A limit, for example --limit processor=50% or --limit hours=22:00-08:00. May be repeated.",
+            default_factory=list,
+            show_default=False,
+        ),
+    ]
+    name: Annotated[str | None, typer.Option(help="How this peer is called on the dashboard.")] = None
+    host: Host = None
+    port: Port = None
+    client_mode: Annotated[
+        bool, typer.Option("--client-mode", help="Never listen: for a machine that cannot be dialed from outside.")
+    ] = False
+    no_port_mapping: NoPortMapping = False
+    relay: Annotated[
+        bool | None,
+        typer.Option(
+            "--relay/--no-relay",
+            help="Pass on the connections of peers that nobody can dial. Default: monitors and auxiliaries do.",
+        ),
+    ] = None
+    upload: Annotated[str | None, typer.Option(metavar="RATE", help="Send at most so much, for example 2MB/s.")] = None
+    download: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Receive at most so much, for example 10Mbit/s.")
+    ] = None
+    home: Annotated[
+        Path | None,
+        typer.Option(
+            "--home", help="This peer's own directory. Default: the first free one below the recipe's output_dir."
+        ),
+    ] = None
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="Agree to what a link will do on this computer, for scripts that nobody watches."),
+    ] = False
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Lines instead of a screen that is redrawn; so it is in a pipe, too.")
+    ] = False
+    verbose: Verbose = False
 
-@dataclass(frozen=True, slots=True)
-class LocalChoices:
-    """What the command line says about this machine; None and empty leave the recipe's word."""
+    def settings(self, processes: int | None = None) -> list[str]:
+        """All that this person says, the weakest first: the configuration file, `--set`, options. `processes`: of a
+        site on this machine.
 
-    name: str | None = None
-    host: str | None = None
-    port: int | None = None
-    announce_addresses: Sequence[str] = ()
-    client_mode: bool = False
-    no_port_mapping: bool = False
-    relay: bool | None = None
-    processes: int | None = None
+        Raises RecipeError for limits that make no sense, and for a file that cannot be used.
+        """
+        from swarmcli.recipe.config import load_config, overrides_of
 
-    def overrides(self) -> list[str]:
-        """The same as `--set local.…` would say it."""
+        return [*overrides_of(load_config()), *self.overrides, *self._local(processes), *self._limits()]
+
+    def _limits(self) -> list[str]:
+        from swarmcli.recipe.limit_store import commanded
+
+        rates = {"upload": self.upload, "download": self.download}
+        words = [*self.limit, *(f"{key}={rate}" for key, rate in rates.items() if rate is not None)]
+        return [f"local.limits.{key}={dumps(value, ensure_ascii=False)}" for key, value in commanded(words).items()]
+
+    def _local(self, processes: int | None) -> list[str]:
+        """What options say, as `--set local.…` would."""
         chosen: dict[str, Any] = {
             "name": self.name,
             "host": self.host,
             "port": self.port,
-            "announce_addresses": list(self.announce_addresses) or None,
+            "announce_addresses": list(self.announce) or None,
             "client_mode": self.client_mode or None,
             "port_mapping": False if self.no_port_mapping else None,
             "relay": self.relay,
-            **({"site": {}} if self.processes == 1 else {"site.processes": self.processes}),  # one process: no site
+            **({"site": {}} if processes == 1 else {"site.processes": processes}),  # one process: no site
         }
         return [f"local.{key}={dumps(value, ensure_ascii=False)}" for key, value in chosen.items() if value is not None]
 
+    def agreed(self, role: Role, settings: Sequence[str]) -> Named:
+        """The recipe, once this person has agreed to it, and what came with its link."""
+        from swarmcli.cli.linking import recipe_named
 
-def join(
-    recipe: RecipePath,
-    peer: Peers,
-    overrides: Overrides,
-    announce: Announce,
-    web_name: WebNames,
-    name: Name = None,
-    host: Host = None,
-    port: Port = None,
-    client_mode: ClientMode = False,
-    no_port_mapping: NoPortMapping = False,
-    relay: Relays = None,
-    home: HomePath = None,
-    resume: Resume = None,
+        return recipe_named(self.recipe, role, settings, yes=self.yes)
+
+    def session(self, role: Role, recipe: Recipe, contacts: Sequence[str], **more: Any) -> Session:
+        """`more`: what only some of the verbs say to a Session."""
+        from swarmcli.cli.session import Session
+
+        return Session(role, recipe, contacts, self.home, plain=self.plain, verbose=self.verbose, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedOptions(PeerOptions):
+    """What those take that have a page and a state to begin from."""
+
+    web_name: Annotated[
+        list[str],
+        typer.Option(
+            "--web-name",
+            metavar="NAME",
+            help="A host name under which browsers may ask for the dashboard, beside addresses. May be repeated.",
+            default_factory=list,
+            show_default=False,
+        ),
+    ]
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="Begin from a checkpoint (a directory, or 'latest' for the newest below output_dir)."
+        ),
+    ] = None
+    web: Annotated[
+        int | None, typer.Option(metavar="PORT", parser=_port_of_dashboard, help="Serve the dashboard here.")
+    ] = None
+    web_host: Annotated[
+        str,
+        typer.Option(help="The interface of the dashboard; on another than this machine's own it asks for a token."),
+    ] = "127.0.0.1"
+
+    def session(self, role: Role, recipe: Recipe, contacts: Sequence[str], **more: Any) -> Session:
+        return super().session(
+            role, recipe, contacts, web_port=self.web, web_host=self.web_host, web_names=self.web_name, **more
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinOptions(PagedOptions):
     nproc: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             help="Train with so many processes of this machine as one peer, for example one for each device.",
-            show_default=False,
         ),
-    ] = None,
-    web: Web = None,
-    web_host: WebHost = "127.0.0.1",
-    yes: Yes = False,
-    verbose: Verbose = False,
-) -> None:
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorOptions(PagedOptions):
+    web: Annotated[
+        int, typer.Option(metavar="PORT", parser=_port_of_dashboard, help="Of the dashboard; 0: any free one.")
+    ] = DEFAULT_WEB_PORT
+    leave_when_done: Annotated[
+        bool, typer.Option("--leave-when-done", help="Leave when the run has finished, instead of at Ctrl-C.")
+    ] = False
+
+
+def _spread(verb: Callable[[Any], None]) -> Callable[..., None]:
+    """The verb as typer reads one: each field of its `options` is an option of its own."""
+    kind = signature(verb, eval_str=True).parameters["options"].annotation
+    fields = signature(kind, eval_str=True)
+
+    @wraps(verb)
+    def spread(**given: Any) -> None:
+        verb(kind(**given))
+
+    spread.__signature__ = fields  # type: ignore[attr-defined]
+    spread.__annotations__ = {name: field.annotation for name, field in fields.parameters.items()}
+    return spread
+
+
+@_spread
+def join(options: JoinOptions) -> None:
     """Train with the others: compute gradients, average them, step together."""
-    from swarmcli.cli.linking import recipe_named
     from swarmcli.cli.site.process import SiteProcess
     from swarmcli.recipe import load_recipe
 
-    choices = LocalChoices(name, host, port, announce, client_mode, no_port_mapping, relay, nproc)
-    settings = [*overrides, *choices.overrides()]
+    settings = options.settings(options.nproc)
     process = SiteProcess.of_environment()
-    named = recipe_named(recipe, "trainer", settings, yes=yes)
-    contacts = [*peer, *named.contacts]
+    named = options.agreed("trainer", settings)
+    contacts = [*options.peer, *named.contacts]
     if process is not None:
-        from swarmcli.cli.site.join import JoinOptions, join_as_process
+        from swarmcli.cli.site.join import join_as_process
 
-        options = JoinOptions(named.recipe, settings, contacts, home, resume, web, web_host, web_name, verbose)
-        join_as_process(process, options)
+        join_as_process(process, options, named.recipe, settings, contacts)
         return
     loaded = load_recipe(named.recipe, settings)
     if loaded.local.site.processes > 1:
         from swarmcli.cli.site.launcher import start_site
 
-        raise typer.Exit(start_site(loaded.local.site.processes, named.in_place_of(recipe, sys.argv[1:])))
+        command = named.in_place_of(options.recipe, sys.argv[1:])
+        raise typer.Exit(start_site(loaded.local.site.processes, command))
 
-    from swarmcli.cli.session import Session
     from swarmcli.roles.run import run_trainer
 
-    with Session(
-        "trainer", loaded, contacts, home, verbose=verbose, web_port=web, web_host=web_host, web_names=web_name
-    ) as session:
-        run_trainer(session.peer, session.show(), session.stop, resume=resume)
+    with options.session("trainer", loaded, contacts) as session:
+        run_trainer(session.peer, session.show(), session.stop, resume=options.resume)
 
 
-def aux(
-    recipe: RecipePath,
-    peer: Peers,
-    overrides: Overrides,
-    announce: Announce,
-    name: Name = None,
-    host: Host = None,
-    port: Port = None,
-    client_mode: ClientMode = False,
-    no_port_mapping: NoPortMapping = False,
-    relay: Relays = None,
-    home: HomePath = None,
-    yes: Yes = False,
-    verbose: Verbose = False,
-) -> None:
+@_spread
+def aux(options: PeerOptions) -> None:
     """Help without computing gradients: add up the parts of others, on a processor alone."""
-    from swarmcli.cli.linking import recipe_named
-    from swarmcli.cli.session import Session
     from swarmcli.recipe import load_recipe
     from swarmcli.roles.run import run_auxiliary
 
-    choices = LocalChoices(name, host, port, announce, client_mode, no_port_mapping, relay)
-    settings = [*overrides, *choices.overrides()]
-    named = recipe_named(recipe, "auxiliary", settings, yes=yes)
+    settings = options.settings()
+    named = options.agreed("auxiliary", settings)
     loaded = load_recipe(named.recipe, settings)
-    with Session("auxiliary", loaded, [*peer, *named.contacts], home, verbose=verbose) as session:
+    with options.session("auxiliary", loaded, [*options.peer, *named.contacts]) as session:
         run_auxiliary(session.peer, session.show(), session.stop)
 
 
-DEFAULT_PORT = 31330
-DEFAULT_WEB_PORT = 8080
-
-
-def monitor(
-    recipe: RecipePath,
-    peer: Peers,
-    overrides: Overrides,
-    announce: Announce,
-    web_name: WebNames,
-    name: Name = None,
-    host: Host = None,
-    port: Port = None,
-    client_mode: ClientMode = False,
-    no_port_mapping: NoPortMapping = False,
-    relay: Relays = None,
-    home: HomePath = None,
-    resume: Resume = None,
-    web: Annotated[
-        int, typer.Option(metavar="PORT", parser=_port_of_dashboard, help="Of the dashboard; 0: any free one.")
-    ] = DEFAULT_WEB_PORT,
-    web_host: WebHost = "127.0.0.1",
-    leave_when_done: Annotated[
-        bool, typer.Option("--leave-when-done", help="Leave when the run has finished, instead of at Ctrl-C.")
-    ] = False,
-    yes: Yes = False,
-    verbose: Verbose = False,
-) -> None:
+@_spread
+def monitor(options: MonitorOptions) -> None:
     """Follow the run without computing: serve the dashboard, keep checkpoints, hand out the state."""
-    from swarmcli.cli.linking import recipe_named
-    from swarmcli.cli.session import Session
     from swarmcli.recipe import load_recipe
     from swarmcli.roles.run import run_monitor
 
-    choices = LocalChoices(name, host, port, announce, client_mode, no_port_mapping, relay)
-    settings = [*overrides, *choices.overrides()]
-    named = recipe_named(recipe, "monitor", settings, yes=yes)
+    settings = options.settings()
+    named = options.agreed("monitor", settings)
     loaded = load_recipe(named.recipe, settings)
-    contacts = [*peer, *named.contacts]
-    default = 0 if "port" in loaded.local.model_fields_set else DEFAULT_PORT
-    with Session(
-        "monitor",
-        loaded,
-        contacts,
-        home,
-        port=default,
-        verbose=verbose,
-        web_port=web,
-        web_host=web_host,
-        web_names=web_name,
-    ) as session:
+    port = 0 if "port" in loaded.local.model_fields_set else DEFAULT_PORT
+    contacts = [*options.peer, *named.contacts]
+    with options.session("monitor", loaded, contacts, port=port) as session:
         watch = session.show()
-        run_monitor(session.peer, watch, session.stop, resume=resume, leave_when_done=leave_when_done)
+        run_monitor(session.peer, watch, session.stop, resume=options.resume, leave_when_done=options.leave_when_done)

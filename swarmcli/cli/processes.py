@@ -12,10 +12,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
-
-import psutil
 
 VARIABLE = "SWARM_PARENT"  # in the environment of a process: the id of the parent with which it ends
 PR_SET_PDEATHSIG = 1  # of Linux, see prctl(2)
@@ -54,6 +52,8 @@ def ends_with_parent(*, end_process: Callable[[int], object] = os._exit, every: 
 
 
 def _watch(parent: int, over: threading.Event, end_process: Callable[[int], object], every: float) -> threading.Thread:
+    import psutil
+
     def watch() -> None:
         while not over.wait(every):
             # On Windows a process keeps the number of a parent that has ended.
@@ -88,6 +88,7 @@ class Child:
     ) -> None:
         self.name = name
         self.log = log
+        self._launched = bool(launcher)
         parent = {} if launcher else {VARIABLE: str(os.getpid())}  # a launcher is the parent of what it starts
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -114,9 +115,13 @@ class Child:
         self._process.kill()
         self._process.wait()
 
-    def ask_to_stop(self) -> None:
+    def ask_to_stop(self, *, hurry: bool = False) -> None:
+        """`hurry`: it need not hand in what it has computed."""
         if self.returncode is None:
             self._process.send_signal(_STOP)
+            if hurry and not self._launched and os.name != "nt":
+                # A second signal, and another one: of two equal ones that come at once the kernel makes one.
+                self._process.send_signal(signal.SIGINT)
 
     def wait(self, timeout: float) -> int:
         """Waits for the end; past `timeout` seconds the process is killed."""
@@ -158,12 +163,10 @@ class Children:
             self._before = signal.signal(signal.SIGTERM, _end)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         running = [child for child in self._children if child.returncode is None]
         for child in running:
-            child.ask_to_stop()
+            child.ask_to_stop(hurry=True)  # all go, so nobody is left for whom it would count
         for child in running:
             child.wait(GRACE_SECONDS)
         if self._before is not None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import secrets
 import shlex
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import typer
 
-from coordinator_web.source import DashboardSource, RunStatus
+from coordinator_web.background import serving
+from coordinator_web.ports import is_exposed, listen, url_of
+from coordinator_web.source import DashboardSource, Providers, RunStatus
 from swarmcli.cli.console import err, out, setup_logging
+from swarmcli.cli.contributions import thanks
 from swarmcli.cli.ending import INTERRUPTS, ExitCode, stop_on_signals
 from swarmcli.cli.live import LiveView
 from swarmcli.cli.site.process import SiteProcess
@@ -30,13 +37,25 @@ from swarmcli.events import (
     ReachabilityChanged,
 )
 from swarmcli.journal import printable
+from swarmcli.machine.registry import LocalPeers
 from swarmcli.network.addresses import parse_address
 from swarmcli.network.transports.tcp.interfaces import announced_addresses
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
+from swarmcli.recipe.link import command_of
+from swarmcli.roles.activity import HURRIED_SECONDS, STAY_SECONDS
+from swarmcli.roles.controls import PeerControls
 from swarmcli.roles.home import Home
+from swarmcli.roles.neighbours import Neighbours
+from swarmcli.roles.observer import Observer
 from swarmcli.roles.peer import RunPeer
-from swarmcli.roles.watch import RunWatch, command_of
+from swarmcli.roles.reach_map import ReachMaps
+from swarmcli.roles.watch import RunWatch
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+logger = logging.getLogger(__name__)
 
 CHANGE_LINKS = (ReachabilityChanged, OwnAddressesChanged, PeerConnected, PeerDisconnected)
 GONE = "The link that was told before no longer holds."
@@ -52,10 +71,23 @@ def _naming(option: str) -> Iterator[None]:
         raise ListenError(f"{error} ({option} PORT)") from error
 
 
+def twin_of(role: Role, run_id: str, home: Path) -> str:
+    """What people should know who may have forgotten that a peer of theirs takes part already; "": none does."""
+    twins = [each for each in LocalPeers().peers() if (each.role, each.run_id) == (role, run_id)]
+    if not twins:
+        return ""
+    named = ", ".join(f"{Path(each.home).name} (process {each.pid})" for each in twins[:3])
+    runs = "runs" if len(twins) == 1 else "run"
+    return (
+        f"{printable(named)} of yours {runs} already; this is another {role}, {home.name}, and they share this computer"
+    )
+
+
 class Session:
     """A context manager. Entering it joins the run; leaving it says goodbye, and after Ctrl-C exits with 130.
 
-    Inside it the first Ctrl-C or SIGTERM sets `stop`, the second ends the process at once.
+    Inside it the first Ctrl-C or SIGTERM is `swarm stop`: the role hands in what it has computed, then `stop` is set.
+    The second sets `stop` at once; the third ends the process.
     """
 
     def __init__(
@@ -67,6 +99,7 @@ class Session:
         *,
         port: int = 0,
         verbose: bool = False,
+        plain: bool = False,
         web_port: int | None = None,
         web_host: str = "127.0.0.1",
         web_names: Sequence[str] = (),
@@ -81,14 +114,17 @@ class Session:
         self._home = home
         self._port = port
         self._verbose = verbose
+        self._plain = plain
         self._web_port = web_port
         self._web_host = web_host
         self._web_names = tuple(web_names)
-        self._web: socket.socket | None = None
+        self._web: socket.socket | None = None  # where the page is served, if that was asked for
+        self._local: socket.socket | None = None  # where this user's other processes ask; perhaps the same
         self._process = process
         self._interrupted = False
         self._expelled = ""  # why this peer is no member of its closed run any more
         self._watch: RunWatch | None = None
+        self._view: LiveView | None = None
         self._exit = ExitStack()
         self.stop = threading.Event()
 
@@ -104,28 +140,42 @@ class Session:
                 f"joining the run {recipe.run_id} as {self._as_what(recipe)}; my files are in {home.path}",
                 soft_wrap=True,
             )
+            if self._process is None and (twin := twin_of(self._role, recipe.run_id, home.path)):
+                err.print(twin, soft_wrap=True)
             self.peer = RunPeer(
                 recipe, self._role, home, contacts=self._contacts, port=self._port, listener=self._heard
             )
             undo.push(self._discard_unused)
             with _naming("--port"):
                 undo.enter_context(self.peer)
-            if not self.peer.contacts and self._role != "monitor":
-                err.print("no first contact is given, so this peer begins a network of its own; others join it")
-            if self._process:
-                undo.enter_context(self._process.stopping(self.stop, self._first_signal))
-            else:
-                undo.enter_context(stop_on_signals(self.stop, on_first=self._first_signal))
+            self._say_where_it_begins(recipe)
+            stopping = self._process.stopping if self._process else stop_on_signals
+            undo.enter_context(stopping(self._signalled))
             self._exit = undo.pop_all()
         return self
 
-    def _reserve_web(self, undo: ExitStack) -> None:
-        if self._web_port is None:
+    def _say_where_it_begins(self, recipe: Recipe) -> None:
+        if self._contacts or recipe.network.initial_peers:
             return
-        from coordinator_web.server import listen
+        if self.peer.contacts:
+            told = "no first contact is given; a peer of this run runs on this computer, and this one joins it there"
+        elif self._role != "monitor":
+            told = "no first contact is given, so this peer begins a network of its own; others join it"
+        else:
+            return
+        err.print(told, soft_wrap=True)  # in a log it is one line
 
-        with _naming("--web"):
-            self._web = undo.enter_context(closing(listen(self._web_host, self._web_port)))
+    def _reserve_web(self, undo: ExitStack) -> None:
+        if self._web_port is not None:
+            with _naming("--web"):
+                self._web = undo.enter_context(closing(listen(self._web_host, self._web_port)))
+            if self._web.getsockname()[0] in ("127.0.0.1", "0.0.0.0"):
+                self._local = self._web
+                return
+        try:
+            self._local = undo.enter_context(closing(listen("127.0.0.1", 0)))
+        except ListenError as error:
+            logger.warning("`swarm status`, `pause` and `stop` will not find this peer: %s", error)
 
     def _claim_home(self, recipe: Recipe) -> Home:
         """A site that was started anew takes up the home of its life before, and with it the peer's identity."""
@@ -152,38 +202,106 @@ class Session:
             self._expelled = event.reason
             self.stop.set()
 
-    def _first_signal(self, number: signal.Signals) -> None:
-        self._interrupted = number in INTERRUPTS
+    def _signalled(self, number: signal.Signals, again: bool) -> None:
+        self._interrupted = self._interrupted or number in INTERRUPTS
         self.peer.outcome = "stopped by Ctrl-C" if self._interrupted else "asked to stop"
-        err.print("stopping after the current step; once more to stop at once")
+        activity, by_hand = self.peer.activity, number in INTERRUPTS
+        # Ctrl-C after `swarm stop` is as good as a second one.
+        now = again or (by_hand and activity.status().state == "stopping")
+        patience = self._process.patience if self._process else math.inf
+        stays = STAY_SECONDS if number == signal.SIGINT else HURRIED_SECONDS
+        status = activity.stop(0.0 if now else min(stays, patience))
+        if again:
+            self._say("leaving after the current step; once more ends it at once, and saves nothing")
+        elif now:
+            self._say("leaving after the current step")
+        elif by_hand:
+            self._say(
+                "Ctrl-C again or `swarm stop --now` leaves without it"
+                if status.keeps
+                else "Ctrl-C again leaves at once"
+            )
+
+    def _say(self, text: str) -> None:
+        if self._view is not None:
+            self._view.say(text)
+        else:
+            err.print(text)
 
     def show(self) -> RunWatch:
         """Shows the run: on the terminal, and on a dashboard if it has a port. How to join it goes to stdout."""
         watch = self._watch = RunWatch(self.peer, self._join_line())
         self._exit.callback(watch.close)
-        address = ""
-        if self._web is not None:
-            address = self._serve_dashboard(DashboardSource(self.peer.journal, watch.look), self._web)
+        controls = PeerControls(self.peer.activity, self.peer.limits, self._asked_to_stop)
+        providers = Providers(
+            activity=controls.activity,
+            limits=controls.limits,
+            contributions=lambda: self.peer.contributions(),  # it is another one once the run is joined
+            basis=lambda: self.peer.basis(),
+            checkpoints=self.peer.home.path / "checkpoints",
+            alerts=lambda: observer.alerts(),
+            machine=Neighbours().look,
+            reach=lambda: maps.look(),
+        )
+        source = DashboardSource(self.peer.journal, watch.look, providers)
+        observer = Observer(source.look, self.peer.events, self._recipe.local.webhook)
+        maps = ReachMaps(self.peer.dht, self._recipe.run_id, lambda: self.peer.others_of_run(), source.look)
+        self._exit.enter_context(observer)
+        self._exit.enter_context(maps)
+        address = self._serve(source, controls)
         self._say_how_to_join(watch.look())
         self.peer.tell(address)
         self._exit.callback(self.peer.events.subscribe(lambda event: self._tell_anew(event, address)))
-        self._exit.enter_context(LiveView(watch.look, self.peer.events, console=err, clock=time.time))
+        self._view = self._exit.enter_context(self._make_view(source))
         return watch
 
-    def _serve_dashboard(self, source: DashboardSource, listening: socket.socket) -> str:
-        """Gives its address on this machine, without the token: that is for people, and no file that others read."""
-        from coordinator_web.guard import is_exposed
-        from coordinator_web.server import serving
-
+    def _serve(self, source: DashboardSource, controls: PeerControls) -> str:
+        """Lets this user's other processes ask and control this peer, and shows the page where that was asked for.
+        Gives the page's address on this machine, without a token: that is for people, and no file that others read."""
+        sockets = [each for each in dict.fromkeys((self._web, self._local)) if each is not None]
+        if not sockets:
+            return ""
         exposed = is_exposed(self._web_host, self._web_names)
-        token = self.peer.home.dashboard_token() if exposed else None
-        address = self._exit.enter_context(
-            serving(source, self._web_host, listening, names=self._web_names, token=token)
+        control = secrets.token_urlsafe(24)
+        # A page that nobody asked for is nobody else's to see, on a computer that several people use.
+        token = (
+            secrets.token_urlsafe(24) if self._web is None else self.peer.home.dashboard_token() if exposed else None
         )
-        query = f"?token={token}" if token else ""
-        out.print(f"dashboard: {address}{query}", soft_wrap=True)
-        if exposed:
-            port = listening.getsockname()[1]
+
+        def make_app() -> FastAPI:
+            from coordinator_web.app import create_app
+
+            hosts = [self._web_host, *self._web_names]
+            return create_app(source, hosts=hosts, token=token, controls=controls, control_token=control)
+
+        self._exit.enter_context(serving(make_app, sockets))
+        if self._local is not None:
+            self._announce(self._local, control)
+        return self._say_where_the_page_is(self._web, token, control) if self._web is not None else ""
+
+    def _make_view(self, source: DashboardSource) -> LiveView:
+        return LiveView(
+            source.look,
+            self.peer.events,
+            console=err,
+            me=lambda status: source.overview_of(status).me,
+            plain=self._plain,
+            clock=time.time,
+        )
+
+    def _announce(self, local: socket.socket, control: str) -> None:
+        api = f"http://127.0.0.1:{local.getsockname()[1]}"
+        with suppress(OSError):  # said already, when this peer was entered there
+            self.peer.processors.entry.announce(name=self.peer.description.name, api=api, token=control)
+
+    def _say_where_the_page_is(self, web: socket.socket, token: str | None, control: str) -> str:
+        """The link on this machine lets its user control the peer; the one for others lets them look."""
+        port = web.getsockname()[1]
+        address = url_of(self._web_host, port)
+        own = control if web is self._local else token
+        out.print(f"dashboard: {address}" + (f"?token={own}" if own else ""), soft_wrap=True)
+        if is_exposed(self._web_host, self._web_names):
+            query = f"?token={token}"
             urls = [each.replace("tcp://", "http://") for each in announced_addresses(self._web_host, port)]
             places = [f"{url}/{query}" for url in urls] + [
                 f"{name} with /{query} behind it" for name in self._web_names
@@ -191,6 +309,11 @@ class Session:
             err.print(f"from other computers: {', '.join(places)}", soft_wrap=True)
             err.print("whoever has that link can look; nothing can be changed there")
         return address
+
+    def _asked_to_stop(self) -> None:
+        """By this user's command or page."""
+        self.peer.outcome = "asked to stop"
+        self._say("asked to leave by your command or page; Ctrl-C leaves without waiting")
 
     def _tell_anew(self, event: Event, dashboard: str) -> None:
         """A peer that turns out to be dialable, or moves, or whose contact leaves, has another link or none. This is
@@ -221,7 +344,8 @@ class Session:
     def _farewell(self) -> str:
         summary = self.peer.summary
         work = f" after {summary.samples:,} samples" if self._role == "trainer" else ""
-        return f"left at epoch {summary.epoch}{work}; my files are in {self.peer.home.path}"
+        over = "the run has finished; " if self._watch is not None and self._watch.state == "finished" else ""
+        return f"{over}left at epoch {summary.epoch}{work}; my files are in {self.peer.home.path}"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -230,6 +354,8 @@ class Session:
         self._exit.__exit__(kind, error, trace)
         if kind is None or (self._interrupted and kind is NoDonorReachable):
             err.print(self._farewell(), soft_wrap=True)
+            if said := thanks(self.peer.summary, self.peer.standing):
+                err.print(said, soft_wrap=True)
             if self.peer.saved:
                 err.print(printable(self.peer.saved, 2000), soft_wrap=True)
             if self._expelled:

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 
 def validate(
-    recipe: Annotated[
-        str, typer.Argument(metavar="LINK|RECIPE", help="A recipe file, or a link to a run.", show_default=False)
-    ],
+    recipe: Annotated[str, typer.Argument(metavar="LINK|RECIPE", help="A recipe file, or a link to a run.")],
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key, for example --set seed=7. May be repeated."),
@@ -55,7 +53,10 @@ def _of_link(text: str, overrides: Sequence[str], *, told: bool) -> Recipe:
 
     run = LinkedRun(parse_link(text))
     found, pace = recipe_of(run)
-    return show_sheet(run, "trainer", found, overrides, pace) if told else chosen(run, found, overrides)
+    if not told:
+        return chosen(run, found, overrides)
+    recipe, _ = show_sheet(run, "trainer", found, overrides, pace)
+    return recipe
 
 
 def _summary(recipe: Recipe) -> dict[str, str]:
@@ -93,20 +94,25 @@ def site_in_words(site: SiteSettings) -> str:
 def _try_out(recipe: Recipe) -> dict[str, str]:
     """What only the model and the data themselves can tell; raises what joining would raise."""
     from swarmcli.errors import DataError, RecipeError
+    from swarmcli.recipe.limit_store import LimitStore
     from swarmcli.training import build_task, choose_compute
     from swarmcli.training.memory import check_memory
+    from swarmcli.training.task import samples_in
 
     compute = choose_compute(recipe)
     task = build_task(recipe)
-    memory = check_memory(recipe, task.build_model(outline=True), "trainer", compute, now=False)
+    limits = LimitStore(recipe).limits
+    memory = check_memory(recipe, task.build_model(outline=True), "trainer", compute, limits=limits, now=False)
     model = task.build_model()
     try:
         batch = next(task.batches(recipe.seed))
+        held_out = task.evaluation_batches() if recipe.evaluation.every_epochs else []
     except DataError as error:
         raise RecipeError(f"{recipe.origin('datasets')}: {error}") from error
     return {
         "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
         "first batch": ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items()),
+        **({"evaluation": f"on {sum(map(samples_in, held_out)):,} samples"} if held_out else {}),
         "device": str(compute),
         "memory": f"about {memory}",
     }

@@ -1,4 +1,4 @@
-"""`swarm init` and the owner's commands, as far as they need no network."""
+"""The owner's commands, as far as they need no network."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from swarmcli.cli.closed import init, invite, members
+from swarmcli.cli.closed import invite, members
 from swarmcli.cli.consent import invitation_in_words
+from swarmcli.cli.init import init
 from swarmcli.errors import UsageError
 from swarmcli.network.identity import Identity
 from swarmcli.network.membership import Kind
 from swarmcli.recipe import Link, digest_of, load_recipe, parse_link
-from swarmcli.recipe.run_key import RunKey
 
 app = typer.Typer()
 for verb in (init, invite, members):
@@ -31,22 +31,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def said(*words: str) -> str:
     return CliRunner().invoke(app, list(words), catch_exceptions=False).stdout.strip()
-
-
-def test_a_run_is_begun_with_a_recipe_that_is_in_order_and_nothing_is_written_over() -> None:
-    assert said("init", "open.yaml") == "swarm monitor open.yaml"
-    assert (load_recipe("open.yaml").access, load_recipe("open.yaml").trust) == ("open", "strangers")
-    assert not list(Path().glob("*.run-key"))
-    assert said("init", "--invite", "--run-id", "lab", "closed.yaml") == "swarm monitor closed.yaml"
-    recipe = load_recipe("closed.yaml")
-    assert (recipe.run_id, recipe.access, recipe.trust) == ("lab", "invite", "members")
-    assert recipe.run_key == RunKey.load(Path("lab.run-key")).public.text
-    before = Path("closed.yaml").read_text()
-    with pytest.raises(UsageError, match="is there already"):
-        said("init", "--invite", "closed.yaml")
-    with pytest.raises(UsageError, match="--run-id"):
-        said("init", "no name!.yaml")
-    assert Path("closed.yaml").read_text() == before
 
 
 def test_a_link_with_an_invitation_names_the_peer_that_binds_it() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import select
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +39,7 @@ LINK = Link(Identity.from_seed(1).peer_id, ("203.0.113.7:31330",), "small", dige
 
 def sheet(recipe: Recipe, role: Role = "trainer", pace: float = 0.0) -> dict[str, str]:
     demand = demand_of(recipe, OUTLINE, role, Compute(torch.device("cpu")), pace=pace)
-    lines = consent.sheet(recipe, role, demand, "1 GiB of 8 GiB", Path("/data/small"))
+    lines = consent.sheet(recipe, role, demand, "1 GiB of 8 GiB", Path("/data/small"), recipe.local.limits)
     shown = io.StringIO()
     consent.show(recipe, "k7q2m4xw5z", lines, Console(file=shown, width=100))
     assert "\x1b" not in shown.getvalue() and "small" in shown.getvalue()
@@ -50,13 +53,26 @@ def data(*items: object, more: str = "") -> Recipe:
 
 def test_a_dozen_lines_say_what_will_happen() -> None:
     lines = sheet(small("local.threads=2"), pace=30.0)
-    assert len(lines) <= 12
+    assert len(lines) <= 13
     assert "carries" not in lines["traffic"] and "--no-port-mapping" in lines["router"]
     assert "a gpt2 of 20,200 parameters" in lines["model"] and "32 samples" in lines["model"]
     assert "standard library, on this computer" in lines["data"]
     assert "2 threads" in lines["processor"]
     assert "19.4 MB an hour each way at an epoch in 30 s, as the contact says" in lines["traffic"]
     assert "/data/small" in lines["files"] and "Ctrl-C" in lines["leaving"]
+
+
+def test_a_disk_on_which_the_checkpoints_have_no_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sheet(small())["disk"].endswith(" are free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=3e5))
+    assert sheet(small())["disk"].endswith("only 0 MiB are free, which is too little")
+    assert sheet(small(), "auxiliary")["disk"].endswith("; 0 MiB are free")
+
+
+def test_limits_are_told_or_how_to_set_them() -> None:
+    assert "swarm limits set" in sheet(small())["limits"]
+    limits = sheet(small("local.limits={upload: 2 MB/s, hours: 22-8, on_battery: no, processor: 50%}"))["limits"]
+    assert limits == "sends at most 2 MB/s; the processors compute 50% of the time; runs 22-8; pauses on battery"
 
 
 def test_who_computes_nothing_reads_nothing() -> None:
@@ -66,6 +82,14 @@ def test_who_computes_nothing_reads_nothing() -> None:
     assert "at most 1.0 MB a second" in sheet(small("local.relay_rate=1e6"), "monitor")["traffic"]
     assert "carries" not in sheet(small("local.relay=false"), "monitor")["traffic"]
     assert "state" in sheet(small(), "monitor")["download"]
+
+
+def test_a_monitor_says_what_it_reads_to_evaluate() -> None:
+    held_out = small("evaluation={every_epochs: 5, held_out: 0.1}")
+    assert sheet(held_out, "monitor")["data"].startswith("for evaluations alone: the source files of Python's standard")
+    assert sheet(held_out, "auxiliary")["data"] == sheet(small(), "monitor")["data"] == "none are read"
+    split = "evaluation={every_epochs: 5, dataset: {type: huggingface, path: a/b, split: validation}}"
+    assert "the dataset a/b (validation) from huggingface.co" in sheet(small(split), "monitor")["data"]
 
 
 def test_data_are_told_by_where_they_come_from() -> None:
@@ -107,8 +131,9 @@ def contact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleN
         asked.shown += 1
 
     monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("SWARM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("swarmcli.roles.offering.fetch_recipe", fetch)
-    monkeypatch.setattr("swarmcli.training.outline.outline_in_process", lambda recipe: OUTLINE)
+    monkeypatch.setattr("swarmcli.training.outline.outline_of", lambda recipe: OUTLINE)
     monkeypatch.setattr(consent, "show", show)
     yield asked
 
@@ -128,10 +153,24 @@ def test_anything_but_yes_joins_nothing_and_leaves_nothing(
     assert end.value.exit_code == 1 and list(tmp_path.iterdir()) == []
 
 
-def test_it_asks_once_for_each_role(contact: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals")
+def test_what_was_typed_before_the_question_is_no_answer_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pty
+
+    master, slave = pty.openpty()
+    with os.fdopen(slave) as terminal, os.fdopen(master, "wb", buffering=0) as keys:
+        keys.write(b"y\n")
+        assert select.select([terminal], [], [], 10)[0]
+        monkeypatch.setattr(sys, "stdin", terminal)
+        consent.forget_what_was_typed()
+        assert not select.select([terminal], [], [], 0)[0]
+
+
+def test_it_asks_once_for_each_role(contact: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answered(monkeypatch, "y\n")
     named = recipe_named(str(LINK), "trainer", [], yes=False)
     assert named == Named(LinkedRun(LINK).recipe, LINK.addresses) and contact.shown == contact.times == 1
+    assert len(list((tmp_path / "cache" / "outlines").iterdir())) == 1
     assert recipe_named(str(LINK), "trainer", [], yes=False) == named
     assert contact.shown == contact.times == 1
     recipe_named(str(LINK), "auxiliary", [], yes=True)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from swarmcli.cli.console import ConsoleHandler, err, out, setup_logging
+from swarmcli.cli.console import ConsoleHandler, aloud, err, out, setup_logging
 from swarmcli.events import Events, Noticed
 from swarmcli.journal import printable
 
@@ -99,3 +99,29 @@ def test_log_lines_on_a_terminal_keep_their_lines_and_lose_what_steers() -> None
     record = logging.LogRecord("x", logging.WARNING, "f", 1, "first\nsecond [bold]\x1b]0;owned\x07", (), None)
     handler.emit(record)
     assert file.getvalue() == "first\nsecond [bold]]0;owned\n"
+
+
+def test_who_is_asked_something_hears_it_also_with_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(err, "quiet", True)
+    with aloud():
+        assert not err.quiet
+    assert err.quiet
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_warnings_are_heard_also_with_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(err, "quiet", True)
+    monkeypatch.setattr("sys.stderr", Terminal())
+    before = logging.getLogger().handlers[:]
+    try:
+        setup_logging()
+        assert not isinstance(logging.getLogger().handlers[0], ConsoleHandler)
+        monkeypatch.setattr(err, "quiet", False)
+        setup_logging()
+        assert isinstance(logging.getLogger().handlers[0], ConsoleHandler)
+    finally:
+        logging.getLogger().handlers[:] = before

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,18 +11,20 @@ import typer
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from swarmcli.cli.link import link
+from swarmcli.cli.link import contacts_of, link
 from swarmcli.errors import UsageError
+from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.network.identity import Identity
 from swarmcli.recipe import Link, digest_of, parse_recipe
 from swarmcli.roles.linked import LinkedRun
-from swarmcli.roles.processors import LocalPeer, LocalPeers
+from swarmcli.roles.peer import access_in_words
 from tests.recipe.recipes import SMALL
 
 app = typer.Typer()
 app.command()(link)
 PEER = Identity.from_seed(1).peer_id
 DIGEST = digest_of(parse_recipe(SMALL))
+CLOSED = parse_recipe(SMALL + f"access: invite\nrun_key: {PEER.text}\n")
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +56,14 @@ def test_the_command_is_printed_again_for_a_directory_a_recipe_and_a_link(tmp_pa
     assert "not running now" in said(tmp_path)[1]
     joined = home(LinkedRun(own).path / "small" / "trainer-1", "203.0.113.8:1")
     assert said(own)[0] == said()[0] == f'swarm join "{joined}"'
+
+
+def test_the_link_of_a_closed_run_comes_with_the_word_that_it_is_not_enough(tmp_path: Path) -> None:
+    own = home(tmp_path / "monitor-1", "203.0.113.7:1")
+    (tmp_path / "monitor-1" / "link").write_text(f"{own}\n{access_in_words(CLOSED)}\n")
+    command, beside = said(tmp_path)
+    assert command == f'swarm join "{own}"' and "swarm invite" in beside
+    assert said(tmp_path, "--copyable") == (str(own), "")
 
 
 def test_a_peer_that_runs_is_found_by_its_link_and_its_recipe_wherever_its_home_is(tmp_path: Path) -> None:
@@ -91,3 +102,12 @@ def test_where_there_is_none_it_says_how_one_comes_about(tmp_path: Path) -> None
         said(tmp_path)
     with pytest.raises(UsageError, match="on this machine"):
         said()
+
+
+def test_a_run_is_asked_by_the_peers_that_its_own_one_knew_since_that_may_run_no_more(tmp_path: Path) -> None:
+    own = home(tmp_path / "trainer-1", "203.0.113.7:1")
+    monitor = f"tcp://203.0.113.8:31330/{Identity.from_seed(2).peer_id}"
+    (tmp_path / "trainer-1" / "contacts.json").write_text(json.dumps([monitor, *own.addresses]))
+    assert contacts_of(tmp_path / "trainer-1", own) == [*own.addresses, monitor]
+    (tmp_path / "trainer-1" / "contacts.json").write_text("garbled")
+    assert contacts_of(tmp_path / "trainer-1", own) == list(own.addresses)

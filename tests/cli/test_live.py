@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from coordinator_web.source import PeerStatus, RunStatus
-from swarmcli.cli.live import BARS, Frame, LiveView, sparkline
+from coordinator_web.values import ActivityShown, Me, PeerStatus, Reason, RunStatus
+from swarmcli.cli.live import BARS, Frame, LiveView, Said, sparkline
 from swarmcli.events import EpochAdvanced, Events, Noticed, PeerConnected, PeerSeen
+from swarmcli.journal import Totals
 
 ALICE, BOB = "a" * 52, "b" * 52
 PEERS = (
@@ -118,10 +119,10 @@ def test_in_a_pipe_each_thing_is_a_line() -> None:
 def test_nothing_is_heard_and_no_thread_is_left_after_the_block() -> None:
     where, file = console()
     events = Events()
-    before = threading.active_count()
+    before = set(threading.enumerate())  # one of an earlier test may be about to end
     with LiveView(lambda: STATUS, events, console=where, clock=lambda: 0.0):
-        assert threading.active_count() == before + 1
-    assert threading.active_count() == before
+        assert len(set(threading.enumerate()) - before) == 1
+    assert set(threading.enumerate()) <= before
     events.emit(epoch(8))
     assert file.getvalue() == ""
 
@@ -275,6 +276,17 @@ def test_eighty_columns_have_room_for_a_curve_and_all_columns() -> None:
     assert "…" not in text and all(name in text for name in ("role", "samples/s", "loss", "seen"))
 
 
+def test_sixty_columns_are_filled_with_what_fits_whole() -> None:
+    file = io.StringIO()
+    status = replace(STATUS, run_eta_seconds=2820.0, last_epoch=replace(epoch(7), seconds=70.0, averaging_seconds=0.5))
+    Console(file=file, width=60, height=20).print(Frame(status, replace(ME, samples=1_031_168)))
+    assert "…" not in file.getvalue()
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    assert lines[1].startswith("epoch 7 of 20 ") and lines[1].endswith(" 1,024 of 4,096 samples 3 s left")
+    assert lines[2] == "loss –   400.0 samples/s   last epoch 70 s"
+    assert lines[3] == "mine 75% of the latest samples   1,031,168 in all"
+
+
 def test_at_forty_columns_the_table_does_without_some() -> None:
     file = io.StringIO()
     Console(file=file, width=40).print(Frame(STATUS))
@@ -291,7 +303,140 @@ def test_a_long_event_is_wrapped_between_words_on_a_terminal_and_not_at_all_in_a
         where = Console(file=file, force_terminal=terminal, width=40, height=40, highlight=False, markup=False)
         events = Events()
         with LiveView(lambda: STATUS, events, console=where, clock=lambda: 0.0):
-            events.emit(Noticed("info", words))
+            events.emit(Noticed("warning", words))
         told = [line for line in file.getvalue().splitlines() if "something" in line]
         assert sum(line.count("something") for line in told) == 20
         assert (len(told) > 1) is terminal
+
+
+# ---- for the user of this peer
+
+ME = Me(
+    peer_id=ALICE,
+    name="alice",
+    role="trainer",
+    sentence="Training at 300 samples a second, epoch 7 of 20",
+    connectivity="",
+    share=0.75,
+    samples=12_400,
+    hours=3.1,
+    rank=3,
+    ranked=7,
+    totals=Totals(rounds_committed=41),
+    limits={
+        "limits": {
+            "upload": {"value": 2e6, "text": "2 MB/s", "from": "set while it runs"},
+            "hours": {"value": None, "text": "none", "from": "--limit"},
+            "busy_above": {"value": 0.25, "text": "25%", "from": ""},  # by default
+        }
+    },
+)
+
+
+def test_a_frame_tells_what_this_peer_has_given_and_which_limits_are_set() -> None:
+    lines = [line.rstrip() for line in drawn(Frame(STATUS, ME)).splitlines()]
+    assert "mine 75% of the latest samples   12,400 in all   41 rounds   3.1 h   place 3 of 7" in lines
+    one = replace(ME, told_by="by one monitor's count")
+    assert "place 3 of 7 by one monitor's count" in drawn(Frame(STATUS, one))
+    assert "limits upload 2 MB/s" in lines
+    helps = replace(ME, role="auxiliary", share=None, rank=None, limits={}, totals=Totals(bytes_sent=3_000_000))
+    text = drawn(Frame(STATUS, helps))
+    assert "sent to others" in text and "limits" not in text and "place" not in text
+
+
+def test_a_paused_peer_says_so_in_its_first_line_and_why() -> None:
+    activity = ActivityShown(state="paused", reasons=(Reason(kind="battery", text="on battery"),))
+    first = drawn(Frame(STATUS, replace(ME, activity=activity, sentence="Paused: on battery"))).splitlines()[0]
+    assert "Paused: on battery" in first and "training" not in first
+
+
+def test_the_latest_events_stand_below_and_warnings_scroll_above() -> None:
+    where, file = console(terminal=True)
+    events = Events()
+    with LiveView(lambda: STATUS, events, console=where, clock=lambda: 0.0):
+        for number in range(9):
+            events.emit(Noticed("info", f"news {number}"))
+        events.emit(Noticed("warning", "the disk is full"))
+    last = file.getvalue().split("the disk is full")[-1]
+    assert [f"news {number}" in last for number in range(9)] == [False] * 3 + [True] * 6
+
+
+def test_what_the_session_says_is_shown_with_the_news() -> None:
+    for plain in (True, False):
+        where, file = console(terminal=True)
+        with LiveView(lambda: STATUS, Events(), console=where, plain=plain, clock=lambda: 0.0) as view:
+            view.say("Ctrl-C again leaves at once")
+        assert "Ctrl-C again leaves at once" in file.getvalue()
+
+
+def test_the_last_line_leaves_room_for_what_a_terminal_echoes() -> None:
+    file = io.StringIO()
+    Console(file=file, width=60, height=30).print(Frame(STATUS, ME, [Said(0.0, "news " * 20)]))
+    assert len(file.getvalue().splitlines()[-1].rstrip()) == 58
+
+
+PATH = "/home/ada/.local/share/swarm/stdlib-lm-ntktqvpw/monitor-1/checkpoints/epoch-000060"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "paused: you asked for it, until 18:00 (480 computed samples count when the run goes on)",
+            ["paused: you asked for it, until 18:00 (480", "computed samples count when the run goes on)"],
+        ),
+        (
+            f"checkpoint of epoch 60 at {PATH}",
+            ["checkpoint of epoch 60 at", "…/monitor-1/checkpoints/epoch-000060"],
+        ),
+        (
+            "checkpoint of epoch 60 at C:" + PATH.replace("/", "\\"),
+            ["checkpoint of epoch 60 at", r"…\monitor-1\checkpoints\epoch-000060"],
+        ),
+        ("saved at /runs/x", ["saved at /runs/x"]),
+        ("news " * 40, ["news " * 8 + "news", "news " * 9 + "ne…"]),
+    ],
+)
+def test_at_sixty_columns_an_event_is_told_in_whole_words_on_two_lines(text: str, shown: list[str]) -> None:
+    file = io.StringIO()
+    Console(file=file, width=60, height=20).print(Frame(STATUS, None, [Said(0.0, "news"), Said(0.0, text)]))
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    assert [line[10:] for line in lines[-len(shown) :]] == shown
+    assert lines[-len(shown) - 1].endswith("  news") and lines[-len(shown)][:10].strip().count(":") == 2
+
+
+def test_the_room_for_events_stays_as_high_as_it_is() -> None:
+    heights = set()
+    for count in (1, 2, 3, 4, 5):
+        file = io.StringIO()
+        said = [Said(0.0, "news " * (20 if number % 2 else 1)) for number in range(count)]
+        Console(file=file, width=60, height=20).print(Frame(STATUS, None, said))
+        heights.add(len(file.getvalue().splitlines()))
+    assert len(heights) == 1
+
+
+def test_plain_and_dumb_terminals_get_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    for plain, term in ((True, "xterm"), (False, "dumb")):
+        monkeypatch.setenv("TERM", term)
+        where, file = console(terminal=True)
+        events = Events()
+        with LiveView(lambda: STATUS, events, console=where, plain=plain, clock=lambda: 0.0):
+            events.emit(epoch(8))
+        assert "4,096 samples of 2 peers" in file.getvalue() and "epoch 7 of 20" not in file.getvalue()
+
+
+def test_a_terminal_of_few_lines_shows_fewer_peers_so_that_all_else_fits() -> None:
+    many = tuple(replace(PEERS[1], peer_id=f"{number:052}") for number in range(100))
+    file = io.StringIO()
+    said = [Said(0.0, "news")] * 4
+    Console(file=file, width=80, height=20).print(Frame(replace(STATUS, peers=many), ME, said))
+    lines = file.getvalue().splitlines()
+    assert len(lines) < 20 and "and 94 more" in file.getvalue() and lines[-1].endswith("news")
+
+
+def test_a_terminal_that_knows_ascii_alone_gets_ascii() -> None:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding="ascii", errors="replace")  # as the command sets its streams
+    Console(file=file, width=60, height=30, no_color=True).print(Frame(replace(STATUS, losses=(1.0, 2.0)), ME))
+    file.flush()
+    assert b"loss 2.0000   400.0 samples/s" in raw.getvalue()  # without the curve

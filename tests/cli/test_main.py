@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from swarmcli.cli import main as command
 from swarmcli.errors import (
@@ -17,22 +22,80 @@ from swarmcli.errors import (
     RecipeError,
     SwarmError,
 )
+from swarmcli.journal import JOURNAL_NAME, Journal, RunRecord
+from swarmcli.network.identity import Identity
+from swarmcli.recipe import digest_of, load_recipe
+
+
+@pytest.fixture(autouse=True)
+def own_interrupts() -> Iterator[None]:
+    """The command gives them up at its end."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def swarm(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "swarmcli.cli.main", *words], capture_output=True, text=True)
 
 
-def test_help_names_every_verb_and_loads_nothing_heavy() -> None:
-    code = (
-        "import sys; from swarmcli.cli.main import app; from typer.main import get_command;"
-        "print(*get_command(app).commands);"
-        "print(*(set(sys.modules) & {'torch', 'transformers', 'fastapi', 'numpy', 'pydantic'}))"
-    )
-    verbs, heavy = subprocess.check_output([sys.executable, "-c", code], text=True).split("\n")[:2]
-    expected = "init join aux monitor link demo log validate netcheck invite revoke members sign"
-    assert verbs == expected
-    assert heavy == ""
+def modules_after(code: str) -> set[str]:
+    """What is imported beside Python's own, typer and the terminal's help."""
+    found = subprocess.check_output([sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"], text=True)
+    return set(found.splitlines()[-1].split())
+
+
+HEAVY = {
+    *("asyncio", "cryptography", "fastapi", "httpx", "msgspec", "numpy", "psutil", "pydantic", "torch", "transformers"),
+    *("swarmcli.events", "swarmcli.journal", "swarmcli.network", "swarmcli.recipe"),
+}
+
+
+def test_help_names_every_verb_and_loads_none_of_them() -> None:
+    code = "from swarmcli.cli.main import app; from typer.testing import CliRunner; CliRunner().invoke(app, ['--help'])"
+    loaded = modules_after(code)
+    assert not loaded & HEAVY
+    assert {name for name in loaded if name.startswith("swarmcli.cli.")} == {"swarmcli.cli.main"}
+    said = " ".join(CliRunner().invoke(command.app, ["--help"]).stdout.replace("│", " ").split())
+    assert all(f"{verb.name} {verb.help}" in said for verb in command.VERBS)
+
+
+def test_mistyped_links_and_paths_and_the_links_of_a_run_are_told_without_torch(tmp_path: Path) -> None:
+    """Loading it takes seconds."""
+    (tmp_path / "link").write_text(f"swarm://{Identity.from_seed(1).peer_id.text}@[::1]:1/a?fingerprint={'a' * 32}\n")
+    code = "from swarmcli.cli.main import app; from typer.testing import CliRunner; run = CliRunner().invoke"
+    words = [["join", "swarm://x"], ["join", "gone.yaml"], ["link", str(tmp_path)]]
+    loaded = modules_after(f"{code}; print([str(run(app, each).exception) for each in {words}])")
+    assert "swarmcli.roles.home" in loaded and "torch" not in loaded
+
+
+def test_what_the_owner_of_a_closed_run_does_needs_no_torch(tmp_path: Path) -> None:
+    recipe = str(tmp_path / "lab.yaml")
+    CliRunner().invoke(command.app, ["init", "--invite", recipe], catch_exceptions=False)
+    link = f"swarm://{Identity.from_seed(1).peer_id.text}@[::1]:1/lab?fingerprint={digest_of(load_recipe(recipe))}"
+    code = "from swarmcli.cli.main import app; from typer.testing import CliRunner; run = CliRunner().invoke"
+    words = [["invite", recipe, "--link", link], ["revoke", recipe, "Ada"], ["members", recipe]]
+    loaded = modules_after(f"{code}; print([str(run(app, each).exception) for each in {words}])")
+    assert "swarmcli.roles.owner" in loaded and "torch" not in loaded
+    assert "invited" in (tmp_path / "lab.run-key.ledger").read_text()
+
+
+@pytest.mark.parametrize("verb", command.VERBS, ids=lambda verb: verb.name)
+def test_the_help_of_all_verbs_says_of_each_what_its_own_help_says(verb: command.Verb) -> None:
+    loaded = command._Unloaded(verb).load()
+    assert " ".join(loaded.help.split("\n\n")[0].split()) == verb.help
+    for each in getattr(loaded, "commands", {"": loaded}).values():
+        assert "quiet" in {option.name for option in each.params}
+
+
+def test_a_variable_stands_for_each_option_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SWARM_LOG_JSON", "1")
+    monkeypatch.setenv("SWARM_LOG_LAST", "none")
+    done = CliRunner().invoke(command.app, ["log", str(tmp_path)])
+    assert done.exit_code == 2 and "--last" in done.output
+    monkeypatch.delenv("SWARM_LOG_LAST")
+    Journal(tmp_path / JOURNAL_NAME, run=RunRecord("a-run", "trainer", "peer"), clock=time.time).close("done")
+    assert '"run_id": "a-run"' in CliRunner().invoke(command.app, ["log", str(tmp_path)]).stdout
 
 
 def test_help_shows_flags_as_they_are_typed() -> None:
@@ -53,6 +116,7 @@ def test_an_interrupt_before_anything_began_is_said(
         command.main()
     assert end.value.code == 130
     assert "swarm: interrupted" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # one more ends it without a traceback, whatever it is at
 
 
 def test_importing_the_package_loads_neither_transformers_nor_a_web_server() -> None:
@@ -63,18 +127,18 @@ def test_importing_the_package_loads_neither_transformers_nor_a_web_server() -> 
     assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["1"]
 
 
-def test_threads_that_wait_for_each_other_sleep_soon_unless_the_user_says_how_they_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(command, "app", lambda: None)
-    for name in ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "environ", {"OMP_WAIT_POLICY": "active"})
-    command.main()
-    assert os.environ == {"OMP_WAIT_POLICY": "active"}
-    monkeypatch.setattr(os, "environ", {"GOMP_SPINCOUNT": "5"})
-    command.main()
-    assert os.environ == {"GOMP_SPINCOUNT": "5", "KMP_BLOCKTIME": "1"}
+def test_threads_that_wait_for_each_other_sleep_soon_unless_the_user_says_how_they_wait() -> None:
+    names = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY")
+    plain = {name: value for name, value in os.environ.items() if name not in names}
+
+    def after(**given: str) -> list[str | None]:
+        code = f"import json, os, swarmcli; print(json.dumps([os.environ.get(name) for name in {names!r}]))"
+        said = subprocess.check_output([sys.executable, "-c", code], env={**plain, **given}, text=True)
+        return list(json.loads(said))
+
+    assert after() == ["1000", "1", None]
+    assert after(GOMP_SPINCOUNT="5") == ["5", "1", None]
+    assert after(OMP_WAIT_POLICY="active") == [None, None, "active"]
 
 
 @pytest.mark.parametrize(
@@ -166,3 +230,26 @@ def test_a_missing_recipe_is_a_recipe_error(tmp_path: Path) -> None:
 
 def test_the_version_is_told() -> None:
     assert swarm("--version").stdout.startswith("swarm 0.")
+
+
+def test_what_an_output_cannot_show_ends_no_command() -> None:
+    code = "from swarmcli.cli.main import show_what_can_be_shown as begin; begin(); print('loss ▁▂ of Ωmega')"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert found.stdout.strip() == "loss ?? of ?mega"
+
+
+def test_shells_complete_verbs_and_options() -> None:
+    def completed(words: str, position: int) -> list[str]:
+        environment = {
+            **os.environ,
+            "_SWARM_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(position),
+        }
+        command = [sys.executable, "-c", "from swarmcli.cli.main import app; app(prog_name='swarm')"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True).stdout.split()
+
+    assert completed("swarm va", 1) == ["validate"]
+    assert completed("swarm init --templ", 2) == ["--template"]
+    assert "slow-links" in completed("swarm init --template s", 3)

@@ -1,52 +1,84 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
-from swarmcli.cli.peers import LocalChoices, _port_of_dashboard
+from swarmcli.cli.peers import PeerOptions, _port_of_dashboard
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import load_recipe
+from swarmcli.recipe.limit_store import LimitStore
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "stdlib-lm.yaml"
 
 
+def options(**chosen: Any) -> PeerOptions:
+    return PeerOptions(**{"recipe": "", "peer": [], "overrides": [], "announce": [], "limit": [], **chosen})
+
+
+@pytest.fixture(autouse=True)
+def no_file_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_CONFIG", str(tmp_path / "none.yaml"))
+
+
 def test_choices_become_the_same_as_set() -> None:
-    choices = LocalChoices("on: the sofa 🚀", "127.0.0.1", 0, ["tcp://203.0.113.7:31330"], True)
-    local = load_recipe(RECIPE, choices.overrides()).local
+    announced = ["tcp://203.0.113.7:31330"]
+    chosen = options(name="on: the sofa 🚀", host="127.0.0.1", port=0, announce=announced, client_mode=True)
+    local = load_recipe(RECIPE, chosen.settings()).local
     assert (local.name, local.host, local.port, local.client_mode) == ("on: the sofa 🚀", "127.0.0.1", 0, True)
     assert local.announce_addresses == ("tcp://203.0.113.7:31330",)
 
 
 def test_the_router_is_asked_unless_it_is_told_otherwise() -> None:
-    assert load_recipe(RECIPE, LocalChoices().overrides()).local.port_mapping is True
-    assert load_recipe(RECIPE, LocalChoices(no_port_mapping=True).overrides()).local.port_mapping is False
+    assert load_recipe(RECIPE, options().settings()).local.port_mapping is True
+    assert load_recipe(RECIPE, options(no_port_mapping=True).settings()).local.port_mapping is False
 
 
 def test_who_relays_depends_on_the_role_unless_it_is_said() -> None:
-    assert load_recipe(RECIPE, LocalChoices().overrides()).local.relay is None
-    assert load_recipe(RECIPE, LocalChoices(relay=True).overrides()).local.relay is True
-    assert load_recipe(RECIPE, LocalChoices(relay=False).overrides()).local.relay is False
+    assert load_recipe(RECIPE, options().settings()).local.relay is None
+    assert load_recipe(RECIPE, options(relay=True).settings()).local.relay is True
+    assert load_recipe(RECIPE, options(relay=False).settings()).local.relay is False
 
 
 def test_what_is_not_chosen_stays_as_the_recipe_says() -> None:
-    settings = ["local.port=4000", "local.client_mode=true", *LocalChoices().overrides()]
-    local = load_recipe(RECIPE, settings).local
+    chosen = options(overrides=["local.port=4000", "local.client_mode=true"])
+    local = load_recipe(RECIPE, chosen.settings()).local
     assert (local.port, local.client_mode) == (4000, True)
 
 
 def test_a_number_of_processes_makes_a_site_and_one_process_is_none() -> None:
-    assert load_recipe(RECIPE, LocalChoices(processes=4).overrides()).local.site.processes == 4
+    assert load_recipe(RECIPE, options().settings(processes=4)).local.site.processes == 4
     shared = RECIPE.with_name("site.yaml")
-    assert load_recipe(shared, LocalChoices(processes=4).overrides()).local.site.zero
-    alone = load_recipe(shared, LocalChoices(processes=1).overrides()).local.site
+    assert load_recipe(shared, options().settings(processes=4)).local.site.zero
+    alone = load_recipe(shared, options().settings(processes=1)).local.site
     assert (alone.processes, alone.zero) == (1, False)
     with pytest.raises(RecipeError, match=r"local\.site\.processes should be at least 1, not 0"):
-        load_recipe(RECIPE, LocalChoices(processes=0).overrides())
+        load_recipe(RECIPE, options().settings(processes=0))
 
 
 def test_an_interface_where_a_port_belongs_is_told_its_own_option() -> None:
     assert (_port_of_dashboard("8080"), _port_of_dashboard(0)) == (8080, 0)
     with pytest.raises(typer.BadParameter, match=r"not '0\.0\.0\.0'; an interface is named by --web-host"):
         _port_of_dashboard("0.0.0.0")
+
+
+def test_options_are_stronger_than_set_and_that_is_stronger_than_the_users_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("name: Ada\nlimits: {upload: 9 MB/s, hours: 1-2}\n")
+    monkeypatch.setenv("SWARM_CONFIG", str(file))
+    typed = ["upload=1MB/s", "threads = 2", "hours=22:00-08:00, sat 0-24"]
+    with_set = ["local.limits.upload=7 MB/s", "local.limits.on_battery=no"]
+    recipe = load_recipe(RECIPE, options(limit=typed, overrides=with_set, download="3 MB/s").settings())
+    assert recipe.local.name == "Ada"
+    limits = LimitStore(recipe).limits
+    assert (limits.upload, limits.download, limits.threads, limits.on_battery) == (1e6, 3e6, 2, False)
+    assert limits.hours == "22:00-08:00, sat 0-24"
+    named = options(name="Grace", overrides=["local.name=Joan"])
+    assert load_recipe(RECIPE, named.settings()).local.name == "Grace"
+    for wrong, said in (("upload", "--limit upload: expected key=value"), ("up=1", "--limit up=1: there is no limit")):
+        with pytest.raises(RecipeError, match=said):
+            options(limit=[wrong]).settings()

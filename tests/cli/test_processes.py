@@ -22,8 +22,9 @@ def test_no_child_outlives_its_block(tmp_path: Path) -> None:
 
 
 def test_a_killed_child_shows_its_signal(tmp_path: Path) -> None:
-    with Children() as children:
-        child = children.start("help", ["--help"], tmp_path / "log")
+    run = RunRecord("run", "trainer", "a" * 52)
+    with Journal(tmp_path / JOURNAL_NAME, run=run, clock=time.time), Children() as children:
+        child = children.start("child", ["log", "--follow", str(tmp_path)], tmp_path / "log")  # it never ends by itself
         child.kill()
         assert child.returncode == -9
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,9 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from swarmcli.cli.session import GONE, Session
+from swarmcli.cli.session import GONE, Session, twin_of
 from swarmcli.errors import AddressError, ListenError
+from swarmcli.machine.registry import VARIABLE, LocalPeer, LocalPeers
 from swarmcli.recipe import load_recipe, parse_recipe
+from swarmcli.roles.activity import HURRIED_SECONDS, STAY_SECONDS, Activity
 from swarmcli.roles.peer import LINK
 from tests.recipe.recipes import small
 from tests.roles.test_links import lost, peer
@@ -80,3 +84,47 @@ def test_a_peer_whose_contact_has_gone_says_that_its_link_no_longer_holds(tmp_pa
             leaving.close()
             session.peer.dht.run_coroutine(lost(session.peer, contact))
             assert f"{GONE} {session.peer.no_link}" in heard and not file.exists()
+
+
+def signalled(activity: Activity) -> Callable[[signal.Signals, bool], None]:
+    session = Session("trainer", parse_recipe(RECIPE.read_text(), [], name="a recipe.yaml"), [], None)
+    session.peer = cast(Any, SimpleNamespace(activity=activity, outcome=""))
+    return session._signalled
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_as_the_verb_does_and_a_second_hurries(number: signal.Signals) -> None:
+    activity = Activity()
+    hear = signalled(activity)
+    hear(number, False)
+    stays = STAY_SECONDS if number == signal.SIGINT else HURRIED_SECONDS
+    assert activity.status().state == "stopping" and activity.status().stays == stays
+    hear(signal.SIGTERM, True)
+    assert activity.status().at_once
+
+
+@pytest.mark.parametrize(("number", "stays"), [(signal.SIGINT, 0.0), (signal.SIGTERM, HURRIED_SECONDS)])
+def test_a_signal_behind_the_verb_hurries(number: signal.Signals, stays: float) -> None:
+    activity = Activity()
+    activity.stop()
+    signalled(activity)(number, False)
+    assert activity.status().stays == stays
+
+
+def test_ctrl_c_says_how_one_leaves_sooner(capsys: pytest.CaptureFixture[str]) -> None:
+    activity = Activity()
+    activity.hands_in = lambda stays: (1200, 240.0)
+    signalled(activity)(signal.SIGINT, False)
+    assert capsys.readouterr().err == "Ctrl-C again or `swarm stop --now` leaves without it\n"
+
+
+def test_who_joins_a_run_once_more_is_told_of_his_peer_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    with LocalPeers().entered(LocalPeer.here("trainer", "a-run", Path("/homes/trainer-1"))) as entry:
+        entry.announce(name="Ada", api="http://127.0.0.1:1", token="x")
+        told = twin_of("trainer", "a-run", Path("/homes/trainer-2"))
+        assert told.startswith("trainer-1 (process ")
+        assert told.endswith(
+            ") of yours runs already; this is another trainer, trainer-2, and they share this computer"
+        )
+        assert twin_of("monitor", "a-run", Path("/x")) == twin_of("trainer", "another", Path("/x")) == ""

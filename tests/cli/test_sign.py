@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from swarmcli.cli.closed import INVITE, TEMPLATE
+from swarmcli.checkpoints.layout import MANIFEST, MODEL, OWNER, TRAINING
 from swarmcli.cli.main import app
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.recipe import load_recipe
 from swarmcli.recipe.run_key import RunKey
+from swarmcli.recipe.templates import compose
 from swarmcli.roles.collaboration import owners_word
-from swarmcli.training.checkpoint import MANIFEST, MODEL, OWNER, TRAINING
 
 LINEAGE, PARAMETERS = b"l" * 32, b"p" * 32
 
@@ -25,8 +25,7 @@ LINEAGE, PARAMETERS = b"l" * 32, b"p" * 32
 def recipe(tmp_path: Path) -> Path:
     key = RunKey.create(tmp_path / "mine.run-key")
     file = tmp_path / "recipe.yaml"
-    access = INVITE.format(file=file, key="mine.run-key", public=key.public)
-    file.write_text(TEMPLATE.format(file=file, run_id="mine", access=access))
+    file.write_text(compose(str(file), "mine", public=key.public.text, key="mine.run-key"))
     return file
 
 

@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import logging
+import math
+import signal
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from coordinator_web.ports import listen
 from swarmcli.cli.console import setup_logging
-from swarmcli.cli.session import Session
-from swarmcli.cli.site.link import Network
 from swarmcli.cli.site.process import SiteProcess
-from swarmcli.errors import SiteError
+from swarmcli.errors import ListenError, SiteError
 from swarmcli.recipe import Recipe, load_recipe
 from swarmcli.roles.site import form_site, run_site_leader, run_site_member
 from swarmcli.sites.site import Site
 from swarmcli.training import Compute
 
+if TYPE_CHECKING:
+    from swarmcli.cli.peers import PagedOptions
 
-@dataclass(frozen=True, slots=True)
-class JoinOptions:
-    """What the command line says, the same for all processes of a site."""
-
-    recipe: Path
-    settings: Sequence[str]
-    contacts: Sequence[str]
-    home: Path | None
-    resume: str | None
-    web: int | None
-    web_host: str
-    web_names: Sequence[str]
-    verbose: bool
+PORT_SECONDS = 30.0  # that a site that is started again waits for the port that its recipe names
+LOOK_SECONDS = 0.5
 
 
-def join_as_process(process: SiteProcess, options: JoinOptions) -> None:
+def join_as_process(
+    process: SiteProcess,
+    options: PagedOptions,
+    recipe: Path,
+    settings: Sequence[str],
+    contacts: Sequence[str],
+) -> None:
     """Trains as the process of a site that `process` is, until the site ends or breaks."""
     rank = process.rank
     setup_logging(options.verbose, who=f"process {rank.rank}" if rank.rank else "")
@@ -43,13 +42,13 @@ def join_as_process(process: SiteProcess, options: JoinOptions) -> None:
         logging.getLogger("swarmcli.sites").setLevel(logging.CRITICAL)
         logging.getLogger("asyncio").addFilter(is_news)
     with process.running():
-        recipe = load_recipe(options.recipe, [*options.settings, f"local.site.processes={rank.size}"])
-        with form_site(recipe, rank.local_rank, process.store) as (site, compute):
+        loaded = load_recipe(recipe, [*settings, f"local.site.processes={rank.size}"])
+        with form_site(loaded, rank.local_rank, process.store) as (site, compute):
             restarted = site.any(process.restarted)
             if site.rank == 0:
-                _lead(process, options, recipe, site, compute, restarted)
+                _lead(process, options, loaded, contacts, site, compute, restarted)
             else:
-                _follow(process, options, recipe, site, compute)
+                _follow(process, options, loaded, site, compute)
 
 
 def is_news(record: logging.LogRecord) -> bool:
@@ -58,30 +57,26 @@ def is_news(record: logging.LogRecord) -> bool:
 
 
 def _lead(
-    process: SiteProcess, options: JoinOptions, recipe: Recipe, site: Site, compute: Compute, restarted: bool
+    process: SiteProcess,
+    options: PagedOptions,
+    recipe: Recipe,
+    contacts: Sequence[str],
+    site: Site,
+    compute: Compute,
+    restarted: bool,
 ) -> None:
-    known = process.past.network
-    contacts = [*(options.contacts or recipe.network.initial_peers), *known.contacts]
+    contacts = [*(contacts or recipe.network.initial_peers), *process.past.contacts]
+    if restarted and recipe.local.port:  # another port will not do: others were told of this one by hand
+        await_port(recipe.local.host or "", recipe.local.port)
     with (
-        Session(
-            "trainer",
-            recipe,
-            contacts,
-            options.home,
-            port=known.port,  # others may have been told of it
-            verbose=options.verbose,
-            web_port=options.web,
-            web_host=options.web_host,
-            web_names=options.web_names,
-            process=process,
-        ) as session,  # fmt: skip
+        options.session("trainer", recipe, contacts, process=process) as session,
         process.telling(),
     ):
         peer, watch = session.peer, session.show()
         peer.summary.samples = process.past.samples
 
         def note(epoch: int) -> None:
-            process.note_epoch(epoch, Network(peer.port, tuple(peer.acquaintances())), peer.summary.samples)
+            process.note_epoch(epoch, tuple(peer.acquaintances()), peer.summary.samples)
 
         run_site_leader(
             peer,
@@ -95,7 +90,26 @@ def _lead(
         )
 
 
-def _follow(process: SiteProcess, options: JoinOptions, recipe: Recipe, site: Site, compute: Compute) -> None:
+def await_port(host: str, port: int, *, sleep: Callable[[float], object] = time.sleep) -> None:
+    """Returns when one can listen there, or after PORT_SECONDS: then whoever listens tells what is in the way. The site
+    that lived before may not be gone for the system yet, or a connection may have been given its port meanwhile."""
+    for _ in range(round(PORT_SECONDS / LOOK_SECONDS)):
+        try:
+            listen(host, port).close()
+        except ListenError:
+            sleep(LOOK_SECONDS)
+        else:
+            return
+
+
+def _follow(process: SiteProcess, options: PagedOptions, recipe: Recipe, site: Site, compute: Compute) -> None:
     stop = threading.Event()
-    with process.stopping(stop):
+
+    def ask(number: signal.Signals, hurry: bool) -> None:
+        # Otherwise rank 0 lets this process go once it has handed in what all have computed. What torchrun's signal
+        # says, rank 0 may have to hear from here: it may be on another machine.
+        if hurry or process.patience < math.inf:
+            stop.set()
+
+    with process.stopping(ask):
         run_site_member(recipe, site, compute, stop, home=options.home)

@@ -68,7 +68,8 @@ class Launcher:
         self._command = command
         self._size = processes
         self._say = say
-        self._asked: signal.Signals | None = None
+        self._asked: list[Stop] = []
+        self._passing = threading.Lock()
         self._past = Past()
         self._processes: list[Process] = []  # of the present life
 
@@ -76,7 +77,7 @@ class Launcher:
         """The exit code for the shell. Raises SiteError when the site dies again and again."""
         with (
             private_directory() as self._directory,
-            stop_on_signals(threading.Event(), on_first=self._ask_to_stop, end_process=self._end_at_once),
+            stop_on_signals(self._ask_to_stop, end_process=self._end_at_once),
         ):
             return self._live_and_live_again()
 
@@ -87,8 +88,9 @@ class Launcher:
             ended = self._live(self._directory / f"life-{life}")
             if told := most_telling(ended):
                 self._say(told.words)
-            if self._asked is not None:
-                return ExitCode.INTERRUPTED if self._asked == signal.SIGINT else ExitCode.DONE
+            if self._asked:
+                interrupted = any(stop.number == signal.SIGINT for stop in self._asked)
+                return ExitCode.INTERRUPTED if interrupted else ExitCode.DONE
             if all(process.code == ExitCode.DONE for process in ended):
                 return ExitCode.DONE
             code = final_code(ended)
@@ -109,8 +111,7 @@ class Launcher:
         try:
             for rank in range(self._size):
                 self._processes.append(self._start(rank, store))
-            if self._asked is not None:  # while they were being started
-                self._ask_to_stop(self._asked)
+            self._pass_on()  # what was asked while they were being started
             self._look_after_processes()
         finally:
             for process in self._processes:
@@ -162,10 +163,15 @@ class Launcher:
                 process.failed = message
         return messages is not None
 
-    def _ask_to_stop(self, number: signal.Signals) -> None:
-        self._asked = number
-        for process in self._processes:
-            process.line.send(Stop(number))
+    def _ask_to_stop(self, number: signal.Signals, again: bool) -> None:
+        self._asked.append(Stop(number, again))
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Each process hears once of each wish to stop, whoever of two threads comes first."""
+        with self._passing:
+            for process in self._processes:
+                process.ask(self._asked)
 
     def _end_at_once(self, code: int) -> None:
         for process in self._processes:
@@ -183,6 +189,13 @@ class Process:
         self.failed: Failed | None = None  # what it said of its failure
         self.killed = False  # by the launcher
         self._started = started
+        self._asked = 0  # wishes to stop that it has heard
+
+    def ask(self, wishes: Sequence[Stop]) -> None:
+        """Tells it of those that are new."""
+        for wish in wishes[self._asked :]:
+            self.line.send(wish)
+            self._asked += 1
 
     @property
     def code(self) -> int | None:

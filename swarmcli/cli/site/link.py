@@ -20,19 +20,12 @@ from swarmcli.cli.processes import end_with
 VARIABLE = "SWARM_SITE"  # in the environment of a process: its Start, as JSON
 
 
-class Network(msgspec.Struct, frozen=True):
-    """The peer's place among others."""
-
-    port: int = 0  # on which it listened; 0: not yet, or not at all
-    contacts: tuple[str, ...] = ()
-
-
 class Past(msgspec.Struct, frozen=True, tag=True):
     """What one life of the site leaves to the next. Rank 0 sends it whenever it has changed."""
 
     epoch: int = 0  # the last that the site has ended; 0 before the first
-    home: str = ""  # the peer's directory, which it takes up again
-    network: Network = Network()
+    home: str = ""  # the peer's directory, which it takes up again, and by it the port where that is free
+    contacts: tuple[str, ...] = ()  # whom it knew
     samples: int = 0  # that the site has contributed
 
 
@@ -47,6 +40,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """The launcher was asked to stop, by this signal."""
 
     number: int
+    again: bool = False  # for the second time
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -104,9 +98,9 @@ class Link:
     def __init__(self, start: Start, *, end_process: Callable[[int], object] = os._exit) -> None:
         self.start = start
         self.past = start.past
-        self.asked: signal.Signals | None = None
+        self._asked: list[Stop] = []
         self._line = Line(socket.socket(fileno=start.link))
-        self._on_stop: Callable[[signal.Signals], object] = lambda number: None
+        self._on_stop: Callable[[signal.Signals, bool], object] = lambda number, again: None
         self._end_process = end_process
         self._lock = threading.Lock()
         self._over = False
@@ -128,12 +122,13 @@ class Link:
             self.past = message
         self._line.send(message)
 
-    def on_stop(self, call: Callable[[signal.Signals], object]) -> None:
-        """`call` hears of the launcher's wish to stop, also of one that came before; in a thread of its own."""
+    def on_stop(self, call: Callable[[signal.Signals, bool], object]) -> None:
+        """`call` hears of the launcher's wish to stop, and whether it is said again, also of what came before; in a
+        thread of its own."""
         with self._lock:
             self._on_stop = call
-            if self.asked is not None:
-                call(self.asked)
+            for stop in self._asked:
+                call(signal.Signals(stop.number), stop.again)
 
     def close(self) -> None:
         """From here on this process may outlive its launcher."""
@@ -146,12 +141,11 @@ class Link:
         while (messages := self._line.receive()) is not None:
             for message in messages:
                 if isinstance(message, Stop):
-                    self._stop(signal.Signals(message.number))
+                    self._stop(message)
         if not self._over:
             self._end_process(1)
 
-    def _stop(self, number: signal.Signals) -> None:
+    def _stop(self, stop: Stop) -> None:
         with self._lock:
-            if self.asked is None:
-                self.asked = number
-                self._on_stop(number)
+            self._asked.append(stop)
+            self._on_stop(signal.Signals(stop.number), stop.again)

@@ -3,6 +3,7 @@ by its exit code whether starting anew makes sense."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -17,8 +18,9 @@ import typer
 
 from swarmcli.cli.ending import ExitCode, exit_code, stop_on_signals, words
 from swarmcli.cli.processes import ends_with_parent
-from swarmcli.cli.site.link import Failed, Link, Network, Past
-from swarmcli.errors import BootstrapError, ListenError, SiteError, SwarmError
+from swarmcli.cli.site.link import Failed, Link, Past
+from swarmcli.errors import BootstrapError, SiteError, SwarmError
+from swarmcli.roles.activity import HASTY_SECONDS
 
 MAX_WORDS = 10_000  # characters that are told of a failure
 
@@ -74,15 +76,20 @@ class SiteProcess:
         return Path(self._link.start.store) if self._link else None
 
     @property
+    def patience(self) -> float:
+        """For how many seconds, at most, the site may hand in after a signal."""
+        return math.inf if self._link else HASTY_SECONDS
+
+    @property
     def restarted(self) -> bool:
         """Whether this process knows that the site has lived before, and may have left a state to go on from. The
         agents of torchrun on several machines count for themselves, so one process may know it and another not."""
         return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" or self.past.epoch > 0
 
-    def note_epoch(self, epoch: int, network: Network, samples: int) -> None:
-        """Tells the launcher that this life of the site was of use, and the next life where it is at home and what
-        all of them have contributed."""
-        self._note(msgspec.structs.replace(self.past, epoch=epoch, network=network, samples=samples))
+    def note_epoch(self, epoch: int, contacts: tuple[str, ...], samples: int) -> None:
+        """Tells the launcher that this life of the site was of use, and the next life whom it knew and what all of
+        them have contributed."""
+        self._note(msgspec.structs.replace(self.past, epoch=epoch, contacts=contacts, samples=samples))
 
     def note_home(self, home: Path) -> None:
         self._note(msgspec.structs.replace(self.past, home=str(home.absolute())))
@@ -92,25 +99,18 @@ class SiteProcess:
             self._link.tell(past)
 
     @contextmanager
-    def stopping(
-        self, stop: threading.Event, on_first: Callable[[signal.Signals], object] = lambda number: None
-    ) -> Iterator[None]:
-        """Within this block a wish to stop after the current step sets `stop` and calls `on_first`: the launcher's,
-        or under torchrun a signal. A second one ends the process, which the launcher does itself."""
+    def stopping(self, ask: Callable[[signal.Signals, bool], object]) -> Iterator[None]:
+        """Within this block `ask` hears of the wish to leave, and to hurry: the launcher's, as with `stop_on_signals`;
+        under torchrun that of its signals."""
         if self._link is None:
-            with stop_on_signals(stop, on_first=on_first):
+            with stop_on_signals(ask):
                 yield
             return
-
-        def heed(number: signal.Signals) -> None:
-            stop.set()
-            on_first(number)
-
-        self._link.on_stop(heed)
+        self._link.on_stop(ask)
         try:
             yield
         finally:
-            self._link.on_stop(lambda number: None)
+            self._link.on_stop(lambda number, again: None)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -144,9 +144,9 @@ class SiteProcess:
     def _tell(self, error: Exception) -> Failed:
         assert self._link is not None
         if self._told is None:
-            if isinstance(error, BootstrapError | ListenError) and self.past.network != Network():
-                # What the life before knew of the network may be no more; the next one begins without.
-                self._note(msgspec.structs.replace(self.past, network=Network()))
+            if isinstance(error, BootstrapError) and self.past.contacts:
+                # Those whom the life before knew may be gone; the next one begins without.
+                self._note(msgspec.structs.replace(self.past, contacts=()))
                 self._told = Failed(ExitCode.START_AGAIN)
             else:
                 self._told = self._failure(error)

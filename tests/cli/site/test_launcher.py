@@ -26,11 +26,13 @@ from swarmcli.cli.site.link import Failed, Link, Past
 rank, here, launcher = int(os.environ["RANK"]), Path(__file__).parent, os.getppid()
 told = dict(os.environ)
 link = Link.found()
-link.on_stop(lambda number: os._exit(0))
-life = 1 + len(list(here.glob(f"rank-{rank}.*")))
+link.on_stop(lambda number, again: os._exit(0))
+life = int(link.start.store.rpartition("-")[2])
 whole = here / f"rank-{rank}.{life}"
 whole.with_name("new-" + whole.name).write_text(json.dumps({**told, "store": link.start.store, "pid": os.getpid()}))
 whole.with_name("new-" + whole.name).rename(whole)
+while len(list(here.glob(f"rank-*.{life}"))) < 2:  # nobody dies before the other is there: it would be killed unseen
+    time.sleep(0.01)
 
 def kill_self(number=signal.SIGKILL):
     os.kill(os.getpid(), number)
@@ -175,12 +177,11 @@ def test_a_signal_is_passed_on_and_ends_the_site_in_order(site: Site, number: st
     assert site.lives() == 1 and site.said == []
 
 
-def test_a_second_signal_ends_what_does_not_stop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_signal_is_passed_on_and_a_third_ends_what_does_not_stop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     actions = """
-link.asked = None
-link.on_stop(lambda number: os.kill(launcher, signal.SIGINT) if rank == 0 else None)
+link.on_stop(lambda number, again: os.kill(launcher, signal.SIGINT) if rank == 0 else None)
 if rank == 0:
     os.kill(launcher, signal.SIGINT)
 wait()
@@ -223,7 +224,7 @@ def test_nothing_outlives_a_launcher_killed_while_its_processes_start(tmp_path: 
     finally:
         parent.kill()
         parent.wait()
-    _, left = psutil.wait_procs(running(script), timeout=20)
+    _, left = psutil.wait_procs(running(script), timeout=60)
     for process in left:
         process.kill()
     assert left == [] and running(script) == []

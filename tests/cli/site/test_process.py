@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from swarmcli.cli.site.link import Failed, Line, Link, Network, Past, Start, Stop
+from swarmcli.cli.site.link import Failed, Line, Link, Past, Start, Stop
 from swarmcli.cli.site.process import SiteProcess, WorldRank
 from swarmcli.errors import BootstrapError, CheckpointError, FingerprintError, SiteError
 
-PAST = Past(3, "/home/trainer-1", Network(31330, ("tcp://10.0.0.1:4",)), 24)
+PAST = Past(3, "/home/trainer-1", ("tcp://10.0.0.1:4",), 24)
 
 
 class Site:
@@ -22,7 +22,7 @@ class Site:
 
     def __init__(self, past: Past = PAST) -> None:
         ours, theirs = socket.socketpair()
-        ours.settimeout(10)
+        ours.settimeout(60)
         self.launcher = Line(ours)
         start = Start(theirs.detach(), os.getpid(), "store", past)
         self.process = SiteProcess(WorldRank(1, 2, 1), Link(start, end_process=lambda code: None))
@@ -80,8 +80,8 @@ def test_a_fault_of_our_own_shows_where_and_the_site_is_started_again(site: Site
 def test_what_is_noted_keeps_what_was_noted_before(site: Site) -> None:
     assert site.process.restarted and site.process.past == PAST
     site.process.note_home(Path("/elsewhere"))
-    site.process.note_epoch(4, Network(), 32)
-    expected = [Past(3, "/elsewhere", PAST.network, 24), Past(4, "/elsewhere", Network(), 32)]
+    site.process.note_epoch(4, (), 32)
+    expected = [Past(3, "/elsewhere", PAST.contacts, 24), Past(4, "/elsewhere", (), 32)]
     assert site.launcher.receive() == expected and site.process.past == expected[-1]
 
 
@@ -94,11 +94,16 @@ def test_a_site_whose_old_acquaintances_are_gone_begins_without_them(site: Site)
 
 
 def test_who_is_asked_to_stop_stops_and_hears_why(site: Site) -> None:
-    stop, heard = threading.Event(), []
-    with site.process.stopping(stop, heard.append):
+    heard, came = [], threading.Event()
+
+    def ask(number: signal.Signals, hurry: bool) -> None:
+        heard.append((number, hurry))
+        came.set()
+
+    with site.process.stopping(ask):
         site.launcher.send(Stop(signal.SIGINT))
-        assert stop.wait(10)
-    assert heard == [signal.SIGINT]
+        assert came.wait(60)
+    assert heard == [(signal.SIGINT, False)]
 
 
 def test_how_the_command_ends_is_its_own_affair(site: Site) -> None:
@@ -108,13 +113,13 @@ def test_how_the_command_ends_is_its_own_affair(site: Site) -> None:
 
 
 def test_under_torchrun_errors_and_signals_go_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    process, stop = SiteProcess(WorldRank(0, 2, 0), None), threading.Event()
+    process, hurries = SiteProcess(WorldRank(0, 2, 0), None), list[bool]()
     with pytest.raises(SiteError), process.running(), process.telling():
         raise SiteError("rank 0 is gone")
-    with process.stopping(stop):
+    with process.stopping(lambda number, hurry: hurries.append(hurry)):
         signal.raise_signal(signal.SIGTERM)
-        assert stop.wait(10)
-    process.note_epoch(4, Network(), 32)
+    assert hurries == [False] and process.patience == 10.0
+    process.note_epoch(4, (), 32)
     assert process.past == Past() and process.store is None and not process.restarted
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert process.restarted

@@ -1,0 +1,252 @@
+"""`swarm pause`, `resume` and `stop`: what a user asks of the peers that run on this computer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarmcli.cli.local import At, Called, Json, OfRun, Quiet, chosen, described
+from swarmcli.errors import ControlError, UsageError
+from swarmcli.machine import client
+from swarmcli.machine.moments import duration, moment
+from swarmcli.machine.registry import LocalPeer, LocalPeers
+from swarmcli.words import printable
+
+SAVE_SECONDS = 120.0  # that `stop` waits for one that hands nothing in (any more): for its step, perhaps a checkpoint
+LONGEST_SECONDS = 600.0 + SAVE_SECONDS  # that it waits in all: nobody stays longer than ten minutes to hand in
+NOW_SECONDS = 3.0  # after which one that should end at once and does not answer is ended
+LOOK_SECONDS = 0.25
+
+
+def pause(
+    run: OfRun = None,
+    peer: Called = None,
+    home: At = None,
+    lasting: Annotated[
+        str | None, typer.Option("--for", metavar="TIME", help="Go on by itself after 2h, 45 min, 1h30m.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="MOMENT", help="Go on by itself at 18:00, tomorrow 8:00, mon 8:00.")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Let your peers on this computer pause: they hand in what is computed, and leave the processor alone.
+
+    The others are told, so nobody waits. A pause ends with swarm resume, or at its time.
+
+    \b
+    swarm pause                   all of them, until swarm resume
+    swarm pause --for 2h
+    swarm pause --until 18:00
+    swarm pause --peer trainer-2  one of them, by its name or directory
+    """
+    if lasting is not None and until is not None:
+        raise UsageError("--for and --until say the same in two ways; give one of them")
+    end = time.time() + duration(lasting) if lasting else moment(until) if until else None
+    _change("pause", {"until": end}, run, peer, home, as_json=as_json, quiet=quiet)
+
+
+def resume(
+    run: OfRun = None,
+    peer: Called = None,
+    home: At = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Let your peers on this computer go on after a pause.
+
+    What your limits forbid at the moment (on battery, say) stays forbidden, and is named.
+
+    \b
+    swarm resume                   all of them
+    swarm resume --run stdlib-lm   those of one run
+    """
+    _change("resume", {}, run, peer, home, as_json=as_json, quiet=quiet)
+
+
+def _change(
+    path: str,
+    body: dict[str, Any],
+    run: str | None,
+    name: str | None,
+    home: Path | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    registry = LocalPeers()
+    peers = chosen(registry, run=run, name=name, home=home)
+    results = [_asked(each, partial(client.post, each, path, body, registry=registry)) for each in peers]
+    _tell(results, as_json=as_json, quiet=quiet)
+
+
+def stop(
+    run: OfRun = None,
+    peer: Called = None,
+    home: At = None,
+    now: Annotated[bool, typer.Option("--now", help="At once: no goodbye, and nothing is saved.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Let your peers on this computer leave, once they have handed in what they have computed.
+
+    They stay for the round that takes it, ten minutes at most, save what nobody else holds and say goodbye; the command
+    waits for that. Ctrl-C where one of them runs does the same for that one.
+
+    \b
+    swarm stop                    all of them
+    swarm stop --peer trainer-2   one of them, by its name or directory
+    swarm stop --now              without waiting for anything
+    """
+    registry = LocalPeers()
+    peers = chosen(registry, run=run, name=peer, home=home)
+    results = [_asked(each, partial(_ask_to_stop, registry, each, now)) for each in peers]
+    asked = [each for each, result in zip(peers, results, strict=True) if "error" not in result]
+    if not quiet and not as_json:
+        _say_what_takes_time(results)
+    with _shown(quiet or as_json) as show:
+        left = _wait_for_end(registry, asked, show)
+    unasked = {each.home for each in peers} - {each.home for each in asked}
+    silent = _left_after(NOW_SECONDS, registry, unasked)
+    for each, result in zip(peers, results, strict=True):
+        if "error" in result and each.home not in silent:
+            del result["error"]  # it was leaving by itself, and had hung up already
+        if each.home in left:
+            result["error"] = "it has not ended yet; it may be saving; `swarm stop --now` ends it"
+        result["stopped"] = "error" not in result
+    _tell(results, as_json=as_json, quiet=quiet)
+
+
+def _ask_to_stop(registry: LocalPeers, peer: LocalPeer, now: bool) -> Any:
+    """What it answers. One that cannot be asked yet, since it is still joining, has signals that say the same."""
+    try:
+        if peer.port is not None:
+            seconds = NOW_SECONDS if now else client.SECONDS
+            return client.post(peer, "stop", {"now": now}, registry=registry, timeout=seconds)
+    except ControlError:
+        if not now:
+            raise
+    processes = [each for each in registry.living() if each.home == peer.home]
+    if now:
+        _signal(processes, getattr(signal, "SIGKILL", signal.SIGTERM))
+    elif os.name == "nt":  # where every signal from outside ends a process at once
+        raise ControlError("it is still joining and cannot be asked yet; try again in a moment, or use --now")
+    else:
+        _signal(processes, signal.SIGTERM)
+    return None
+
+
+def _signal(processes: list[LocalPeer], number: int) -> None:
+    for each in processes:
+        try:
+            if each.lives:
+                os.kill(each.pid, number)
+        except ProcessLookupError:
+            pass
+        except OSError as error:
+            raise ControlError(f"its process {each.pid} cannot be ended: {error.strerror}") from error
+
+
+def _say_what_takes_time(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        if "error" not in result and not sys.stderr.isatty():  # where it is, that is shown all the time
+            typer.echo(f"{_who(result)}: {_stopping(result.get('activity'))}", err=True)
+    if any(_hands_in(result.get("activity")) for result in results):
+        typer.echo("`swarm stop --now` ends it without that; Ctrl-C only stops waiting here", err=True)
+
+
+def _hands_in(activity: Any) -> bool:
+    """By what a peer answers, which may be of another version."""
+    return isinstance(activity, dict) and bool(activity.get("keeps"))
+
+
+def _stopping(activity: Any) -> str:
+    return printable(str(activity["sentence"])) if _hands_in(activity) else "stopping"
+
+
+def _wait_for_end(registry: LocalPeers, peers: list[LocalPeer], show: Callable[[str], object]) -> set[str]:
+    """The homes of those that still run when they have had SAVE_SECONDS with nothing to hand in, or LONGEST_SECONDS in
+    all. What is waited for is shown."""
+    began = time.monotonic()
+    until = {each.home: began + SAVE_SECONDS for each in peers}
+    while True:
+        living, now = {each.home for each in registry.living()}, time.monotonic()
+        left = [each for each in peers if each.home in living and now < until[each.home]]
+        if not left:
+            return until.keys() & living
+        activities = [_activity(registry, each) for each in left]
+        for each, activity in zip(left, activities, strict=True):
+            if _hands_in(activity):
+                until[each.home] = min(now + SAVE_SECONDS, began + LONGEST_SECONDS)
+        show("\n".join(f"{described(each)}: {_stopping(said)}" for each, said in zip(left, activities, strict=True)))
+        time.sleep(LOOK_SECONDS)
+
+
+def _left_after(seconds: float, registry: LocalPeers, homes: set[str]) -> set[str]:
+    """Which of these homes somebody still runs in after so many seconds at the most."""
+    deadline = time.monotonic() + seconds
+    while (left := homes & {each.home for each in registry.living()}) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+    return left
+
+
+def _activity(registry: LocalPeers, peer: LocalPeer) -> Any:
+    """What it does now; None: it does not answer (any more)."""
+    with suppress(ControlError):
+        if peer.port is not None:
+            return client.get(peer, "control", registry=registry, timeout=NOW_SECONDS).get("activity")
+    return None
+
+
+@contextmanager
+def _shown(silent: bool) -> Iterator[Callable[[str], object]]:
+    """What shows a text in the place of the one before, on a terminal; elsewhere nothing is shown."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    if silent or not console.is_terminal:
+        yield lambda text: None
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield lambda text: live.update(Text(text), refresh=True)
+
+
+def _asked(peer: LocalPeer, ask: Callable[[], Any]) -> dict[str, Any]:
+    """What became of one request; a peer that refuses keeps nobody from the others."""
+    result: dict[str, Any] = {"peer": peer.label, "role": peer.role, "run": peer.run_id, "home": peer.home}
+    try:
+        answer = ask()
+    except ControlError as error:
+        return result | {"error": str(error)}
+    return result | ({"activity": answer} if isinstance(answer, dict) else {})
+
+
+def _tell(results: list[dict[str, Any]], *, as_json: bool, quiet: bool) -> None:
+    """Ends the command with 1 if somebody did not do it."""
+    if as_json:
+        typer.echo(json.dumps(results))
+    for result in results:
+        if "error" in result:
+            typer.echo(f"swarm: {_who(result)}: {result['error']}", err=True)
+        elif not quiet and not as_json:
+            said = "has stopped" if "stopped" in result else result["activity"]["sentence"]
+            typer.echo(f"{_who(result)}: {said}", err=True)
+    if any("error" in result for result in results):
+        raise typer.Exit(1)
+
+
+def _who(result: dict[str, Any]) -> str:
+    return f"{result['peer']} ({result['role']} of {result['run']})"

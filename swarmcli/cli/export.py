@@ -1,0 +1,96 @@
+"""`swarm export`: what a journal holds of a run, as tables. The dashboard writes the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal
+
+import typer
+
+from coordinator_web.tables import EXPORTS, csv_of, json_of
+from swarmcli.cli.console import err
+from swarmcli.cli.journals import Which, journal_of
+from swarmcli.errors import JournalError, SwarmError, UsageError
+from swarmcli.events import Contribution, EpochAdvanced, Evaluated, PeerSeen, RoundFinished
+from swarmcli.journal import JournalReader, Line
+
+What = Literal["epochs", "evaluations", "rounds", "peers", "contributions", "events"]
+FORMS = {"csv": csv_of, "json": json_of}
+
+
+def export(
+    which: Which = None,
+    what: Annotated[What | None, typer.Option("--what", help="Which list. Default: all of them.")] = None,
+    form: Annotated[
+        Literal["csv", "json"], typer.Option("--format", help="For spreadsheets, or for programs.")
+    ] = "csv",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE|DIR",
+            help="Where to: a directory for all lists, a file or nothing (stdout) for one.",
+        ),
+    ] = None,
+) -> None:
+    """Write what a peer saw of its run as tables, for spreadsheets and notebooks.
+
+    Examples:
+
+    swarm export --what epochs > epochs.csv
+
+    swarm export my-run --output tables
+
+    swarm export runs/my-run/monitor-1 --what rounds --format json
+    """
+    if what is None and output is None:
+        raise UsageError(f"say which list with --what ({', '.join(EXPORTS)}), or a directory for all with --output DIR")
+    with JournalReader(journal_of(which)) as reader:
+        runs = reader.runs()
+        if not runs:
+            raise JournalError(f"{reader.path} holds no run yet")
+        run_id = which if which in {run.run_id for run in runs} else runs[-1].run_id
+        for name in EXPORTS if what is None else (what,):
+            _write(FORMS[form](*rows_of(reader, run_id, name)), output, f"{name}.{form}", one=what is not None)
+
+
+def rows_of(reader: JournalReader, run_id: str, name: str) -> tuple[type[Any], Iterable[Any]]:
+    """The type and the rows of one of EXPORTS; long lists are read while they are taken."""
+    match name:
+        case "epochs":
+            return EpochAdvanced, reader.every(run_id, name)
+        case "evaluations":
+            return Evaluated, reader.evaluations(run_id)
+        case "rounds":
+            return RoundFinished, reader.every(run_id, name)
+        case "events":
+            return Line, reader.every(run_id, name)
+        case "peers":
+            return PeerSeen, reader.peers(run_id)
+        case "contributions":  # of a monitor's book; others keep none
+            _, book = reader.book(run_id)
+            return Contribution, sorted(book, key=lambda each: (-each.samples, each.peer))
+    raise ValueError(f"no list is named {name}: {', '.join(EXPORTS)}")
+
+
+def _write(pieces: Iterator[bytes], output: Path | None, name: str, *, one: bool) -> None:
+    with ExitStack() as until:
+        if output is None:
+            _pour(pieces, typer.get_binary_stream("stdout"))
+            return
+        file = output if one and not output.is_dir() else output / name
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _pour(pieces, until.enter_context(file.open("wb")))
+        except OSError as error:
+            raise SwarmError(f"{file} cannot be written ({error.strerror}); name another place by --output") from error
+    err.print(f"{file} is written", soft_wrap=True)
+
+
+def _pour(pieces: Iterator[bytes], stream: BinaryIO) -> None:
+    for piece in pieces:
+        stream.write(piece)
+    stream.flush()

@@ -1,0 +1,200 @@
+"""`swarm init`: a recipe with comments after three questions, and for a closed run its key."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NamedTuple, TypeVar, get_args
+
+import typer
+
+from swarmcli.cli.console import aloud, err, out
+from swarmcli.errors import RecipeError, UsageError
+from swarmcli.recipe.templates import STDLIB, TemplateName, compose
+
+RECIPE = "recipe.yaml"  # in a directory
+SUFFIXES = (".yaml", ".yml")
+Answer = TypeVar("Answer")
+
+
+class Data(NamedTuple):
+    """As the recipe says it: `path` is relative for texts of this computer, so that the recipe can travel in a link;
+    `begins` is then the directory below which it lies here, "" for the recipe's own."""
+
+    path: str
+    begins: str = ""
+    is_of_files: bool = False
+
+
+class Answers(NamedTuple):
+    run_id: str
+    data: Data
+    invite: bool
+
+
+def init(
+    place: Annotated[
+        str, typer.Argument(metavar="[DIR|RECIPE]", help="A directory, made if need be, or the recipe file to write.")
+    ] = RECIPE,
+    template: Annotated[TemplateName, typer.Option(help="What kind of run.")] = "small",
+    run_id: Annotated[str | None, typer.Option(help="The name of the run. Default: the directory's or file's.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|NAME",
+            help="What the model learns from: a directory with texts, a dataset of the Hugging Face Hub "
+            f"(owner/name), or {STDLIB}: the sources of Python's own standard library. Default: {STDLIB}.",
+        ),
+    ] = None,
+    invite: Annotated[
+        bool | None,
+        typer.Option(
+            "--invite/--open",
+            help="Closed: only whom you invite takes part, and the run key is made too. Default: open.",
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: what is not given is as by default.")] = False,
+) -> None:
+    """Begin a run of your own: write a recipe with comments, and for a closed run its key.
+
+    At a terminal it asks three questions: what the run is called, what the model learns from, and who takes part.
+
+    Templates: small (any laptop trains it in minutes, to see how everything works), medium (11 million parameters, for
+    laptops and desktop computers), gpt2 (86 million, for graphics cards), slow-links (as medium, with one exchange of
+    models per epoch instead of gradients).
+
+    Examples:
+
+    swarm init my-run
+
+    swarm init my-run.yaml --template medium --data ./texts --invite
+    """
+    file = _file_of(place)
+    if file.exists():
+        raise UsageError(f"{file} is there already; name another directory or file, or remove it")
+    asks = not yes and sys.stdin.isatty()
+    chosen = _ask(file, run_id, data, invite, asks)
+    key = _write(file, template, chosen)
+    shown = shlex.quote(str(file))
+    err.print(f"wrote {file}" + (f" and the run key {key}, which is yours alone" if key else ""), soft_wrap=True)
+    if chosen.data.is_of_files:
+        err.print(
+            "Each volunteer needs a copy of these texts; the page that `swarm join` shows says where it belongs.",
+            soft_wrap=not err.is_terminal,
+        )
+    err.print(
+        "Look through it, then begin the run with the line below, on a computer that others can dial"
+        + ("." if key else "; it prints the link by which they join."),
+        soft_wrap=not err.is_terminal,
+    )
+    out.print(f"swarm monitor {shown}", soft_wrap=True)
+    if key:
+        err.print(f"and while that runs, make a link for each person: swarm invite {shown}", soft_wrap=True)
+
+
+def _file_of(place: str) -> Path:
+    path = Path(place)
+    return path if path.suffix in SUFFIXES and not path.is_dir() else path / RECIPE
+
+
+def _ask(file: Path, run_id: str | None, data: str | None, invite: bool | None, asks: bool) -> Answers:
+    """Three questions, those aside that the command line has answered; what it says is checked before any is asked."""
+    name = _usual_name(file) if run_id is None else _name(run_id)
+    texts = Data(STDLIB) if data is None else _data_for(file, data)
+    if run_id is None and asks:
+        name = _answer("What is the run called?", name, _name)
+    if data is None and asks:
+        question = (
+            "What shall it learn from? A directory with texts, of which each volunteer needs a copy; a dataset of the "
+            f"Hugging Face Hub (owner/name); or {STDLIB}: the sources of Python, to try it at once."
+        )
+        texts = _answer(question, STDLIB, lambda said: _data_for(file, said))
+    if invite is None and asks:
+        invite = _answer(
+            "Who takes part: whoever has the link (open), or only whom you invite (invite)?", "open", _access
+        )
+    return Answers(name, texts, bool(invite))
+
+
+def _answer(question: str, default: str, read: Callable[[str], Answer]) -> Answer:
+    """Asks until `read` understands it."""
+    while True:
+        try:
+            return read(_prompt(question, default))
+        except UsageError as error:
+            with aloud():
+                err.print(str(error), soft_wrap=not err.is_terminal)
+
+
+def _prompt(question: str, default: str) -> str:
+    with aloud():
+        err.print(question, soft_wrap=not err.is_terminal)
+    return str(typer.prompt("", default=default, prompt_suffix="> ", err=True)).strip()
+
+
+def _usual_name(file: Path) -> str:
+    """The directory's name, or the file's where that has one of its own, as far as a run may be called so."""
+    found = file.absolute().parent.name if file.name == RECIPE else file.stem
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", found).strip("-._") or "my-run"
+
+
+def _name(text: str) -> str:
+    from swarmcli.recipe.schema import RUN_ID
+
+    if not RUN_ID.fullmatch(text):
+        raise UsageError(f"{text!r} is no name for a run: it has letters, digits, dots and dashes")
+    return text
+
+
+def _access(text: str) -> bool:
+    """Whether the run is closed. A word that is neither is asked for again: a run that should be closed is not opened
+    by a guess."""
+    word = text.lower()
+    if word and any(known.startswith(word) for known in ("invited", "closed")):
+        return True
+    if word and "open".startswith(word):
+        return False
+    raise UsageError(f"{text!r} is neither open nor invite")
+
+
+def _data_for(file: Path, data: str) -> Data:
+    if data == STDLIB:
+        return Data(data)
+    path = Path(data).expanduser()
+    if not path.exists():
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", data) and not data.startswith("."):
+            return Data(data)  # a dataset of the Hub
+        raise UsageError(f"{data} is no directory with texts on this computer, nor the name of a dataset (owner/name)")
+    absolute, base = path.resolve(), file.absolute().parent.resolve()
+    if absolute.is_relative_to(base):
+        return Data(f"./{absolute.relative_to(base).as_posix()}", is_of_files=True)
+    return Data(f"./{absolute.name}", absolute.parent.as_posix(), is_of_files=True)
+
+
+def _write(file: Path, template: TemplateName, chosen: Answers) -> Path | None:
+    """Writes the recipe; of a closed run the key first, whose path it gives."""
+    from swarmcli.recipe import load_recipe, parse_recipe
+    from swarmcli.recipe.run_key import RunKey
+
+    assert template in get_args(TemplateName)
+    texts = {"data": chosen.data.path, "data_dir": chosen.data.begins}
+    parse_recipe(compose(file.name, chosen.run_id, template=template, **texts))  # before anything is written
+    key: Path | None = None
+    public = ""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if chosen.invite:
+            key = file.with_name(f"{chosen.run_id}.run-key")
+            public = RunKey.create(key).public.text
+        text = compose(str(file), chosen.run_id, template=template, **texts, public=public, key=key.name if key else "")
+        with file.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise RecipeError(f"{file} cannot be written: {error.strerror}") from error
+    load_recipe(file)
+    return key

@@ -1,0 +1,176 @@
+"""`swarm limits`: how much of this computer your peers may take, and when; shown and changed, also while they run."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from swarmcli.cli.local import At, Called, Json, OfRun, Quiet, chosen, described
+from swarmcli.errors import ControlError, RecipeError
+from swarmcli.machine import client
+from swarmcli.machine.registry import LocalPeer, LocalPeers
+from swarmcli.words import printable
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="rich",
+    help="Show and set how much of this computer your peers may take, and when.",
+    epilog="docs/limits.md tells what each limit does.",
+    no_args_is_help=True,
+)
+
+NowOnly = Annotated[
+    bool, typer.Option("--now-only", help="Until the peers that run now end; later ones begin as before.")
+]
+
+
+@app.command()
+def show(
+    run: OfRun = None,
+    peer: Called = None,
+    home: At = None,
+    every: Annotated[bool, typer.Option("--all", help="Also those that are not set, and what each means.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show the limits of your running peers, or of those that you will start.
+
+    \b
+    swarm limits show         those that are set, and where
+    swarm limits show --all   every limit, and what it means
+    """
+    registry = LocalPeers()
+    found = _asked(registry, run=run, name=peer, home=home)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for each in found:
+        typer.echo(f"{each['who']}:")
+        if "error" in each:
+            typer.echo(f"  {each['error']}")
+        else:
+            typer.echo("\n".join(f"  {line}" for line in lines_of(each["limits"], every=every)))
+
+
+@app.command("set")
+def set_(
+    values: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="For example upload=2MB/s.")],
+    now_only: NowOnly = False,
+    run: OfRun = None,
+    peer: Called = None,
+    home: At = None,
+    quiet: Quiet = False,
+) -> None:
+    """Set limits: for your running peers at once, and for those that you will start.
+
+    \b
+    swarm limits set upload=2MB/s processor=50%
+    swarm limits set hours="22:00-08:00, sat-sun"
+    swarm limits set on_battery=no temperature=80
+    swarm limits set upload=none --now-only
+    """
+    from swarmcli.recipe.limit_store import commanded
+
+    change(commanded(values, "swarm limits set"), now_only=now_only, run=run, name=peer, home=home, quiet=quiet)
+
+
+@app.command()
+def reset(
+    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY...]", help="All, if none is named.")] = None,
+    now_only: NowOnly = False,
+    run: OfRun = None,
+    peer: Called = None,
+    home: At = None,
+    quiet: Quiet = False,
+) -> None:
+    """Forget limits that you have set: what the command line or the recipe says holds again.
+
+    \b
+    swarm limits reset upload hours
+    swarm limits reset
+    """
+    from swarmcli.recipe.limit_store import DEFAULT, read_changes
+    from swarmcli.recipe.limits import KEYS
+
+    changes = dict.fromkeys(keys or KEYS, DEFAULT)
+    read_changes(changes, "swarm limits reset")
+    change(changes, now_only=now_only, run=run, name=peer, home=home, quiet=quiet)
+
+
+def change(changes: dict[str, str], *, now_only: bool, quiet: bool, **which: Any) -> None:
+    """At the running peers that are meant and, unless `now_only`, in the user's file. Ends the command with 1 if one of
+    them did not do it."""
+    from swarmcli.recipe.config import config_file, is_empty, keep_limits, load_config
+    from swarmcli.recipe.limit_store import read_changes
+
+    registry = LocalPeers()
+    named = any(value is not None for value in which.values())
+    peers = chosen(registry, **which) if named or now_only or registry.peers() else []
+    told, failed, was_empty = [_in_words(changes)], False, is_empty(config_file())
+    if not now_only:
+        load_config()  # a file that cannot be used is told of before anything changes
+    for each in peers:
+        try:
+            client.patch(each, "limits", {"changes": changes, "keep": not now_only}, registry=registry)
+            told.append(f"{described(each)} follows at once")
+        except ControlError as error:
+            failed = True
+            typer.echo(f"swarm: {described(each)}: {error}", err=True)
+    if not now_only:
+        # Behind the peers: of a file that was emptied they alone know what stood in it, and have written it again.
+        if failed and was_empty:
+            raise RecipeError(f"{config_file()}: is empty, and is left so: what stood in it one of your peers knows")
+        keep_limits(read_changes(changes, "swarm limits"))
+        again = ", which was empty; what your peers held of it stands there again" if was_empty and peers else ""
+        told.append(f"kept in {config_file()}{again}")
+    for line in [] if quiet else told:
+        typer.echo(line, err=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _in_words(changes: dict[str, str]) -> str:
+    from swarmcli.recipe.limit_store import DEFAULT
+    from swarmcli.recipe.limits import KEYS
+
+    forgotten = [key for key, value in changes.items() if value == DEFAULT]
+    if len(forgotten) == len(KEYS):
+        return "all limits that you had set are forgotten"
+    return ", ".join(f"{key}: {value}" for key, value in changes.items() if value != DEFAULT) or (
+        f"forgotten: {', '.join(forgotten)}"
+    )
+
+
+def _asked(registry: LocalPeers, **which: Any) -> list[dict[str, Any]]:
+    """The limits of each running peer that is meant, or, if none runs, of the next one."""
+    from swarmcli.recipe.limit_store import LimitStore
+
+    if not registry.peers() and not any(value is not None for value in which.values()):
+        return [{"who": "peers that you start now", "limits": LimitStore().shown()}]
+    return [{"who": described(peer), **_limits_of(registry, peer)} for peer in chosen(registry, **which)]
+
+
+def _limits_of(registry: LocalPeers, peer: LocalPeer) -> dict[str, Any]:
+    try:
+        found = client.get(peer, "limits", registry=registry)
+        return {"limits": dict(found["limits"])}
+    except (ControlError, KeyError, TypeError, ValueError) as error:
+        return {"error": str(error) if isinstance(error, ControlError) else "it answers what cannot be understood"}
+
+
+def lines_of(limits: dict[str, Any], *, every: bool) -> list[str]:
+    """One for each limit that somebody has set; `every`: for each, and what it means."""
+    from swarmcli.recipe.limits import Limits
+
+    lines = []
+    for key, field in Limits.model_fields.items():
+        one = limits.get(key) or {}
+        if one.get("from") or every:
+            origin = f"  ({one['from']})" if one.get("from") else ""
+            lines.append(printable(f"{key:<15} {one.get('text', 'none')}{origin}", 400))
+            lines += [f"    {field.description}"] if every else []
+    return lines or [
+        "no limits; for example `swarm limits set upload=2MB/s` sets one, `swarm limits show --all` names all"
+    ]

@@ -1,0 +1,47 @@
+"""Which of this user's running peers a verb means, and how they are called. Light to import: it answers at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarmcli.errors import ControlError
+from swarmcli.machine.registry import LocalPeer, LocalPeers
+from swarmcli.words import printable
+
+OfRun = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Only peers of this run.")]
+Called = Annotated[
+    str | None, typer.Option("--peer", metavar="NAME", help="Only the peer of this name, as status shows it.")
+]
+At = Annotated[Path | None, typer.Option("--home", metavar="DIRECTORY", help="Only the peer with this directory.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but warnings and errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Say it as JSON, for programs.")]
+
+NOBODY = "no peer of yours runs on this computer"
+HOW_TO_JOIN = 'join a run with: swarm join "swarm://…"'
+
+
+def chosen(
+    registry: LocalPeers, *, run: str | None = None, name: str | None = None, home: Path | None = None
+) -> list[LocalPeer]:
+    """The running peers that a person means. Raises ControlError that names those that run, if it is none of them."""
+    running = registry.peers()
+    if not running:
+        raise ControlError(f"{NOBODY}; {HOW_TO_JOIN}")
+    found = [
+        peer
+        for peer in running
+        if (run is None or peer.run_id == run)
+        and (name is None or name in (peer.name, Path(peer.home).name))
+        and (home is None or Path(peer.home) == home.absolute())
+    ]
+    if not found:
+        raise ControlError(f"none of your peers is meant by that; there are: {', '.join(map(described, running))}")
+    return found
+
+
+def described(peer: LocalPeer) -> str:
+    """For example: Ada (trainer of stdlib-lm)."""
+    return printable(f"{peer.label} ({peer.role} of {peer.run_id})")

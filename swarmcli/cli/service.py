@@ -1,0 +1,415 @@
+"""`swarm service`: a peer that the system starts by itself, and keeps when its user logs out.
+
+Each system has a manager for such things that needs no administrator: systemd's user manager, launchd, the task
+scheduler of Windows. This module writes what they read, and asks them in words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import plistlib
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+from xml.etree import ElementTree
+
+import typer
+
+from swarmcli.cli.console import err, out
+from swarmcli.errors import SwarmError, UsageError
+
+STOP_SECONDS = 180  # until a manager kills what it stops: a minute at most to hand in, and then perhaps a checkpoint
+COMMAND_SECONDS = STOP_SECONDS + 30.0  # in which a manager has to answer; it waits for what it stops
+RETRY_SECONDS = 60  # between two starts of a peer that failed: its contacts may be away for a while
+FINAL_CODES = (2, 4)  # exit codes that would only come again: a recipe that cannot be used, a run that refuses
+VERBS = {"trainer": "join", "auxiliary": "aux", "monitor": "monitor"}
+PASSED_ON = ("SWARM_", "HF_", "XDG_", "OMP_", "CUDA_VISIBLE")  # variables of today's shell that the peer needs as well
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A peer as a manager starts it."""
+
+    name: str  # of the run, and of the role where that is not to train
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path  # where managers without a log of their own put what it says
+
+    @property
+    def description(self) -> str:
+        return f"swarm: this computer helps {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """`state` in the manager's own words; `hint` is what keeps the service from outliving its user's session."""
+
+    name: str
+    running: bool
+    state: str
+    file: str
+    hint: str = ""
+
+
+class Manager(Protocol):
+    """What starts services of this user."""
+
+    def file(self, name: str) -> Path: ...
+    def text(self, service: Service) -> str: ...
+    def start(self, name: str) -> None: ...
+    def stop(self, name: str) -> None: ...
+    def look(self, name: str) -> tuple[bool, str]:
+        """Whether it runs, and how the manager says it."""
+
+    def outlive(self) -> None:
+        """Has services go on after their user's session, where the manager can be asked for it and does not do so
+        anyway."""
+        return None
+
+    def hint(self) -> str:
+        """What keeps services from outliving a session, and what helps; "": nothing."""
+        return ""
+
+    def log_of(self, name: str) -> str:
+        """How to read what it said."""
+
+
+class Systemd(Manager):
+    def file(self, name: str) -> Path:
+        base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        return base / "systemd" / "user" / f"swarm-{name}.service"
+
+    def text(self, service: Service) -> str:
+        """A unit. In quotes a percent sign and a dollar mean something to systemd (systemd.unit(5)), so both double."""
+        environment = "".join(
+            f"Environment={_unit_word(f'{key}={value}')}\n" for key, value in service.environment.items()
+        )
+        return (
+            f"[Unit]\nDescription={service.description}\nStartLimitIntervalSec=0\n\n"
+            f"[Service]\nExecStart={' '.join(map(_unit_word, service.command))}\n{environment}"
+            f"Restart=on-failure\nRestartSec={RETRY_SECONDS}\n"
+            f"RestartPreventExitStatus={' '.join(map(str, FINAL_CODES))}\n"
+            f"TimeoutStopSec={STOP_SECONDS}\nNice=10\n\n"
+            "[Install]\nWantedBy=default.target\n"
+        )
+
+    def start(self, name: str) -> None:
+        _ask("systemctl", "--user", "daemon-reload")
+        _ask("systemctl", "--user", "enable", "--now", self.file(name).name)
+        _ask("systemctl", "--user", "restart", self.file(name).name)  # one that ran before has the new text now
+
+    def stop(self, name: str) -> None:
+        _ask("systemctl", "--user", "disable", "--now", self.file(name).name)
+
+    def look(self, name: str) -> tuple[bool, str]:
+        state = _ask("systemctl", "--user", "show", self.file(name).name, "-p", "ActiveState", "--value", strict=False)
+        return state in ("active", "activating", "reloading"), state or "unknown"
+
+    def outlive(self) -> None:
+        """Without lingering systemd ends all of a user's services when he logs out; most systems let him ask for it."""
+        if self.hint():
+            _ask("loginctl", "enable-linger", _user(), strict=False)
+
+    def hint(self) -> str:
+        if _ask("loginctl", "show-user", _user(), "-p", "Linger", "--value", strict=False) == "yes":
+            return ""
+        return f"it ends when you log out; so that it goes on: sudo loginctl enable-linger {shlex.quote(_user())}"
+
+    def log_of(self, name: str) -> str:
+        return f"journalctl --user -u {self.file(name).name}"
+
+
+class Launchd(Manager):
+    def file(self, name: str) -> Path:
+        return Path.home() / "Library" / "LaunchAgents" / f"org.swarm.{name}.plist"
+
+    def text(self, service: Service) -> str:
+        return plistlib.dumps(
+            {
+                "Label": f"org.swarm.{service.name}",
+                "ProgramArguments": list(service.command),
+                "EnvironmentVariables": dict(service.environment),
+                "RunAtLoad": True,
+                "KeepAlive": {"SuccessfulExit": False},
+                "ThrottleInterval": RETRY_SECONDS,
+                "ExitTimeOut": STOP_SECONDS,
+                "ProcessType": "Background",
+                "LowPriorityIO": True,
+                "LimitLoadToSessionType": ["Aqua", "Background"],
+                "StandardOutPath": str(service.log),
+                "StandardErrorPath": str(service.log),
+            }
+        ).decode()
+
+    def start(self, name: str) -> None:
+        self.stop(name)
+        _ask("launchctl", "bootstrap", self._domain(), str(self.file(name)))
+
+    def stop(self, name: str) -> None:
+        _ask("launchctl", "bootout", f"{self._domain()}/org.swarm.{name}", strict=False)
+
+    def look(self, name: str) -> tuple[bool, str]:
+        said = _ask("launchctl", "print", f"{self._domain()}/org.swarm.{name}", strict=False)
+        state = re.search(r"^\s*state = (.+)$", said, re.MULTILINE)
+        return bool(state and state[1] == "running"), state[1] if state else "not loaded"
+
+    def hint(self) -> str:
+        return "a Mac ends it when you log out, and begins it when you log in"
+
+    def log_of(self, name: str) -> str:
+        return f"less {shlex.quote(str(log_file(name)))}"
+
+    def _domain(self) -> str:
+        return f"gui/{os.getuid()}"
+
+
+class TaskScheduler(Manager):
+    def file(self, name: str) -> Path:
+        return log_file(name).with_suffix(".xml")
+
+    def text(self, service: Service) -> str:
+        """A task for `schtasks /Create /XML`. S4U runs it without a window, a password or a session. Variables are set
+        by the shell that also writes the log, since a task has neither."""
+        variables = "".join(f'set "{key}={value}" & ' for key, value in service.environment.items())
+        line = f'{variables}{subprocess.list2cmdline(service.command)} >> "{service.log}" 2>&1'
+        task = ElementTree.Element("Task", version="1.3", xmlns="http://schemas.microsoft.com/windows/2004/02/mit/task")
+        _element(task, "RegistrationInfo", Description=service.description)
+        _element(_element(task, "Triggers"), "LogonTrigger", Enabled="true", UserId=_user())
+        _element(_element(task, "Principals"), "Principal", UserId=_user(), LogonType="S4U", RunLevel="LeastPrivilege")
+        settings = _element(
+            task,
+            "Settings",
+            MultipleInstancesPolicy="IgnoreNew",
+            DisallowStartIfOnBatteries="false",  # that is for `swarm limits` to say
+            StopIfGoingOnBatteries="false",
+            ExecutionTimeLimit="PT0S",
+            Priority="8",
+        )
+        _element(settings, "RestartOnFailure", Interval=f"PT{RETRY_SECONDS}S", Count="999")
+        _element(_element(task, "Actions"), "Exec", Command="cmd.exe", Arguments=f'/d /c "{line}"')
+        return ElementTree.tostring(task, encoding="unicode")
+
+    def start(self, name: str) -> None:
+        _ask("schtasks", "/Create", "/F", "/TN", self._task(name), "/XML", str(self.file(name)))
+        _ask("schtasks", "/Run", "/TN", self._task(name))
+
+    def stop(self, name: str) -> None:
+        _ask("schtasks", "/End", "/TN", self._task(name), strict=False)
+        _ask("schtasks", "/Delete", "/F", "/TN", self._task(name))
+
+    def look(self, name: str) -> tuple[bool, str]:
+        said = _ask("schtasks", "/Query", "/FO", "LIST", "/TN", self._task(name), strict=False)
+        state = re.search(r"^Status:\s*(.+)$", said, re.MULTILINE)
+        return bool(state and state[1].strip() == "Running"), state[1].strip() if state else "not known"
+
+    def log_of(self, name: str) -> str:
+        return f'notepad "{log_file(name)}"'
+
+    def _task(self, name: str) -> str:
+        return f"swarm-{name}"
+
+
+def manager() -> Manager:
+    """That of this system. Raises SwarmError where there is none that is known."""
+    if sys.platform == "darwin":
+        return Launchd()
+    if sys.platform == "win32":
+        return TaskScheduler()
+    return Systemd()
+
+
+def last_lines(system: Manager, name: str, count: int) -> list[str]:
+    """The end of what a service said, the oldest line first; nothing where that cannot be read."""
+    if isinstance(system, Systemd):
+        unit = system.file(name).name
+        return _ask("journalctl", "--user", "-u", unit, "-n", str(count), "-o", "cat", strict=False).splitlines()
+    try:
+        with log_file(name).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 400 * count))
+            return log.read().decode("utf-8", "replace").splitlines()[-count:]
+    except OSError:
+        return []
+
+
+def log_file(name: str) -> Path:
+    """What a service says, where its manager keeps no log."""
+    from swarmcli.machine.places import data_directory
+
+    return data_directory() / f"service-{name}.log"
+
+
+def _unit_word(word: str) -> str:
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'
+
+
+def _element(parent: ElementTree.Element, tag: str, **children: str) -> ElementTree.Element:
+    made = ElementTree.SubElement(parent, tag)
+    for name, text in children.items():
+        ElementTree.SubElement(made, name).text = text
+    return made
+
+
+def _user() -> str:
+    import getpass
+
+    return getpass.getuser()
+
+
+def _ask(*command: str, strict: bool = True) -> str:
+    """What the manager answers; with `strict` an error that it names is one of ours."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=COMMAND_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        if not strict:
+            return ""
+        why = "does not answer" if isinstance(error, subprocess.TimeoutExpired) else "is not there"
+        raise SwarmError(f"{command[0]}, which starts services on this system, {why}") from error
+    if strict and done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise SwarmError(f"`{shlex.join(command)}` failed: {said[-1] if said else f'exit code {done.returncode}'}")
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+app = typer.Typer(
+    help="Have this computer help by itself: from when you log in, also after you log out, and again after a failure.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+ServiceName = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which service. Default: the only one.")]
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def install(
+    recipe: Annotated[str, typer.Argument(metavar="LINK|RECIPE", help="A link to the run, or its recipe file.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- OPTIONS…]", help="Of swarm join, as you would type them there.")
+    ] = None,
+    role: Annotated[
+        Literal["trainer", "auxiliary", "monitor"], typer.Option(help="What this computer does in the run.")
+    ] = "trainer",
+    yes: Annotated[bool, typer.Option("--yes", help="Agree to what a link will do on this computer.")] = False,
+) -> None:
+    """Start a peer now and at each login, and again when it fails; it goes on when you log out.
+
+    It asks the same question as swarm join, once. A peer that the run refuses, or whose recipe cannot be used, is not
+    started again; swarm stop ends it until the next login.
+
+    Examples:
+
+    swarm service install "swarm://…"
+
+    swarm service install my-run.yaml --role monitor -- --web 8080
+    """
+    from swarmcli.cli.linking import recipe_named
+    from swarmcli.recipe import load_recipe
+
+    system, given = manager(), list(options or ())
+    named = recipe_named(recipe, role, [], yes=yes)
+    path = named.recipe.absolute()
+    name = load_recipe(path).run_id + ("" if role == "trainer" else f"-{role}")
+    contacts = [part for address in named.contacts for part in ("--peer", address)]
+    command = [sys.executable, "-m", "swarmcli", VERBS[role], str(path), "--quiet", *contacts, *given]
+    file = system.file(name)
+    _write(file, system.text(Service(name, command, _environment(), log_file(name))))
+    try:
+        system.start(name)
+    except SwarmError as error:
+        file.unlink(missing_ok=True)
+        raise SwarmError(f"{error}\nwithout it, have this started when you log in:\n  {shlex.join(command)}") from error
+    err.print(f"the service {name} runs; what it says: {system.log_of(name)}", soft_wrap=True)
+    system.outlive()
+    if hint := system.hint():
+        err.print(hint, soft_wrap=True)
+    err.print("`swarm status` shows it, `swarm service remove` ends it for good", soft_wrap=True)
+
+
+@app.command()
+def remove(name: ServiceName = None) -> None:
+    """End a service and forget it. What its peer has learned and given stays in its directory."""
+    system = manager()
+    name = _one(system, name)
+    err.print("it hands in what it has computed, and leaves; that may take a minute")
+    try:
+        system.stop(name)
+    finally:
+        system.file(name).unlink(missing_ok=True)
+    err.print(f"the service {name} is gone", soft_wrap=True)
+
+
+@app.command()
+def status(
+    name: ServiceName = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per service.")] = False,
+) -> None:
+    """Show the services of this user, and whether they run. The exit code is 1 if one of them does not."""
+    system = manager()
+    names = [name] if name else installed(system)
+    found = []
+    for each in names:
+        if not system.file(each).exists():
+            raise UsageError(f"there is no service {each}; there are: {', '.join(installed(system)) or 'none'}")
+        running, state = system.look(each)
+        found.append(ServiceStatus(each, running, state, str(system.file(each)), system.hint() if running else ""))
+    for status in found:
+        if as_json:
+            out.print(json.dumps(asdict(status)), soft_wrap=True)
+        else:
+            out.print(
+                f"{status.name}: {'runs' if status.running else f'does not run ({status.state})'}", soft_wrap=True
+            )
+            if status.hint:
+                err.print(f"  {status.hint}", soft_wrap=True)
+    if not found:
+        err.print("no service is installed; `swarm service install LINK` makes one")
+    if not all(status.running for status in found):
+        raise typer.Exit(1)
+
+
+def installed(system: Manager) -> list[str]:
+    """The names of this user's services."""
+    pattern = system.file("*")
+    before, after = pattern.name.split("*")
+    files = sorted(pattern.parent.glob(pattern.name)) if pattern.parent.is_dir() else []
+    return [file.name.removeprefix(before).removesuffix(after) for file in files]
+
+
+def _one(system: Manager, name: str | None) -> str:
+    names = installed(system)
+    if name is None and len(names) == 1:
+        return names[0]
+    if name in names:
+        return name
+    if not names:
+        raise UsageError("no service is installed")
+    raise UsageError(f"name one of the services: {', '.join(names)}")
+
+
+def _environment() -> dict[str, str]:
+    """Variables that make this shell's `swarm` what it is. A manager starts with none of them."""
+    secret = re.compile(r"TOKEN|KEY|SECRET|PASSWORD")
+    kept = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON) and not secret.search(key)}
+    # Those of a session end with it.
+    return {key: value for key, value in kept.items() if not key.startswith(("XDG_SESSION", "XDG_RUNTIME", "XDG_SEAT"))}
+
+
+def _write(file: Path, text: str) -> None:
+    """For its user alone: a link in it may hold an invitation."""
+    encoding = "utf-16" if sys.platform == "win32" else "utf-8"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding=encoding) as stream:
+            stream.write(text)
+    except OSError as error:
+        raise SwarmError(f"{file} cannot be written: {error.strerror}") from error

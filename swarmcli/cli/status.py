@@ -1,0 +1,150 @@
+"""`swarm status`: what this user's peers on this computer do, asked of each of them at the same time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+
+from swarmcli.cli.local import HOW_TO_JOIN, NOBODY, At, Called, Json, OfRun, Quiet, chosen
+from swarmcli.errors import ControlError
+from swarmcli.machine import client
+from swarmcli.machine.registry import LocalPeer, LocalPeers
+from swarmcli.words import printable, roughly
+
+ANSWER_SECONDS = 3.0  # one that is stopped or overloaded delays the others' answers no longer
+WATCH_SECONDS = 1.0
+
+
+def status(
+    run: OfRun = None,
+    peer: Called = None,
+    home: At = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every second, until Ctrl-C.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show what your peers on this computer do, and how their runs go.
+
+    \b
+    swarm status            all of them
+    swarm status --watch    again every second
+    swarm status --json     for programs: a list, one object for each peer
+    """
+    registry = LocalPeers()
+
+    def look() -> list[dict[str, Any]]:
+        if not registry.peers():
+            return []
+        return reports(registry, chosen(registry, run=run, name=peer, home=home))
+
+    if watch:
+        with suppress(KeyboardInterrupt):  # that is how one ends it
+            _watch(look, as_json=as_json)
+        return
+    found = look()
+    typer.echo(json.dumps(found) if as_json else text(found))
+    if not found and not as_json and not quiet:
+        typer.echo(HOW_TO_JOIN, err=True)
+
+
+def reports(registry: LocalPeers, peers: list[LocalPeer]) -> list[dict[str, Any]]:
+    """One for each, in their order: what the registry says, and below `state` what the peer answers (`GET state`); or
+    below `error` why it does not."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(min(16, len(peers))) as pool:
+        return list(pool.map(lambda peer: _report(registry, peer), peers))
+
+
+def _report(registry: LocalPeers, peer: LocalPeer) -> dict[str, Any]:
+    known = {
+        "name": peer.label,
+        "role": peer.role,
+        "run_id": peer.run_id,
+        "home": peer.home,
+        "pid": peer.pid,
+        "started": peer.started,
+    }
+    if peer.port is None:
+        return known | {"joining": True}
+    try:
+        state = client.get(peer, "state", registry=registry, timeout=ANSWER_SECONDS)
+        return known | {"state": state, "page": f"{peer.api}/?token={registry.token(peer)}"}
+    except ControlError as error:
+        return known | {"error": str(error)}
+
+
+def text(found: list[dict[str, Any]]) -> str:
+    """For people, a few lines for each peer."""
+    if not found:
+        return NOBODY
+    return "\n\n".join("\n".join(printable(line, 500) for line in _lines(each)) for each in found)
+
+
+def _lines(report: dict[str, Any]) -> Iterator[str]:
+    yield f"{report['name']}, {report['role']} of {report['run_id']}, since {_moment(report['started'])}"
+    if "error" in report:
+        yield f"  {report['error']}"
+    elif "joining" in report:
+        yield "  Joining the run"
+    else:
+        try:
+            yield from _told(report["state"])
+        except (KeyError, TypeError, ValueError):  # of a version that says other things
+            yield "  It answers what this version of swarm cannot show; --json does"
+        yield f"  page   {report['page']}"
+    yield f"  files  {report['home']}"
+
+
+def _told(state: dict[str, Any]) -> Iterator[str]:
+    run, me, counts = state["run"], state["me"], state["counts"]
+    yield f"  {me['sentence']}"
+    yield f"  run    {', '.join(filter(None, _run(run, counts)))}"
+    if me["samples"] or me["share"] is not None:
+        yield f"  mine   {', '.join(filter(None, _mine(me)))}"
+    for text in (run["alarm"], run["notice"], *(alert["text"] for alert in state["alerts"])):
+        if text:
+            yield f"  alarm  {text}"
+
+
+def _run(run: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
+    yield f"epoch {run['epoch']:,}" + (f" of {run['max_epochs']:,}" if run["max_epochs"] else "")
+    going_on = run["target"] and run["state"] != "finished"
+    yield f"{min(1.0, run['samples'] / run['target']):.0%} of this epoch done" if going_on else ""
+    yield f"{counts['trainers']} {'trainer' if counts['trainers'] == 1 else 'trainers'}"
+    yield f"{run['samples_per_second']:,.0f} samples a second" if run["samples_per_second"] else ""
+    yield f"about {roughly(run['run_eta_seconds'])} to the end" if run["run_eta_seconds"] else ""
+
+
+def _mine(me: dict[str, Any]) -> Iterator[str]:
+    yield f"{me['samples']:,} samples"
+    yield f"{me['share']:.0%} of the last epochs" if me["share"] is not None else ""
+    yield f"number {me['rank']} of {me['ranked']} {me['told_by']}".rstrip() if me["rank"] else ""
+
+
+def _moment(seconds: float) -> str:
+    """The time of day, with the date if it is another one."""
+    then, now = time.localtime(seconds), time.localtime()
+    return time.strftime("%H:%M" if then[:3] == now[:3] else "%Y-%m-%d %H:%M", then)
+
+
+def _watch(look: Callable[[], list[dict[str, Any]]], *, as_json: bool) -> None:
+    """Until Ctrl-C. On a terminal in place; elsewhere one after the other."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if as_json or not console.is_terminal:
+        while True:
+            typer.echo(json.dumps(look()) if as_json else text(look()) + "\n")
+            time.sleep(WATCH_SECONDS)
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(Text(text(look())), refresh=True)
+            time.sleep(WATCH_SECONDS)

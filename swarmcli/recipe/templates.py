@@ -1,0 +1,211 @@
+"""Recipes with comments, as `swarm init` writes them: one text, and what its templates put into it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+TemplateName = Literal["small", "medium", "gpt2", "slow-links"]
+STDLIB = "stdlib"  # what `data` says for the sources of Python's own standard library
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The kind of a run. Sizes fit the computers that `about` names."""
+
+    about: str
+    layers: int
+    heads: int
+    width: int
+    sequence_len: int
+    target_batch_size: int
+    micro_batch_size: int
+    max_epochs: int
+    learning_rate: str
+    warmup_epochs: int
+    saved_every: int  # epochs
+    evaluated_every: int  # epochs
+    local_updates: bool = False
+
+
+SMALL = Template(
+    "a model of 0.4 million parameters that any laptop trains in minutes, to see how everything works",
+    layers=2,
+    heads=4,
+    width=128,
+    sequence_len=64,
+    target_batch_size=512,
+    micro_batch_size=16,
+    max_epochs=60,
+    learning_rate="3e-3",
+    warmup_epochs=10,
+    saved_every=20,
+    evaluated_every=5,
+)
+MEDIUM = Template(
+    "a model of 11 million parameters for laptops and desktop computers, in hours to days",
+    layers=6,
+    heads=6,
+    width=384,
+    sequence_len=256,
+    target_batch_size=512,
+    micro_batch_size=8,
+    max_epochs=2000,
+    learning_rate="1e-3",
+    warmup_epochs=100,
+    saved_every=50,
+    evaluated_every=25,
+)
+TEMPLATES: dict[TemplateName, Template] = {
+    "small": SMALL,
+    "medium": MEDIUM,
+    "gpt2": Template(
+        "a model of the size of GPT-2, 86 million parameters, for computers with a graphics card",
+        layers=12,
+        heads=12,
+        width=768,
+        sequence_len=1024,
+        target_batch_size=512,
+        micro_batch_size=4,
+        max_epochs=10_000,
+        learning_rate="6e-4",
+        warmup_epochs=500,
+        saved_every=200,
+        evaluated_every=100,
+    ),
+    "slow-links": replace(
+        MEDIUM,
+        about="as medium, for peers that upload slowly: they train apart and average their models once per epoch",
+        target_batch_size=4096,
+        max_epochs=500,
+        warmup_epochs=20,
+        saved_every=20,
+        evaluated_every=10,
+        local_updates=True,
+    ),
+}
+
+
+def compose(
+    file: str,
+    run_id: str,
+    *,
+    template: TemplateName = "small",
+    data: str = STDLIB,
+    data_dir: str = "",
+    public: str = "",
+    key: str = "",
+) -> str:
+    """The text of a recipe. `file`: as which it is spoken of in comments. `data`: STDLIB, a directory with texts
+    ("./texts"), or else the name of a dataset on the Hub ("owner/name"). `data_dir`: where "./texts" begins on this
+    computer; "": beside the recipe. `public`: the run key of a closed run,
+    the other half of which is in the file `key`; "" for an open one."""
+    chosen = TEMPLATES[template]
+    return _TEXT.format(
+        file=file,
+        run_id=run_id,
+        access=_INVITE.format(file=file, key=key, public=public) if public else _OPEN,
+        data=_data(data),
+        evaluation="" if _on_hub(data) else _EVALUATION.format(every=chosen.evaluated_every),
+        averaging=_averaging(chosen, is_open=not public),
+        local=_LOCAL.format(data_dir=json.dumps(data_dir, ensure_ascii=False)) if data_dir else "",
+        **asdict(chosen),
+    )
+
+
+def _on_hub(data: str) -> bool:
+    """A path is written with a dot, a slash or a drive in front, as `init` writes it; a dataset never is."""
+    return data != STDLIB and not data.startswith((".", "/", "~", "\\")) and ":" not in data
+
+
+def _data(data: str) -> str:
+    if data == STDLIB:
+        return "  - type: stdlib          # or files (path, glob), or huggingface (path, split, text_column)"
+    if _on_hub(data):
+        return (
+            f"  - type: huggingface     # streamed; each trainer needs: pip install 'swarmcli[datasets]'\n"
+            f"    path: {json.dumps(data)}\n    text_column: text"
+        )
+    return (
+        "  # Each trainer needs these texts on its own computer; `swarm join` says where.\n"
+        f'  - type: files\n    path: {json.dumps(data, ensure_ascii=False)}\n    glob: "**/*"'
+    )
+
+
+def _averaging(chosen: Template, *, is_open: bool) -> str:
+    parts = [_LOCAL_UPDATES] if chosen.local_updates else []
+    lines = [_AGGREGATOR] if is_open else []
+    lines += ["  average_opt_statistics: [exp_avg_sq]\n"] if chosen.local_updates else []
+    return "".join([*parts, *(["averaging:\n", *lines] if lines else [])])
+
+
+_TEXT = """\
+# A run of swarm: {about}.
+# docs/recipes.md tells every key; `swarm validate {file}` checks this file without any network.
+run_id: {run_id}
+
+{access}
+# What is trained: a config of transformers, or the directory of a saved model.
+base_model:
+  model_type: gpt2
+  n_layer: {layers}
+  n_head: {heads}
+  n_embd: {width}
+  n_positions: {sequence_len}
+  resid_pdrop: 0.0
+  embd_pdrop: 0.0
+  attn_pdrop: 0.0
+tokenizer: bytes          # or a directory with a saved tokenizer
+datasets:
+{data}
+sequence_len: {sequence_len:<11} # tokens per sample
+
+# All peers together compute so many samples, then average their gradients and step: that is an epoch.
+target_batch_size: {target_batch_size}
+micro_batch_size: {micro_batch_size:<7} # per forward pass; each volunteer may choose another: local.micro_batch_size
+max_epochs: {max_epochs:<13} # of the whole run
+seed: 1
+output_dir: runs          # journals, checkpoints and identities of the peers of this computer
+
+optimizer:
+  name: adamw
+  learning_rate: {learning_rate}
+  betas: [0.9, 0.95]
+  max_grad_norm: 1.0
+lr_scheduler:
+  name: cosine
+  warmup_epochs: {warmup_epochs}
+  min_lr_ratio: 0.1
+{averaging}checkpoint:
+  every_epochs: {saved_every}
+{evaluation}{local}"""
+_OPEN = """\
+# Whoever has a link takes part. `swarm init --invite` begins a run that asks for invitations.
+access: open
+"""
+_INVITE = """\
+# Only whom you invite takes part: `swarm invite {file}`. The other half of this key is in {key}:
+# keep that file, give it to nobody, and make a copy of it; without it nobody can be invited or revoked any more.
+access: invite
+run_key: {public}
+"""
+_AGGREGATOR = """\
+  # Strangers may send wrong gradients: this bounds what they can do (docs/security.md). Among friends use mean.
+  aggregator:
+    name: centered_clip
+"""
+_LOCAL_UPDATES = """\
+# Each peer steps by itself, and parameters are averaged once per epoch.
+local_updates:
+  enabled: true
+"""
+_EVALUATION = """\
+evaluation:               # on a share of the texts that nobody trains on
+  held_out: 0.02
+  every_epochs: {every}
+"""
+_LOCAL = """\
+local:                    # of this computer alone, and in no link: each volunteer has a place of its own
+  data_dir: {data_dir}
+"""

@@ -1,0 +1,131 @@
+"""`swarm limits`, with peers that answer as the test says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from swarmcli.cli import limits
+from swarmcli.errors import ControlError, RecipeError
+from swarmcli.machine.registry import LocalPeer
+from swarmcli.recipe.limit_store import LimitStore
+
+ADA = LocalPeer(1, 1.0, "trainer", "a-run", "/home/trainer-1", "Ada", "http://127.0.0.1:1")
+
+
+class Computer:
+    """Its peers, the file of its user, and what the peers were asked."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.running, self.asked = file, [ADA], list[Any]()
+        self.store = LimitStore(None, file)
+        self.broken = False
+
+    def peers(self) -> list[LocalPeer]:
+        return self.running
+
+    def get(self, peer: LocalPeer, path: str, **_: Any) -> Any:
+        return {"limits": self.store.shown()}
+
+    def patch(self, peer: LocalPeer, path: str, body: dict[str, Any], **_: Any) -> Any:
+        if self.broken:
+            raise ControlError("it does not answer")
+        self.asked.append(body)
+        self.store.change(body["changes"], keep=body["keep"])
+
+    def do(self, *words: str, code: int = 0) -> str:
+        done = CliRunner().invoke(limits.app, words, catch_exceptions=True)
+        if isinstance(done.exception, RecipeError | ControlError):
+            raise done.exception
+        assert done.exit_code == code, done.output
+        return done.output
+
+
+@pytest.fixture
+def computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Computer:
+    monkeypatch.setenv("SWARM_CONFIG", str(tmp_path / "config.yaml"))
+    made = Computer(tmp_path / "config.yaml")
+    monkeypatch.setattr(limits, "LocalPeers", lambda: made)
+    monkeypatch.setattr(limits, "client", made)
+    return made
+
+
+def test_a_limit_is_set_at_once_and_kept(computer: Computer) -> None:
+    said = computer.do("set", "upload=2MB/s", "hours=22:00-08:00, sat-sun")
+    assert computer.asked[0]["keep"] is True and "Ada (trainer of a-run) follows at once" in said
+    assert computer.file.read_text() == "limits:\n  hours: 22:00-08:00, sat-sun\n  upload: 2 MB/s\n"
+    shown = computer.do("show")
+    assert "Ada (trainer of a-run):" in shown and f"upload          2 MB/s  ({computer.file}:3)" in shown
+    assert json.loads(computer.do("show", "--json"))[0]["limits"]["upload"]["value"] == 2e6
+    computer.do("reset", "upload")
+    assert "upload" not in computer.file.read_text() and computer.store.limits.upload is None
+
+
+def test_for_now_only_nothing_is_kept(computer: Computer) -> None:
+    computer.do("set", "upload=2MB/s", "--now-only")
+    assert not computer.file.exists() and computer.store.limits.upload == 2e6
+    computer.running = []
+    with pytest.raises(ControlError, match="no peer of yours"):
+        computer.do("set", "upload=2MB/s", "--now-only")
+
+
+def test_without_peers_the_next_ones_are_meant(computer: Computer) -> None:
+    computer.running = []
+    assert "no limits" in computer.do("show")
+    computer.do("set", "threads=2")
+    assert "peers that you start now" in computer.do("show") and "threads         2" in computer.do("show")
+    assert "pauses at this many" in computer.do("show", "--all")
+    assert "all limits that you had set are forgotten" in computer.do("reset")
+    assert "no limits" in computer.do("show") and computer.asked == []
+
+
+def test_what_is_wrong_is_told_before_anything_changes(computer: Computer) -> None:
+    for wrong, said in (
+        ("uplod=3", "did you mean upload"),
+        ("upload=fast", "2 MB/s"),
+        ("upload", "expected key=value"),
+    ):
+        with pytest.raises(RecipeError, match=said):
+            computer.do("set", "threads=1", wrong)
+    with pytest.raises(RecipeError, match="there is no limit"):
+        computer.do("reset", "everything")
+    assert computer.asked == [] and not computer.file.exists()
+
+
+def test_a_peer_that_does_not_follow_is_named(computer: Computer) -> None:
+    computer.broken = True
+    assert "does not answer" in computer.do("set", "threads=1", code=1)
+
+
+def test_a_file_that_was_emptied_meanwhile_gets_back_what_the_peers_hold(computer: Computer) -> None:
+    computer.do("set", "threads=2", "upload=2MB/s")
+    computer.file.write_text("\n")
+    said = computer.do("set", "upload=3MB/s")
+    assert "which was empty; what your peers held of it stands there again" in said
+    assert computer.file.read_text().split() == ["limits:", "threads:", "2", "upload:", "3", "MB/s"]
+    assert (computer.store.limits.threads, computer.store.limits.upload) == (2, 3e6)
+    computer.file.write_text("")
+    computer.do("reset")
+    assert "threads" not in computer.file.read_text() and computer.store.limits.threads is None
+
+
+def test_an_emptied_file_of_which_no_peer_tells_is_left_as_it_is(computer: Computer) -> None:
+    computer.do("set", "threads=2")
+    computer.file.write_text("")
+    computer.broken = True
+    with pytest.raises(RecipeError, match="is left so"):
+        computer.do("set", "upload=3MB/s")
+    assert computer.file.read_text() == "" and computer.store.limits.threads == 2
+
+
+def test_a_torn_file_is_told_of_before_anything_changes(computer: Computer) -> None:
+    computer.do("set", "threads=2")
+    computer.file.write_text("limits:\n  thr")
+    asked = list(computer.asked)
+    with pytest.raises(RecipeError, match=r"config\.yaml:1: limits should be a section"):
+        computer.do("set", "upload=3MB/s")
+    assert computer.asked == asked and computer.file.read_text() == "limits:\n  thr"

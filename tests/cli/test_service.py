@@ -1,0 +1,102 @@
+"""`swarm service`: what the managers of the three systems are told, and how they are asked."""
+
+from __future__ import annotations
+
+import plistlib
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from swarmcli.cli import service
+from swarmcli.cli.service import Launchd, Service, Systemd, TaskScheduler
+from swarmcli.errors import SwarmError, UsageError
+from swarmcli.recipe.templates import compose
+
+SERVICE = Service(
+    'lab-"1"',
+    ["/opt/py thon", "-m", "swarmcli", "join", "/r/100%/$HOME.yaml"],
+    {"SWARM_CONFIG": "/c d"},
+    Path("/l/log"),
+)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(service, "manager", Systemd)
+    (tmp_path / "my.yaml").write_text(compose("my.yaml", "my-run"))
+    return tmp_path
+
+
+def stand_in(here: Path, script: str) -> None:
+    """A systemctl that notes what it is asked."""
+    for name in ("systemctl", "loginctl"):
+        file = here / name
+        file.write_text(f'#!/bin/sh\necho "$0 $*" >> {here}/asked\n{script}\n')
+        file.chmod(0o755)
+
+
+def said(*words: str) -> str:
+    return CliRunner().invoke(service.app, list(words), catch_exceptions=False).stdout
+
+
+def test_systemd_reads_what_is_meant_whatever_is_in_it() -> None:
+    text = Systemd().text(SERVICE)
+    assert 'ExecStart="/opt/py thon" "-m" "swarmcli" "join" "/r/100%%/$$HOME.yaml"\n' in text
+    assert 'Environment="SWARM_CONFIG=/c d"\n' in text
+    assert "Restart=on-failure" in text and "RestartPreventExitStatus=2 4" in text
+
+
+def test_launchd_and_windows_get_files_of_theirs() -> None:
+    agent = plistlib.loads(Launchd().text(SERVICE).encode())
+    assert agent["ProgramArguments"] == SERVICE.command and agent["KeepAlive"] == {"SuccessfulExit": False}
+    task = ElementTree.fromstring(TaskScheduler().text(SERVICE))
+    space = {"t": "http://schemas.microsoft.com/windows/2004/02/mit/task"}
+    arguments = task.findtext(".//t:Arguments", namespaces=space) or ""
+    assert '"/opt/py thon" -m swarmcli join' in arguments and 'set "SWARM_CONFIG=/c d" &' in arguments
+    assert task.findtext(".//t:LogonType", namespaces=space) == "S4U"
+
+
+def test_a_service_is_installed_shown_and_removed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stand_in(here, 'case "$*" in *ActiveState*) echo active;; *Linger*) echo yes;; esac')
+    said("install", "my.yaml", "--role", "monitor", "--", "--web", "0")
+    file = here / "config" / "systemd" / "user" / "swarm-my-run-monitor.service"
+    assert (
+        f'"{sys.executable}" "-m" "swarmcli" "monitor" "{here / "my.yaml"}" "--quiet" "--web" "0"' in file.read_text()
+    )
+    assert "hf_secret" not in file.read_text() and f"SWARM_DATA_DIR={here / 'data'}" in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    asked = (here / "asked").read_text()
+    assert asked.index("daemon-reload") < asked.index("enable --now swarm-my-run-monitor.service")
+    assert said("status") == "my-run-monitor: runs\n"
+    assert '"running": true' in said("status", "--json")
+    said("remove")
+    assert not file.exists() and "disable --now swarm-my-run-monitor.service" in (here / "asked").read_text()
+    assert said("status") == ""
+
+
+def test_one_that_does_not_run_is_told_and_the_exit_code_says_so(here: Path) -> None:
+    stand_in(here, 'case "$*" in *ActiveState*) echo failed;; esac')
+    said("install", "my.yaml")
+    result = CliRunner().invoke(service.app, ["status"])
+    assert (result.exit_code, result.stdout) == (1, "my-run: does not run (failed)\n")
+    with pytest.raises(UsageError, match="there is no service other; there are: my-run"):
+        said("status", "other")
+    with pytest.raises(UsageError, match="name one of the services: my-run"):
+        said("remove", "other")
+
+
+def test_without_a_manager_the_command_to_start_otherwise_is_named(here: Path) -> None:
+    with pytest.raises(SwarmError, match=r"systemctl, which starts services .*, is not there\nwithout it.*\n.*join"):
+        said("install", "my.yaml")
+    assert not list(here.rglob("*.service"))
+    stand_in(here, "echo Failed to connect to bus >&2; exit 1")
+    with pytest.raises(SwarmError, match=r"daemon-reload` failed: Failed to connect to bus\nwithout it"):
+        said("install", "my.yaml")
