@@ -3,8 +3,10 @@ homes behind routers, missed loudly if missing."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import getpass
+import importlib
 import os
 import shutil
 import tempfile
@@ -26,6 +28,10 @@ torch.set_num_threads(1)
 gc.set_threshold(20_000, 20, 20)
 # Peers of tests share the cores with each other; a user's own peers do not see them.
 os.environ["SWARM_RUNTIME_DIR"] = str(Path(tempfile.gettempdir()) / f"swarm-tests-{getpass.getuser()}")
+# Whoever runs the tests may lend this computer to a run, with limits: they are of no concern here.
+os.environ["SWARM_CONFIG"] = str(Path(os.environ["SWARM_RUNTIME_DIR"]) / "no-config.yaml")
+# No directory can be made below a file: nothing that an earlier test found out is remembered for a later one.
+os.environ["SWARM_CACHE_DIR"] = __file__
 settings.register_profile("swarm", deadline=None, print_blob=True)  # how long an example takes says nothing here
 settings.load_profile("swarm")
 
@@ -47,8 +53,34 @@ NO_HOMES = "no homes behind routers can be made here"
 FIRST_SEEDS = 2  # of a matrix of seeds, which `make test` and `make e2e` run; `make soak` runs the others
 
 
-@pytest.hookimpl(tryfirst=True)  # before what -m names is chosen
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Before all workers import all test modules, each imports a share of its own.
+
+    pytest rewrites the asserts of a module that it imports for the first time, and keeps the result as bytecode: of
+    all these that takes ten seconds, which each worker would spend on the same.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None or not isinstance(collector, pytest.Session):
+        return
+    directories = [Path(argument).resolve() for argument in collector.config.args]
+    paths = sorted({path for directory in directories for path in directory.rglob("test_*.py")})
+    for path in paths[int(worker.removeprefix("gw")) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # told when the module is collected
+            importlib.import_module(".".join(path.relative_to(collector.config.rootpath).with_suffix("").parts))
+
+
+# Parts of the paths of tests that take a quarter of a minute and more.
+LONG = {"end_to_end", "examples", "test_killed_saves.py", "test_leaks.py"}
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # marks come before what -m names is chosen, the order after it
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    mark(items)
+    yield
+    items[:] = deal(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))
+
+
+def mark(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("browser") or item.get_closest_marker("homes"):
             item.add_marker("e2e")
@@ -56,6 +88,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seed = matrix.params.get("seed") if matrix else None
         if isinstance(seed, int) and min(seed, matrix.indices["seed"]) >= FIRST_SEEDS:
             item.add_marker("soak")
+
+
+def deal(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Every worker begins with its share of the long tests, so that none is left with one when the others are done.
+
+    pytest-xdist gives each worker a piece of the list, the first one the first piece; of the ends of these pieces
+    workers that are done take something over. Short tests stay together by module, since they share fixtures.
+    """
+    long = [item for item in items if LONG.intersection(item.path.parts)]
+    short = [item for item in items if not LONG.intersection(item.path.parts)]
+    dealt: list[pytest.Item] = []
+    for worker in range(workers):
+        share = long[worker::workers]
+        end = len(items) * (worker + 1) // workers
+        filler = max(0, end - len(dealt) - len(share))
+        dealt += share + short[:filler]
+        del short[:filler]
+    return dealt + short
 
 
 def find_chromium() -> str | None:

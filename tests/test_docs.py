@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from swarmcli.recipe import load_recipe
 from swarmcli.training import CheckpointStore, build_task
 from swarmcli.training.model_card import describe_model
-from tests.sharding.processes import CONTEXT
+from tests.forkserver import CONTEXT
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -66,3 +67,13 @@ def begin_a_run(directory: Path, name: str, home: str) -> None:
         describe=lambda place, epoch, samples: describe_model(place, recipe, task, epoch, samples, trainers=1),
     )
     assert store.write(task.build_model(), {}, 0) is not None
+
+
+@pytest.mark.e2e
+def test_the_site_builds_and_all_its_links_lead_somewhere(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    commands = (tmp_path / "site" / "commands.html").read_text()
+    assert "swarm join" in commands and "--no-port-mapping" in commands

@@ -14,7 +14,8 @@ REQUIREMENT = re.compile(r"([\w.-]+)>=([\d.]+)")
 def bounds() -> dict[str, str]:
     """The lower bound of each library that swarm or its tests use."""
     extras = PROJECT["optional-dependencies"]
-    found = [REQUIREMENT.fullmatch(each) for each in (*PROJECT["dependencies"], *extras["datasets"], *extras["test"])]
+    used = (*PROJECT["dependencies"], *extras["datasets"], *extras["hub"], *extras["test"])
+    found = [REQUIREMENT.fullmatch(each) for each in used]
     assert all(found)
     return {each[1].lower(): each[2] for each in found if each}
 

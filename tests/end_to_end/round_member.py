@@ -27,7 +27,7 @@ from swarmcli.network.limits import Limits
 from swarmcli.network.transports.tcp.transport import TCPTransport
 
 NUMEL, PART_BYTES = 100_000, 32 << 10
-LIMITS = Limits(keepalive_interval=0.5, keepalive_timeout=3.0)  # a frozen process is noticed sooner
+LIMITS = Limits(keepalive_interval=0.5, keepalive_timeout=6.0)  # a frozen process is noticed sooner
 
 
 @dataclass(frozen=True)

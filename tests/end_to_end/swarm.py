@@ -13,7 +13,7 @@ from swarmcli.errors import JournalError
 from swarmcli.events import EpochAdvanced, RoundFinished
 from swarmcli.journal import JOURNAL_NAME, JournalReader, Line
 
-PATIENCE_SECONDS = 150.0  # for a machine that is busy with other tests; nothing here takes long by itself
+PATIENCE_SECONDS = 240.0  # for a machine that is busy with other tests; nothing here takes long by itself
 
 RECIPE = """
 run_id: test-run
@@ -133,6 +133,31 @@ class Swarm:
     def wait_for_end(self, child: Child, code: int = 0) -> None:
         self.wait(lambda: child.returncode is not None, f"{child.name} ends")
         assert child.returncode == code, child.last_words(40)
+
+    def end_in_step(self, *trainers: Child) -> None:
+        """Asks them to stop when all have gone through the same rounds. Fails when that never is so, and when those
+        that end after the same rounds have unlike parameters."""
+
+        def in_step() -> bool:
+            lineages = [self._lineages(trainer) for trainer in trainers]
+            shared = set(lineages[0]).intersection(*lineages[1:])
+            return bool(shared) and len({of_one[max(shared)] for of_one in lineages}) == 1
+
+        self.wait(in_step, "all are in step", *trainers)  # who missed a round follows
+        for trainer in trainers:
+            trainer.ask_to_stop()
+        for trainer in trainers:
+            self.wait_for_end(trainer)
+        ends = {self._end(trainer) for trainer in trainers}
+        assert len({lineage for lineage, _ in ends}) == len(ends), self.last_words()
+
+    def _end(self, trainer: Child) -> tuple[str, str]:
+        """What it has gone through, and the parameters that it has by that."""
+        summary = self.summary(trainer.name)
+        return self._lineages(trainer)[summary["epoch"]], summary["digest"]
+
+    def _lineages(self, trainer: Child) -> dict[int, str]:
+        return {each.epoch: each.lineage for each in self.epochs(trainer.name)}
 
     def last_words(self) -> str:
         logs = sorted(self.directory.glob("*.log"))

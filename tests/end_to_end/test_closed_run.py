@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from swarmcli.cli.processes import Child, Children
 from swarmcli.errors import JournalError
 from swarmcli.journal import JOURNAL_NAME, JournalReader
+from tests.end_to_end.forked import command
 from tests.end_to_end.swarm import PATIENCE_SECONDS, TEXT
 
 pytestmark = pytest.mark.e2e
@@ -43,9 +43,7 @@ class Computer:
         return self.children.start(name, [*words, *settings], self.here / f"{name}.log", self.environment)
 
     def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "swarmcli", *words]
-        environment = {**os.environ, **self.environment, "COLUMNS": "200"}
-        found = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=self.here)
+        found = command(words, {**os.environ, **self.environment, "COLUMNS": "200"}, self.here)
         assert found.returncode == code, found.stdout + found.stderr
         return found
 
@@ -63,12 +61,6 @@ class Computer:
                 return what(journal)
         except JournalError:  # not there yet
             return []
-
-
-@pytest.fixture
-def children() -> Iterator[Children]:
-    with Children() as found:
-        yield found
 
 
 def wait(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
@@ -112,6 +104,8 @@ def test_an_owner_invites_two_refuses_a_third_and_revokes_one_while_the_run_goes
     assert not (eve.here / "data").exists()
     shown = owner.run("members", "closed.yaml").stdout
     assert "ada" in shown and "joe" in shown and "not reached" not in shown
+    told = ada.run("members")  # a volunteer has no key of the run: its own peer asks the monitors
+    assert "ada" in told.stdout and "joe" in told.stdout and "one monitor only" in told.stderr
 
     assert "revoked the peer" in owner.run("revoke", "closed.yaml", "joe").stdout
     began = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -26,11 +27,12 @@ def test_an_open_page_sees_two_trainers_and_the_epoch_rise(swarm: MakeSwarm, chr
     run = swarm(1000)
     monitor = run.start_monitor()
     context = chromium.new_context()
+    context.set_default_timeout(PATIENCE)
     page = context.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(run.told("monitor")["dashboard"])
-    page.wait_for_selector('body[data-connection="live"]', timeout=PATIENCE)
+    page.wait_for_selector('body[data-connection="live"]')
     assert "swarm join" in page.inner_text("body")
 
     trainers = [run.start("join", name) for name in ("Ada <img src=x>", "Grace")]
@@ -38,7 +40,45 @@ def test_an_open_page_sees_two_trainers_and_the_epoch_rise(swarm: MakeSwarm, chr
     seen = epoch_shown(page)
     run.wait(lambda: epoch_shown(page) > seen, "the epoch rises on the page", monitor, *trainers)
     for name in ("Ada <img src=x>", "Grace"):
-        page.get_by_text(name, exact=True).first.wait_for(timeout=PATIENCE)
+        page.get_by_text(name, exact=True).first.wait_for()
     context.close()
     assert errors == []
     assert all(child.returncode is None for child in (monitor, *trainers))
+
+
+def test_a_volunteer_opens_the_printed_link_pauses_sets_a_limit_and_goes_on(
+    swarm: MakeSwarm, chromium: Browser
+) -> None:
+    run = swarm(1000)
+    monitor = run.start_monitor()
+    config = run.directory / "config.yaml"
+    own = {"SWARM_CONFIG": str(config), "SWARM_RUNTIME_DIR": str(run.directory / "runtime")}
+    trainer = run.start("join", "Ada", "--web", "0", environment=own)
+    link = re.compile(r"dashboard: (http\S+token=\S+)")
+    run.wait(lambda: link.search(trainer.log.read_text()) is not None, "the link is printed", monitor, trainer)
+    printed = link.search(trainer.log.read_text())
+    assert printed is not None
+    context = chromium.new_context()
+    context.set_default_timeout(PATIENCE)
+    page = context.new_page()
+    page.goto(printed[1])
+    page.wait_for_selector("#pause:enabled")
+    run.wait_for_epoch("monitor", 2, monitor, trainer)
+
+    page.get_by_role("button", name="Pause").click()
+    page.wait_for_selector('body[data-activity="paused"]')
+    paused_at = run.epoch("monitor")
+    page.get_by_text(re.compile("^Paused: you asked")).wait_for()  # it comes with the next state
+    page.get_by_role("slider", name="Upload").focus()
+    page.keyboard.press("ArrowLeft")
+    run.wait(config.exists, "the limit is kept", monitor, trainer)
+    assert "upload: 100 MB/s" in config.read_text()
+
+    page.get_by_role("button", name="Resume").click()
+    page.wait_for_selector('body[data-activity="running"]')
+    run.wait_for_epoch("monitor", paused_at + 3, monitor, trainer)
+    page.get_by_role("button", name="Leave the run").click()
+    page.get_by_role("button", name="Hand in, then leave").click()
+    run.wait_for_end(trainer)
+    page.wait_for_selector('body[data-connection="lost"]')
+    context.close()

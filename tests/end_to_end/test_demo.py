@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from swarmcli.cli import demo_run
 from swarmcli.cli.demo_run import ActorReport, DemoRun, Plan, checks
 from swarmcli.errors import SwarmError
+from tests.end_to_end.forked import ForkedChildren
 from tests.end_to_end.swarm import RECIPE, TEXT
 
 pytestmark = pytest.mark.e2e
@@ -15,18 +17,19 @@ pytestmark = pytest.mark.e2e
 
 def write_recipe(directory: Path, max_epochs: int) -> Path:
     recipe = directory / "recipe.yaml"
-    recipe.write_text(RECIPE.format(max_epochs=max_epochs, target=2048, host="127.0.0.1"))
+    recipe.write_text(RECIPE.format(max_epochs=max_epochs, target=1024, host="127.0.0.1"))
     (directory / "text").mkdir()
     (directory / "text" / "lines.txt").write_text(TEXT)
     return recipe
 
 
-def test_the_demo_keeps_its_promises(tmp_path: Path) -> None:
-    plan, told = Plan.for_epochs(100), []
+def test_the_demo_keeps_its_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_run, "Children", ForkedChildren)
+    plan, told = Plan.for_epochs(40), []
     recipe = write_recipe(tmp_path, plan.last)
     stage = tmp_path / "stage"
     stage.mkdir()
-    actors = DemoRun(recipe, "test-run", plan, stage, told.append).perform()
+    actors = DemoRun(recipe, "test-run", plan, stage, told.append, limit_seconds=480.0).perform()
     verdict = checks(actors, plan)
     assert [check for check in verdict if not check.holds] == []
     assert "trainer-2 is killed with SIGKILL" in told

@@ -97,17 +97,21 @@ def test_a_data_directory_without_files_is_named(swarm: MakeSwarm) -> None:
 def test_a_signal_ends_a_trainer_in_order(swarm: MakeSwarm, tmp_path: Path, number: int, code: int) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    run = swarm(1000)
+    run = swarm(100_000, target=512)
     monitor = run.start_monitor()
+    other = run.start("join", "other")
     os.environ["TMPDIR"], before = str(temporary), os.environ.get("TMPDIR")
     try:
         trainer = run.start("join", "trainer")
     finally:
         os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
+    run.wait(lambda: run.rounds("trainer") != [] and len(run.rounds("trainer")[-1].members) == 3, "all average", other)
     run.wait_for_epoch("trainer", 2, trainer, monitor)
     children = psutil.Process(trainer.pid).children(recursive=True)
     os.kill(trainer.pid, number)
     run.wait_for_end(trainer, code)
+    words = trainer.last_words(60)
+    assert "leaving" in words and "not handed in" not in words, words  # the other one goes on, so a round takes them
     assert children == []
     left = [
         path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")

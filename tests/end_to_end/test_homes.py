@@ -24,13 +24,14 @@ while True:
 # Prints its own port, and where the listener sees it.
 DIAL = f"""
 import socket, sys
-with socket.create_connection((sys.argv[1], {PORT}), timeout=1) as connection:
+with socket.create_connection((sys.argv[1], {PORT}), timeout=float(sys.argv[2])) as connection:
+    connection.settimeout(60)
     print(connection.getsockname()[1], connection.recv(100).decode())
 """
 DIAL_SECONDS = f"""
 import socket, sys, time
 began = time.monotonic()
-with socket.create_connection((sys.argv[1], {PORT}), timeout=10):
+with socket.create_connection((sys.argv[1], {PORT}), timeout=60):
     print(time.monotonic() - began)
 """
 
@@ -42,8 +43,8 @@ def listen(machine: Machine) -> str:
     return machine.address
 
 
-def dial(machine: Machine, address: str) -> tuple[int, str, int]:
-    port, seen, seen_port = machine.run([sys.executable, "-c", DIAL, address]).stdout.split()
+def dial(machine: Machine, address: str, seconds: float = 60.0) -> tuple[int, str, int]:
+    port, seen, seen_port = machine.run([sys.executable, "-c", DIAL, address, str(seconds)]).stdout.split()
     return int(port), seen, int(seen_port)
 
 
@@ -53,7 +54,7 @@ def is_silent(machine: Machine, address: str) -> bool:
 
 def trouble(machine: Machine, address: str) -> str:
     try:
-        dial(machine, address)
+        dial(machine, address, 1.0)
     except subprocess.CalledProcessError as error:
         return str(error.stderr)
     return ""

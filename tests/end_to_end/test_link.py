@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from swarmcli.cli.processes import Child, Children
+from tests.end_to_end.forked import command
 from tests.end_to_end.swarm import TEXT, Swarm
 
 pytestmark = pytest.mark.e2e
@@ -40,8 +39,7 @@ class Stranger:
         return sorted(self.data.glob("*/test-run/trainer-*"))
 
     def says(self, *words: str) -> str:
-        command = [sys.executable, "-m", "swarmcli", *words]
-        found = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **self.environment})
+        found = command(words, {**os.environ, **self.environment})
         assert found.returncode == 0, found.stderr
         return found.stdout
 
@@ -49,7 +47,7 @@ class Stranger:
 def test_a_stranger_with_a_link_alone_trains_along_and_comes_back_as_the_same_peer(
     swarm: MakeSwarm, tmp_path: Path
 ) -> None:
-    run = swarm(5, target=8192)  # epochs in which there is time for the other to start
+    run = swarm(5, target=2048)  # epochs in which there is time for the other to start
     monitor = run.start_monitor("--set", "optimizer.learning_rate=2e-3")  # which the stranger never types
     link = run.told("monitor")["link"]
     assert f'join with: swarm join "{link}"' in monitor.last_words(40)
@@ -60,8 +58,9 @@ def test_a_stranger_with_a_link_alone_trains_along_and_comes_back_as_the_same_pe
     assert "text files of this computer" in unasked.last_words(40) and "add --yes" in unasked.last_words(1)
     assert not stranger.data.exists()
 
-    owner = run.start("join", "owner", "--set", "optimizer.learning_rate=2e-3")
     first = stranger.join(link, "first", "--yes")
+    run.wait(lambda: any((home / "peer.json").exists() for home in stranger.homes), "the stranger is up", first)
+    owner = run.start("join", "owner", "--set", "optimizer.learning_rate=2e-3")
     for trainer in (owner, first):
         run.wait_for_end(trainer)
     (home,) = stranger.homes

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks._homes import FULLY_RANDOM, MASQUERADE, Internet, Machine, RouterKind
-from tests.end_to_end.test_port_mapping import answers_at, start_gateway
+from tests.end_to_end.test_port_mapping import SILENT, answers_at, start_gateway
 
 pytestmark = pytest.mark.homes
 
@@ -29,7 +29,7 @@ def start_contacts(internet: Internet, count: int) -> list[str]:
 
 
 def netcheck(home: Machine, *words: str) -> dict[str, Any]:
-    done = home.run([sys.executable, "-m", "swarmcli", "netcheck", "--json", *words], timeout=120)
+    done = home.run([sys.executable, "-m", "swarmcli", "netcheck", "--json", *words], timeout=300)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -51,11 +51,11 @@ def test_a_port_of_the_router_makes_a_home_dialable_and_is_given_back(internet: 
     assert "port that its router has opened" in found["sentence"]
     rates = [peer for peer in found["peers"] if peer["up"] and peer["down"]]
     assert len(rates) == 3
-    for peer in rates:  # the link carries 20 Mbit/s each way
-        assert 1e6 < peer["up"] < 2.7e6
-        assert 1e6 < peer["down"] < 2.7e6
+    for peer in rates:  # the link carries 2.5 MB/s each way, less what a busy machine loses, or takes late at the start
+        assert 3e5 < peer["up"] < 5e6
+        assert 3e5 < peer["down"] < 5e6
     port = int(found["mapping"]["address"].rpartition(":")[2])
-    assert not answers_at(internet.machine("late"), outer, port)
+    assert not answers_at(internet.machine("late"), outer, port, SILENT)
 
 
 @pytest.mark.parametrize(("kind", "translation"), [(MASQUERADE, "independent"), (FULLY_RANDOM, "dependent")])

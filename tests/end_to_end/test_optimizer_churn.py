@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pytest
 
 from tests.end_to_end.swarm import Swarm
-from tests.end_to_end.test_run import finish
+from tests.end_to_end.test_run import ENDLESS
 
 pytestmark = pytest.mark.e2e
 
 MakeSwarm = Callable[..., Swarm]
-TARGET = 2048  # samples in an epoch: some tenths of a second for two trainers
+TARGET = 1024  # samples in an epoch: some tenths of a second for two trainers
 
 
 def contributions_after(run: Swarm, name: str, epoch: int) -> list[int]:
@@ -22,7 +22,7 @@ def contributions_after(run: Swarm, name: str, epoch: int) -> list[int]:
 
 
 def test_a_trainer_that_is_stopped_for_three_epochs_is_in_step_again(swarm: MakeSwarm) -> None:
-    run = swarm(26, target=TARGET)
+    run = swarm(ENDLESS, target=TARGET)
     monitor = run.start_monitor()
     trainers = [run.start("join", f"trainer-{number}") for number in range(3)]
     stopped, other = trainers[0], trainers[1]
@@ -36,11 +36,11 @@ def test_a_trainer_that_is_stopped_for_three_epochs_is_in_step_again(swarm: Make
         os.kill(stopped.pid, signal.SIGCONT)
     thawed = run.epoch(other.name)
     run.wait(lambda: contributions_after(run, stopped.name, thawed) != [], "it contributes again", *trainers)
-    finish(run, 26, *trainers)
+    run.end_in_step(*trainers)
 
 
 def test_the_one_that_is_left_goes_on_alone_and_is_joined_again(swarm: MakeSwarm) -> None:
-    run = swarm(26, target=TARGET)
+    run = swarm(ENDLESS, target=TARGET)
     run.start_monitor()
     left, killed = (run.start("join", name) for name in ("left", "killed"))
     for trainer in (left, killed):
@@ -50,4 +50,4 @@ def test_the_one_that_is_left_goes_on_alone_and_is_joined_again(swarm: MakeSwarm
     at = run.epoch(left.name)
     newcomer = run.start("join", "newcomer")
     run.wait(lambda: contributions_after(run, newcomer.name, at) != [], "the newcomer contributes", left, newcomer)
-    finish(run, 26, left, newcomer)
+    run.end_in_step(left, newcomer)

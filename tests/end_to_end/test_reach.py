@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from benchmarks._homes import DUAL_STACK, MASQUERADE, RANDOM, Internet, Machine
 from swarmcli.cli.processes import Child, Children
 from tests.end_to_end.swarm import Swarm
+from tests.end_to_end.test_run import ENDLESS
 
 pytestmark = pytest.mark.homes
 
@@ -46,19 +46,6 @@ class Strangers(Swarm):
 
         self.wait(together, f"{peers} trainers average", *trainers)
 
-    def wait_for_one_model(self, *trainers: Child) -> None:
-        for child in trainers:
-            self.wait_for_end(child)
-        summaries = {child.name: self.summary(child.name) for child in trainers}
-        ends = {name: (summary["epoch"], summary["digest"]) for name, summary in summaries.items()}
-        assert len(set(ends.values())) == 1, ends
-
-
-@pytest.fixture
-def children() -> Iterator[Children]:
-    with Children() as made:
-        yield made
-
 
 @pytest.mark.parametrize(
     ("verb", "flags"),
@@ -73,14 +60,14 @@ def children() -> Iterator[Children]:
 def test_two_homes_and_a_public_machine(
     internet: Internet, tmp_path: Path, children: Children, verb: str, flags: tuple[str, ...]
 ) -> None:
-    run = Strangers(tmp_path, children, max_epochs=26, target=1024)
+    run = Strangers(tmp_path, children, max_epochs=ENDLESS, target=512)
     public = run.start_contact(verb, "public", prefix=internet.machine("public").prefix)
     ann, bob = (internet.router(name).machine(name) for name in ("ann", "bob"))
     first = run.start("join", "ann", *flags, prefix=ann.prefix)
     run.wait_for_epoch("ann", TOGETHER, first, public)
     second = run.start("join", "bob", *flags, prefix=bob.prefix)
     run.wait_for_epochs_of(2, first, second)
-    run.wait_for_one_model(first, second)
+    run.end_in_step(first, second)
 
 
 def test_strangers_behind_routers_train_from_a_link_whatever_happens(
@@ -88,7 +75,7 @@ def test_strangers_behind_routers_train_from_a_link_whatever_happens(
 ) -> None:
     """Four join through a public auxiliary, which relays; a fifth gets the state from one of them; the relay is killed
     and another one takes its place; somebody's outer address changes."""
-    run = Strangers(tmp_path, children, max_epochs=72, target=2048)
+    run = Strangers(tmp_path, children, max_epochs=ENDLESS, target=1024)
     relay = run.start_contact("aux", "relay", prefix=internet.machine("relay").prefix)
     link = run.link("relay")
     double = internet.router("double", behind=internet.router("carrier", lan="100.64.0"))
@@ -105,6 +92,7 @@ def test_strangers_behind_routers_train_from_a_link_whatever_happens(
     run.wait_for_epochs_of(5, *trainers)
     routers[0].move()
     run.wait_for_epochs_of(5, *trainers)
-    run.wait_for_one_model(*trainers)
+    run.end_in_step(*trainers)
     assert run.summary("west")["downloads"] >= 1
+    spare.ask_to_stop()
     run.wait_for_end(spare)

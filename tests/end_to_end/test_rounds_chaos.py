@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -16,11 +15,9 @@ import torch
 from tests.end_to_end import round_member
 from tests.end_to_end.round_member import Role, Strike, Told, tensor_of
 from tests.end_to_end.swarm import PATIENCE_SECONDS
+from tests.forkserver import CONTEXT
 
 pytestmark = pytest.mark.e2e
-
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload([round_member.__name__])
 
 TRAINER, SENDER, AUXILIARY = Role(), Role(bandwidth=0.0, weight=3.0), Role(auxiliary=True, weight=0.0)
 

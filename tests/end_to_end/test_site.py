@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from swarmcli.cli.processes import Child
+from swarmcli.machine import client
+from swarmcli.machine.registry import VARIABLE, LocalPeers
 from tests.end_to_end.site_processes import alive, listening, ranks
 from tests.end_to_end.swarm import Swarm
 from tests.end_to_end.test_recipes import EPOCHS, OVERRIDES, RECIPES
@@ -31,22 +35,24 @@ def contributes_after(run: Swarm, name: str, epoch: int, *alive: Child) -> None:
 
 
 def test_a_site_is_one_peer_with_the_samples_of_all_its_processes(swarm: MakeSwarm) -> None:
-    run = swarm(EPOCHS)
+    epochs = 3 * EPOCHS  # long enough for the trainer to come, on a machine that is busy with other tests
+    run = swarm(epochs)
     run.recipe = RECIPES / "site.yaml"
     words = [*OVERRIDES, "--set", "run_id=test-run", "--set", f"output_dir={run.directory}"]
+    words += ["--set", f"max_epochs={epochs}"]
     site = run.start("join", "site", *words)
     run.wait(lambda: (run.home("site") / "peer.json").exists(), "the site is up", site)
     assert sorted(ranks(site)) == [0, 1]
     run.contact = run.told("site")["addresses"][0]
     trainer = run.start("join", "trainer", *words, "--nproc", "1")
-    finish(run, EPOCHS, site, trainer)
+    finish(run, epochs, site, trainer)
     together = [epoch for epoch in run.epochs("trainer") if epoch.peers == 2]
     assert together
     by_epoch = {epoch.epoch: epoch for epoch in run.epochs("site")}
     assert all(by_epoch[each.epoch].own_samples + each.own_samples == each.samples for each in together[1:])
-    assert (run.home("site") / "checkpoints" / f"epoch-{EPOCHS:06d}" / "shards").is_dir()
+    assert (run.home("site") / "checkpoints" / f"epoch-{epochs:06d}" / "shards").is_dir()
     said = site.log.read_text()
-    assert "a site of 2 processes" in said and said.count(f"left at epoch {EPOCHS}") == 1
+    assert "a site of 2 processes" in said and said.count(f"left at epoch {epochs}") == 1
     assert "Traceback" not in said and "elastic" not in said
 
 
@@ -70,7 +76,7 @@ def test_a_site_listens_for_its_swarm_and_else_on_loopback_alone(swarm: MakeSwar
 def test_a_site_whose_processes_are_killed_or_frozen_is_the_same_peer_again(swarm: MakeSwarm) -> None:
     run = swarm(1000, target=TARGET)
     monitor = run.start_monitor()
-    site = run.start("join", "site", "--nproc", "2", "--set", "local.site.timeout=3")
+    site = run.start("join", "site", "--nproc", "2", "--set", "local.site.timeout=8")
     trainer = run.start("join", "trainer")
     contributes_after(run, "site", 1, site, trainer)
     peer = run.told("site")["peer"]
@@ -92,6 +98,38 @@ def test_a_site_whose_processes_are_killed_or_frozen_is_the_same_peer_again(swar
         run.wait_for_end(each, 130)
     assert alive(processes) == []
     assert "Traceback" not in site.log.read_text()
+
+
+def test_a_site_pauses_for_longer_than_its_processes_wait_for_each_other(
+    swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "registry"))
+    run = swarm(100_000, target=512)
+    monitor = run.start_monitor()
+    site = run.start("join", "site", "--nproc", "2", "--set", "local.site.timeout=5")
+    trainer = run.start("join", "trainer")
+    contributes_after(run, "site", 1, site, trainer)
+    registry = LocalPeers()
+    (peer,) = [each for each in registry.peers() if each.name == "site"]
+    processes = ranks(site)
+
+    def handed_in() -> int:
+        return sum(epoch.own_samples for epoch in run.epochs("site"))
+
+    client.post(peer, "pause", {}, registry=registry)
+    run.wait(lambda: client.get(peer, "state")["me"]["activity"]["state"] == "paused", "the site rests", site, trainer)
+    until = time.monotonic() + 12.0
+    run.wait(lambda: time.monotonic() > until, "more than twice as long as they wait for each other", site, trainer)
+    before = handed_in()  # the journal has all of it by now
+    run.wait_for_epoch("trainer", run.epoch("trainer") + 2, site, trainer)  # nobody waits for it
+    assert handed_in() == before
+    client.post(peer, "resume", {}, registry=registry)
+    contributes_after(run, "site", run.epoch("trainer"), site, trainer)
+    client.post(peer, "stop", {}, registry=registry)
+    run.wait_for_end(site)
+    assert processes and alive(list(processes.values())) == [], "these, and no others in their place"
+    assert run.summary("site")["samples"] == handed_in()
+    run.wait_for_epoch("trainer", run.epoch("trainer") + 1, trainer, monitor)
 
 
 def test_nothing_of_a_site_outlives_its_launcher(swarm: MakeSwarm) -> None:

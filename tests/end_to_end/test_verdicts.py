@@ -16,7 +16,7 @@ from benchmarks._homes import DUAL_STACK, FILTERED, FULLY_RANDOM, IPV6_ONLY, MAS
 pytestmark = pytest.mark.homes
 
 PORT = 7000
-SECONDS = 40.0  # until a change must have been noticed
+SECONDS = 120.0  # until a change must have been noticed, on a busy machine
 # Says what it knows when it has started, and again for every line that it is given.
 PEER = f"""
 import json, sys, time
@@ -85,20 +85,17 @@ def test_each_peer_finds_out_by_itself_where_it_stands(internet: Internet) -> No
     forwarding.forward(forwarded, PORT)
     opened.forward(lets_in, PORT)
     home, dual = Peer(forwarded, contact), Peer(lets_in, contact)
-    for name, peer in closed.items():
-        said = peer.hears()
-        assert said["client"] and not said["addresses"], (name, said)
-        assert any(verdict[:2] == [False, "asked in vain"] for verdict in said["verdicts"].values()), (name, said)
-    found = home.hears()
+    for peer in (*closed.values(), home, dual):
+        peer.hears()
+    for peer in closed.values():
+        said = peer.until(lambda said: any(each[:2] == [False, "asked in vain"] for each in said["verdicts"].values()))
+        assert said["client"] and not said["addresses"], said
     outer = f"tcp://{forwarding.outside[0]}:{PORT}"
-    assert found["verdicts"]["IPv4"] == [True, "dialed back", [outer]] and not found["client"]
-    dual.hears()
-    both = dual.until(lambda said: all(verdict[0] for verdict in said["verdicts"].values()))
-    assert [address.partition("/")[2].rpartition("/")[0] for address in both["addresses"]] == [
-        f"/{lets_in.addresses[0]}:{PORT}",
-        f"/[{lets_in.addresses[1]}]:{PORT}",
-    ]
-    assert public.says()["verdicts"]["IPv4"][1] == "dialed from outside"
+    found = home.until(lambda said: said["verdicts"]["IPv4"] == [True, "dialed back", [outer]])
+    assert not found["client"]
+    both = [f"/{lets_in.addresses[0]}:{PORT}", f"/[{lets_in.addresses[1]}]:{PORT}"]
+    dual.until(lambda said: [each.partition("/")[2].rpartition("/")[0] for each in said["addresses"]] == both)
+    public.until(lambda said: said["verdicts"]["IPv4"][1] == "dialed from outside")
 
     # The router gets another outer address: its contacts see the home there, and it asks anew.
     forwarding.move()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,25 @@ def swarm_trainer(dht: DHT, place: Path, epochs: int = EPOCHS, model: Any = None
     return trainer, optimizer
 
 
+@pytest.fixture
+def made_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trainers of one process, each made whole before either trains.
+
+    TrainingArguments empties the state that accelerate keeps for the process; a trainer at work would find it empty.
+    """
+    one_at_a_time, both = threading.Lock(), threading.Barrier(2, timeout=60)
+    make_trainer = example.make_trainer
+
+    def make(*args: Any) -> Any:
+        with one_at_a_time:
+            trainer = make_trainer(*args)
+        both.wait()
+        return trainer
+
+    monkeypatch.setattr(example, "make_trainer", make)
+
+
+@pytest.mark.usefixtures("made_in_turn")
 def test_two_trainers_end_with_the_same_parameters() -> None:
     with dhts(1) as (first,):
         contacts = list(first.get_visible_addresses())

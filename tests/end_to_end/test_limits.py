@@ -1,0 +1,46 @@
+"""What a user lends is all that real processes take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from swarmcli.journal import Line
+from tests.end_to_end.swarm import Swarm
+
+
+@pytest.mark.e2e
+def test_a_laptop_on_battery_hands_in_its_work_pauses_and_goes_on_with_mains(
+    swarm: Callable[..., Swarm], tmp_path: Path
+) -> None:
+    sensors = tmp_path / "sensors.json"
+    sensors.write_text(json.dumps({"on_battery": False}))
+    run = swarm(100_000)
+    run.start_monitor()
+    trainer = run.start("join", "trainer")
+    lends = {"SWARM_SENSORS": str(sensors)}
+    laptop = run.start("join", "laptop", "--limit", "on_battery=no", "--limit", "processor=60%", environment=lends)
+    run.wait(lambda: worked(run) >= 2, "both train", trainer, laptop)
+
+    sensors.write_text(json.dumps({"on_battery": True}))
+    run.wait(lambda: bool(told(run, "paused: on battery")), "the laptop pauses, and says why", trainer, laptop)
+    assert told(run, "paused: on battery")[0].text == "paused: on battery", "what it had computed was left behind"
+    before, epoch = worked(run), run.epoch("trainer")
+    run.wait_for_epoch("trainer", epoch + 3, trainer, laptop)
+    assert worked(run) == before
+
+    sensors.write_text(json.dumps({"on_battery": False}))
+    run.wait(lambda: worked(run) >= before + 2, "the laptop goes on", trainer, laptop)
+    assert not [line for line in run.events("laptop") if "not in the average" in line.text]
+
+
+def told(run: Swarm, text: str) -> list[Line]:
+    return [line for line in run.events("laptop") if line.text.startswith(text)]
+
+
+def worked(run: Swarm) -> int:
+    """Epochs with samples of the laptop in them."""
+    return sum(each.own_samples > 0 for each in run.epochs("laptop"))
