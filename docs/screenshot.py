@@ -1,76 +1,91 @@
-"""Takes the picture of the dashboard that the README shows, from a run that is going on.
+"""Takes the pictures of the dashboard that the documents show, of a run that is made up for it.
 
-    python docs/screenshot.py http://127.0.0.1:8080/ docs/dashboard.png --epoch 10
+    python docs/screenshot.py
 
-It waits until the page shows that epoch, so that there is something to see. Needs playwright and a Chromium.
+They are the real pages in a real browser over the run that the tests use, so that whoever changes a page takes them
+anew, and they differ by nothing else. Needs playwright and a Chromium, or its path in SWARM_CHROMIUM.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import shutil
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# Without these Chromium asks its maker's hosts for updates and components at every start.
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests are no package that one installs
+
+from coordinator_web.app import create_app
+from coordinator_web.server import DashboardServer
+from tests.conftest import ARGUMENTS, NO_CHROMIUM, find_chromium
+from tests.web.fake_source import FakeControls, FakeRun, as_shown, large_run, volunteer
+
+DOCS = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Picture:
+    """`height` 0: of the whole page."""
+
+    name: str
+    run: Callable[[], FakeRun]
+    path: str
+    width: int = 1200
+    height: int = 0
+    scheme: str = "light"
+
+
+def _run() -> FakeRun:
+    return FakeRun(finished_epochs=120)
+
+
+def _own() -> FakeRun:
+    limits = as_shown(upload="2 MB/s", processor="50%", hours="22:00-08:00")
+    return volunteer(FakeRun(finished_epochs=120, limits=limits))
+
+
+PICTURES = (
+    Picture("dashboard.png", _run, "run", height=1330),
+    Picture("dashboard-you.png", _own, ""),
+    Picture("dashboard-map.png", partial(large_run, 240), "map", width=1000, height=800),
 )
 
 
 def main() -> int:
-    options = _arguments()
-    chromium = os.environ.get("SWARM_CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUMS)), None)
+    chromium = find_chromium()
     if chromium is None:
-        sys.stderr.write("no Chromium found; install one, or name one in SWARM_CHROMIUM\n")
+        sys.stderr.write(f"{NO_CHROMIUM}\n")
         return 1
-    take(options, chromium)
-    sys.stderr.write(f"{options.picture}\n")
-    return 0
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Take a picture of a running dashboard.")
-    parser.add_argument("url", help="where the dashboard is, with its token if it has one")
-    parser.add_argument("picture", type=Path, help="the PNG file to write")
-    parser.add_argument("--epoch", type=int, default=0, help="wait until the run is at this epoch")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait for it")
-    parser.add_argument("--width", type=int, default=1200, help="of the window, in pixels")
-    parser.add_argument("--height", type=int, default=0, help="of the picture; 0: the whole page")
-    parser.add_argument("--scheme", choices=("light", "dark"), default="light")
-    parser.add_argument("--scale", type=float, default=1.0, help="device pixels per pixel")
-    return parser.parse_args()
-
-
-def take(options: argparse.Namespace, chromium: str) -> None:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=list(ARGUMENTS))
-        page = browser.new_page(
-            viewport={"width": options.width, "height": options.height or 900},
-            color_scheme=options.scheme,
-            device_scale_factor=options.scale,
-            reduced_motion="reduce",
-        )
-        page.goto(options.url)
-        page.wait_for_selector('body[data-connection="live"]')
-        page.wait_for_function(
-            "epoch => Number(document.getElementById('epoch').textContent.replaceAll(',', '')) >= epoch",
-            arg=options.epoch,
-            timeout=options.timeout * 1000,
-        )
-        options.picture.parent.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=options.picture, full_page=not options.height)
+        for picture in PICTURES:
+            take(picture, browser)
+            sys.stderr.write(f"docs/{picture.name}\n")
         browser.close()
+    return 0
+
+
+def take(picture: Picture, browser: Any) -> None:
+    run = picture.run()
+    server = DashboardServer(create_app(run, controls=FakeControls(run), control_token="own"))
+    context = browser.new_context(
+        viewport={"width": picture.width, "height": picture.height or 900},
+        color_scheme=picture.scheme,
+        reduced_motion="reduce",
+    )
+    try:
+        page = context.new_page()
+        page.goto(f"{server.start_in_thread()}{picture.path}?token=own")
+        page.wait_for_selector('body[data-connection="live"]')
+        page.wait_for_timeout(2000)  # lists and curves are asked for once the state is there
+        page.screenshot(path=DOCS / picture.name, full_page=not picture.height)
+    finally:
+        context.close()
+        server.stop()
 
 
 if __name__ == "__main__":

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import swarmcli
+
+# isort: split
+# Behind it: threads of torch's that wait sleep then, instead of turning in circles on the cores of other peers.
 import torch
 
-import swarmcli
 from examples.data import CLASSES, FEATURES, clusters
 from examples.peers import Say, arguments, invite, run, tell_epochs
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import swarmcli  # 1
+
+# isort: split
+# Behind it: threads of torch's that wait sleep then, instead of turning in circles on the cores of other peers.
 import torch
 
-import swarmcli  # 1
 from examples.data import classifier, clusters
 from examples.peers import Say, arguments, invite, run, tell_epochs
 

@@ -13,10 +13,13 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
+import swarmcli
+
+# isort: split
+# Behind it: threads of torch's that wait sleep then, instead of turning in circles on the cores of other peers.
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-import swarmcli
 from examples.peers import Say, arguments, invite, run, tell_epochs
 
 TARGET, BATCH, ACCUMULATE = 1024, 4, 2

@@ -1,0 +1,89 @@
+"""What `make docs` adds to the pages of this directory: README, examples and notes, which lie elsewhere, and a page
+with the help of every command, written from the commands themselves so that it is true."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+ELSEWHERE = {"README.md": "readme.md", "examples/README.md": "examples.md", "benchmarks/NOTES.md": "notes.md"}
+LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages that are no files of this directory."""
+    for source, page in ELSEWHERE.items():
+        files.append(File.generated(config, page, content=_moved((ROOT / source).read_text(encoding="utf-8"), source)))
+    files.append(File.generated(config, "commands.md", content="\n".join(_commands())))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links from this directory to pages that lie elsewhere lead to where the site has them."""
+    return markdown if page.file.generated_by else _moved(markdown, f"docs/{page.file.src_uri}")
+
+
+def _moved(markdown: str, source: str) -> str:
+    """The same with links as the site has them. Of what is no page of it (a recipe, a module) the words stay."""
+    base = (ROOT / source).parent
+
+    def link(match: re.Match[str]) -> str:
+        text, target, anchor = match[1], (base / match[2]).resolve(), match[3] or ""
+        path = target.relative_to(ROOT).as_posix() if target.is_relative_to(ROOT) else ""
+        if path in ELSEWHERE:
+            return f"[{text}]({ELSEWHERE[path]}{anchor})"
+        if path.startswith("docs/"):
+            return f"[{text}]({path.removeprefix('docs/')}{anchor})"
+        return text if path and target.exists() else match[0]
+
+    return LINK.sub(link, markdown)
+
+
+def _commands() -> Iterator[str]:
+    from typer.main import get_command
+
+    from swarmcli.cli.main import app
+
+    group: Any = get_command(app)
+    yield "# Every command\n"
+    yield "What `swarm COMMAND --help` says, for each of them.\n"
+    for name, command in group.commands.items():
+        yield from _command(command, f"swarm {name}", 2)
+
+
+def _command(command: Any, title: str, level: int) -> Iterator[str]:
+    loaded = command.load() if hasattr(command, "load") else command
+    yield f"{'#' * level} {title}\n"
+    yield _plain(loaded.help or "") + "\n"
+    rows = list(_options(loaded))
+    if rows:
+        yield "| | |\n| --- | --- |"
+        yield from rows
+        yield ""
+    for name, each in getattr(loaded, "commands", {}).items():
+        yield from _command(each, f"{title} {name}", level + 1)
+
+
+def _options(command: Any) -> Iterator[str]:
+    for param in command.params:
+        if getattr(param, "hidden", False) or param.name == "help":
+            continue
+        names = [param.metavar or param.name.upper()] if param.param_type_name == "argument" else param.opts
+        names = [*names, *param.secondary_opts]
+        told = ", ".join(f"`{each}`" for each in names)
+        if param.param_type_name == "option" and not param.is_flag:
+            told += f" {param.metavar or ''}".rstrip().replace("|", "\\|")
+        says = _plain(getattr(param, "help", "") or "").replace("|", "\\|").replace("\n", " ")
+        yield f"| {told} | {says} |"
+
+
+def _plain(text: str) -> str:
+    """Without rich's markup; what a shell reads, or what looks like a tag, is shown as it is."""
+    text = re.sub(r"\[/?(bold|dim|italic)\]", "", text)
+    lines = [f"    {line.strip()}" if line.strip().startswith("swarm ") else line.strip() for line in text.splitlines()]
+    return "\n".join(lines).replace("<", "&lt;")
