@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator_web import source as source_module
 from coordinator_web import views
 from coordinator_web.source import REREAD_SECONDS, DashboardSource, PeerStatus, RunStatus
 from coordinator_web.values import Basis, History
@@ -195,6 +196,36 @@ def test_the_past_is_told_over_time_with_evaluations(world: World) -> None:
     assert part.points[-1].epoch == 6 and len(part.points) == 2 and [each.loss for each in part.evaluations] == [3.9]
     overview = world.source.overview()
     assert overview.evaluation is not None and overview.evaluation.epoch == 4
+
+
+def test_what_others_tell_of_evaluations_is_a_curve_until_this_peer_has_its_own(world: World) -> None:
+    def hear(epoch: int, loss: float) -> None:
+        world.now += 10.0
+        world.live = replace(world.live, evaluation=Evaluated(epoch, loss, 256), evaluation_by="by Monica")
+        world.source.look()
+
+    def drawn(**span: float) -> list[tuple[int, float, float]]:
+        shown = world.source.history(by="epoch", **span).evaluations
+        return [(each.epoch, each.loss, each.time - START) for each in shown]
+
+    for epoch, loss in ((5, 3.0), (5, 9.0), (10, 2.5)):
+        hear(epoch, loss)
+    assert drawn() == [(5, 3.0, 10.0), (10, 2.5, 30.0)]
+    assert drawn(begin=6) == [(10, 2.5, 30.0)]
+    kind, rows = world.source.export("evaluations")
+    assert kind is Evaluated and [each.epoch for each in rows] == [5, 10]
+    world.journal.record(Evaluated(10, 2.6, 256))
+    world.written()
+    assert [(epoch, loss) for epoch, loss, _ in drawn()] == [(10, 2.6)]
+
+
+def test_of_what_others_tell_of_evaluations_the_newest_are_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "MOST_EVALUATIONS", 3)
+    for epoch in range(1, 6):
+        world.now += 10.0
+        world.live = replace(world.live, evaluation=Evaluated(epoch, 3.0, 256), evaluation_by="by Monica")
+        world.source.look()
+    assert [each.epoch for each in world.source.history().evaluations] == [3, 4, 5]
 
 
 def test_lists_are_exported_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
