@@ -69,6 +69,18 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
             importlib.import_module(".".join(path.relative_to(collector.config.rootpath).with_suffix("").parts))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported and collected stays to the end: the garbage collector does not walk through it, neither now
+    nor after each test that calls it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 # Parts of the paths of tests that take a quarter of a minute and more.
 LONG = {"end_to_end", "examples", "test_killed_saves.py", "test_leaks.py"}
 
