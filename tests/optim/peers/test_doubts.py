@@ -66,6 +66,11 @@ async def run_with(claim: str) -> float:
         return asyncio.get_running_loop().time() - began
 
 
+@pytest.fixture(scope="module")
+def honest() -> float:
+    return virtual_time.run(run_with("no lie"), seed=1)
+
+
 @pytest.mark.parametrize(
     ("claim", "seconds"),
     [
@@ -76,6 +81,5 @@ async def run_with(claim: str) -> float:
         pytest.param("the same", 2 * 10, id="who insists and has no state: ten seconds of knocking each"),
     ],
 )
-def test_reports_that_nobody_stands_by_cost_a_moment_once(claim, seconds) -> None:
-    honest = virtual_time.run(run_with("no lie"), seed=1)
+def test_reports_that_nobody_stands_by_cost_a_moment_once(honest: float, claim: str, seconds: float) -> None:
     assert virtual_time.run(run_with(claim), seed=1) <= honest + seconds
