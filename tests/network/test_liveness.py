@@ -11,6 +11,7 @@ from swarmcli.network import Limits, PeerID
 from swarmcli.network.control.liveness import Liveness
 from swarmcli.testing import MemoryNetwork, virtual_time
 from tests.simulation import simulated
+from tests.suites import soak
 
 from .worlds import Number, endpoints
 
@@ -102,12 +103,13 @@ async def test_unwatched_peers_are_pinged_rarely_and_watched_ones_often() -> Non
         assert 0 < idle * 2 < watched
 
 
+@pytest.mark.parametrize("hours", [4, *soak([24])])
 @simulated
-async def test_an_idle_connection_stands_for_a_day_and_its_death_is_noticed() -> None:
+async def test_an_idle_connection_stands_for_hours_and_its_death_is_noticed(hours: int) -> None:
     network = MemoryNetwork(loss=0.05)
     async with endpoints(network, 2) as [a, b]:
         await a.connect(b.addresses[0], timeout=5)
-        await asyncio.sleep(86400)
+        await asyncio.sleep(hours * 3600)
         gone: list[Event] = []
         for peer in (a, b):
             assert peer.statistics().control_connections == 1

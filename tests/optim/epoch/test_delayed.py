@@ -1,5 +1,7 @@
 """Delayed steps and delayed averaging: training goes on meanwhile, and everything is one round late, no more."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -7,15 +9,29 @@ from swarmcli.optim.modes.base import Timing
 from swarmcli.testing import virtual_time
 from tests.optim.epoch.delayed_swarm import DelayedSwarm, one_round_late
 from tests.optim.optim_swarm import TARGET, adamw, digests, momentum, reference, together
+from tests.suites import soak
 
 EPOCHS = 20
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 DELAYED = [Timing.DELAYED_STEP, Timing.DELAYED_AVERAGING]
 
 
-@pytest.mark.parametrize("timing", DELAYED, ids=lambda timing: timing.name)
-@pytest.mark.parametrize("sizes", [(5,), (4, 6), (2, 3, 6)], ids=str)
-@pytest.mark.parametrize("make", [momentum, adamw])
+# Each timing with each optimizer and with each number of peers.
+MIXED = [
+    *((make, (5,), timing) for make in (momentum, adamw) for timing in DELAYED),
+    (momentum, (4, 6), Timing.DELAYED_STEP),
+    (adamw, (4, 6), Timing.DELAYED_AVERAGING),
+    (adamw, (2, 3, 6), Timing.DELAYED_STEP),
+    (momentum, (2, 3, 6), Timing.DELAYED_AVERAGING),
+]
+OTHERS = [case for case in itertools.product((momentum, adamw), ((4, 6), (2, 3, 6)), DELAYED) if case not in MIXED]
+
+
+@pytest.mark.parametrize(
+    ("make", "sizes", "timing"),
+    [*MIXED, *soak(OTHERS)],
+    ids=lambda value: str(value) if isinstance(value, tuple) else None,
+)
 def test_it_equals_one_process_that_is_one_round_late(timing: Timing, sizes: tuple[int, ...], make) -> None:
     async def main() -> None:
         async with DelayedSwarm(seed=len(sizes), latency=0.1) as swarm:

@@ -11,6 +11,7 @@ from swarmcli.optim.modes.base import Timing
 from swarmcli.testing import virtual_time
 from tests.optim.epoch.delayed_swarm import DelayedSwarm, DelayedTrainer, one_round_late
 from tests.optim.optim_swarm import TARGET, digests, record, reference, together, until
+from tests.suites import soak
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 DELAYED = [Timing.DELAYED_STEP, Timing.DELAYED_AVERAGING]
@@ -216,7 +217,7 @@ def test_a_checkpoint_waits_for_what_is_under_way_and_continues_bit_for_bit(timi
 
 
 @pytest.mark.parametrize("timing", Timing)
-@pytest.mark.parametrize("sizes", [(5,), (4, 6), (2, 3, 6)], ids=str)
+@pytest.mark.parametrize("sizes", [(5,), (2, 3, 6), *soak([((4, 6),)])], ids=str)
 def test_reused_buffers_change_nothing(timing: Timing, sizes: tuple[int, ...]) -> None:
     async def main() -> None:
         async with DelayedSwarm(seed=len(sizes), latency=0.1) as swarm:

@@ -17,6 +17,7 @@ from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.testing import virtual_time
 from tests.optim.local_swarm import Applied, LocalPeer, in_one_process, local_peer
 from tests.optim.optim_swarm import Swarm, adamw, make_model, momentum, record, together
+from tests.suites import soak
 
 EPOCHS = 12
 
@@ -35,7 +36,7 @@ def check(peers: list[LocalPeer], **options: object) -> None:
 
 
 @pytest.mark.parametrize("delay", [False, True])
-@pytest.mark.parametrize("sizes", [(4, 4), (2, 6, 3), (1, 4, 2, 5)])
+@pytest.mark.parametrize("sizes", [(4, 4), (1, 4, 2, 5), *soak([((2, 6, 3),)])])
 def test_it_is_the_same_computation_in_one_process(delay: bool, sizes: tuple[int, ...]) -> None:
     async def main() -> None:
         async with Swarm() as swarm:

@@ -14,6 +14,7 @@ from swarmcli.optim.state.volumes import VOLUME_BYTES
 from swarmcli.testing import virtual_time
 from tests.optim.local_swarm import Applied, EpochOver, in_one_process, local_peer
 from tests.optim.optim_swarm import Swarm, adamw, digests, record, together, until
+from tests.suites import soak
 
 EPOCHS = 6
 NAMES = ("exp_avg", "exp_avg_sq")
@@ -21,7 +22,7 @@ VOLUMES = {VOLUME_BYTES: 1, 48: 3, 16: 9}  # of weights, mean and squares, six n
 
 
 @pytest.mark.parametrize("delay", [False, True])
-@pytest.mark.parametrize("volume_bytes", list(VOLUMES))
+@pytest.mark.parametrize("volume_bytes", [VOLUME_BYTES, 16, *soak([48])])
 def test_local_updates_are_the_same_computation_in_one_process(volume_bytes: int, delay: bool) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
