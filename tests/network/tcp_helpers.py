@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -132,6 +133,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def open_descriptors() -> int:
+    """Without those that garbage of earlier tests holds: it may be collected at any time."""
+    gc.collect()
     return len(list(Path("/dev/fd").iterdir()))
 
 

@@ -223,8 +223,8 @@ def test_a_dialed_program_that_says_nothing_is_given_up() -> None:
             await raw.rest()
 
         async with raw_listener(serve) as address:
-            error = await dial_fails(address, timeout=0.5)
-            assert "no answer within 0.5 s; another program may be listening there" in str(error)
+            error = await dial_fails(address, timeout=3.0)  # in which a busy machine connects
+            assert "no answer within 3 s; another program may be listening there" in str(error)
 
     asyncio.run(main())
 
@@ -286,7 +286,8 @@ def test_programs_that_speak_tls_but_greet_wrongly_are_turned_away(hello: bytes,
 @pytest.mark.parametrize("tls", [True, False])
 def test_a_handshake_that_does_not_go_on_is_ended(tls: bool) -> None:
     async def main() -> None:
-        async with peer(limits=Limits(handshake_timeout=1.0)) as listener, raw_peer(listener.address, tls=tls) as raw:
+        patient = Limits(handshake_timeout=3.0)  # in which a busy machine shakes hands
+        async with peer(limits=patient) as listener, raw_peer(listener.address, tls=tls) as raw:
             raw.writer.write(b"SWRM" if tls else b"\x16\x03")  # the beginning of what is expected, and no more
             await raw.rest()
             assert listener.transport.refusals == {"handshake timeout": 1}

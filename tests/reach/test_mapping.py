@@ -19,9 +19,8 @@ HERE = Gateway("127.0.0.1", "127.0.0.1")
 PORT = 31330
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For gateways that never answer."""
+def be_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For gateways that never answer; one that answers may take its time to, on a busy machine."""
     monkeypatch.setattr(igd, "REQUEST_SECONDS", 0.5)
     monkeypatch.setattr(igd, "SEARCH_SECONDS", 0.5)
     monkeypatch.setattr(pcp, "WAITS", (0.05, 0.1))
@@ -52,14 +51,14 @@ def test_a_port_is_given_renewed_and_given_back_without_touching_anyone_elses(pr
     asyncio.run(asked(protocol))
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("protocol", ["PCP", "NAT-PMP", "UPnP"])
-def test_a_gateway_that_refuses_or_says_nothing_grants_nothing(protocol: str) -> None:
+def test_a_gateway_that_refuses_or_says_nothing_grants_nothing(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with HomeGateway(behaviour=Behaviour(refuses=True)) as home:
             with pytest.raises(GatewayRefused):
                 await of(home)[protocol].ask(PORT, PORT)
             home.behaviour.silent = True
+            be_impatient(monkeypatch)
             with pytest.raises(GatewayError):
                 await of(home)[protocol].ask(PORT, PORT)
             assert home.ports == {}
@@ -96,7 +95,6 @@ ENTITIES = b"""<?xml version="1.0"?><!DOCTYPE r [<!ENTITY a "aaaaaaaaaa"><!ENTIT
 NESTED = "<device><deviceList>" * 3000 + "</deviceList></device>" * 3000
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("behaviour", "words"),
     [
@@ -118,7 +116,12 @@ NESTED = "<device><deviceList>" * 3000 + "</deviceList></device>" * 3000
     ],
     ids="entities large unreadable deep many elsewhere nowhere packed drip empty words answers".split(),  # noqa: SIM905
 )
-def test_what_a_hostile_gateway_says_is_an_error_of_ours(behaviour: Behaviour, words: str) -> None:
+def test_what_a_hostile_gateway_says_is_an_error_of_ours(
+    behaviour: Behaviour, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if behaviour.drip:
+        be_impatient(monkeypatch)
+
     async def main() -> None:
         async with HomeGateway(behaviour=behaviour) as home:
             with pytest.raises(GatewayError, match=words):
@@ -166,8 +169,9 @@ def test_only_the_gateways_own_address_is_taken_from_an_answer_to_a_search() -> 
     assert igd.location_in(ours.replace(b"/igd", b"/" + b"i" * igd.MAX_LOCATION), "192.168.1.1") is None
 
 
-@pytest.mark.usefixtures("impatient")
-def test_the_answer_of_a_stranger_to_the_search_is_not_read() -> None:
+def test_the_answer_of_a_stranger_to_the_search_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_impatient(monkeypatch)
+
     async def main() -> None:
         async with HomeGateway(behaviour=Behaviour(location="http://127.0.0.2:9/")) as stranger:
             there = Gateway("127.0.0.2", "127.0.0.1")  # the gateway is somebody else, and silent

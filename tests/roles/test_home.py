@@ -90,9 +90,9 @@ def tell(runs: Path, name: str, *ports: int) -> None:
 
 def test_who_begins_without_contacts_joins_those_who_run_beside_it(tmp_path: Path) -> None:
     me = neighbour(tmp_path, "trainer-9", started=ME, api="")
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as closed:
-        port, nobody = listener.getsockname()[1], closed.getsockname()[1]
-        closed.close()
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # so that nobody listens there
+        port, nobody = listener.getsockname()[1], taken.getsockname()[1]
         for name in ("monitor-1", "other-run", "younger", "trainer-9"):
             tell(tmp_path, name, port)
         tell(tmp_path, "killed", nobody)
