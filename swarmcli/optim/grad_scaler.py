@@ -45,8 +45,9 @@ class ScaledSteps:
             # Kept, so that what happens in a call that is interrupted is told after the next one.
             overflows, steps = self._told
             self._run(core.step(samples, scale))
+            # Read once: a delayed global step may end at any moment, also right behind an earlier one.
             self._told = core.overflows, core.global_steps
-            scaler.note_step(self, overflow=core.overflows > overflows, global_step=core.global_steps > steps)
+            scaler.note_step(self, overflow=self._told[0] > overflows, global_steps=self._told[1] - steps)
         elif self.begun and samples:
             raise GradScalerError("step: the gradients were scaled so far; call grad_scaler.step(optimizer)")
         else:
@@ -79,11 +80,11 @@ class _Since:
     steps: int = 0
     unscaled: bool = False  # the user did it for the batch that comes next
     overflow: bool = False
-    global_step: bool = False
+    global_steps: int = 0
 
     @property
     def may_update(self) -> bool:
-        return (self.overflow or self.global_step) and not self.intake.holds_scaled_sums
+        return (self.overflow or self.global_steps > 0) and not self.intake.holds_scaled_sums
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -172,11 +173,12 @@ class GradScaler(torch.amp.GradScaler):
             self._since.clear()
             return
         stepped = any(since.steps for since in self._since.values())
-        if self._report_found() or not stepped:
+        while self._report_found() or not stepped:  # as often as the Optimizer has had most global steps
             try:
                 super().update()
             except AssertionError as error:  # torch's way to say so
                 raise GradScalerError(f"update() without a step before it: {error}") from error
+            stepped = True
         for since in self._since.values():
             since.steps = 0
 
@@ -223,13 +225,13 @@ class GradScaler(torch.amp.GradScaler):
             raise GradScalerError("nothing was scaled: call scaler.scale(loss).backward() before step()")
         return 1.0 if self._of(intake).unscaled else self.get_scale()
 
-    def note_step(self, intake: ScaledSteps, *, overflow: bool, global_step: bool) -> None:
-        """After a local step: whether gradients were given up because they overflowed, and whether an epoch ended."""
+    def note_step(self, intake: ScaledSteps, *, overflow: bool, global_steps: int) -> None:
+        """After a local step: whether gradients were given up because they overflowed, and how many epochs ended."""
         since = self._of(intake)
         since.steps += 1
         since.unscaled = False
         since.overflow |= overflow
-        since.global_step |= global_step
+        since.global_steps += global_steps
 
     def _of(self, intake: ScaledSteps) -> _Since:
         return self._since.setdefault(id(intake), _Since(intake))
@@ -240,7 +242,8 @@ class GradScaler(torch.amp.GradScaler):
         for key, since in ended:
             found = torch.full((), float(since.overflow), dtype=torch.float32, device=self._device)
             self._per_optimizer_states[key]["found_inf_per_device"] = {found.device: found}
-            since.overflow = since.global_step = False
+            since.global_steps = 0 if since.overflow else since.global_steps - 1
+            since.overflow = False
         return bool(ended) or any(state["found_inf_per_device"] for state in self._per_optimizer_states.values())
 
     def _unscale_grads_(

@@ -25,14 +25,14 @@ class Collaborative(torch.optim.SGD):
         self.taken: list[torch.Tensor] = []  # unscaled
         self.gradients_are_sums = sums
         self.holds_scaled_sums = False
-        self.overflow = self.global_step = False  # what the next step reports
+        self.overflow, self.global_steps = False, 0  # what the next step reports
 
     def step(self, closure: Any = None, batch_size: int | None = None, grad_scaler: Any = None) -> Any:
         check_grad_scaler(grad_scaler)
         scale = grad_scaler.scale_of(self)
         self.taken += [gradient / scale for gradient in self.batch_gradients()]
-        grad_scaler.note_step(self, overflow=self.overflow, global_step=self.global_step)
-        self.overflow = self.global_step = False
+        grad_scaler.note_step(self, overflow=self.overflow, global_steps=self.global_steps)
+        self.overflow, self.global_steps = False, 0
         return batch_size
 
     def batch_gradients(self) -> list[torch.Tensor]:
@@ -79,7 +79,7 @@ def test_local_steps_leave_the_scale_alone_and_global_ones_let_it_grow() -> None
     optimizer = Collaborative(weights)
     for number in range(1, 9):
         backward(scaler, weights)
-        optimizer.global_step = number % 4 == 0
+        optimizer.global_steps = int(number % 4 == 0)
         assert scaler.step(optimizer, batch_size=4) == 4
         scaler.update()
         assert scaler.get_scale() == (16.0 if number == 8 else 8.0), "two global steps make an interval"
@@ -90,7 +90,7 @@ def test_many_local_steps_may_go_by_before_an_update() -> None:
     scaler, weights = scaled()
     optimizer = Collaborative(weights)
     scaler.step(optimizer)
-    optimizer.global_step = True
+    optimizer.global_steps = 1
     scaler.step(optimizer)
     scaler.step(optimizer)
     scaler.update()
@@ -113,7 +113,7 @@ def test_the_scale_stands_still_while_reused_buffers_hold_anything() -> None:
     scaler, weights = scaled()
     optimizer = Collaborative(weights, sums=True)
     for _ in range(2):
-        optimizer.global_step = optimizer.holds_scaled_sums = True  # a delayed step ended amid the next epoch
+        optimizer.global_steps, optimizer.holds_scaled_sums = 1, True  # a delayed step ended amid the next epoch
         scaler.step(optimizer)
         scaler.update()
         assert scaler.get_scale() == 8.0
@@ -125,6 +125,19 @@ def test_the_scale_stands_still_while_reused_buffers_hold_anything() -> None:
     assert scaler.get_scale() == 16.0, "both steps counted, later"
     scaler.update(2.0)
     assert scaler.get_scale() == 2.0
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_global_steps_that_end_one_behind_the_other_are_counted_each(late: int) -> None:
+    scaler, weights = scaled()
+    optimizer = Collaborative(weights, sums=True)
+    optimizer.global_steps, optimizer.holds_scaled_sums = 1, True  # the last epoch's, amid this one
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.global_steps, optimizer.holds_scaled_sums = late, False  # this one's was at once
+    scaler.step(optimizer)
+    scaler.update()
+    assert (scaler.get_scale(), scaler.state_dict()["_growth_tracker"]) == (16.0, late - 1)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -238,7 +251,7 @@ def test_a_scaler_that_is_not_enabled_does_nothing() -> None:
 def test_a_scaler_is_saved_loaded_and_copied_like_torchs() -> None:
     scaler, weights = scaled()
     optimizer = Collaborative(weights)
-    optimizer.global_step = True
+    optimizer.global_steps = 1
     scaler.step(optimizer)
     scaler.update()
     other = GradScaler("cpu")
