@@ -51,9 +51,8 @@ class Memory:
         self.holders = {candidate.peer_id: candidate for candidate in islice(welcome, MAX_CANDIDATES)}
 
     def finish(self, peer: PeerID, search: bytes) -> None:
-        """This search of that peer has ended; what others still say about it is out of date."""
-        self._finished.pop(peer, None)
-        self._finished[peer] = search
+        """This search of that peer, and so all before it, has ended; what others still say about it is out of date."""
+        self._finished[peer] = max(search, self._finished.pop(peer, b""))
         _keep_newest(self._finished)
 
     def has_finished(self, candidate: Candidate) -> bool:

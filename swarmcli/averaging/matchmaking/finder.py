@@ -49,6 +49,7 @@ from swarmcli.network.task_owner import TaskOwner
 SPARED = 60.0  # seconds for which a peer that failed as a reducer gets nothing to reduce; doubled each time …
 MOST_SPARED = 6  # … so often
 WITHDRAWAL_TIMEOUT = 2.0  # seconds that an ending averager takes to withdraw its declaration
+CLOCKS_DIFFER = 1.0  # seconds by which a search may seem to begin in the future
 MAX_BEGUN = 4  # groups that those who come too late are told of; they may be some rounds behind
 
 Untold: TypeAlias = Callable[[Group, PeerID, str], None]
@@ -324,8 +325,12 @@ class GroupFinder:
 
     def _remember(self, group: Group, search: Search) -> None:
         memory, size = self._memory, self._config.matchmaking.target_group_size
+        # The leader says with which searches the others came. One that is yet to begin has not ended, whoever says so:
+        # otherwise a liar could keep two peers from ever asking each other again.
+        latest = search_id(self._endpoint.clock.now() + CLOCKS_DIFFER, b"\xff" * 8)
         for member in group.members:
-            memory.finish(member.peer_id, member.search)
+            search.known.finish(member.peer_id)
+            memory.finish(member.peer_id, min(member.search, latest))
             self._endpoint.learn(member.peer_id, member.addresses)
         peers = frozenset(member.peer_id for member in group.members)
         memory.note_present(peers)

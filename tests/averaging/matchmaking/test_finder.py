@@ -27,7 +27,7 @@ from swarmcli.averaging.matchmaking.messages import (
 from swarmcli.errors import CallError, CallRefused, ConnectionLost
 from swarmcli.network import Endpoint, PeerID
 from swarmcli.testing import virtual_time
-from tests.averaging.averagers import Averagers, Peer, all_results, assert_one_group
+from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results, assert_one_group
 from tests.averaging.table import join_of
 
 
@@ -122,6 +122,31 @@ def test_a_leader_cannot_bring_its_follower_into_an_old_group_again() -> None:
                 with pytest.raises(CallRefused, match="not waiting"):
                     await at_follower.say(Begin(search, Group.form(b"", members, [1.0, 0.0], bytes(16))))
             await finish(peers, controls)
+
+    run(main())
+
+
+def test_a_leader_cannot_keep_its_followers_from_each_other() -> None:
+    """It says with which searches they came; a search to come, so named, would make all before it out of date."""
+
+    async def main() -> None:
+        async with Averagers(1) as swarm:
+            peers, controls, at_leader, _ = await preformed(swarm)
+            leader = at_leader.victim
+            followers = [peer for peer in peers if peer is not leader]
+            began = [peer.search.me.search for peer in peers]
+            for follower in followers:
+                true = dict(zip((peer.peer_id for peer in peers), began, strict=True))
+                mine = true[follower.peer_id]
+                named = {peer: mine if peer == follower.peer_id else b"\xff" * 16 for peer in true}
+                members = [Member(peer.peer_id, search=named[peer.peer_id]) for peer in (leader, *followers)]
+                liar = Attacker(leader.endpoint, follower)
+                assert await liar.say(Begin(mine, Group.form(b"", members, [1.0, 0.0, 0.0], bytes(16)))) == Pulse(True)
+            swarm.kill(leader)
+            await all_outcomes([control for peer, control in zip(peers, controls, strict=True) if peer is not leader])
+            async with asyncio.timeout(60):
+                again = [peer.begin(allow_retries=False) for peer in followers]
+                assert_one_group(await all_results(again), followers)
 
     run(main())
 
