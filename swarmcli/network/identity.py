@@ -144,6 +144,8 @@ class Identity:
 
 def verify(peer_id: PeerID, purpose: str, signature: bytes, *fields: bytes) -> bool:
     """Whether `signature` was made by `peer_id` for exactly this purpose and these fields."""
+    if len(signature) != SIGNATURE_BYTES:  # a stranger's may be as long as a message, and would be remembered
+        return False
     message = _signed_bytes(purpose, fields)
     check = _signed_lately if len(message) <= _REMEMBERED_BYTES else _signed
     return check(peer_id, signature, message)

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,16 @@ def test_a_signature_holds_for_its_purpose_its_fields_and_its_signer_only() -> N
     assert not verify(bob.peer_id, "record", signature, b"ab", b"c")
     assert not verify(alice.peer_id, "record", signature[:-1], b"ab", b"c")
     assert not verify(alice.peer_id, "record", b"", b"ab", b"c")
+
+
+def test_what_cannot_be_a_signature_is_not_kept_in_memory() -> None:
+    alice = Identity.generate().peer_id
+    tracemalloc.start()
+    try:
+        assert not any(verify(alice, "record", os.urandom(1 << 16), b"ab") for _ in range(64))
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_ids_that_are_no_point_on_the_curve_verify_nothing() -> None:
