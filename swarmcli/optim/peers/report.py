@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 from collections import deque
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
 
 MAX_REASON = 200  # characters
+MOST_LOSS = 1e30  # a loss beyond is as good as infinite; of less, means and differences are finite whoever adds them up
 MAX_RECENT = 16  # epochs; whoever reads reports now and then still learns of each
 LastOutcome = Literal["", "committed", "alone", "failed", "undecided"]
 Phase = Literal[
@@ -51,7 +51,7 @@ def is_away(pause: Pause) -> bool:
 
 _Name = Annotated[str, Field(max_length=64), AfterValidator(harmless)]
 _Address = Annotated[str, Field(max_length=MAX_ADDRESS)]
-_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Loss = Annotated[float, Field(gt=-MOST_LOSS, lt=MOST_LOSS)]
 _Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 
 
@@ -66,7 +66,7 @@ class ReportedLoss(pydantic.BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     epoch: _Count
-    loss: _Finite
+    loss: _Loss
     samples: _Count
 
 
@@ -110,14 +110,14 @@ class PeerMetrics:
         self._alone_at = None if anyone_computes else _now()
 
     def note_loss(self, loss: float, samples: int) -> None:
-        """`loss` is the mean over `samples` of the present epoch. One that is not finite is left out."""
-        if math.isfinite(loss) and samples > 0:
+        """`loss` is the mean over `samples` of the present epoch. One beyond MOST_LOSS, or no number, is left out."""
+        if abs(loss) < MOST_LOSS and samples > 0:
             self._loss_sum += loss * samples
             self._loss_samples += samples
 
     def note_evaluation(self, epoch: int, loss: float, samples: int) -> None:
-        """One that is not finite is told to nobody. From any thread."""
-        if math.isfinite(loss):
+        """One beyond MOST_LOSS, or that is no number, is told to nobody. From any thread."""
+        if abs(loss) < MOST_LOSS:
             self.evaluation = ReportedEvaluation(epoch=epoch, loss=loss, samples=samples)
 
     def note_outcome(self, outcome: LastOutcome, reason: str = "") -> None:
@@ -196,7 +196,7 @@ class PeerReport(pydantic.BaseModel):
     samples_per_second: float = Field(ge=0.0, lt=1e12, allow_inf_nan=False)
     client_mode: bool  # nobody can dial it directly
     addresses: list[_Address] = Field(max_length=MAX_ADDRESSES)  # in client mode those at relays
-    loss: _Finite | None  # mean over this peer's last epoch; None: it computes none, or the loss was not finite
+    loss: _Loss | None  # mean over this peer's last epoch; None: it computes none, or the loss is told to nobody
     recent: list[ReportedLoss] = Field(
         default_factory=list, max_length=MAX_RECENT
     )  # of the latest epochs, oldest first

@@ -6,11 +6,14 @@ import asyncio
 import math
 
 import pytest
+from pydantic import ValidationError
 
+from swarmcli.cli.live import sparkline
 from swarmcli.events import EpochAdvanced, EpochReported, Event, Events
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.peers.report import MAX_RECENT, PeerMetrics, ReportedLoss
+from swarmcli.optim.peers.report import MAX_RECENT, MOST_LOSS, PeerMetrics, ReportedLoss
 from swarmcli.optim.state.lineage import LineagePosition
+from swarmcli.roles.epoch_history import EpochHistory
 from swarmcli.testing import virtual_time
 
 
@@ -72,15 +75,33 @@ def test_losses_of_parameters_that_were_replaced_are_forgotten() -> None:
     virtual_time.run(main())
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -1e300])
 def test_a_loss_that_is_no_number_is_left_out(loss: float) -> None:
     async def main() -> None:
         own = metrics()
         own.note_loss(loss, 8)
         own.note_loss(1.0, 1)
-        assert own.end_epoch(at(1)).loss == 1.0
+        own.note_evaluation(1, loss, 8)
+        assert own.end_epoch(at(1)).loss == 1.0 and own.evaluation is None
 
     virtual_time.run(main())
+
+
+@pytest.mark.parametrize("loss", [math.nan, -math.inf, 1e30, -1e308])
+def test_nobody_can_tell_a_loss_of_which_no_mean_can_be_taken(loss: float) -> None:
+    with pytest.raises(ValidationError):
+        ReportedLoss(epoch=1, loss=loss, samples=8)
+
+
+def test_a_mean_over_the_largest_losses_and_rates_that_can_be_told_is_a_number_to_draw() -> None:
+    most, history = 0.99 * MOST_LOSS, EpochHistory()
+    history.note(EpochAdvanced(1, "ab", 100, 10, 3, 2.0, 8.0, 0.1))
+    for number, loss in enumerate((most, most, -most)):
+        history.note(EpochReported(str(number), 1, loss, 8, 9e11))
+    history.note(EpochAdvanced(2, "ab", 100, 10, 3, 2.0, 8.0, 0.1))
+    found = history.losses()
+    assert found == [pytest.approx(most / 3), 2.0]
+    assert sparkline([*found, most, -most]) == "▆▄█▁"
 
 
 def test_only_the_latest_epochs_are_kept() -> None:
