@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,10 +67,20 @@ def find_checkpoint(path: Path) -> Path:
 def checkpoints_below(path: Path, run_id: str | None = None) -> list[Path]:
     """The checkpoints below a directory, at any depth, the newest first; with `run_id` without those that say that they
     are of another run. Whether they can be read shows when they are loaded."""
-    found = [file.parent for file in path.rglob(MANIFEST) if _READABLE.fullmatch(file.parent.name)]
+    # Unlike Path.rglob, this goes on where a directory is removed meanwhile: a peer's store does that beside us.
+    places = (Path(directory) for directory, _, names in os.walk(path) if MANIFEST in names)
+    found = [place for place in places if _READABLE.fullmatch(place.name)]
     if run_id is not None:
         found = [place for place in found if _run_of(place) in (run_id, None)]
-    return sorted(found, key=lambda place: (epoch_of(place), place.stat().st_mtime), reverse=True)
+    return sorted(found, key=lambda place: (epoch_of(place), _changed_at(place)), reverse=True)
+
+
+def _changed_at(place: Path) -> float:
+    """0 for what is gone."""
+    try:
+        return place.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def epoch_of(place: Path) -> int:
@@ -147,8 +158,9 @@ def check_files(path: Path, manifest: Mapping[str, Any]) -> None:
         file = path / Path(name).name
         try:
             found = file_digest(file)
-        except OSError as error:
-            raise CheckpointError(f"{file} cannot be read: {error.strerror}; use an older checkpoint") from error
+        except (OSError, ValueError) as error:  # a name may be one that no file can have
+            why = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"{file} cannot be read: {why}; use an older checkpoint") from error
         if found != digest:
             raise CheckpointError(f"{file} is damaged: its content is not what was written; use an older checkpoint")
 

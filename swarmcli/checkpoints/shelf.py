@@ -221,7 +221,9 @@ def loss_of(place: Path) -> float | None:
     """What a checkpoint was evaluated at; None: it was not."""
     found = _small_json(place / EVALUATION)
     loss = found.get("loss") if isinstance(found, dict) else None
-    return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
+    with suppress(OverflowError):  # of a whole number with hundreds of digits
+        return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
+    return None
 
 
 def _small_json(file: Path) -> object:

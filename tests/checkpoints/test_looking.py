@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,3 +53,32 @@ def test_a_damaged_manifest_is_a_problem_and_no_error(shelf: Shelf) -> None:
     (path / "checkpoint.json").write_text('{"format": 1}')
     (info,) = (info for info in listing(shelf.directory) if info.path == path)
     assert info.problem == verify(path) != "" and info.run_id == ""
+
+
+def test_a_loss_that_no_float_holds_is_none(shelf: Shelf) -> None:
+    (shelf.all()[0] / "evaluation.json").write_text(f'{{"loss": {"9" * 400}}}')
+    assert listing(shelf.directory)[-1].loss is None
+
+
+def test_a_name_that_no_file_can_have_is_a_problem_and_no_error(shelf: Shelf) -> None:
+    path = shelf.all()[0]
+    manifest = json.loads((path / "checkpoint.json").read_text())
+    del manifest["digest"]
+    manifest["sha256"]["a\0b"] = ""
+    (path / "checkpoint.json").write_text(json.dumps(manifest))
+    assert "cannot be read" in verify(path)
+
+
+def test_what_is_removed_beside_a_look_at_it_is_left_out(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its directory was seen, and is gone when it is read: a walk meets that before or behind the file's name."""
+    first, second, third = shelf.all()
+    scan, goes = os.scandir, {str(shelf.directory): first, str(second): second}
+
+    def remove_behind(path: Any = ".") -> Any:
+        found = scan(path)
+        if (gone := goes.pop(str(path), None)) is not None:
+            shutil.rmtree(gone)
+        return found
+
+    monkeypatch.setattr(os, "scandir", remove_behind)
+    assert [info.path for info in listing(shelf.directory)] == [third]
