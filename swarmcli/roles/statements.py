@@ -174,7 +174,8 @@ async def fetch_book(endpoint: Endpoint, monitor: PeerID, run_id: str, *, most_p
     for number in range(1, min(statement.pages, most_pages)):
         page = await _page(endpoint, monitor, BookWanted(run_id, number, statement.digest))
         pages.append(list(zip(page.peers, page.entries, strict=False)))
-    if statement.pages <= most_pages and digest_of(pages if statement.pages else []) != statement.digest:
+    signed = pages if statement.pages or pages[0] else []  # an empty book has no page
+    if statement.pages <= most_pages and digest_of(signed) != statement.digest:
         raise ValueError("its book is another one than it has signed")
     peers, entries = zip(*(line for page in pages for line in page), strict=True) if any(pages) else ((), ())
     return _whole(statement, peers, entries)

@@ -17,7 +17,7 @@ from swarmcli.optim import PeerDescription
 from swarmcli.roles import bookkeeping
 from swarmcli.roles.bookkeeping import Bookkeeper, BookReader, Surroundings, from_rows
 from swarmcli.roles.contributions import Entries, Kept, Mark
-from swarmcli.roles.statements import entries_of, fetch_book
+from swarmcli.roles.statements import digest_of, entries_of, fetch_book, signed
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import nodes, record
 
@@ -356,6 +356,20 @@ def test_a_book_is_signed_and_one_that_was_changed_afterwards_is_refused() -> No
             found = {peer: round(entry.samples) for peer, entry in entries_of(whole).items() if entry.samples}
             assert found == run.given
             (await monitor.keeper._newest()).ranked[0][1].samples += 1
+            with pytest.raises(ValueError, match="signed"):
+                await fetch_book(reader.endpoint, monitor.node.peer_id, "run")
+
+    virtual_time.run(main())
+
+
+def test_what_stands_in_a_book_that_is_signed_as_empty_is_refused() -> None:
+    async def main() -> None:
+        async with simulated(3) as run:
+            monitor, reader = run.monitor(), run.nodes[0]
+            await run.epochs(2)
+            pages = await monitor.keeper._newest()
+            claimed = msgspec.structs.replace(pages.statement, pages=0, digest=digest_of([]))
+            pages.statement = signed(monitor.node.endpoint.identity, claimed)
             with pytest.raises(ValueError, match="signed"):
                 await fetch_book(reader.endpoint, monitor.node.peer_id, "run")
 
