@@ -137,8 +137,10 @@ def _places(context: Context) -> list[tuple[str, Path]]:
 
     cache = Path(os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")))
     own = [("output_dir of the recipe", Path(context.recipe.output_dir))] if context.recipe is not None else []
+    running = [("directory of a running peer", Path(peer.home)) for peer in context.registry.peers()]
     return [
         *own,
+        *running,
         ("runs that you joined", data_directory()),
         ("downloads", cache.expanduser()),
         ("temporary files", Path(tempfile.gettempdir())),
@@ -154,6 +156,7 @@ def _existing(path: Path) -> Path:
 def _elsewhere(what: str, place: Path) -> str:
     variables = {
         "output_dir of the recipe": "set output_dir to another directory",
+        "directory of a running peer": "start it with another --home",
         "runs that you joined": "set SWARM_DATA_DIR to another directory",
         "downloads": "set HF_HOME to another directory",
     }

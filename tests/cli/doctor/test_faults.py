@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -113,6 +114,22 @@ def a_device_that_is_not_there(world: World) -> Findings:
 
 def a_full_disk(world: World) -> Findings:
     world.set.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**12, 10**12, 10**7))
+    return computer.check_disk(world.context)
+
+
+def a_full_disk_of_a_running_peer(world: World) -> Findings:
+    """A disk of its own: an external one, or a small partition."""
+    home = world.here / "external" / "trainer-1"
+    home.mkdir(parents=True)
+    stat, usage = Path.stat, shutil._ntuple_diskusage
+    world.until.enter_context(LocalPeers().entered(LocalPeer.here("trainer", "a-run", home)))
+
+    def of_another_disk(path: Path, **how: bool) -> object:
+        found = stat(path, **how)
+        return SimpleNamespace(st_mode=found.st_mode, st_dev=-1) if path == home else found
+
+    world.set.setattr(Path, "stat", of_another_disk)
+    world.set.setattr(shutil, "disk_usage", lambda place: usage(10**12, 0, 10**7 if place == home else 10**12))
     return computer.check_disk(world.context)
 
 
@@ -312,6 +329,7 @@ FAULTS = [
     Fault(a_device_that_fails, "no kernel image", "update the driver"),
     Fault(a_device_that_is_not_there, "device: ", "set it to auto, or to cpu"),
     Fault(a_full_disk, "disk: 0.0 GB free", "make room there"),
+    Fault(a_full_disk_of_a_running_peer, "external/trainer-1 (directory of a running peer)", "another --home"),
     Fault(a_directory_of_others, "you may not write", "set SWARM_DATA_DIR"),
     Fault(a_clock_without_battery, "it is the year 1970", "set the clock"),
     Fault(a_clock_that_is_off, "7,200 s behind the contacts'", "set the clock"),
