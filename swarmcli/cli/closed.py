@@ -55,7 +55,12 @@ def invite(
         bool, typer.Option("--copyable", help="Print the link alone, for a clipboard or a pipe.")
     ] = False,
 ) -> None:
-    """Make a link by which somebody joins a closed run."""
+    """Make a link by which somebody joins a closed run.
+
+    \b
+    swarm invite my-run.yaml --note Ada
+    swarm invite my-run.yaml --note Ada --days 30 --copyable
+    """
     from swarmcli.network.identity import PeerID
     from swarmcli.recipe import digest_of, load_recipe
     from swarmcli.recipe.ticket import Ticket
@@ -94,7 +99,11 @@ def revoke(
     peer: Peers,
     run_key: KeyFile = None,
 ) -> None:
-    """Take back invitations of a closed run: its members close all connections with those peers."""
+    """Take back invitations of a closed run: its members close all connections with those peers.
+
+    \b
+    swarm revoke my-run.yaml Ada
+    """
     from swarmcli.roles.owner import describe_subject
 
     visit = _visit(recipe, overrides, peer, run_key)
@@ -116,7 +125,11 @@ def sign(
     overrides: Overrides,
     run_key: KeyFile = None,
 ) -> None:
-    """Sign a checkpoint with the run key: peers follow whoever comes with it, if it is further than they are."""
+    """Sign a checkpoint with the run key: peers follow whoever comes with it, if it is further than they are.
+
+    \b
+    swarm sign my-run.yaml runs/my-run/monitor-1/checkpoints/epoch-000400
+    """
     from swarmcli.checkpoints.layout import OWNER, position_of
     from swarmcli.network.identity import PeerID
     from swarmcli.recipe import digest_of, load_recipe

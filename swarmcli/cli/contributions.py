@@ -370,7 +370,11 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The certificate.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print what it says as JSON.")] = False,
 ) -> None:
-    """Check the signatures of a certificate, and say whose word it is. Needs no network."""
+    """Check the signatures of a certificate, and say whose word it is. Needs no network.
+
+    \b
+    swarm certificate verify ada.json
+    """
     from swarmcli.roles.certificate import Certificate
 
     found = Certificate.read(file)

@@ -29,7 +29,12 @@ def demo(
     web: Annotated[int, typer.Option(metavar="PORT", help="Of the dashboard; 0: any free one.")] = 0,
     limit: Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this time.")] = 300.0,
 ) -> None:
-    """Train with a monitor, three trainers and an auxiliary on this machine; one of them is killed on the way."""
+    """Train with a monitor, three trainers and an auxiliary on this machine; one of them is killed on the way.
+
+    \b
+    swarm demo
+    swarm demo recipes/powersgd.yaml --web 8080
+    """
     from rich.console import Console
 
     from swarmcli.cli.demo_run import DemoRun, Plan, checks

@@ -28,7 +28,13 @@ def link(
         bool, typer.Option("--copyable", help="Print the link alone, for a clipboard or a pipe.")
     ] = False,
 ) -> None:
-    """Print the link by which others join a run of this machine."""
+    """Print the link by which others join a run of this machine.
+
+    \b
+    swarm link                    those of all runs
+    swarm link my-run/recipe.yaml
+    swarm link --copyable         for a clipboard or a pipe
+    """
     from swarmcli.recipe.link import command_of, reach_in_words
     from swarmcli.roles.home import read_link
 

@@ -160,7 +160,13 @@ def log(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is added, until Ctrl-C.")] = False,
 ) -> None:
-    """Show what a peer went through: a summary, or the lists that are asked for."""
+    """Show what a peer went through: a summary, or the lists that are asked for.
+
+    \b
+    swarm log my-run
+    swarm log runs/my-run/trainer-1 --rounds -n 20
+    swarm log my-run --events --follow
+    """
 
     chosen = {"epochs": epochs, "rounds": rounds, "events": events, "peers": peers}
     selection = Selection(tuple(name for name, wanted in chosen.items() if wanted), last, as_json)

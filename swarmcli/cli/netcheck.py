@@ -36,7 +36,12 @@ def netcheck(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Find out whether others can dial this computer, what its router does, and how fast its link is."""
+    """Find out whether others can dial this computer, what its router does, and how fast its link is.
+
+    \b
+    swarm netcheck
+    swarm netcheck "swarm://…"
+    """
     setup_logging(verbose)
     options = options_of(run, peer)
     if host is not None:

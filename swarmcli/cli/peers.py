@@ -233,7 +233,13 @@ def _spread(verb: Callable[[Any], None]) -> Callable[..., None]:
 
 @_spread
 def join(options: JoinOptions) -> None:
-    """Train with the others: compute gradients, average them, step together."""
+    """Train with the others: compute gradients, average them, step together.
+
+    \b
+    swarm join "swarm://…" --name Ada
+    swarm join "swarm://…" --upload 2MB/s --limit hours=22:00-08:00
+    swarm join recipe.yaml --peer tcp://203.0.113.7:31330
+    """
     from swarmcli.cli.site.process import SiteProcess
     from swarmcli.recipe import load_recipe
 
@@ -261,7 +267,12 @@ def join(options: JoinOptions) -> None:
 
 @_spread
 def aux(options: PeerOptions) -> None:
-    """Help without computing gradients: add up the parts of others, on a processor alone."""
+    """Help without computing gradients: add up the parts of others, on a processor alone.
+
+    \b
+    swarm aux "swarm://…"
+    swarm aux recipe.yaml --port 31331
+    """
     from swarmcli.recipe import load_recipe
     from swarmcli.roles.run import run_auxiliary
 
@@ -274,7 +285,13 @@ def aux(options: PeerOptions) -> None:
 
 @_spread
 def monitor(options: MonitorOptions) -> None:
-    """Follow the run without computing: serve the dashboard, keep checkpoints, hand out the state."""
+    """Follow the run without computing: serve the dashboard, keep checkpoints, hand out the state.
+
+    \b
+    swarm monitor my-run/recipe.yaml
+    swarm monitor my-run/recipe.yaml --port 0 --web 8081
+    swarm monitor "swarm://…" --leave-when-done
+    """
     from swarmcli.recipe import load_recipe
     from swarmcli.roles.run import run_monitor
 

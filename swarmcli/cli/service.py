@@ -335,7 +335,11 @@ def install(
 
 @app.command()
 def remove(name: ServiceName = None) -> None:
-    """End a service and forget it. What its peer has learned and given stays in its directory."""
+    """End a service and forget it. What its peer has learned and given stays in its directory.
+
+    \b
+    swarm service remove
+    """
     system = manager()
     name = _one(system, name)
     err.print("it hands in what it has computed, and leaves; that may take a minute")
@@ -351,7 +355,12 @@ def status(
     name: ServiceName = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per service.")] = False,
 ) -> None:
-    """Show the services of this user, and whether they run. The exit code is 1 if one of them does not."""
+    """Show the services of this user, and whether they run. The exit code is 1 if one of them does not.
+
+    \b
+    swarm service status
+    swarm service status --json
+    """
     system = manager()
     names = [name] if name else installed(system)
     found = []

@@ -21,7 +21,12 @@ def validate(
     quick: Annotated[bool, typer.Option("--quick", help="Check the file only: build no model, read no data.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print values and fingerprint as JSON.")] = False,
 ) -> None:
-    """Check a recipe as `swarm join` would, without any network; or the recipe of a link, without reading data."""
+    """Check a recipe as `swarm join` would, without any network; or the recipe of a link, without reading data.
+
+    \b
+    swarm validate my-run/recipe.yaml
+    swarm validate my-run/recipe.yaml --quick --set optimizer.learning_rate=3e-4
+    """
     from swarmcli.journal import printable
     from swarmcli.recipe import fingerprint_of, is_link, load_recipe
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -86,6 +87,14 @@ def test_the_help_of_all_verbs_says_of_each_what_its_own_help_says(verb: command
     assert " ".join(loaded.help.split("\n\n")[0].split()) == verb.help
     for each in getattr(loaded, "commands", {"": loaded}).values():
         assert "quiet" in {option.name for option in each.params}
+
+
+@pytest.mark.parametrize("verb", command.VERBS, ids=lambda verb: verb.name)
+def test_the_help_of_every_verb_has_an_example(verb: command.Verb) -> None:
+    loaded = command._Unloaded(verb).load()
+    for name, each in getattr(loaded, "commands", {"": loaded}).items():
+        typed = f"swarm {verb.name} {name}".rstrip()
+        assert re.search(rf"{typed}(?!\w)", "\n".join((each.help or "", each.epilog or ""))), typed
 
 
 def test_a_variable_stands_for_each_option_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
