@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -119,6 +120,8 @@ def test_an_interrupt_before_anything_began_is_said(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    for module in ("swarmcli.cli.site.process", "swarmcli.cli.site.join", "swarmcli.roles.linked"):
+        importlib.import_module(module)  # whoever is imported first while it is replaced keeps it for all later tests
     monkeypatch.setattr("swarmcli.recipe.load_recipe", interrupt)
     monkeypatch.setattr(sys, "argv", ["swarm", "join", str(tmp_path / "recipe.yaml")])
     with pytest.raises(SystemExit) as end:
