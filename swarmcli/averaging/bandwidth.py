@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from swarmcli.network.context import Traffic
 
 MIN_CLAIM, MAX_CLAIM = 1e3, 125e6  # bytes per second; beyond a gigabit it is the processor that limits a round
-MOST_ABOVE_MEDIAN = 16.0  # no claim counts more than so many times the median of its group …
+# No claim counts more than so many times the median of its group, and what a user gave no less than that part of it …
+MOST_ABOVE_MEDIAN = 16.0
 ALIKE = 1.3  # … and claims that differ from it by less than this factor count as the median: measuring is not exact
 
 _SHORTEST = 0.2  # seconds; a shorter round says nothing, and gains nothing from better shares
@@ -103,16 +104,26 @@ def fastest_stretch(samples: Sequence[tuple[float, Traffic]], seconds: float) ->
 def comparable(given: Sequence[float | None], measured: Sequence[float | None]) -> list[float]:
     """One bandwidth for each member of a group, relative to each other.
 
-    What users gave counts if anybody gave any (beyond 0, by which a member declines to reduce), otherwise what members
-    have measured, within plausible bounds; whoever has neither is taken for the mean of the others.
+    What members have measured counts, within plausible bounds; whoever has measured nothing is taken for the mean of
+    the others. What a user gave replaces the giver's own figure alone: such figures are relative to each other, and the
+    median of them stands for that mean. So nobody's word, however large, changes how others compare. 0: the member
+    declines to reduce.
     """
-    known = list(given) if any(given) else _plausible(given, measured)
-    positive = [figure for figure in known if figure]
-    usual = statistics.fmean(positive) if positive else 1.0
-    return [usual if figure is None else figure for figure in known]
+    believed = _plausible([None if own is not None else claim for own, claim in zip(given, measured, strict=True)])
+    known = [figure for figure in believed if figure is not None]
+    usual = statistics.fmean(known) if known else 1.0
+    wishes = [own for own in given if own]
+    unit = statistics.median_low(wishes) if wishes else 1.0
+
+    def figure(own: float | None, claim: float | None) -> float:
+        if own is None:
+            return usual if claim is None else claim
+        return usual * min(max(own / unit, 1 / MOST_ABOVE_MEDIAN), MOST_ABOVE_MEDIAN) if own else 0.0
+
+    return [figure(own, claim) for own, claim in zip(given, believed, strict=True)]
 
 
-def _plausible(given: Sequence[float | None], measured: Sequence[float | None]) -> list[float | None]:
+def _plausible(measured: Sequence[float | None]) -> list[float | None]:
     claims = [min(claim, MAX_CLAIM) for claim in measured if claim]
     middle = statistics.median(claims) if claims else 0.0
 
@@ -121,6 +132,6 @@ def _plausible(given: Sequence[float | None], measured: Sequence[float | None]) 
             return None
         if middle / ALIKE < claim < middle * ALIKE:
             return middle
-        return min(claim, MAX_CLAIM, MOST_ABOVE_MEDIAN * middle)
+        return max(MIN_CLAIM, min(claim, MAX_CLAIM, MOST_ABOVE_MEDIAN * middle))
 
-    return [0.0 if own == 0 else believed(claim) for own, claim in zip(given, measured, strict=True)]
+    return [believed(claim) for claim in measured]

@@ -25,7 +25,7 @@ from swarmcli.errors import CallRefused, DHTError, NetworkError
 from swarmcli.events import Event, PeerBanned, PeerRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
-from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.tasks import Bell, on_executor
 
 MAX_BANS = 1024  # that others told of and are remembered, and as many that were found here
@@ -160,8 +160,8 @@ class BanNews:
         self._users += 1
         if self._users == 1:
             self._node.endpoint.serve(self.method, Told, self._hear)
-            self._tasks.spawn(self._keep_telling())
-            self._tasks.spawn(self._keep_reading())
+            for step in (self._keep_telling, self._keep_reading):
+                self._tasks.spawn(keep(step, self._node.endpoint.events))
 
     async def stop(self) -> None:
         """One user less; with the last one it ends. What is known stays, for users to come."""
@@ -237,9 +237,10 @@ class BanNews:
                     for subkey, entry in found.items()
                     if isinstance(subkey, OwnedSubkey) and isinstance(entry.value, bytes)
                 }
-                read, self._read = self._read, {owner: hash(value) for owner, value in records.items()}
+                self._read = {owner: seen for owner, seen in self._read.items() if owner in records}
                 for owner, value in records.items():
-                    if read.get(owner) != hash(value):
+                    if self._read.get(owner) != hash(value):
+                        self._read[owner] = hash(value)  # before: a fault in one keeps nobody from the others
                         await self._read_record(owner, value)
             except (NetworkError, DHTError) as error:
                 logger.debug("bans of %s are out of reach: %s", self._run, error)

@@ -9,6 +9,8 @@ from numbers import Real
 
 import torch
 
+MAX_BANDWIDTH = 1e12  # in whatever unit: no link carries so many bytes per second, and sums of such figures are finite
+
 
 def check_numbers(optional: bool = False, **values: object) -> None:
     """Raises TypeError for what is no number (nor None, where that is `optional`)."""

@@ -21,6 +21,7 @@ from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
 from swarmcli.network.loop_thread import SwarmFuture
+from swarmcli.network.wire.messages import MOST
 
 T = TypeVar("T")
 
@@ -48,6 +49,7 @@ class RoundRequest:
     require_trigger: bool = False  # wait for `StepControl.allow_allreduce` once the group is there
     allow_retries: bool = True  # look for another group when one fails
     target: float | None = None  # of a preformed group: it begins when its members' progress sums up to this
+    sends: bool = True  # in a preformed group: False for one that follows, whose weight stays zero
     only_one: bool = False  # of its tag: where another, as large, has begun, this search ends with RoundMissed
     epoch: int = -1  # for events only
     terms: Mapping[str, str] = field(default_factory=dict)  # members must have equal ones, or are told which differ
@@ -197,7 +199,7 @@ class StepControl:
         if not (math.isfinite(progress) and progress >= 0):
             raise ValueError(f"progress must be finite and not negative, got {progress!r}")
         if progress > self._progress:
-            self._progress = float(progress)
+            self._progress = min(float(progress), MOST)  # others refuse what is beyond
             self._on_loop(self._notify)
 
     def hurry(self) -> None:

@@ -104,8 +104,8 @@ def decode_subkey(data: bytes) -> Subkey:
     A second spelling of the same subkey would let a stranger hold a place beside its owner's record.
     """
     try:
-        value = msgspec.msgpack.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        value: Any = wire.decode(Any, data)
+    except msgspec.DecodeError as error:
         raise ValidationError("the subkey is not readable msgpack") from error
     if isinstance(value, msgspec.msgpack.Ext):
         owned = bytes(value.data)
@@ -183,8 +183,8 @@ def encode_value(value: Any) -> bytes:
 def decode_value(data: bytes) -> Any:
     """Raises ValidationError for bytes that are no msgpack value."""
     try:
-        return msgspec.msgpack.decode(data)
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        return wire.decode(Any, data)
+    except msgspec.DecodeError as error:
         raise ValidationError(f"the value is not readable msgpack: {error}") from error
 
 

@@ -17,13 +17,15 @@ Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside 
     handshakes of strangers at one moment          -               64 (256)              256           handshakes
     handshakes of strangers per second             -               32 (512)              -             HANDSHAKE_RATE
     handshakes that one relay brings               32, 16/s       -                     -             reach/circuits.py
-    unanswered calls                               1024            -                     -             limits.py
+    calls that wait, beyond four a connection      1024            2048 (4096)           8192          calls
     dials that fail where others pointed to        64 a host       -                     256, 8/s      limits.py
     dials for others: back, or by punching         6, 1 a minute   24, 1 in 10 s         120, 2/s      reach/budgets.py
     probes held for others                         -               -                     256           endpoint.py
     peers in the address book                      8 addresses     -                     4096 + 4096   limits.py
     reservations at a relay, its circuits          its options     32, 192               its options   reach/relaying.py
     samples of the swarm's clock                   1               4                     64            clock.py
+    a round trip that patience goes by             -               -                     1.5 s         limits.py
+    members of rounds that are remembered          -               -                     65536         round/service.py
     correction of the swarm's clock                -               -                     1 hour        clock.py
     records under one key of the hash table        512             512 (4096)            4096          dht/limits.py
     … handed on by a node near the key             3072            3072 (4096)           4096          dht/limits.py
@@ -50,6 +52,7 @@ SHARED_HANDSHAKE_RATE = 512.0, 2048.0
 # Without them whoever fills the budgets would keep it from writing a checkpoint.
 OWN_DESCRIPTORS = 512
 _LEAST_CONNECTIONS = 64
+FREE_CALLS = 4  # unanswered, that a connection may have before the ledger is asked
 FREE_BYTES = 64 << 10  # of requests, of answers, of a message, that a connection may hold before the ledger is asked
 
 
@@ -82,6 +85,7 @@ class Budgets:
     requests: Budget = Budget(32 * _MIB, 64 * _MIB, 128 * _MIB, 256 * _MIB)
     heads: Budget = Budget(32 * _MIB, 64 * _MIB, 128 * _MIB, 256 * _MIB)
     replies: Budget = Budget(32 * _MIB, 64 * _MIB, 128 * _MIB, 256 * _MIB)
+    calls: Budget = Budget(1024, 2048, 4096, 8192)  # that wait for their answer: each takes about 4 KiB
     # Honest ends that dial each other directly, over a relay and by punching have about five for a moment.
     connections: Budget = Budget(8, 256, 1024, 4096)
     bulk: Budget = Budget(160, 512, 2048, 4096)

@@ -32,6 +32,7 @@ from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.rates import LinkRates
 from swarmcli.network.streams.pool import StreamPool
 from swarmcli.network.streams.stream import Stream
+from swarmcli.network.task_owner import keep
 from swarmcli.network.transports.base import Connection, DirectTransport, Family, LocalPort, Purpose, Transport
 from swarmcli.network.wire.messages import MAX_METHOD, AddressesChanged
 
@@ -160,7 +161,7 @@ class Endpoint:
             self.listener_addresses = await self._transport.listen(self._dialed)
             self._context.direct = self.stated_addresses or self.listener_addresses
         self._started = True
-        self._context.tasks.spawn(self._keep_alive())
+        self._context.tasks.spawn(keep(self._keep_alive, self.events))
 
     def refresh_listener_addresses(self) -> tuple[str, ...]:
         """Looks again where the listener is: this machine may have moved to another network."""
@@ -408,6 +409,11 @@ class Endpoint:
     def is_connected(self, peer: PeerID) -> bool:
         return self._control.current(peer) is not None
 
+    def is_on_this_computer(self, peer: PeerID) -> bool:
+        """Whether the current control connection with this peer stays within this computer."""
+        channel = self._control.current(peer)
+        return channel is not None and channel.connection.on_this_computer
+
     def lost(self, peer: PeerID) -> asyncio.Future[str]:
         """A future that is done, with the reason, as soon as there is no control connection to this peer any more.
 
@@ -450,7 +456,8 @@ class Endpoint:
     def round_trip(self, peer: PeerID) -> float | None:
         """Smoothed seconds from a question to its answer, without the time that the peer says it took. None: not known.
 
-        A peer can claim to be nearer than it is; see `ping_time`.
+        A peer can claim to be nearer than it is; see `ping_time`. One that answers late is believed up to
+        `Limits.longest_round_trip`.
         """
         return self._control.round_trip(peer)
 

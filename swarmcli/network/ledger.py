@@ -127,6 +127,7 @@ class Ledgers:
     payloads: Ledger
     requests: Ledger
     replies: Ledger
+    calls: Ledger
     connections: Ledger
     bulk: Ledger
 

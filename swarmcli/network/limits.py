@@ -31,6 +31,7 @@ class Limits:
     keepalive_interval: float = 1.0  # of silence before a ping, while someone waits for this peer
     keepalive_idle_interval: float = 5.0  # the same while nobody does
     keepalive_timeout: float = 6.0  # of silence after a ping before a peer is taken for dead
+    longest_round_trip: float = 1.5  # that is believed: whoever answers pings late makes nobody wait "some round trips"
     asleep_after: float = 15.0  # without a tick of the keepalive: by now others have taken this peer for dead
     dial_timeout: float = 10.0  # for all addresses of a peer together
     goodbye_timeout: float = 1.0  # for the farewell to all peers when an endpoint closes

@@ -1,10 +1,15 @@
-"""An owner for tasks that come and go while something lives."""
+"""An owner for tasks that come and go while something lives, and what work does that must not end before it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NoReturn
+
+from swarmcli.events import Events, Noticed
+from swarmcli.words import printable
+
+AFTER_A_FAULT = 5.0  # seconds: a step that fails at once, always, must not take the whole processor
 
 
 class TaskOwner:
@@ -44,3 +49,27 @@ class TaskOwner:
         if not task.cancelled() and (error := task.exception()) is not None:
             context = {"message": "a task of the network failed", "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)
+
+
+async def keep(step: Callable[[], Awaitable[None]], events: Events) -> NoReturn:
+    """Takes one step after the other, for as long as its owner lives; a step may be a loop that never ends. An error
+    that nobody expected is told, and after a pause the next step follows: without its keeper, what is kept would stay
+    as it is for ever."""
+    told, name = "", getattr(step, "__qualname__", "a step")
+    asyncio.current_task().set_name(name)  # type: ignore[union-attr]
+    while True:
+        try:
+            await step()
+        except Exception as error:
+            told = tell_fault(name, error, events, told)
+            await asyncio.sleep(AFTER_A_FAULT)
+
+
+def tell_fault(what: str, error: Exception, events: Events | None = None, told: str = "") -> str:
+    """An error that nobody expected, of work that goes on: the loop's exception handler logs it, and people read of it
+    once, by an event, unless these are the words that were `told` last. Returns the words."""
+    words = printable(f"a fault of this program in {what}, which goes on: {type(error).__name__}: {error}", 500)
+    asyncio.get_running_loop().call_exception_handler({"message": words, "exception": error})
+    if events is not None and words != told:
+        events.emit(Noticed("error", words))
+    return words

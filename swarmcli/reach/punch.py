@@ -32,10 +32,9 @@ from swarmcli.events import Event, PeerConnected, PeerDisconnected
 from swarmcli.network.addresses import Address, is_direct, parse_address, scope_of
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.network.transports.base import Connection, Family, LocalPort, Purpose
 from swarmcli.reach.budgets import DialBudget
-from swarmcli.reach.keeping import keep
 from swarmcli.reach.punch_rules import (
     ASK_LIMITS,
     BULK_LIMITS,
@@ -172,7 +171,7 @@ class Puncher:
         self._endpoint.serve(GO, Go, self._go)
         self._endpoint.punch_bulk = self.bulk
         self._unsubscribe = self._endpoint.events.subscribe(self._on_event)
-        self._tasks.spawn(keep(self._keep))
+        self._tasks.spawn(keep(self._keep, self._endpoint.events))
 
     async def close(self) -> None:
         self._unsubscribe()

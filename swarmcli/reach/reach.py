@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from swarmcli.events import (
     Event,
@@ -28,9 +29,8 @@ from swarmcli.network.addresses import Address, Scope, format_address, parse_add
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESSES
-from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.reach.dialback import DialBacks, DialBackService, Proof, read_probe
-from swarmcli.reach.keeping import keep
 from swarmcli.reach.mapping import PortMapping
 from swarmcli.reach.punch import Puncher
 from swarmcli.reach.rates import RateService
@@ -142,7 +142,7 @@ class Reach:
         await self.punch.start()
         if self._wish:
             await self._start_relays()
-        self._tasks.spawn(keep(self._keep))
+        self._tasks.spawn(keep(self._keep, self.endpoint.events))
 
     async def settle(self, timeout: float) -> bool:
         """Waits for the first verdict, at most `timeout` seconds; whether it is there.
@@ -591,8 +591,8 @@ class Reach:
             if family in self._mappings:
                 self._mappings[family].refresh()
             elif verdict.dialable is False and not self._stated_in(family):
-                self._mappings[family] = self._mapping(self.endpoint.listen_port, family)
-                self._tasks.spawn(self._follow(family, self._mappings[family]))
+                mapping = self._mappings[family] = self._mapping(self.endpoint.listen_port, family)
+                self._tasks.spawn(keep(partial(self._follow, family, mapping), self.endpoint.events))
 
     async def _follow(self, family: Family, mapping: PortMapping) -> None:
         """Has each port that the router opens dialed back."""

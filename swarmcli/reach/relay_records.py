@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from swarmcli.errors import SwarmError
+from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 
@@ -48,8 +49,8 @@ Publish = Callable[
 def read_record(value: object) -> RelayRecord | None:
     """A stored value; None for one that is none of ours."""
     try:
-        return msgspec.convert(value, RelayRecord)
-    except msgspec.ValidationError:
+        return wire.convert(RelayRecord, value)
+    except msgspec.DecodeError:
         return None
 
 

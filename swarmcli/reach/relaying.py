@@ -17,6 +17,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn
 
 from swarmcli.errors import CallRefused, CallTimeout, EndOfStream, NetworkError, PeerUnreachable
@@ -25,7 +26,7 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.streams.stream import Stream
-from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.network.token_bucket import TokenBucket
 from swarmcli.reach.relay_messages import (
     CONNECT,
@@ -162,7 +163,7 @@ class Relay:
         self._endpoint.serve(RESERVE, Reserve, self._reserve)
         self._endpoint.serve_stream(CONNECT, Connect, self._connect)
         if self._publish is not None:
-            self._tasks.spawn(advertise(self._record, self._publish))
+            self._tasks.spawn(keep(partial(advertise, self._record, self._publish), self._endpoint.events))
 
     async def close(self) -> None:
         """Takes nothing new; circuits that stand go on until the endpoint closes. Idempotent."""

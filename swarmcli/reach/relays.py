@@ -18,9 +18,8 @@ from swarmcli.network.addresses import Address, format_address
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix, prefix_of_address
-from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.reach.circuits import RelayTransport
-from swarmcli.reach.keeping import keep
 from swarmcli.reach.relay_messages import OFFER, RESERVE, Ask, Offer, Reserve, Reserved
 from swarmcli.reach.relay_records import Find
 
@@ -105,7 +104,7 @@ class Relays:
     async def _keep_all(self) -> None:
         unsubscribe = self._endpoint.events.subscribe(self._on_event)
         try:
-            await keep(self._keep)
+            await keep(self._keep, self._endpoint.events)
         finally:
             unsubscribe()
 

@@ -35,7 +35,7 @@ class _Writer(FrameWriter):
 
     def write(self, data: bytes | memoryview) -> None:
         self.bytes_sent += len(data)
-        self._way.charge(len(data))
+        self.way.charge(len(data))
         self._connection.transmit(data)
 
 
@@ -63,6 +63,7 @@ class MemoryConnection:
         self.remote_address = address
         self.observed_address: str | None = None  # set where it is dialed
         self.local_host: str | None = None
+        self.on_this_computer = False
         self.relayed = False
         self.punched = False
         self.bytes_received = 0

@@ -19,9 +19,11 @@ from swarmcli.averaging.bandwidth import (
     comparable,
     fastest_stretch,
 )
-from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.group import Group
+from swarmcli.averaging.checks import MAX_BANDWIDTH
+from swarmcli.averaging.config import AllreduceOptions, AveragerConfig
+from swarmcli.averaging.group import Group, Member
 from swarmcli.averaging.shares import reducing_shares, slowest_link
+from swarmcli.network import Identity
 from swarmcli.network.context import Traffic
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_results
@@ -126,11 +128,31 @@ def test_a_stretch_is_no_shorter_than_asked_for() -> None:
     assert fastest_stretch(samples, 4.0) == 0
 
 
-def test_what_users_gave_goes_before_what_was_measured() -> None:
-    assert comparable([None, 3.0, 1.0], [5e6, 1e6, None]) == [2.0, 3.0, 1.0]
+def test_what_users_gave_replaces_their_own_figures_and_is_relative_to_each_other() -> None:
+    assert comparable([None, 3.0, 1.5], [5e6, 1e6, None]) == [5e6, 10e6, 5e6]
+    assert comparable([None, 3.0, 1.0], [None] * 3) == [1.0, 3.0, 1.0]
+    assert comparable([100.0, 200.0, 400.0], [None, 1e6, 1e6]) == [0.5, 1.0, 2.0]
     assert comparable([0.0, None, None], [4e6, 4e6, None]) == [0.0, 4e6, 4e6]
     assert comparable([None, None], [None, None]) == [1.0, 1.0]
     assert comparable([0.0, 0.0], [None, 1e6]) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("given", [1e-300, 1.0, 1e12])
+def test_what_one_user_gives_leaves_all_others_as_they_were_measured(given: float) -> None:
+    """Before, one figure of a stranger switched off what everybody had measured."""
+    links = [1e6, 2e6, 8e6, 8e6]
+    assert comparable([None] * 4 + [given], [*links, None])[:4] == comparable([None] * 4, links)
+    assert comparable([None, None, 1.0, 2.0, given], [1e6, 2e6, None, None, 5e6])[:2] == [1e6, 2e6]
+
+
+def test_no_legal_figure_overflows_a_mean() -> None:
+    figures = comparable([MAX_BANDWIDTH, MAX_BANDWIDTH, None], [None] * 3)
+    assert figures == [1.0, 1.0, 1.0]
+    for figure in (1.7e308, math.inf, math.nan, -1.0, 2 * MAX_BANDWIDTH):
+        with pytest.raises(ValueError, match="bandwidth"):
+            AveragerConfig(prefix="test", bandwidth=figure)
+        with pytest.raises(ValueError, match="bandwidth"):
+            Member(Identity.from_seed(1).peer_id, bandwidth=figure)
 
 
 def test_links_that_are_nearly_alike_count_as_alike() -> None:

@@ -11,17 +11,18 @@ import tempfile
 import types
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pydantic
 import torch
 
 import swarmcli
-from swarmcli.averaging.group import Group
+from swarmcli.averaging.group import Group, Member
+from swarmcli.averaging.matchmaking.messages import Begin
 from swarmcli.checkpoints import layout as checkpoint
 from swarmcli.compression import (
     BFloat16Compression,
@@ -37,7 +38,8 @@ from swarmcli.compression import (
     extract,
 )
 from swarmcli.compression.base import TensorHeader
-from swarmcli.dht.records import decode_subkey, decode_value, encode_subkey
+from swarmcli.dht.records import OwnedSubkey, Record, decode_subkey, decode_value, encode_subkey
+from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import (
     AddressError,
     CheckpointError,
@@ -75,8 +77,10 @@ from swarmcli.network.wire.messages import (
     Pong,
     Request,
 )
-from swarmcli.optim.peers.report import PeerReport
+from swarmcli.optim.peers.report import PeerKeys, PeerReport
+from swarmcli.optim.state.drift import Told, read_told
 from swarmcli.reach.mapping import packets
+from swarmcli.reach.relay_records import read_record
 from swarmcli.recipe import digest_of
 from swarmcli.recipe.link import Link, parse_link
 from swarmcli.recipe.load import parse_recipe
@@ -272,7 +276,26 @@ def read_report(data: bytes) -> None:
 
 def read_group(data: bytes) -> None:
     """A group as its members take it up."""
-    _ = wire.decode(Group, data).group_id
+    group = wire.decode(Begin, data).group
+    _ = group.group_id
+    list(read_told(member.gathered for member in group.members))
+
+
+def _group() -> bytes:
+    told = wire.encode(Told(3, bytes(16), bytes(64)))
+    members = [Member(each.peer_id, gathered=told, search=bytes(16)) for each in (PEER, OTHER)]
+    return wire.encode(Begin(bytes(16), Group(b"tag", bytes(16), tuple(members), (0.5, 0.5))))
+
+
+def read_offered_values(data: bytes) -> None:
+    """What a peer writes into the hash table, as those read it who look for relays, peers or revocations."""
+    value = decode_value(data)
+    read_record(value)
+    PEERS.validate(Record("run_peers", OWNED, data, 1e9))
+
+
+PEERS = SchemaValidator(PeerKeys, prefix="run")
+OWNED = encode_subkey(OwnedSubkey(PEER.peer_id))
 
 
 def every_struct() -> list[type[msgspec.Struct]]:
@@ -304,11 +327,13 @@ def _example(kind: Any, depth: int = 0) -> Any:
     if isinstance(kind, type) and issubclass(kind, PeerID):
         return PEER.peer_id
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and depth < 6:
-        fields = msgspec.structs.fields(kind)
-        built = {each.encode_name: _example(each.type, depth + 1) for each in fields}
+        built = {each.encode_name: _example(each.type, depth + 1) for each in msgspec.structs.fields(kind)}
         tag = kind.__struct_config__.tag
         field = kind.__struct_config__.tag_field
         return {field: tag, **built} if field else built
+    if is_dataclass(kind) and depth < 6:
+        return {name: _example(hint, depth + 1) for name, hint in get_type_hints(kind, include_extras=True).items()
+                if name in {each.name for each in fields(kind)}}  # fmt: skip
     if origin is tuple:
         return [_example(each, depth + 1) for each in arguments if each is not Ellipsis]
     if origin in (list, frozenset, set):
@@ -384,6 +409,9 @@ def targets() -> tuple[Target, ...]:
                slow=True),
         Target("journal", read_journal, [_journal()], (JournalError,), slow=True),
         Target("report of a peer", read_report, [_report()], (msgspec.DecodeError, pydantic.ValidationError)),
+        Target("values in the hash table", read_offered_values,
+               [_report(), wire.encode({"addresses": ["tcp://192.0.2.1:1"], "load": 0.5})], (ValidationError,)),
+        Target("group", read_group, [_group()], (msgspec.DecodeError,)),
         Target("tensor", read_tensor, [_compressed(codec) for codec in CODECS], (CompressionError,)),
         Target("state manifest", lambda data: read_manifest(data, 1 << 30), [_manifest()], (ValueError,)),
         *_struct_targets(),

@@ -15,6 +15,7 @@ from swarmcli.errors import CheckpointError, HandshakeError, JournalError
 
 from .mutation import mutated
 from .targets import Target, every_struct, targets
+from .values import YEAR_10000, altered
 
 SOAK_SECONDS = 30 * 60
 GROUPS = ("messages", "files", "others")
@@ -63,6 +64,25 @@ def test_decoders_raise_their_named_errors_alone(name: str, seed: int) -> None:
             feed(target, mutated(target.seeds, chance))
 
 
+@pytest.mark.parametrize("name", GROUPS)
+@settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**64 - 1))
+def test_values_of_other_types_raise_the_named_errors_alone(name: str, seed: int) -> None:
+    """Well-formed, and not what any honest peer sends: dates, extensions, numbers and texts at the edges of msgpack."""
+    chance = random.Random(seed)
+    for target in group(name):
+        if not target.slow or chance.random() < 0.1:
+            for data in filter(None, (altered(each, chance) for each in target.seeds)):
+                feed(target, data)
+
+
+def test_no_decoder_lets_the_year_10000_out_as_another_error() -> None:
+    """Twelve bytes: Python has no such date, and says so by an error of its own."""
+    for target in targets():
+        feed(target, YEAR_10000)
+        feed(target, b"\x81\xa1a" + YEAR_10000)
+
+
 def test_no_input_takes_memory_beyond_its_bound() -> None:
     chance = random.Random(7)
     for target in group("others"):
@@ -84,7 +104,10 @@ def test_half_an_hour_of_inputs() -> None:
     while time.process_time() - began < SOAK_SECONDS:
         for target in targets():
             for _ in range(3 if target.slow else 100):
-                data = mutated(target.seeds, chance)
+                known = bool(target.seeds) and chance.random() < 0.5
+                data = (altered(chance.choice(target.seeds), chance) if known else None) or mutated(
+                    target.seeds, chance
+                )
                 start = time.process_time()
                 feed(target, data)
                 slowest = max(slowest, (time.process_time() - start, target.name))

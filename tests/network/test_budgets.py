@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from swarmcli.clock import MAX_PER_NETWORK, Clock
+from swarmcli.errors import CallRefused
 from swarmcli.network import Endpoint, Identity, Limits, Purpose, wire
-from swarmcli.network.budgets import BUDGETS, FREE_BYTES, OWN_DESCRIPTORS, STANDING, Budget, Budgets
+from swarmcli.network.budgets import BUDGETS, FREE_BYTES, FREE_CALLS, OWN_DESCRIPTORS, STANDING, Budget, Budgets
 from swarmcli.network.ledger import Account, Ledger
 from swarmcli.network.prefix import Prefix, prefix_of
 from swarmcli.network.transports.tcp import TCPTransport
@@ -190,6 +191,38 @@ async def test_many_identities_of_one_prefix_share_the_memory_of_their_requests(
     await asyncio.sleep(5)
     assert victim._context.ledgers.requests.taken == 0
     for each in (*many, victim):
+        await each.close()
+
+
+@simulated
+async def test_many_identities_of_one_prefix_share_the_calls_that_wait() -> None:
+    """Each of 32,000 such calls took 4 KiB, for as long as a service lets callers wait."""
+    budgets = Budgets(calls=Budget(20, 30, 100, 100))
+    network = MemoryNetwork()
+    victim = Endpoint(network.transport(Identity.from_seed(0), host=host(0, 1), limits=Limits(budgets=budgets)))
+    many = [Endpoint(network.transport(Identity.from_seed(n), host=host(9, n))) for n in range(1, 4)]
+    friend = Endpoint(network.transport(Identity.from_seed(4), host=host(8, 1)))
+    victim.serve("hold", bytes, slow(100))  # type: ignore[arg-type]
+    await victim.start()
+    for each in (*many, friend):
+        each.learn(victim.peer_id, victim.addresses)
+
+    def calls(peer: Endpoint, count: int) -> list[asyncio.Task[bytes]]:
+        wanted = (peer.call(victim.peer_id, "hold", b"", bytes, timeout=150) for _ in range(count))
+        return [asyncio.create_task(each) for each in wanted]
+
+    floods = [calls(each, 50) for each in many]
+    await asyncio.sleep(5)
+    waiting = [sum(not call.done() for call in flood) for flood in floods]
+    assert max(waiting) == FREE_CALLS + 20 and sum(waiting) == 3 * FREE_CALLS + 30
+    refused = next(call.exception() for call in floods[0] if call.done())
+    assert isinstance(refused, CallRefused) and refused.code == "busy"
+    own = calls(friend, 10)
+    await asyncio.sleep(5)
+    assert not any(call.done() for call in own), "others are heard as ever"
+    await asyncio.gather(*own, *(call for flood in floods for call in flood), return_exceptions=True)
+    assert victim._context.ledgers.calls.taken == 0
+    for each in (*many, friend, victim):
         await each.close()
 
 

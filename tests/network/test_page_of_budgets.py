@@ -11,6 +11,7 @@ ROWS = {
     "messages above 64 KiB": BUDGETS.heads,
     "requests that are not": BUDGETS.requests,
     "answers that are not": BUDGETS.replies,
+    "calls that wait for their": BUDGETS.calls,
     "control connections": BUDGETS.connections,
     "bulk connections": BUDGETS.bulk,
 }

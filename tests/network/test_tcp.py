@@ -598,3 +598,25 @@ def test_an_address_that_leads_nowhere_is_told_of_in_the_systems_words(monkeypat
                 await transport.dial("tcp://192.0.2.77:31330", None, Purpose.CONTROL, WAIT)
 
     asyncio.run(main())
+
+
+def test_bytes_within_this_computer_count_against_no_limit() -> None:
+    """At five kilobytes per second these would take an hour and a half."""
+
+    async def main() -> None:
+        async with pair() as (near, _, far, _):
+            assert near.on_this_computer and far.on_this_computer
+        async with peer() as listener, dialing() as transport:
+            for end in (listener.transport, transport):
+                end.rates.change(5e3, 5e3)
+            near = await transport.dial(listener.address, None, Purpose.BULK, WAIT)
+            near.start(Recorder())
+            _, recorder = await listener.next()
+            await near.send(b"", [bytes(16 << 20)])
+            await near.send(b"", [bytes(11 << 20)])
+            assert [len(payload) for _, payload in await recorder.wait_for(2)] == [16 << 20, 11 << 20]
+            assert all(
+                end.rates.upload.is_open and end.rates.download.is_open for end in (listener.transport, transport)
+            )
+
+    asyncio.run(main())

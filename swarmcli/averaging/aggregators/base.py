@@ -42,6 +42,8 @@ class Aggregator(ABC):
     """How parts become averages: an option of the run. Holds no state; all that it needs for a part are its values,
     weights and senders, so newcomers, auxiliaries and auditors come to the same average."""
 
+    passes = 1  # how often `finish` goes over all that a part holds, about: by that it leaves the loop, or does not
+
     @property
     @abstractmethod
     def description(self) -> str:

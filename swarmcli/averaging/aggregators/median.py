@@ -20,6 +20,8 @@ class Median(Aggregator):
     counts like one with a small batch. Each element lies between those of honest members while they are the majority.
     """
 
+    passes = 2
+
     @property
     def description(self) -> str:
         return "median"
@@ -37,6 +39,7 @@ class TrimmedMean(Aggregator):
     """
 
     trim: float = 0.34
+    passes = 2
 
     def __post_init__(self) -> None:
         check_numbers(trim=self.trim)

@@ -181,6 +181,11 @@ class RoundArchive:
             text = f"the averages of {self._prefix!r} are not kept for those who miss a round: {reason}"
             self._endpoint.events.emit(Noticed("warning", text))
 
+    async def kept(self, tag: bytes) -> KeptRound | None:
+        """The newest round of this tag, if it is kept here. Its tensors are valid until two more rounds are kept."""
+        await self.written()
+        return next((stored.load() for stored in reversed(self._rounds) if stored.record.tag == tag), None)
+
     async def _provide(self, version: bytes) -> Snapshot | None:
         await self.written()  # who has just committed a round is asked for it at once
         for stored in reversed(self._rounds):

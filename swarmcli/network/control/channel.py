@@ -253,7 +253,8 @@ class ControlChannel:
         clock.observe(self.peer_id, sent_raw, received, replied, clock.raw(), network=self.prefix, dialed=dialed)
         elapsed = self._loop.time() - sent_at
         if 0 <= replied - received <= elapsed:  # what the handler took, as the other end says
-            self.round_trip = _smoothed(self.round_trip, elapsed - (replied - received))
+            seconds = min(elapsed - (replied - received), self._context.limits.longest_round_trip)
+            self.round_trip = _smoothed(self.round_trip, seconds)
 
     async def _send_quietly(self, data: bytes) -> None:
         with contextlib.suppress(ConnectionLost):  # `connection_lost` says it to everyone who should know

@@ -7,7 +7,7 @@ import contextlib
 from typing import Any
 
 from swarmcli.errors import ConnectionLost, ProtocolViolation
-from swarmcli.network.budgets import FREE_BYTES
+from swarmcli.network.budgets import FREE_BYTES, FREE_CALLS
 from swarmcli.network.context import EndpointContext, Handler
 from swarmcli.network.ledger import Account
 from swarmcli.network.prefix import Prefix
@@ -27,7 +27,8 @@ class IncomingCalls:
         self._context = context
         self._limits = context.limits
         self._tasks: dict[int, tuple[asyncio.Task[None], int]] = {}  # call number → handler, bytes of its request
-        self._requests = Account(context.ledgers.requests, self._peer, prefix, FREE_BYTES)  # bytes of all these …
+        self._requests = Account(context.ledgers.requests, self._peer, prefix, FREE_BYTES)  # bytes of all these,
+        self._waiting = Account(context.ledgers.calls, self._peer, prefix, FREE_CALLS)  # how many these are …
         self._replies = Account(context.ledgers.replies, self._peer, prefix, FREE_BYTES)  # … and of unsent replies
         self._next = 0  # all numbers below have been used …
         self._skipped: dict[int, None] = {}  # … but for these, of which nothing was heard so far
@@ -53,7 +54,10 @@ class IncomingCalls:
         size = memoryview(request.body).nbytes
         if handler is None:
             self.reply(Failure(request.id, Failed("unknown method", "", request.method)))
+        elif not self._waiting.charge(1):
+            self.reply(Failure(request.id, Failed("refused", "busy", "too many calls that wait for their answer")))
         elif not self._requests.charge(size):
+            self._waiting.give_back(1)
             self.reply(Failure(request.id, Failed("refused", "busy", "too many bytes of unanswered requests")))
         else:
             body = decode_body(handler.request_type, request.body, request.method)  # else the connection ends
@@ -84,6 +88,7 @@ class IncomingCalls:
         for task, _ in tasks.values():
             task.cancel()
         self._requests.close()
+        self._waiting.close()
         self._replies.close()
 
     def _advance(self, number: int) -> None:
@@ -112,7 +117,9 @@ class IncomingCalls:
 
     def _take(self, number: int) -> asyncio.Task[None] | None:
         task, size = self._tasks.pop(number, (None, 0))
-        self._requests.give_back(size)
+        if task is not None:
+            self._requests.give_back(size)
+            self._waiting.give_back(1)
         return task
 
     def _begin_reply(self, reply: Answer | Failure | BulkDenied) -> bytes:

@@ -59,6 +59,7 @@ class Connection(Protocol):
     remote_address: str  # where the other end is, as this machine sees it: behind a router, the router's
     observed_address: str | None  # at the end that dialed: where the listener sees this one; None where it cannot say
     local_host: str | None  # the address of this machine that it goes from; None where that means nothing
+    on_this_computer: bool  # both ends are: what passes counts against no limit of the link
     relayed: bool  # a third peer carries it: `remote_address` is then the relay's address of the other end
     punched: bool  # both ends dialed at once (`LocalPort.meet`): nobody can be dialed at its addresses, now or later
 

@@ -22,6 +22,7 @@ _GOODBYE = 0xFFFF_FFFF
 _MAX_GOODBYE = 512
 _NOTHING = memoryview(b"")
 _WHOLE = 1 << 20  # frames up to this size are written in one go, so that a cancelled send does not tear them
+_WORDS = 2 << 10  # bytes of a frame without a payload that waits for no turn
 
 
 class PeerSaidGoodbye(ConnectionLost):
@@ -148,7 +149,7 @@ class FrameWriter:
         self.turn = asyncio.Lock()  # frames do not interleave; whoever asks first writes first
         self._limits = limits
         self._on_torn = on_torn
-        self._way = way
+        self.way = way
         self._error: Exception | None = None
         self._writable = asyncio.Event()
         self._writable.set()
@@ -181,9 +182,10 @@ class FrameWriter:
         async with self.turn:
             # Before the frame, so that a sender that is cancelled while it waits has written nothing of it …
             await self.drained()
-            if self._limited:
+            # Words about a stream pass as control messages do: behind the debt of those, a round would wait for them.
+            if self._limited and (size or len(start) > _WORDS):
                 await self._turn()
-            if len(start) + size <= (self._way.piece if self._limited else _WHOLE):
+            if len(start) + size <= (self.way.piece if self._limited else _WHOLE):
                 self.write_whole(start, pieces, size)
             else:
                 await self._write_sliced(start, pieces)
@@ -197,18 +199,18 @@ class FrameWriter:
 
     @property
     def _limited(self) -> bool:
-        return self.bulk and self._way.limit is not None
+        return self.bulk and self.way.limit is not None
 
     async def _turn(self) -> None:
         """Waits until this connection may write its next piece. Raises ConnectionLost."""
         if self._limited:
-            await self._way.turn()
+            await self.way.turn()
         await self.drained()
 
     def _write_some(self, rest: deque[memoryview], room: int | None = None) -> None:
         """Writes a piece of the rest, or as much as there is room for, and leaves what remains."""
         if room is None:
-            room = self._way.piece if self.bulk else LARGEST_PIECE
+            room = self.way.piece if self.bulk else LARGEST_PIECE
         while rest and room > 0:
             piece = rest.popleft()
             self.write(piece[:room])

@@ -1,5 +1,5 @@
 """What goes over the wire: messages, and how they become bytes."""
 
-from swarmcli.network.wire.codec import decode, encode
+from swarmcli.network.wire.codec import convert, decode, encode
 
-__all__ = ["decode", "encode"]
+__all__ = ["convert", "decode", "encode"]

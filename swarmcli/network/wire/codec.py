@@ -30,12 +30,24 @@ def decode(message_type: type[T], data: bytes | bytearray | memoryview | msgspec
     """
     try:
         return _decoder(message_type).decode(data)
-    except msgspec.DecodeError as error:
-        raise type(error)(printable(str(error))) from None  # it quotes what it could not read
-    except UnicodeDecodeError as error:  # msgspec lets these two through as they are
-        raise msgspec.DecodeError(f"text that is not UTF-8: {error.reason}") from None
-    except RecursionError:
-        raise msgspec.DecodeError("nested too deeply") from None
+    except Exception as error:
+        raise _unreadable(error) from None
+
+
+def convert(message_type: type[T], value: Any) -> T:
+    """The same for a value that was decoded as Any before."""
+    try:
+        return msgspec.convert(value, message_type, dec_hook=_decode_hook)
+    except Exception as error:
+        raise _unreadable(error) from None
+
+
+def _unreadable(error: Exception) -> msgspec.DecodeError:
+    """The one guard around all decoding. msgspec lets some errors of Python out as they are: of text that is not UTF-8,
+    of what is nested without end, of a date beyond the year 9999. The words quote what could not be read."""
+    if isinstance(error, msgspec.DecodeError):
+        return type(error)(printable(str(error)))
+    return msgspec.DecodeError(printable(f"{type(error).__name__}: {error}"))
 
 
 def encode_body(message: Any, max_message: int) -> msgspec.Raw:

@@ -21,6 +21,11 @@ MAX_METHOD = 128  # characters
 MAX_TEXT = 1000  # characters of words for people
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+# Of numbers that are added up or compared with others': far beyond what anybody counts or measures, and so small that
+# no sum of what messages carry is infinite. What is no number is refused as well.
+MOST = 1e18
+Amount = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
+Moment = Annotated[float, msgspec.Meta(ge=-MOST, le=MOST)]  # of swarm time
 Method = Annotated[str, msgspec.Meta(max_length=MAX_METHOD)]
 Words = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 # What a peer writes here is read by `addresses.readable`, which leaves out what is no address, or one too many: a

@@ -18,11 +18,12 @@ from enum import Enum, auto
 from typing import cast
 
 from swarmcli.errors import ConnectionLost, HandshakeError, NetworkError, ProtocolViolation
+from swarmcli.network.addresses import Scope, scope_of
 from swarmcli.network.identity import PeerID
 from swarmcli.network.ledger import Ledger
 from swarmcli.network.limits import Limits
 from swarmcli.network.prefix import prefix_of
-from swarmcli.network.rates import LinkRates
+from swarmcli.network.rates import LinkRates, Way
 from swarmcli.network.transports.base import Buffer, Purpose, Receiver
 from swarmcli.network.transports.frames import goodbye_frame
 from swarmcli.network.transports.tcp.handshake import ALPN, Greeted, Greeting, Refused, take_message, tls_failure
@@ -115,6 +116,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         self.remote_address = "tcp://unknown"
         self.prefix = prefix_of("unknown")
         self.local_host: str | None = None
+        self.on_this_computer = False
         self.ready: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._engine = engine
@@ -213,6 +215,9 @@ class TCPConnection(asyncio.BufferedProtocol):
         self.prefix = prefix_of(host)
         own = transport.get_extra_info("sockname")
         self.local_host = own[0].partition("%")[0].removeprefix("::ffff:") if own and not self.relayed else None
+        self.on_this_computer = not self.relayed and (host == self.local_host or scope_of(host) is Scope.HOST)
+        if self.on_this_computer:  # the user's limits are for the link, which these bytes do not pass
+            self._way_in = self._writer.way = Way()
         self._writer.attach(self._socket)
         self._reader.attach(self._socket)
         if self._on_made is not None:

@@ -189,7 +189,7 @@ class TLSWriter(FrameWriter):
         encrypted = self._engine.output()
         # Between a failed write and the loop's word of it a socket takes nothing more, and asyncio logs each attempt.
         if encrypted and not self._socket.is_closing():
-            self._way.charge(len(encrypted))
+            self.way.charge(len(encrypted))
             self._socket.write(encrypted)
 
     async def drained(self) -> None:

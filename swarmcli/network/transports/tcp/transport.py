@@ -34,6 +34,7 @@ from swarmcli.network.ledger import Ledger
 from swarmcli.network.limits import DIAL_STAGGER, Limits
 from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import Prefix, prefix_of
+from swarmcli.network.task_owner import tell_fault
 from swarmcli.network.token_bucket import TokenBucket
 from swarmcli.network.transports.base import Accept, Connection, Family, Purpose
 from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
@@ -151,8 +152,9 @@ class TCPTransport:
             self._admit(connection, accept)
 
         while True:
-            await self._wait_for_room()
+            incoming: socket.socket | None = None
             try:
+                await self._wait_for_room()
                 incoming = await _accept_one(listener)
                 if not self._admits(incoming):
                     incoming.close()
@@ -162,6 +164,11 @@ class TCPTransport:
                 logger.warning("a connection could not be accepted: %s", error)
                 if error.errno in _OUT_OF_RESOURCES:
                     await asyncio.sleep(_ACCEPT_RETRY)
+            except Exception as error:  # of one connection: the next ones are accepted
+                tell_fault("accepting connections", error)
+                if incoming is not None:
+                    incoming.close()
+                await asyncio.sleep(_ACCEPT_RETRY)
 
     def _admits(self, incoming: socket.socket) -> bool:
         """Whether the network that this comes from may have one more handshake begun; where it has too many under way,

@@ -1,0 +1,142 @@
+"""What peers of whom nothing is expected can make an averager keep, compute and wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from swarmcli import tasks
+from swarmcli.averaging.aggregators.centered_clip import CenteredClip, _ClippedPart
+from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.consensus.messages import Noted, VoteMessage
+from swarmcli.averaging.group import MAX_MEMBERS, Group, Member
+from swarmcli.averaging.matchmaking.messages import Begin, Pulse, method_name
+from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.errors import CallRefused
+from swarmcli.network import Identity, PeerID
+from swarmcli.network.control.channel import ControlChannel
+from swarmcli.network.limits import Limits
+from swarmcli.testing import MemoryNetwork
+from tests.averaging.averagers import Averagers, all_results, assert_one_group
+from tests.averaging.rounds import Kind, Swarm
+from tests.network.worlds import endpoints
+from tests.simulation import simulated
+
+
+def invented(chance: random.Random, liar: PeerID, victim: PeerID, search: bytes = b"") -> Group:
+    """A group of as many members as there may be, of whom there are two."""
+    others = [Member(PeerID(chance.randbytes(32))) for _ in range(MAX_MEMBERS - 2)]
+    members = [Member(liar), Member(victim, search=search), *others]
+    return Group.form(b"", members, [1.0] * MAX_MEMBERS, chance.randbytes(16))
+
+
+@simulated
+async def test_invented_groups_leave_nothing_behind() -> None:
+    """Before, each of them took 5 MB for good."""
+    async with Averagers(3) as swarm:
+        honest, other, liar = await swarm.add(3)
+        chance = random.Random(1)
+        groups = [invented(chance, liar.peer_id, honest.peer_id) for _ in range(12)]
+        await liar.endpoint.connect(honest.endpoint.addresses[0], timeout=5)
+        tracemalloc.start()
+        taken: list[int] = []
+        for group in groups:
+            with pytest.raises(CallRefused, match="not waiting"):
+                message = Begin(bytes(16), group)
+                await liar.endpoint.call(honest.peer_id, method_name("test", Begin), message, Pulse, timeout=5)
+            await asyncio.sleep(1)
+            gc.collect()
+            taken.append(tracemalloc.get_traced_memory()[0])
+        assert taken[-1] - taken[3] < 1 << 20
+        tracemalloc.stop()
+        peers = [honest, other]
+        assert_one_group(await all_results([peer.begin() for peer in peers]), peers)
+
+
+def test_a_leader_that_was_asked_has_its_groups_remembered_within_a_bound() -> None:
+    """It may begin one wrongly again and again, as in one that holds a banned member."""
+    service = Swarm([Kind()]).peers[0].service
+    chance = random.Random(2)
+    liar, own = Identity.from_seed(9).peer_id, service.endpoint.peer_id
+    for _ in range(20):
+        service.leave(*(invented(chance, liar, own).derived(f"try {number}") for number in range(4)))
+    assert sum(len(votes.group) for votes in service._votes.values()) <= 1 << 16
+
+
+@simulated
+async def test_calls_for_rounds_that_never_begin_are_not_woken_by_others() -> None:
+    """Before, whatever began or ended woke all of them: thousands made rounds thirty times slower."""
+    async with Swarm([Kind(), Kind(), Kind()]) as swarm:
+        victim, *_, asker = swarm.peers
+        votes = [VoteMessage(bytes([1, number]) * 16, None, "early") for number in range(200)]
+        method = victim.service.method("vote")
+        calls = [
+            asyncio.create_task(asker.endpoint.call(victim.peer_id, method, vote, Noted, timeout=600)) for vote in votes
+        ]
+        await asyncio.sleep(1)
+        bells = list(victim.service._beginning.values())
+        assert len(bells) == len(votes)
+        assert all(isinstance(outcome, AllreduceResult) for outcome in await swarm.round())
+        assert all(not bell._event.is_set() for bell in bells) and not any(call.done() for call in calls)
+        del bells
+        await asyncio.sleep(130)
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(error, CallRefused) for error in ended)
+        assert not victim.service._beginning, "nothing is kept of what nobody waits for"
+
+
+@simulated
+async def test_who_answers_pings_late_stretches_no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "Ten round trips" of a peer that holds its pongs back were a minute and a half."""
+    waiting, late = (Identity.from_seed(seed).peer_id for seed in range(2))
+    answer = ControlChannel._send_pong
+
+    async def send_pong(channel: ControlChannel, number: int, received: float) -> None:
+        if channel.peer_id == waiting:
+            await asyncio.sleep(5)
+            received = channel._context.clock.raw()  # it says that it took no time
+        await answer(channel, number, received)
+
+    monkeypatch.setattr(ControlChannel, "_send_pong", send_pong)
+    async with endpoints(MemoryNetwork(), 2) as (one, other):
+        await one.connect(other.addresses[0], timeout=5)
+        await asyncio.sleep(8)
+        assert (one.ping_time(late) or 0) > 4
+        assert one.round_trip(late) == pytest.approx(Limits().longest_round_trip)
+
+
+@pytest.mark.parametrize("size", [300, 40_000])
+def test_long_arithmetic_leaves_the_loop_however_small_a_part_is(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clipping takes many passes over all inputs, of which each may be far below what is worth another thread."""
+    beside, seen = [False], list[bool]()
+
+    async def offload(job: Callable[[], Any]) -> Any:
+        beside[0] = True
+        try:
+            return job()
+        finally:
+            beside[0] = False
+
+    finish = _ClippedPart.finish
+
+    def watched(part: _ClippedPart) -> Any:
+        seen.append(beside[0])
+        return finish(part)
+
+    monkeypatch.setattr(tasks, "offload", offload)
+    monkeypatch.setattr(_ClippedPart, "finish", watched)
+
+    @simulated
+    async def main() -> None:
+        options = AllreduceOptions(aggregator=CenteredClip(iterations=20), part_size_bytes=256 << 10)
+        async with Swarm([Kind()] * 5, shapes=((size,),), options=options) as swarm:
+            assert all(isinstance(outcome, AllreduceResult) for outcome in await swarm.round())
+
+    main()
+    assert seen and all(beside == (size > 1000) for beside in seen)
