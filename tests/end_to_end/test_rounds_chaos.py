@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from signal import SIGKILL, SIGSTOP
@@ -158,3 +161,38 @@ def test_one_outcome_of_real_processes(started: list[Members], roles: tuple[Role
             assert members.hear(victim) is None
     check(outcomes, roles)
     print({index: (told.end, told.reason) for index, told in outcomes.items()})
+
+
+def test_survivors_that_can_decide_nothing_soon_know_it(started: list[Members]) -> None:
+    """Of five strangers four decide. The two dead refuse every connection at once: nobody looks for them for long."""
+    role = Role(trust="strangers")
+    dead = replace(role, strike=Strike("exchange", SIGKILL, 2))
+    members = Members(role, role, role, dead, dead)
+    started.append(members)
+    members.begin()
+    for victim in (3, 4):
+        assert members.hear(victim) == "exchange"
+    outcomes = {index: members.outcome(index) for index in range(3)}
+    check(outcomes, members.roles)
+    assert {told.end for told in outcomes.values()} == {"undecided"}
+    assert max(told.seconds for told in outcomes.values()) < 30  # by the round's own clock; 40 to 84 if it looked on
+
+
+def test_members_of_a_busy_machine_are_all_waited_for(started: list[Members]) -> None:
+    """Three processes that compute without a pause beside four members that average round after round: what the last
+    rounds took says what the next one may take, and nobody is too slow for it."""
+    members = Members(*(Role(before=40) for _ in range(4)))
+    started.append(members)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        members.begin()
+        outcomes = {index: members.outcome(index) for index in range(4)}
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    check(outcomes, members.roles)
+    for told in outcomes.values():
+        assert told.end == "applied" and told.tries == 1
+        assert all(senders == (0, 1, 2, 3) for _, senders, _ in told.parts)
+        assert told.left_out == 0

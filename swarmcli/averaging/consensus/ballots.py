@@ -127,6 +127,11 @@ class Tally:
         return digest if enough or self._missing() <= self._auxiliaries else None
 
     @property
+    def held_by_most(self) -> bytes | None:
+        """Of those that have accepted anything; None: nobody has."""
+        return next((digest for digest, _ in Counter(self._votes.values()).most_common(1)), None)
+
+    @property
     def needs_auxiliaries(self) -> bool:
         """Whether those with tensors are too few for a majority, as far as they are not lost."""
         able = set(range(self._members)) - self._auxiliaries - self._lost

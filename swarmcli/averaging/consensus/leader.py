@@ -36,7 +36,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0  # seconds between two ballots of one p
 _ROUND_TRIPS = 4.0  # and so many round trips, so that the ballot of another one may come to its end
 _RELAYS = 3  # that may be lost on the way to one leader, before another one is followed
 _SEARCH = 30.0  # seconds that a member without a quorum goes on looking for one …
-_SEARCH_ALONE = 6.0  # … or, if all others are plainly gone
+_SEARCH_DESERTED = 3.0  # … or, if so many are plainly gone that there is none, since this member was in trouble
 _PER_LIAR = 8.0  # and so much for each hostile leader that may take its turn for nothing. In a guarded group the time
 # counts from the first leader that was lost, so that members do not search one after the other.
 _LONGEST_SEARCH = 120.0  # seconds for all ballots of one that finds a quorum, but comes to no result with it
@@ -77,6 +77,7 @@ class Agreement:
         self._grants: dict[int, tuple[float, float]] = {}  # to these: from when on they get a promise, and the pause
         self._last_sign = -math.inf  # when it last did something, by the clock of the loop
         self._first_lost = math.inf  # when this member lost or passed over its first leader, by the clock of the loop
+        self._troubled = math.inf  # when its own exchange ended without a result
         self._give_up = ""  # why the round is to be given up
         self._hurry = asyncio.Event()  # set with it
 
@@ -109,6 +110,8 @@ class Agreement:
         signature = None if digest is None else self._votes.vote_zero(digest)
         vote = VoteMessage(self._mates.group.group_id, digest, reason, signature)
         self._gathered.set()
+        if reason:
+            self._troubled = asyncio.get_running_loop().time()
         if digest is not None and signature is None:
             return  # a ballot above zero is under way, which will ask
         if digest is None and not reason:
@@ -333,32 +336,33 @@ class Agreement:
             helpers = [tasks.create_task(self._tell_of_absence()), tasks.create_task(self._attendance.run(self._lose))]
             helpers.append(tasks.create_task(self._look_for_the_cut_off()))
             if self._zero is not None:
-                ballot_zero = (
-                    self._confirm_zero() if self._votes.guarded else self._zero.ask_auxiliaries(self._check_zero)
-                )
-                helpers.append(tasks.create_task(ballot_zero))
+                helpers.append(tasks.create_task(self._hold_ballot_zero(self._zero)))
                 if self._mates.me in self._lost:
                     self._zero.failed.set()  # the others follow another one, which the first ballot shows
                 await _first(self._zero.failed, self._hurry, self._settled)
             else:
                 helpers += [tasks.create_task(self._listen(member)) for member in self._mates.others]
             # What a member reports must not change any more: averages that still arrive would lie in the same memory
-            # as those that another try reduces.
-            await _first(self._gathered, self._hurry, self._settled)
+            # as those that another try reduces. A leader's own exchange may be what the others do not wait for.
+            patience = None if self._zero is None else self._parts.patience
+            await _first(self._gathered, self._hurry, self._settled, within=patience)
             if not self._settled.is_set():
                 await self._propose_until_settled()
             for helper in helpers:
                 helper.cancel()
 
-    async def _confirm_zero(self) -> None:
-        """In a guarded group: has all confirm what a quorum has voted for, where not all vote for it."""
-        zero = self._zero
-        prepared = None if zero is None else await zero.prepared()
+    async def _hold_ballot_zero(self, zero: BallotZero) -> None:
+        """Has the auxiliaries vote; or, in a guarded group, all confirm what a quorum has voted for, where not all vote
+        for it."""
+        if self._votes.guarded is None:
+            # By then those say so that lack averages of a slow reducer, which may be the one that holds them all.
+            await zero.ask_auxiliaries(self._check_zero, 2 * self._parts.patience)
+            return
+        prepared = await zero.prepared()
         decided = None if prepared is None else await gather_confirms(self._mates, self._votes, prepared)
         if decided is not None:
             self.learn(decided)
-        if zero is not None:
-            zero.failed.set()
+        zero.failed.set()
 
     async def _look_for_the_cut_off(self) -> None:
         async def look_for(member: int) -> None:
@@ -388,14 +392,17 @@ class Agreement:
             decided = await self._proposer.attempt(self._give_up, self._attendance.strangers)
             decided = decided or await self._outcome_of_another_leader()
             quorum = loop.time() if self._proposer.had_quorum else quorum  # a ballot may fail, and take long for it
-            search = _SEARCH_ALONE if self._proposer.deserted else longest
             if decided is not None and self.learn(decided):
                 return
-            if loop.time() > min(quorum + search, begun + _LONGEST_SEARCH):
+            wait = pause * (1 + self._mates.endpoint.random.random()) + _ROUND_TRIPS * self._mates.slowest_round_trip
+            search = min(quorum + longest, begun + _LONGEST_SEARCH)
+            if self._proposer.deserted:
+                search = min(search, min(quorum, self._troubled) + _SEARCH_DESERTED)
+                wait = min(wait, max(_FIRST_PAUSE, search - loop.time()))
+            if loop.time() > search:
                 self.stop()
             else:
-                wait = pause * (1 + self._mates.endpoint.random.random())
-                await asyncio.sleep(wait + _ROUND_TRIPS * self._mates.slowest_round_trip)
+                await asyncio.sleep(wait)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _outcome_of_another_leader(self) -> Decided | None:
@@ -470,10 +477,10 @@ class Agreement:
         self.stop()
 
 
-async def _first(*events: asyncio.Event) -> None:
-    """Waits until one of them is set."""
+async def _first(*events: asyncio.Event, within: float | None = None) -> None:
+    """Waits until one of them is set, or so many seconds have passed."""
     async with asyncio.TaskGroup() as tasks:
         waits = [tasks.create_task(event.wait()) for event in events]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, timeout=within, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()

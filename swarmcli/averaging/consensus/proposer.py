@@ -54,7 +54,9 @@ from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.consensus.strangers import GuardedProposal, GuardedTally
 from swarmcli.errors import CallRefused, NetworkError
 
-_STRAGGLERS = 10.0  # seconds for a member that is connected and still receives averages, once a majority has promised
+# Seconds for a member that is connected and still receives averages, once a majority has promised: at most, and no more
+# than it may be slower than the others.
+_STRAGGLERS = 10.0
 _UNREACHED = 1.0  # the same for members without a connection
 _HASTE, _ROUND_TRIPS = 0.05, 4.0  # seconds and round trips, where the round is past its deadline
 _FOR_ALL, _SHARE = 1.0, 0.1  # seconds for the last voters at most, or so much of the time that the first ones took
@@ -79,7 +81,7 @@ class BallotZero:
         self._guarded = GuardedTally(votes.quorum)
         self._signatures: dict[int, bytes] = {}
         self._ended: set[int] = set()  # who has said how its exchange ended
-        self._named = asyncio.Event()  # the auxiliaries are to be asked
+        self._voted, self._named = asyncio.Event(), asyncio.Event()  # somebody has; the auxiliaries are to be asked
 
     def hear(self, voter: int, vote: VoteMessage) -> None:
         """A member holds the result, or says that it does not come to hold it. Its first vote stands.
@@ -116,10 +118,14 @@ class BallotZero:
                 await self._complete.wait()
         return self._guarded.prepared
 
-    async def ask_auxiliaries(self, heard: Callable[[], None]) -> None:
-        """Names the result to them, once that is needed; `heard` is called after each answer."""
-        await self._named.wait()
-        digest = self._tally.digest_to_name
+    async def ask_auxiliaries(self, heard: Callable[[], None], patience: float) -> None:
+        """Names the result to them, once that is needed, or has been held by one for so many seconds while others still
+        wait for it; `heard` is called after each answer."""
+        await self._voted.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await self._named.wait()
+        digest = self._tally.held_by_most
         if digest is None or self._votes.acceptor.promised > ZERO:
             return
         async with asyncio.TaskGroup() as tasks:
@@ -146,6 +152,7 @@ class BallotZero:
 
     def _accept(self, member: int, digest: bytes, signature: bytes) -> None:
         self._signatures.setdefault(member, signature)
+        self._voted.set()
         decision = self._tally.accept(member, digest)
         if decision is not None:
             supporters = {each: self._signatures[each] for each in self._tally.supporters(digest)}
@@ -164,8 +171,12 @@ class BallotZero:
             return
         if self._tally.decision is not None:
             return
-        if self._tally.hopeless:
+        # Where most of those with tensors live and lack it, the others are not waited for: they may be what was too
+        # slow for these, or hold it alone.
+        lacking = self._ended - self._signatures.keys() - self._mates.auxiliaries
+        if self._tally.hopeless or 2 * len(lacking) >= len(self._mates) - len(self._mates.auxiliaries):
             self.failed.set()
+            return
         # Where the votes of those with tensors may be enough, auxiliaries need not be troubled.
         if self._tally.digest_to_name is not None and self._tally.needs_auxiliaries:
             self._named.set()
@@ -177,6 +188,10 @@ class Parts(Protocol):
     @property
     def busy(self) -> bool:
         """Whether copies are on their way to this member."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds that one member may be slower than the others."""
 
     def report(self) -> Report: ...
     def holds(self, digest: bytes) -> bool:
@@ -198,10 +213,11 @@ class Proposer:
     def __init__(self, mates: Mates, votes: RoundVotes, parts: Parts) -> None:
         self.follows: int | None = None  # a member of a lower rank that leads, as others see it
         self.had_quorum = False  # in the last ballot enough have promised
-        self.deserted = False  # in the last ballot nobody could be reached, and that was plain at once
+        self.deserted = False  # in the last ballot too few for a quorum could be reached, and that was plain at once
         self._mates, self._votes, self._parts = mates, votes, parts
         self._highest = 0  # ballot that was used here or heard of
         self._among: set[int] = set()  # who is asked in the present ballot
+        self._named: set[int] = set()  # whom some of those who promised name as too slow, or out of reach
         self._hasty = False
 
     async def attempt(self, give_up: str = "", without: Collection[int] = ()) -> Decided | None:
@@ -217,8 +233,9 @@ class Proposer:
         began = asyncio.get_running_loop().time()
         known, promised = await self._prepare(proposal)
         at_once = asyncio.get_running_loop().time() - began < _AT_ONCE + _ROUND_TRIPS * self._mates.slowest_round_trip
-        self.deserted = at_once and not any(map(self._mates.is_connected, self._mates.others))
         quorum = self._votes.quorum
+        in_reach = {member for member in self._among if self._mates.is_connected(member)} | {self._mates.me}
+        self.deserted = at_once and len(in_reach & quorum.voters) < quorum.to_decide
         self.had_quorum = len(promised.keys() & quorum.voters) >= quorum.to_decide
         if known is not None:
             return known
@@ -271,6 +288,7 @@ class Proposer:
             proposal.lose(member)
         elif self._is_promise(proposal, member, answer):
             promised[member] = answer
+            self._named.update(() if answer.report is None else answer.report.failed)
         else:
             proposal.refuse(member, Refusal(answer.promised))
             self._see(answer.promised)
@@ -317,10 +335,13 @@ class Proposer:
         One that fewer hold is not proposed. Whoever accepts it binds all later ballots to it, and whether the others
         can copy it is not known: its only holder may be lost meanwhile, or lie.
         """
-        quorum = self._votes.quorum
+        quorum, failed = self._votes.quorum, {member for report in reports.values() for member in report.failed}
+        # The others would wait for copies from those that were too slow for them, or out of their reach.
+        free = {report.digest for member, report in reports.items() if member not in failed}
         counts = Counter(report.digest for report in reports.values() if report.digest is not None)
         for digest, holders in counts.most_common(1):
-            if holders + len(self._mates.auxiliaries.intersection(promised) & quorum.voters) >= quorum.to_decide:
+            votes = holders + len(self._mates.auxiliaries.intersection(promised) & quorum.voters)
+            if digest in free and votes >= quorum.to_decide:
                 return Committed(digest)
         return None
 
@@ -397,8 +418,9 @@ class Proposer:
                 while waiting:
                     patience = None
                     if enough():
-                        connected = any(self._mates.is_connected(asked[task]) for task in waiting)
-                        patience = _STRAGGLERS if connected else _UNREACHED
+                        others = (asked[task] for task in waiting if asked[task] not in self._named)
+                        connected = any(map(self._mates.is_connected, others))
+                        patience = min(_STRAGGLERS, 2 * self._parts.patience) if connected else _UNREACHED
                         if self._hasty:
                             patience = min(patience, _HASTE + _ROUND_TRIPS * self._mates.slowest_round_trip)
                     done, waiting = await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)

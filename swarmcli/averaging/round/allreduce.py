@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -22,7 +23,7 @@ from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.attempt import Attempt
 from swarmcli.averaging.round.buffers import Average, Holdings, Inputs, Results, result_digest
-from swarmcli.averaging.round.pace import Lessons
+from swarmcli.averaging.round.pace import Lessons, usual_time
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.averaging.round.reducer import beyond_sums
 from swarmcli.averaging.round.service import AllreduceService, tries
@@ -178,7 +179,7 @@ class Allreduce:
     async def _try_until_decided(self) -> Decision | None:
         groups = tries(self.group) if self._step is None else [self.group]
         decision: Decision | None = None
-        unreachable, failed_holders = set[int](), set[int]()
+        unreachable, failed_holders, slow = set[int](), set[int](), set[int]()
         with self._service.expecting(*groups[1:]):  # whoever is at the next try before this member waits for it
             for group in groups:
                 attempt = Attempt(
@@ -190,6 +191,7 @@ class Allreduce:
                     decision if isinstance(decision, Again) else None,
                     unreachable,
                     failed_holders,
+                    slow,
                     last=group is groups[-1],
                 )
                 self._attempts.append(attempt)
@@ -211,13 +213,16 @@ class Allreduce:
 
     @forgetful
     async def _catch_up(self, digest: bytes) -> None:
-        """Fetches what is missing of a committed result, from memory or files of others."""
+        """Fetches what is missing of a committed result, from memory or files of others: within the time that a round
+        may take, for whoever copies from a slow link gets on sooner as one that has missed the round."""
         copier = self._attempts[-1].copier
         if copier is None or self._holdings.digest == digest:
             return
         self._was_late = True
-        if not await copier.obtain(digest) and self._step is None and self._service.fetch_committed is not None:
-            self._late = await self._service.fetch_committed(self.group, self._plan, digest)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._options.allreduce_timeout or usual_time(self._plan.layout.nbytes)):
+                if not await copier.obtain(digest) and self._step is None and self._service.fetch_committed is not None:
+                    self._late = await self._service.fetch_committed(self.group, self._plan, digest)
 
     # The end
 
@@ -274,10 +279,12 @@ class Allreduce:
 
     def _let_go(self, committed: bool) -> None:
         """Errors hold on to the frames that they came through, and so to this object: not to its memory too."""
-        for attempt in self._attempts:
+        for number, attempt in enumerate(self._attempts):
+            # In later tries only a part of everything is sent.
+            sending = {} if number else {self.group.members[i].peer_id: s for i, s in attempt.sending.items()}
             doubted = {self.group.members[index].peer_id: reason for index, reason in attempt.doubted.items()}
             lost = frozenset(self.group.members[index].peer_id for index in attempt.lost)
-            self.lessons.add(Lessons(doubted, attempt.needed, lost))
+            self.lessons.add(Lessons(doubted, attempt.needed, lost, sending))
         holdings = self._holdings
         if holdings.results is not None:
             if committed and holdings.digest is not None and self._late is None:

@@ -11,11 +11,12 @@ and all that is held after the one before is copied instead of being sent and ad
 from __future__ import annotations
 
 import asyncio
-import math
+import statistics
+from collections import Counter
 from collections.abc import Mapping
 from itertools import chain
 
-from swarmcli.averaging.bandwidth import MIN_CLAIM
+from swarmcli.averaging.bandwidth import MAX_CLAIM, MIN_CLAIM
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.certificate import DoubleVote
@@ -36,7 +37,7 @@ from swarmcli.averaging.round.buffers import (
 )
 from swarmcli.averaging.round.copying import Copier
 from swarmcli.averaging.round.messages import OpenExchange
-from swarmcli.averaging.round.plan import Plan
+from swarmcli.averaging.round.pace import Pace, Tempo
 from swarmcli.averaging.round.receiver import PartReceiver
 from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.round.sender import Gathered, PartSender
@@ -64,11 +65,13 @@ class Attempt:
         again: Again | None,
         unreachable: set[int],
         failed_holders: set[int],
+        slow: set[int],
         last: bool,
     ) -> None:
         """`holdings`: what is here of the result, by the plan of the round. `mine`: None for an auxiliary.
         `again`: what the try before has ended with; None: this is the first. `unreachable`: whom this member could not
-        reach in the tries before; grows. `failed_holders`: see Copier. `last`: no other one may follow."""
+        reach in the tries before; grows. `failed_holders`: see Copier. `slow`: whose parts came too
+        slowly then; grows. `last`: no other one may follow."""
         self.group, self.holdings, self.trust = group, holdings, options.trust
         self._service, self._options, self._again, self._last = service, options, again, last
         self.mates = mates = Mates(service.endpoint, service.method, group)
@@ -97,15 +100,24 @@ class Attempt:
         self._plan = plan
         self._signed = holdings.signed = SignedLists(group, service.prefix, service.bans)
         self._time = options.allreduce_timeout or pace.usual_time(plan.layout.nbytes)
-        told = self._told(plan)
-        parts_pace = pace.of_parts(self._time, len(others), told)
-        averages_pace = pace.of_averages(self._time, len(plan.by_reducer), told)
+        self._nbytes = nbytes = sum(part.payload_bound for part in plan.parts)
+        planned, trip = self._planned(nbytes), mates.slowest_round_trip
+        self._tempo = tempo = Tempo(self._time, planned, trip, nbytes, mates.endpoint.rates)
+        tempo.indirect = frozenset(filter(mates.over_relay, others))
+        # What this member sends and reduces itself counts as one of the streams: so it shows in a group of two that the
+        # other one alone is slow. What auxiliaries send shows that it is not this member's own way in.
+        signs = 1 + len(mates.auxiliaries & plan.by_reducer.keys() - {mates.me} if mine is not None else ())
+        parts_pace = Pace(tempo, len(others) + signs)
+        averages_pace = Pace(tempo, len(plan.by_reducer), averages=True)
         self._receiver = PartReceiver(
             mates, plan, self._reducer, others, self._signed, self.audits, options, parts_pace, last=last
         )
         self._sender = PartSender(
             mates, plan, senders, mine, results, self._signed, self.audits, options, averages_pace, parts_pace
         )
+        self._slow = slow
+        for member in slow & set(others):
+            self._reducer.leave_out(member, "it was too slow in the try before")
         self.needed = 0.0  # seconds that the exchange would have taken, if it was not done in time
         coming = [part.payload_bound for part in plan.parts if part.reducer != mates.me]
         self._coming = sum(coming) + len(others) * sum(part.payload_bound for part in self._reducer.parts)
@@ -116,16 +128,21 @@ class Attempt:
         self._votes: RoundVotes
         self.agreement: Agreement
 
-    def _told(self, plan: Plan) -> float:
-        """Seconds that the exchange takes by what the members have told of their links; 0: they have told nothing in
-        bytes per second. Infinite where this peer's own limit asks for more time than senders have: then it is itself
-        the slow one."""
-        group, nbytes = self.mates.group, sum(part.payload_bound for part in plan.parts)
-        limit = self.mates.endpoint.rates.lower
-        if limit is not None and nbytes / limit > pace.SENDERS * self._time:
-            return math.inf
+    def _planned(self, nbytes: int) -> float | None:
+        """Seconds that the streams should take: by what the members' links are believed to carry, where that is known
+        in bytes per second, and by what the last rounds took here. None: nothing is known."""
+        group = self.mates.group
         figures = [member.bandwidth for member in group.members if member.bandwidth > 0]
-        return slowest_link(group.members, group.part_shares) * nbytes if figures and min(figures) >= MIN_CLAIM else 0.0
+        usual = [took * max(1.0, nbytes / before) for took, before in self._service.took]
+        known = [statistics.median(usual)] if usual else []
+        known += [group.planned] if group.planned > 0 else []
+        if figures and min(figures) >= MIN_CLAIM and max(figures) <= MAX_CLAIM:
+            known.append(slowest_link(group.members, group.part_shares) * nbytes)
+        return max(known) + nbytes / pace.MODEST if known else None
+
+    @property
+    def patience(self) -> float:
+        return min(self._tempo.patience, self._options.for_reducer)
 
     async def run(self) -> Decision | None:
         """Takes part until the outcome of this try is known, or (None) known to stay unknown here."""
@@ -142,6 +159,8 @@ class Attempt:
                     self.mates.endpoint.events.emit(PeerRefused(self.mates.peer(index).text, reason, "tensors"))
                 if not isinstance(decision, Committed):  # otherwise whoever is still being served is served
                     self._reducer.abort("the round was given up")
+                elif self._tempo.took:
+                    self._service.took.append((max(self._tempo.took), self._nbytes))
                 if self.audits is not None:
                     self.audits.leave()
                 del self.agreement  # which knows this try as its parts
@@ -174,6 +193,11 @@ class Attempt:
         return {member for member in late if self._receiver.late[member] or member in self._sender.lost}
 
     @property
+    def sending(self) -> dict[int, float]:
+        """Member index → seconds that it took to send; see Lessons."""
+        return self._tempo.sending
+
+    @property
     def bytes_sent(self) -> int:
         return sum(stream.bytes_sent for stream in chain(self._sender.streams, self._receiver.streams))
 
@@ -204,7 +228,7 @@ class Attempt:
     def report(self) -> Report:
         held, trouble = self.holdings, self.trouble
         digest = None if self.mates.auxiliary else held.digest
-        failed = tuple(sorted(trouble.failures))
+        failed = tuple(sorted(trouble.failures.keys() | self._tempo.slow.keys()))
         return Report(digest, held.plan.fingerprint, held.digests, trouble.reason, failed, self._signed.told)
 
     def holds(self, digest: bytes) -> bool:
@@ -233,9 +257,9 @@ class Attempt:
             for member, report in reports.items()
             if report.plan == plan.fingerprint and member not in banned
         }
-        failed = {member for report in reports.values() for member in report.failed}
-        # Of two that cannot reach each other both are named, and others reduce. If all are named, all may be right.
-        able = sorted(reports.keys() - failed) or sorted(reports)
+        # Of two that cannot reach each other both are named, and others reduce; if all are named, whom fewest name.
+        named = Counter(member for report in reports.values() for member in set(report.failed))
+        able = [member for member in sorted(reports) if named[member] == min(named[each] for each in reports)]
         senders = sorted(reports.keys() - mates.auxiliaries)
         held = common_digests([report.digests for report in reports.values()], len(plan.parts))
         if self._again is not None:  # what somebody could not copy in this try is held by nobody, whoever claims it
@@ -275,6 +299,7 @@ class Attempt:
             fraction = min(1.0, self.bytes_received / max(1, self._coming))
             self.needed = pace.needed(self._time, fraction)
             self.trouble = Gathered(complaint=f"not done within {self._time:.0f} s: {fraction:.0%} had come")
+        self._slow.update(self._tempo.slow)
         digest = None if self.mates.auxiliary else self.holdings.digest
         await self.agreement.vote(digest, self.trouble.reason)
 
@@ -302,15 +327,20 @@ class Attempt:
                     )
             got.averages = some
         self.holdings.put(got.averages)
+        held = self.holdings.averages if self.holdings.digest is not None else []
+        if held and self._reducer.weighed and not set.intersection(*(set(average.senders) for average in held)):
+            self.holdings.drop(range(len(self.holdings.plan.parts)))
+            got.complaint = "nobody's tensors are in all of its parts, though members had weight"
         self.trouble = Gathered(failures=got.failures, complaint=got.complaint)
 
     async def _finish(self, *exchanging: asyncio.Task[None]) -> None:
-        """After a commit: waits for what is still exchanged, as long as anything arrives.
+        """After a commit: waits for what is still exchanged, as long as anything arrives and the round may take.
 
         Whoever goes on waiting for a member that is silent finds that the others have let go of what they hold.
         """
-        arrived, unfinished = -1, set(exchanging)
-        while unfinished and arrived != self.bytes_received:
+        loop = asyncio.get_running_loop()
+        arrived, unfinished, ends_at = -1, set(exchanging), loop.time() + self._time
+        while unfinished and arrived != self.bytes_received and loop.time() < ends_at:
             arrived = self.bytes_received
             _, unfinished = await asyncio.wait(unfinished, timeout=_STALLED)
         for task in unfinished:

@@ -1,30 +1,36 @@
 """How fast the streams of one exchange are, and which of them is plainly too slow for its time.
 
-A stream that falls silent is noticed at once; one that trickles never is silent. What it may take follows from the
-round's own rates: once at least half of what runs beside it is done, a stream that by its own rate so far would need
-longer than its limit is given up. A slow but honest stream that ends in time is never cut off, and where most are slow,
-nobody is: then the round takes longer than its time, and the next one gets more (`core.py`).
+A stream that falls silent is noticed at once; one that trickles never is silent. What it may take follows from what the
+streams of this group should take, and from what those beside it took. Once at least half of these have ended well, one
+that has had its time, and by its present rate is not done soon, is given up. A slow but honest stream that ends in
+time is never cut off, and where most are slow, nobody is: then the round takes longer than its time, and the next one
+gets more (`core.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+import statistics
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from swarmcli.network.identity import PeerID
+from swarmcli.network.rates import LinkRates
 
-GRACE = 20.0  # seconds that a sender has in any case; longer than silence is borne, which is told apart from slowness
-LOOK = 1.0  # seconds between two looks at a stream
-SENDERS = 1 / 3  # of a round's time, for the parts of one sender …
-# … and where a member has told the group that its link, or its user's limit, takes longer: it is as slow as it said,
-# and nobody is to blame. No more, or whoever tells a crawl would hold up every round to its end.
-SLOW_SENDERS = 3 / 5
-# For the averages of one reducer, after that. It waits for its slowest sender, who may be slow to it alone: so it is
-# not judged before that one must have been given up.
-REDUCERS = 1 / 3
+TIMES = 3.0  # what the streams of a round should take, for one that turns slow …
+LEAST, TRIPS, MOST_TRIPS = 1.0, 8.0, 5.0  # … and at least so many seconds and round trips (up to the last, in seconds)
+LAST = 4 / 3  # times that, for a stream that by its present rate is done by then
+# The same for a reducer after others are done: it may wait for a sender that is slow to it alone, and then has to give
+# away what it waited with.
+AVERAGES = LAST + 1 / TIMES
+# Of a round's time, at most: senders come first, for the same reason. And for a sender where nothing tells what it
+# should take.
+FOR_SENDERS, FOR_REDUCERS, CALM = 0.45, 0.6, 1 / 3
+LOOKS = 12  # at each stream, in the time that it has; what has come between four of them is its present rate
+MODEST = 50e6  # bytes per second that a machine encrypts, checks and adds up while much else runs on it
 
 MARGIN = 1.5  # times what a round would have needed, for the next one …
 MOST_STRETCHED = 16.0  # … up to so many times what was wished
@@ -37,43 +43,87 @@ class LaggedError(Exception):
     """A stream was too slow for its time; the words say how slow."""
 
 
+class Tempo:
+    """How long the streams of one exchange may take at one member, by what is known of links; and who took longer."""
+
+    def __init__(self, time: float, planned: float | None, round_trip: float, nbytes: int, rates: LinkRates) -> None:
+        """`time`: seconds that the round may take. `planned`: what the streams should; None: nobody knows.
+        `round_trip`: the slowest one before they began, which jam the link of whoever turns slow. `nbytes`: what passes
+        this member's link either way, at the `rates` that its user allows."""
+        self.time = time
+        self.slow: dict[int, str] = {}  # members whose parts came too slowly, and how: so will their averages
+        # By the clock of the loop: when a member was seen to have begun, and the last of all senders.
+        self.begun: dict[int, float] = {}
+        self.sending: dict[int, float] = {}  # seconds that members took to send, this one among them; see Lessons
+        self.all_begun = math.inf
+        self.took = list[float]()  # seconds from then, of the senders that have brought all of their parts
+        self._planned = CALM * time / TIMES if planned is None else planned
+        self._least = LEAST + min(TRIPS * round_trip, MOST_TRIPS)
+        self._nbytes, self._rates = nbytes, rates
+        # Senders that may come another way, if they fall silent, once the connection is known to be lost.
+        self.indirect: Set[int] = frozenset()
+
+    @property
+    def patience(self) -> float:
+        """Seconds for one sender."""
+        usual = statistics.median(self.took) if self.took else 0.0
+        return min(max(TIMES * max(self._planned, usual), self._least), FOR_SENDERS * self.time)
+
+    @property
+    def hampered(self) -> bool:
+        """Whether it is this member itself that is slow, and judges nobody."""
+        return self._nbytes / (self._rates.lower or math.inf) > self.patience / 2
+
+
 class Pace:
     """The streams of one kind at one member: those on which parts come in, or those on which averages do."""
 
-    def __init__(self, streams: int, limit: float, grace: float = GRACE) -> None:
-        """`streams`: how many there are, own work beside them counted as one. `limit`: seconds that one may take;
-        `grace`: seconds that it has in any case, if the limit is no less."""
-        self._streams, self._limit, self._grace = streams, limit, min(grace, limit)
-        self._done = 0
+    def __init__(self, tempo: Tempo, streams: int, *, averages: bool = False) -> None:
+        """`streams`: how many there are, with what else shows that this member is not slow itself."""
+        self.tempo = tempo
+        self._averages, self._streams, self._done, self._half = averages, streams, 0, math.inf
 
-    def note_done(self) -> None:
-        """One of them has come to its end; what came of it does not matter."""
-        self._done += 1
+    def note_end(self, *, well: bool = True) -> None:
+        """One of them has come to its end. One that broke off, or was given up, shows nothing of this member's link."""
+        self._done += well
+        self._streams -= not well
+        if 2 * self._done >= self._streams:
+            self._half = min(self._half, asyncio.get_running_loop().time())
 
     @asynccontextmanager
-    async def keeping_up(self, fraction: Callable[[], float]) -> AsyncIterator[None]:
-        """The block is one stream; `fraction` says how much of it has come so far, 0 to 1.
+    async def keeping_up(self, member: int, fraction: Callable[[], float]) -> AsyncIterator[None]:
+        """The block is the stream of a member; `fraction` says how much of it has come so far, 0 to 1.
 
         Raises LaggedError when it is given up.
         """
         try:
             async with asyncio.timeout(None) as deadline:
-                watch = _Watch(self, deadline, fraction)
+                watch, well = _Watch(self, member, deadline, fraction), False
                 try:
                     yield
+                    well = True
                 finally:
                     watch.end()
-                    self.note_done()
+                    self.note_end(well=well)
+                if not self._averages:
+                    since = max(watch.began, self.tempo.all_begun)
+                    self.tempo.took.append(max(0.0, asyncio.get_running_loop().time() - since))
         except TimeoutError:
             if not deadline.expired():
                 raise
             raise LaggedError(watch.words) from None
 
-    def is_too_slow(self, seconds: float, fraction: float) -> bool:
-        """Whether a stream that has brought this fraction within so many seconds is to be given up now."""
-        if seconds < self._grace or 2 * self._done < self._streams:
-            return False
-        return seconds / max(fraction, 1e-9) > self._limit
+    def verdict(self, member: int, began: float, now: float, fraction: float, rate: float) -> str:
+        """Why a stream is to be given up now, or "". `rate`: of what there is, per second, at present."""
+        tempo, since, times = self.tempo, max(began, self.tempo.all_begun), 1.0
+        if now < self._half or tempo.hampered or (rate <= 0 and not self._averages and member in tempo.indirect):
+            return ""
+        if self._averages:
+            since, times = max(began, self._half, tempo.begun.get(member, math.inf)), AVERAGES
+        patience = min(times * tempo.patience, FOR_REDUCERS * tempo.time)
+        late = now - since >= patience and now - since + (1 - fraction) / max(rate, 1e-9) > LAST * patience
+        words = f"it was too slow: {fraction:.0%} of its part in {now - began:.0f} s, when most were done"
+        return tempo.slow.get(member, words if late else "")
 
 
 class _Watch:
@@ -81,20 +131,26 @@ class _Watch:
 
     # A class for the reason that `_Listening` of swarmcli/tasks.py is one: no cycle may keep the memory of the round.
 
-    def __init__(self, pace: Pace, deadline: asyncio.Timeout, fraction: Callable[[], float]) -> None:
+    def __init__(self, pace: Pace, member: int, deadline: asyncio.Timeout, fraction: Callable[[], float]) -> None:
         self.words = ""
-        self._pace, self._deadline, self._fraction = pace, deadline, fraction
+        self._pace, self._member, self._deadline, self._fraction = pace, member, deadline, fraction
         self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
-        self._timer = self._loop.call_later(LOOK, self._look)
+        self.began = self._loop.time()
+        self._seen = deque([(self.began, 0.0)], maxlen=LOOKS // 3)
+        self._wait()
+
+    def _wait(self) -> None:
+        self._timer = self._loop.call_later(self._pace.tempo.patience / LOOKS, self._look)
 
     def _look(self) -> None:
-        seconds, fraction = self._loop.time() - self._began, self._fraction()
-        if self._pace.is_too_slow(seconds, fraction):
-            self.words = f"it was too slow: {fraction:.0%} of its part in {seconds:.0f} s, when most were done"
-            self._deadline.reschedule(self._loop.time())
+        now, fraction, (then, before) = self._loop.time(), min(1.0, self._fraction()), self._seen[0]
+        self._seen.append((now, fraction))
+        rate = (fraction - before) / max(now - then, 1e-9)
+        self.words = self._pace.verdict(self._member, self.began, now, fraction, rate)
+        if self.words:
+            self._deadline.reschedule(now)
         else:
-            self._timer = self._loop.call_later(LOOK, self._look)
+            self._wait()
 
     def end(self) -> None:
         self._timer.cancel()
@@ -107,17 +163,22 @@ class Lessons:
     doubted   who kept this member waiting in vain, as seen from here and by nobody else's word; how
     lost      those of them with whom the connection broke meanwhile
     needed    seconds that the round would have taken, if it failed for want of time; infinite: hardly anything moved
+    sending   seconds that each took to bring its parts here, as this member its own to the others; of one that was
+              left out, what it would have taken
     """
 
     doubted: dict[PeerID, str] = field(default_factory=dict)
     needed: float = 0.0
     lost: frozenset[PeerID] = frozenset()
+    sending: dict[PeerID, float] = field(default_factory=dict)
 
     def add(self, other: Lessons) -> None:
         slow = (self.doubted.keys() - self.lost) | (other.doubted.keys() - other.lost)
         self.doubted |= other.doubted
         self.lost = frozenset(self.doubted.keys() - slow)
         self.needed = max(self.needed, other.needed)
+        for peer, seconds in other.sending.items():
+            self.sending[peer] = self.sending.get(peer, 0.0) + seconds
 
 
 class RoundTime:
@@ -150,26 +211,6 @@ class RoundTime:
 def usual_time(nbytes: int) -> float:
     """Seconds for a round that has no timeout, over so many bytes: far more than any usual one takes."""
     return AT_LEAST + nbytes / SLOWEST
-
-
-def of_parts(time: float, senders: int, told: float = 0.0) -> Pace:
-    """For what this member's reducer gets, in a round that may take `time` seconds. What this member sends itself
-    counts as one of the streams, so that it shows in a group of two that the other one alone is slow.
-
-    `told`: seconds that the round takes by the bandwidths that the members have told; infinite: this member itself is
-    the one that is too slow for the time, and judges nobody.
-    """
-    return Pace(senders + 1, _for_senders(time, told))
-
-
-def of_averages(time: float, reducers: int, told: float = 0.0) -> Pace:
-    """For what this member gets of reducers, its own one included."""
-    senders = _for_senders(time, told)
-    return Pace(reducers, senders + REDUCERS * time, senders + 2 * LOOK)
-
-
-def _for_senders(time: float, told: float) -> float:
-    return told if told == math.inf else max(SENDERS * time, min(MARGIN * told, SLOW_SENDERS * time))
 
 
 def needed(seconds: float, fraction: float) -> float:

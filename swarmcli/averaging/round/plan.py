@@ -109,6 +109,11 @@ class Layout:
         return sum(segment.numel for segment in self.segments)
 
     @property
+    def wire_bytes(self) -> int:
+        """At most, of everything once on the wire."""
+        return sum(codec.payload_bound(each) for each, codec in zip(self.descriptors, self.codecs, strict=True))
+
+    @property
     def nbytes(self) -> int:
         """Of flat memory that holds everything."""
         return self.segments[-1].end if self.segments else 0

@@ -45,7 +45,7 @@ class PartReceiver:
         self.refused: dict[int, str] = {}  # who sent what cannot be averaged
         self.doubted: dict[int, str] = {}  # who was not lost, and kept this reducer waiting in vain
         self.late: dict[int, bool] = {}  # those of them who did not begin; whether a connection with them broke
-        self._pace = pace
+        self._pace, self._tempo = pace, pace.tempo
         self._mates, self._plan, self._reducer, self._options = mates, plan, reducer, options
         self._signed, self._audits = signed, audits
         self._waiting = {member: asyncio.Event() for member in members}  # set once its stream is here
@@ -68,7 +68,8 @@ class PartReceiver:
             for member in visiting:
                 tasks.create_task(self._visit(member))
             with suppress(RoundFailed):
-                async with beside(self._watch_beginnings()), beside(self._look_for_the_cut_off()):
+                late = self._watch_the_late()
+                async with beside(self._watch_beginnings()), beside(late), beside(self._look_for_the_cut_off()):
                     await self._reducer.run()
 
     def absent(self, member: int, reason: str) -> None:
@@ -155,10 +156,37 @@ class PartReceiver:
         except TimeoutError:
             for member in [member for member, waiting in self._waiting.items() if not waiting.is_set()]:
                 self.late[member] = member in ends and ends[member].done()
-                self._doubt(member, f"it did not begin within {self._options.to_begin:.0f} s")
+                self._give_up(member, f"it did not begin within {self._options.to_begin:g} s")
         finally:
             for end in ends.values():
                 end.cancel()
+
+    @forgetful
+    async def _watch_the_late(self) -> None:
+        async with beside(self._look_for_the_late()):
+            await self._reducer.begun()
+        self._tempo.all_begun = asyncio.get_running_loop().time()
+
+    @forgetful
+    async def _look_for_the_late(self) -> None:
+        """Those whose streams have not come while most have are asked: whoever still computes is waited for. One that
+        takes part, or says nothing, is as slow as its parts would be."""
+        tempo, since, loop = self._tempo, dict[int, float](), asyncio.get_running_loop()
+        await asyncio.sleep(tempo.patience)
+        while True:
+            absent = self._waiting.keys() - tempo.begun.keys() - self._reducer.left_out.keys()
+            asked = loop.time()
+            for member in absent if 2 * len(absent) <= len(self._waiting) else ():
+                answer = await self._mates.presence(member)
+                if answer is not None and answer.standing != "running":
+                    since.pop(member, None)
+                elif loop.time() - since.setdefault(member, asked) >= tempo.patience / 2:
+                    self._give_up(member, "it was too slow: its parts had not begun to come when those of others had")
+            await asyncio.sleep(tempo.patience / 2)
+
+    def _give_up(self, member: int, reason: str) -> None:
+        self._tempo.slow[member] = reason
+        self._doubt(member, reason)
 
     def _doubt(self, member: int, reason: str) -> None:
         self.doubted.setdefault(member, reason)
@@ -187,7 +215,7 @@ class PartReceiver:
         except TimeoutError:
             self._doubt(member, "it fell silent")
         except LaggedError as error:
-            self._doubt(member, str(error))
+            self._give_up(member, str(error))
         except NetworkError as error:
             self._ended(member, f"its connection ended: {error}"[:MAX_WORDS])
 
@@ -195,6 +223,8 @@ class PartReceiver:
     async def _take_parts(self, member: int, terms: SenderTerms, stream: Stream) -> None:
         if member in self._reducer.left_out:
             return  # it comes too late
+        if terms.weight > 0 and not self._mates.group.members[member].seated:
+            raise InputRefused("it sends tensors without a seat in this round")
         if self._audits is not None:
             self._audits.begin(member, terms.commitment)
         self._reducer.begin(member, terms.weight)
@@ -206,15 +236,27 @@ class PartReceiver:
         # plan, never from what the member says.
         scratch = memoryview(bytearray(max(map(self._payload_bound, positions), default=0)))
         expected, before = sum(map(self._payload_bound, positions)), stream.arriving
-        async with self._pace.keeping_up(lambda: (stream.arriving - before) / max(1, expected)):
-            for position in positions:
-                async with unless_silent(stream, silence):
-                    header, payload = await stream.receive(PartHeader, self._memory_for(position, scratch))
-                message = TensorMessage(header.tensor, (payload,))
-                if self._audits is not None:  # before it is in the sum, for which it will be signed
-                    part, memory = self._reducer.parts[position], None if payload.obj is scratch.obj else payload
-                    await self._audits.keep(part, member, terms.weight, header.signed, message, memory)
-                await self._reducer.add(member, message)
+        began = self._tempo.begun[member] = asyncio.get_running_loop().time()
+
+        def come() -> float:
+            return (stream.arriving - before) / max(1, expected)
+
+        whole = False
+        try:
+            async with self._pace.keeping_up(member, come):
+                for position in positions:
+                    async with unless_silent(stream, silence):
+                        header, payload = await stream.receive(PartHeader, self._memory_for(position, scratch))
+                    message = TensorMessage(header.tensor, (payload,))
+                    if self._audits is not None:  # before it is in the sum, for which it will be signed
+                        part, memory = self._reducer.parts[position], None if payload.obj is scratch.obj else payload
+                        await self._audits.keep(part, member, terms.weight, header.signed, message, memory)
+                    await self._reducer.add(member, message)
+            whole = True
+        finally:
+            if positions:  # what has come of one that did not come to its end tells how long the rest would take
+                seconds = asyncio.get_running_loop().time() - began
+                self._tempo.sending[member] = seconds if whole else seconds / min(1.0, max(come(), 1e-6))
         with suppress(EndOfStream):
             await stream.receive(PartHeader, _one_part_too_many)
 

@@ -77,6 +77,11 @@ class Reducer:
         lost = {index: sender.left_out for index, sender in self._senders.items() if sender.left_out is not None}
         return self._outvoted | lost
 
+    @property
+    def weighed(self) -> bool:
+        """Whether any sender has weight, or may have had it: one that was left out before it said so."""
+        return any(sender.weight or (sender.weight is None and sender.left_out) for sender in self._senders.values())
+
     def begin(self, sender: int, weight: float) -> None:
         """A sender names its weight; one of zero delivers nothing. Raises InputRefused."""
         if weight != 0 and not MIN_WEIGHT <= weight <= MAX_WEIGHT:
@@ -115,6 +120,11 @@ class Reducer:
             finally:
                 self._bell.ring()
 
+    async def begun(self) -> None:
+        """Waits until each sender has named its weight, or is left out. Raises what the work was aborted with."""
+        while any(sender.weight is None and sender.left_out is None for sender in self._senders.values()):
+            await self._wait()
+
     def has_all_of(self, sender: int) -> bool:
         """Whether nothing more is expected from a sender."""
         return self._senders[sender].settled(len(self.parts) - 1)
@@ -152,18 +162,23 @@ class Reducer:
     async def run(self) -> None:
         """Forms the averages in order. Raises RoundFailed, also to all who wait, if one cannot be represented."""
         try:
-            for position, part in enumerate(self.parts):
+            for position in range(len(self.parts)):
                 # Settled stays settled, so once this loop ends nobody adds to this part but who holds its lock.
                 while not all(sender.settled(position) for sender in self._senders.values()):
                     await self._wait()
                 async with self._locks[position]:  # a sender that was left out may still be adding
-                    average = await on_executor(part.descriptor.nbytes, self._finish, position)
+                    average = await on_executor(self._work(position), self._finish, position)
                 del self._locks[position]
                 self._averages.append(average)
                 self._bell.ring()
         except RoundFailed as error:
             self.abort(error.reason)
             raise
+
+    def _work(self, position: int) -> int:
+        """Bytes that forming an average goes over: of all inputs that are held, as often as the aggregator does."""
+        held = self._sums[position].nbytes if position in self._sums else 0
+        return self._aggregator.passes * (held + self.parts[position].descriptor.nbytes)
 
     def _weigh(self) -> None:
         """What is known to count of the senders' weights, after one has named its own or is out. All reducers come to

@@ -13,7 +13,7 @@ from swarmcli.averaging.digests import digest_of
 from swarmcli.averaging.round.auditing import SIGNED_TOGETHER, Audits
 from swarmcli.averaging.round.buffers import Average, Inputs, Results, plain, root_of
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
-from swarmcli.averaging.round.pace import LaggedError, Pace
+from swarmcli.averaging.round.pace import LOOKS, LaggedError, Pace, Tempo
 from swarmcli.averaging.round.plan import Part, Plan
 from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.round.signed import SignedLists
@@ -91,7 +91,7 @@ class PartSender:
         members = mates.group.members
         active = mine is not None and results is not None
         self._reducers = [index for index in plan.by_reducer if index != mates.me and active]
-        self._unsent = len(self._reducers)  # reducers to which parts are still on their way
+        self._sent = 0  # reducers that have got all of their parts
         visitors = (index for index in self._reducers if reducer_opens(members[index], members[mates.me]))
         self._visits = {reducer: _Visit() for reducer in visitors}
         self._doubts: dict[int, asyncio.Event] = {}  # of reducers that averages are expected from
@@ -103,7 +103,9 @@ class PartSender:
         """Exchanges with all reducers, whatever happens to some of them, and waits for the averages of the own one."""
         got = Gathered()
         if not self._reducers:
-            self._parts_pace.note_done()
+            self._parts_pace.note_end()
+            if self._inputs is not None and self._inputs.weight > 0:
+                self._pace.tempo.sending[self._mates.me] = 0.0
         async with asyncio.TaskGroup() as tasks:
             for reducer in self._reducers:
                 tasks.create_task(self._exchange(reducer, got))
@@ -112,7 +114,7 @@ class PartSender:
                     got.averages.append(await own.average(position))
             except RoundFailed as error:
                 got.failures[self._mates.me] = error.reason
-            self._pace.note_done()
+            self._pace.note_end()
         return got
 
     async def welcome(self, reducer: int, stream: Stream) -> None:
@@ -158,6 +160,8 @@ class PartSender:
         # Where averages are audited, those that their reducer has not signed in the end do not count.
         if reducer not in got.failures or self._audits is None:
             got.averages += averages
+        if reducer not in got.failures and reducer in self._mates.auxiliaries:
+            self._parts_pace.note_end()
 
     @forgetful
     async def _talk_unless_absent(self, reducer: int, averages: list[Average]) -> None:
@@ -205,15 +209,19 @@ class PartSender:
         """
         assert self._inputs is not None and self._results is not None
         parts = self._plan.by_reducer[reducer]
+        expected, before = max(1, sum(part.payload_bound for part in parts)), stream.arriving
         async with (
             beside(self._send(parts, self._inputs, stream)),
-            self._pace.keeping_up(lambda: len(averages) / max(1, len(parts))),
+            beside(_look_whether_begun(self._mates, self._pace.tempo, reducer)),
+            self._pace.keeping_up(reducer, lambda: (stream.arriving - before) / expected),
         ):
             return await self._receive(reducer, self._results, stream, averages)
 
     @forgetful
     async def _send(self, parts: Sequence[Part], mine: Inputs, stream: Stream) -> None:
-        audits = self._audits
+        audits, before, sending = self._audits, stream.leaving, self._pace.tempo.sending
+        now = asyncio.get_running_loop().time
+        began = now()
         try:
             committed = None if audits is None else audits.commitment_for(parts[0].reducer)
             await stream.send(SenderTerms(self._plan.fingerprint, mine.weight, mine.note, committed))
@@ -225,12 +233,16 @@ class PartSender:
                 for message in messages:
                     await stream.send(PartHeader(message.header, signed), message.payload)
                     signed = None  # the first one says it for all
+            while stream.leaving - before < stream.bytes_sent:  # noqa: ASYNC110  # connections tell nobody
+                await asyncio.sleep(self._pace.tempo.patience / LOOKS)
         except NetworkError:
             return  # what it means for the round shows in what comes back: a reducer may also just want no more
         finally:
-            self._unsent -= 1
-            if not self._unsent:
-                self._parts_pace.note_done()
+            if mine.weight > 0:  # the longest of its streams tells how long this member takes
+                sending[self._mates.me] = max(sending.get(self._mates.me, 0.0), now() - began)
+        self._sent += 1
+        if self._sent == (1 + len(self._reducers)) // 2:  # it is not this member's own way out that is slow
+            self._parts_pace.note_end()
 
     async def _receive(self, reducer: int, results: Results, stream: Stream, averages: list[Average]) -> SignedAverages:
         """All averages of a reducer. Returns what it has signed of them."""
@@ -265,6 +277,16 @@ class PartSender:
         if case is not None:
             await audits.accuse(case)
             raise ProtocolViolation(f"its average of part {case.terms.part} is false")
+
+
+async def _look_whether_begun(mates: Mates, tempo: Tempo, reducer: int) -> None:
+    """A reducer that has not begun yet is late, not slow. Of one that sends parts this member's own reducer knows;
+    others are asked, once they are so late that it matters."""
+    while reducer not in tempo.begun:
+        await asyncio.sleep(tempo.patience)
+        answer = await mates.presence(reducer) if reducer not in tempo.begun else None
+        if answer is not None and answer.standing == "running":
+            tempo.begun.setdefault(reducer, asyncio.get_running_loop().time())
 
 
 def check_senders(senders: Sequence[int], weights: Sequence[float], allowed: frozenset[int]) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -57,8 +58,10 @@ _STREAMS = ("exchange", "copy", "inputs", "accuse")
 MOST_TRIES = 4  # at one round, after which it is given up
 _EARLY = 120.0  # seconds that an arrival waits for its round to begin here: this member may still be computing
 _AUDITED = 16  # tries of which accusations are heard
-_REMEMBERED = 256  # rounds whose votes and outcomes are kept, for those who ask late
+_REMEMBERED = 256  # rounds whose votes and outcomes are kept, for those who ask late …
+_REMEMBERED_MEMBERS = 1 << 16  # … if they have no more members than so many together: a member takes about 1 KiB
 _DECLINING = 60.0  # seconds that the leader may take to begin its own part and hear that a member takes none
+_LAST = 5  # committed tries, by which the next one is planned
 _KEPT = 20.0  # seconds that averages which were committed are given away; their file serves longer
 
 
@@ -109,13 +112,14 @@ class AllreduceService:
         self.fetch_committed = fetch_committed
         self.memory = ReusableBuffer()
         self.prefix = prefix
+        self.took: deque[tuple[float, int]] = deque(maxlen=_LAST)  # by the slowest sender, over so many bytes
         self._rounds: dict[bytes, Round] = {}
         self._audits: OrderedDict[bytes, Audits] = OrderedDict()  # of the last tries: some accusations come late
         self._expected: dict[bytes, Group] = {}
         self._votes: OrderedDict[bytes, RoundVotes] = OrderedDict()  # of rounds that are or were here
         self._kept: dict[bytes, Holdings] = {}  # of the round that was committed last, by step
         self._forget: asyncio.TimerHandle | None = None
-        self._news = Bell()
+        self._beginning: WeakValueDictionary[bytes, Bell] = WeakValueDictionary()  # by group, while calls wait for it
         self._closed = False
 
     def start(self) -> None:
@@ -142,7 +146,7 @@ class AllreduceService:
             self.endpoint.withdraw(*(self.method(name) for name in (*_CALLS, *_STREAMS)))
             self.release()
             self.memory.forget()
-            self._news.ring()
+            self._tell_begun(list(self._beginning))
 
     def method(self, name: str) -> str:
         """The full name of a method on the wire."""
@@ -175,13 +179,12 @@ class AllreduceService:
             self._audits[group_id] = round_.audits
             while len(self._audits) > _AUDITED:
                 self._audits.popitem(last=False)
-        self._news.ring()
+        self._tell_begun([group_id])
         try:
             yield votes
         finally:
             del self._rounds[group_id]
             votes.over = True
-            self._news.ring()
 
     def leave(self, *groups: Group) -> None:
         """This member will not take part in rounds that it was expected in. It still promises, so that the others need
@@ -189,7 +192,7 @@ class AllreduceService:
         for group in groups:
             votes = self._votes_for(group, self._trust)
             votes.begun = votes.over = True
-        self._news.ring()
+        self._tell_begun([group.group_id for group in groups])
 
     async def decline(self, group: Group) -> None:
         """This member takes no part in a round of which the others know, so that they go on without it."""
@@ -377,10 +380,16 @@ class AllreduceService:
                 while group_id not in self._votes or not self._votes[group_id].begun:
                     if self._closed:
                         raise CallRefused("over", "this averager is closed")
-                    await self._news.wait()
+                    await self._beginning.setdefault(group_id, Bell()).wait()
         except TimeoutError:
             raise CallRefused("unknown", "this round has not begun here") from None
         return self._votes[group_id]
+
+    def _tell_begun(self, group_ids: Iterable[bytes]) -> None:
+        """Wakes the calls that wait for these groups to begin here, and no others: strangers may have many wait."""
+        for group_id in group_ids:
+            if (bell := self._beginning.get(group_id)) is not None:
+                bell.ring()
 
     def _accuse(self, proof: DoubleVote) -> None:
         """A member has voted twice: it is banned."""
@@ -394,7 +403,8 @@ class AllreduceService:
         if votes is None:
             votes = self._votes[group.group_id] = RoundVotes(group, self.endpoint.identity, trust, self._accuse)
         for group_id in [each for each in self._votes if each not in self._rounds and each != group.group_id]:
-            if len(self._votes) <= _REMEMBERED:
+            members = sum(len(each.group) for each in self._votes.values())
+            if len(self._votes) <= _REMEMBERED and members <= _REMEMBERED_MEMBERS:
                 break
             del self._votes[group_id]
         return votes

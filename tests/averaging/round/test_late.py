@@ -13,6 +13,7 @@ from swarmcli.errors import RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_outcomes, assert_all_equal
 from tests.averaging.rounds import Kind, Outcome, Swarm
+from tests.optim.optim_swarm import until
 
 
 @pytest.mark.parametrize("thaws_after", [0.0, 60.0])
@@ -68,3 +69,29 @@ def test_a_member_that_was_frozen_for_long_gets_the_round_from_the_files_of_othe
             assert [peer.rounds[0].outcome for peer in peers] == ["committed"] * 4
 
     virtual_time.run(main(), seed=3, timeout=3600)
+
+
+def test_copies_from_links_that_are_too_slow_are_waited_for_no_longer_than_a_round() -> None:
+    """Each of the others gives a part now and then, so none is ever silent, and all of it would take many minutes."""
+
+    async def main() -> None:
+        options = AllreduceOptions(part_size_bytes=4 << 10, allreduce_timeout=30.0, trust="members")
+        async with Averagers(5, latency=0.05) as swarm:
+            peers = await swarm.add(4, allreduce=options, shapes=((400, 200),))
+            await asyncio.gather(*(peer.begin() for peer in peers))
+            *others, late = peers
+            controls = [peer.begin(allow_retries=False) for peer in peers]
+            await until(lambda: controls[-1].began_allreduce)
+            await asyncio.sleep(0.05)  # its parts have left
+            swarm.network.freeze(late.peer_id)
+            for control in controls[:-1]:
+                assert (await control).contributors
+            for peer in others:
+                swarm.network.set_bandwidths(peer.peer_id, uplink=1000.0, downlink=None)
+            swarm.network.thaw(late.peer_id)
+            began = asyncio.get_running_loop().time()
+            (outcome,) = await all_outcomes(controls[-1:])
+            assert asyncio.get_running_loop().time() - began < 30 + 5
+            assert isinstance(outcome, RoundUndecided), "it goes on as one that has missed the round"
+
+    virtual_time.run(main(), timeout=2000)

@@ -1,44 +1,102 @@
-"""Streams that are too slow for their time."""
+"""How long the streams of a round may take, and which of them is given up."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
 
 from swarmcli.averaging.round import pace
-from swarmcli.averaging.round.pace import GRACE, Pace, RoundTime
+from swarmcli.averaging.round.pace import LaggedError, Pace, RoundTime, Tempo
+from swarmcli.network.rates import LinkRates
+from swarmcli.testing import virtual_time
 
-LIMIT = 60.0
+TIME = 60.0
 
 
-def test_nobody_is_too_slow_before_half_of_the_streams_are_done() -> None:
-    streams = Pace(4, LIMIT)
-    streams.note_done()
-    assert not streams.is_too_slow(LIMIT * 10, 0.0)
-    streams.note_done()
-    assert streams.is_too_slow(LIMIT * 10, 0.0)
+def tempo(planned: float | None = 1.0, round_trip: float = 0.0, limit: float | None = None) -> Tempo:
+    rates = LinkRates()
+    rates.upload.limit = limit
+    made = Tempo(TIME, planned, round_trip, 1000, rates)
+    made.all_begun = 0.0
+    return made
 
 
 @pytest.mark.parametrize(
-    ("seconds", "fraction", "given_up"),
-    [(GRACE - 1, 0.0, False), (GRACE + 1, 0.0, True), (20.0, 0.5, False), (20.0, 0.3, True), (LIMIT + 1, 0.99, True)],
+    ("planned", "round_trip", "patience"),
+    [
+        (1.0, 0.01, 3.0),  # three times what was planned
+        (0.01, 0.1, 1.8),  # or a second and eight round trips
+        (0.01, 100.0, 6.0),  # whose length nobody makes up
+        (None, 0.01, TIME / 3),  # where nothing is known
+        (1000.0, 0.01, TIME * pace.FOR_SENDERS),  # and never beyond a part of the round's time
+    ],
 )
-def test_a_stream_is_judged_by_when_it_would_end(seconds: float, fraction: float, given_up: bool) -> None:
-    streams = Pace(1, LIMIT)
-    streams.note_done()
-    assert streams.is_too_slow(seconds, fraction) == given_up
+def test_what_a_stream_may_take(planned: float | None, round_trip: float, patience: float) -> None:
+    assert tempo(planned, round_trip).patience == pytest.approx(patience)
+
+
+def test_it_may_take_longer_where_most_do() -> None:
+    busy = tempo()
+    busy.took += [4.0, 4.0, 0.1]
+    assert busy.patience == pytest.approx(12.0)
+
+
+def stream(streams: Pace, share: float, began: float = 0.0) -> float:
+    """Seconds after which a stream is done, or (negative) given up, that brings this share of itself per second."""
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(began)
+        start = loop.time()
+        try:
+            async with streams.keeping_up(1, lambda: (loop.time() - start) * share):
+                await asyncio.sleep(1 / share if share else 1e6)
+        except LaggedError:
+            return start - loop.time()
+        return loop.time() - start
+
+    return virtual_time.run(main(), timeout=1e7)
+
+
+@pytest.mark.parametrize(
+    ("share", "ends"),
+    [
+        (1.0, 1.0),
+        (1 / 3.9, 3.9),  # by its rate it is done soon
+        (1 / 4.2, -3.0),
+        (0.0, -3.0),
+    ],
+)
+def test_a_stream_is_judged_by_when_it_would_end(share: float, ends: float) -> None:
+    streams = Pace(tempo(), 2)
+    streams._half = 0.0
+    assert stream(streams, share) == pytest.approx(ends, abs=0.01)
+
+
+def test_nobody_is_given_up_before_half_of_the_streams_are_done_or_by_a_member_that_is_slow_itself() -> None:
+    assert stream(Pace(tempo(), 4), 1 / 50) == pytest.approx(50)
+    hampered = Pace(tempo(limit=100.0), 2)
+    hampered._half = 0.0
+    assert stream(hampered, 1 / 50) == pytest.approx(50)
+
+
+def test_a_sender_is_judged_from_when_all_have_begun() -> None:
+    late = tempo()
+    late.all_begun = 40.0
+    streams = Pace(late, 2)
+    streams._half = 0.0
+    assert stream(streams, 0.0) == pytest.approx(-43.0, abs=0.3)
 
 
 def test_a_reducer_is_not_judged_before_a_sender_that_is_slow_to_it_alone_was_given_up() -> None:
-    time = 60.0
-    parts, averages = pace.of_parts(time, 2), pace.of_averages(time, 2)
-    for streams in (parts, averages):
-        streams.note_done()
-        streams.note_done()
-    first = next(second for second in range(100) if parts.is_too_slow(second, second / (time * pace.SENDERS) - 0.01))
-    assert not any(averages.is_too_slow(second, 0.0) for second in range(first + 2))
-    assert averages.is_too_slow(time * pace.SENDERS + 3, 0.0)
+    known = tempo()
+    streams = Pace(known, 2, averages=True)
+    streams._half, known.begun[1] = 10.0, 0.0
+    assert stream(streams, 0.0) < -10 - pace.LAST * 3
+    known.slow[1] = "it was too slow"  # as a sender: then its averages are not waited for either
+    assert -11 < stream(streams, 0.0) <= -10
 
 
 def test_a_round_that_needs_longer_gets_longer_and_in_the_end_as_long_as_was_wished() -> None:

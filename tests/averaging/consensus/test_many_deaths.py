@@ -1,0 +1,86 @@
+"""Many members fail at once, or the user's patience is short: the others soon know what became of the round."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from swarmcli.averaging.config import AllreduceOptions, Trust
+from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.errors import RoundFailed, RoundUndecided
+from swarmcli.testing import virtual_time
+from tests.averaging.rounds import Kind, Outcome, Swarm
+
+BANDWIDTH = 20_000.0  # bytes per second: a round takes about a second
+
+
+def after(
+    fault: str, dead: Sequence[int], when: float, kinds: list[Kind], options: AllreduceOptions
+) -> tuple[list[Outcome], float]:
+    """The outcomes of the others, and the seconds from the fault until the last of them was known."""
+
+    async def main() -> tuple[list[Outcome], float]:
+        async with Swarm(kinds, bandwidth=BANDWIDTH, options=options) as swarm:
+            took: list[float] = []
+
+            async def strike() -> None:
+                await asyncio.sleep(when)
+                began = asyncio.get_running_loop().time()
+                for index in dead:
+                    swarm.kill(index) if fault == "kill" else swarm.tasks[index].cancel()
+                await asyncio.wait([task for index, task in enumerate(swarm.tasks) if index not in dead])
+                took.append(asyncio.get_running_loop().time() - began)
+
+            outcomes = await swarm.round(strike)
+            swarm.check(outcomes)
+            return [outcome for outcome in outcomes if outcome is not None], took[0]
+
+    return virtual_time.run(main(), timeout=2000)
+
+
+@pytest.mark.parametrize("when", [0.1, 0.6])
+@pytest.mark.parametrize("trust", ["strangers", "members"])
+@pytest.mark.parametrize(
+    ("size", "dead"), [(4, (2, 3)), (4, (0, 3)), (5, (3, 4)), (5, (0, 4)), (8, (5, 6, 7)), (8, (0, 1, 7))]
+)
+def test_survivors_soon_know_that_too_many_are_dead(
+    size: int, dead: tuple[int, ...], trust: Trust, when: float
+) -> None:
+    """One more than strangers can do without, and than members can where that is half of the group."""
+    options = AllreduceOptions(part_size_bytes=512, trust=trust)
+    outcomes, took = after("kill", dead, when, [Kind() for _ in range(size)], options)
+    expected = RoundUndecided if trust == "strangers" else RoundFailed if size == 4 else AllreduceResult
+    assert [type(outcome) for outcome in outcomes] == [expected] * (size - len(dead))
+    assert took < 9  # connections that were still on their way when the round began get five seconds
+
+
+@pytest.mark.parametrize("sender_timeout", [0.5, 3.0])
+@pytest.mark.parametrize("fault", ["kill", "leave"])
+def test_one_that_fails_before_the_round_is_done_without_also_where_patience_is_short(
+    fault: str, sender_timeout: float
+) -> None:
+    options = AllreduceOptions(part_size_bytes=512, sender_timeout=sender_timeout)
+    outcomes, took = after(fault, [4], 0.0, [Kind(delay=0.2) for _ in range(5)], options)
+    for outcome in outcomes:
+        assert isinstance(outcome, AllreduceResult) and len(outcome.contributors) == 4
+    assert took < 8
+
+
+@pytest.mark.parametrize("trust", ["strangers", "members"])
+@pytest.mark.parametrize(
+    "delays", [(0, 0.6, 1.2, 1.8, 2.4), (0.27, 1.69, 1.53, 0.51, 0.99), (1.91, 1.9, 0.11, 0.17, 1.67)]
+)
+def test_a_round_in_which_everybody_was_left_out_is_none(delays: tuple[float, ...], trust: Trust) -> None:
+    """Members begin later than anybody's patience: the group tries again, since by then they are there."""
+    options = AllreduceOptions(part_size_bytes=512, trust=trust, sender_timeout=0.5)
+    outcomes, _ = after("leave", [], 0.0, [Kind(delay=delay) for delay in delays], options)
+    for outcome in outcomes:
+        assert isinstance(outcome, RoundFailed) or (isinstance(outcome, AllreduceResult) and outcome.contributors)
+
+
+def test_a_round_of_members_without_weight_is_one_in_which_nothing_moves() -> None:
+    outcomes, _ = after("leave", [], 0.0, [Kind(weight=0.0) for _ in range(5)], AllreduceOptions(part_size_bytes=512))
+    for outcome in outcomes:
+        assert isinstance(outcome, AllreduceResult) and outcome.total_weight == 0 and outcome.tries == 1

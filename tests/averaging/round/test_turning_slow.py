@@ -1,0 +1,198 @@
+"""A member whose link or limit turns slow in mid-round: the others go on without it before long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.testing import virtual_time
+from tests.averaging.rounds import Kind, Outcome, Swarm
+from tests.suites import soak
+
+MBIT = 1e6 / 8
+SIZE = 2 << 20  # bytes of each member's vector
+LINK = 100 * MBIT
+CRAWL = 10e3  # bytes per second; the vector takes three and a half minutes
+OPTIONS = AllreduceOptions(part_size_bytes=32 << 10, allreduce_timeout=60.0, audit=0)
+
+TRAINER, SENDER = Kind(bandwidth=LINK), Kind(bandwidth=0)
+MONITOR = Kind(bandwidth=LINK, auxiliary=True, weight=0.0)
+GROUPS = {
+    "monitor and two": ([MONITOR, TRAINER, TRAINER], 2),
+    "led by the slow one": ([TRAINER, TRAINER, MONITOR], 0),
+    "four": ([TRAINER] * 4, 3),
+    "five, led by the slow one": ([TRAINER] * 5, 0),
+    "the slow one reduces nothing": ([TRAINER, TRAINER, TRAINER, SENDER], 3),
+}
+# What streams take here is 0.2 s, so their bound is a second and some round trips. Beside it: another try with its
+# ballots; a slow leader, and a result that one member alone holds, have their bounds too.
+BOUND = 1.2
+AT_MOST = 8 * BOUND
+
+
+class Slow(Swarm):
+    """Members with links of one speed; their rounds one after the other, with the seconds that each took for each."""
+
+    def __init__(self, kinds: list[Kind], latency: float = 0.01, options: AllreduceOptions = OPTIONS) -> None:
+        super().__init__(kinds, shapes=((SIZE // 4,),), options=options, latency=latency)
+        for kind, peer in zip(kinds, self.peers, strict=True):
+            self.network.set_bandwidth(peer.peer_id, kind.bandwidth if kind.bandwidth >= 1e5 else LINK)
+
+    async def timed(self, meanwhile: Callable[[], Awaitable[None]] | None = None) -> list[tuple[float, Outcome]]:
+        loop, group = asyncio.get_running_loop(), self.group()
+        began = loop.time()
+
+        async def until_done(index: int) -> tuple[float, Outcome]:
+            outcome = await self.take_part(self.peers[index], group)
+            return loop.time() - began, outcome
+
+        tasks = [asyncio.create_task(until_done(index)) for index in range(len(self.peers))]
+        if meanwhile is not None:
+            await meanwhile()
+        return list(await asyncio.gather(*tasks))
+
+
+def check_others(swarm: Slow, ends: list[tuple[float, Outcome]], slow: int, at_most: float) -> None:
+    """They have the result, with all of their own tensors in it."""
+    swarm.check([outcome for _, outcome in ends])
+    for index, (seconds, outcome) in enumerate(ends):
+        if index != slow:
+            assert isinstance(outcome, AllreduceResult), outcome
+            assert seconds < at_most, f"{index} took {seconds:.1f} s: {outcome.left_out}"
+            if not swarm.peers[index].kind.auxiliary:
+                trainers = [peer for peer in swarm.peers if not peer.kind.auxiliary]
+                others = {peer.peer_id for peer in trainers} - {swarm.peers[slow].peer_id}
+                assert others <= set(outcome.contributors), outcome.left_out
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(
+    ("upload", "download"), [(CRAWL, None), (None, CRAWL), (CRAWL, CRAWL)], ids=["upload", "download", "both"]
+)
+@pytest.mark.parametrize("after", [0.0, *soak([0.05, 0.1, 0.2])])
+def test_a_limit_that_is_set_in_mid_round_holds_nobody_else_up(
+    group: str, upload: float | None, download: float | None, after: float
+) -> None:
+    kinds, slow = GROUPS[group]
+
+    async def main() -> None:
+        async with Slow(kinds) as swarm:
+
+            async def limit() -> None:
+                await asyncio.sleep(after)
+                swarm.peers[slow].endpoint.limit_rates(upload, download)
+
+            check_others(swarm, await swarm.timed(limit), slow, AT_MOST)
+
+    virtual_time.run(main(), timeout=2000)
+
+
+@pytest.mark.parametrize(("group", "at_most"), [("monitor and two", 4.0), ("four", 12.0)])
+@pytest.mark.parametrize(("uplink", "downlink"), [(1e5, LINK), (LINK, 1e5), (1e5, 1e5)])
+def test_a_jammed_link_holds_nobody_else_up_for_long(
+    group: str, at_most: float, uplink: float, downlink: float
+) -> None:
+    """What the slow one says comes behind what it sends: ballots take as long as its link."""
+    kinds, slow = GROUPS[group]
+
+    async def main() -> None:
+        async with Slow(kinds) as swarm:
+            swarm.network.set_bandwidths(swarm.peers[slow].peer_id, uplink=uplink, downlink=downlink)
+            check_others(swarm, await swarm.timed(), slow, at_most)
+
+    virtual_time.run(main(), timeout=2000)
+
+
+def test_what_a_slow_reducer_would_hold_up_is_reduced_by_others() -> None:
+    async def main() -> None:
+        async with Slow([TRAINER] * 4) as swarm:
+            swarm.peers[3].endpoint.limit_rates(None, CRAWL)
+            _, result = (await swarm.timed())[0]
+            assert isinstance(result, AllreduceResult) and result.tries == 2
+            assert "too slow" in result.left_out[swarm.peers[3].peer_id]
+            assert {average.part.reducer for average in result.parts} <= {0, 1, 2}
+
+    virtual_time.run(main(), timeout=2000)
+
+
+@pytest.mark.parametrize(
+    ("limits", "then"),
+    [((CRAWL, CRAWL), None), ((CRAWL, CRAWL), 4e6), *soak([((CRAWL, None), None), ((None, CRAWL), 4e6)])],
+)
+def test_a_limit_that_is_lifted_or_raised_in_mid_round_counts_at_once(
+    limits: tuple[float | None, float | None], then: float | None
+) -> None:
+    """Also for the member itself: its streams go on at the new rate."""
+
+    async def main() -> None:
+        async with Slow([TRAINER] * 4) as swarm:
+            limited = swarm.peers[3].endpoint
+            limited.limit_rates(*limits)
+
+            async def lift() -> None:
+                await asyncio.sleep(0.6)
+                limited.limit_rates(*(limit and then for limit in limits))
+
+            for seconds, outcome in await swarm.timed(lift):
+                assert isinstance(outcome, AllreduceResult) and not outcome.left_out and outcome.tries == 1
+                assert seconds < 0.6 + (0.6 if then is None else 1.5)
+
+    virtual_time.run(main(), timeout=2000)
+
+
+def test_what_the_last_rounds_took_counts_where_the_group_knows_no_figures() -> None:
+    kinds = [replace(kind, bandwidth=1.0) for kind in [MONITOR, TRAINER, TRAINER]]
+
+    async def main() -> None:
+        async with Slow(kinds) as swarm:
+            for _ in range(3):
+                assert max(seconds for seconds, _ in await swarm.timed()) < 1
+            swarm.peers[2].endpoint.limit_rates(CRAWL, None)
+            check_others(swarm, await swarm.timed(), 2, AT_MOST)
+
+    virtual_time.run(main(), timeout=2000)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_honest_members_far_apart_on_unequal_links_are_all_waited_for(known: bool) -> None:
+    speeds = (10.0, 40.0, 100.0, 20.0)
+    kinds = [Kind(bandwidth=speed * (MBIT if known else 1)) for speed in speeds]
+
+    async def main() -> None:
+        async with Slow(kinds, latency=0.075) as swarm:
+            for speed, peer in zip(speeds, swarm.peers, strict=True):
+                swarm.network.set_bandwidth(peer.peer_id, speed * MBIT)
+            for _ in range(4):
+                for _, outcome in await swarm.timed():
+                    assert isinstance(outcome, AllreduceResult) and not outcome.left_out and outcome.tries == 1
+
+    virtual_time.run(main(), timeout=2000)
+
+
+@pytest.mark.parametrize("group", ["monitor and two", "four", "five, led by the slow one"])
+def test_who_still_computes_is_waited_for_however_quick_the_rounds_are(group: str) -> None:
+    kinds, late = GROUPS[group]
+
+    async def main() -> None:
+        async with Slow(kinds) as swarm:
+            await swarm.timed()
+            swarm.peers[late].kind = replace(kinds[late], delay=20.0)
+            for seconds, outcome in await swarm.timed():
+                assert isinstance(outcome, AllreduceResult) and not outcome.left_out and outcome.tries == 1
+                assert seconds < 21
+
+    virtual_time.run(main(), timeout=2000)
+
+
+def test_an_auxiliary_that_begins_late_is_waited_for() -> None:
+    async def main() -> None:
+        async with Slow([TRAINER, TRAINER, replace(MONITOR, delay=20.0)]) as swarm:
+            for _, outcome in await swarm.timed():
+                assert isinstance(outcome, AllreduceResult) and outcome.tries == 1
+
+    virtual_time.run(main(), timeout=2000)
