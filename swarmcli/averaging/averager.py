@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -27,6 +26,7 @@ from swarmcli.errors import AveragingError, StateDownloadError
 from swarmcli.hivemind_names import names_new_words
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import SwarmFuture, offload
+from swarmcli.network.wire.messages import MOST
 from swarmcli.state.snapshot import copies_of
 
 logger = logging.getLogger(__name__)
@@ -344,14 +344,14 @@ class DecentralizedAverager:
 
     @property
     def state_sharing_priority(self) -> float:
-        """A finite number. Newcomers ask donors of higher priority first."""
+        """At most 1e18 in magnitude. Newcomers ask donors of higher priority first."""
         return self._state_sharing_priority
 
     @state_sharing_priority.setter
     def state_sharing_priority(self, priority: float) -> None:
         check_numbers(state_sharing_priority=priority)
-        if not math.isfinite(priority):
-            raise ValueError(f"state_sharing_priority={priority!r}: expected a finite number")
+        if not -MOST <= priority <= MOST:
+            raise ValueError(f"state_sharing_priority={priority!r}: expected {-MOST:g} to {MOST:g}")
         self._state_sharing_priority = float(priority)
         if self._runner.can_be_called:
             self._runner.call(self._declare)

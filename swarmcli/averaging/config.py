@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from swarmcli.averaging.aggregators import Aggregator, Mean
-from swarmcli.averaging.checks import check_numbers, check_text
+from swarmcli.averaging.checks import MAX_BANDWIDTH, check_numbers, check_text
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 
 REQUEST_TIMEOUT = 3.0  # seconds
@@ -173,7 +173,7 @@ class AveragerConfig:
         codec = self.state_compression
         _check(isinstance(codec, CompressionBase), "state_compression", codec, "a codec such as Float16Compression()")
         speed = self.bandwidth
-        _check(speed is None or (math.isfinite(speed) and speed >= 0), "bandwidth", speed, "None, or not negative")
+        _check(speed is None or 0 <= speed <= MAX_BANDWIDTH, "bandwidth", speed, f"None, or 0 to {MAX_BANDWIDTH:g}")
 
 
 def check_group_bits(bits: str) -> None:

@@ -31,6 +31,7 @@ from swarmcli.averaging.round.pace import RoundTime
 from swarmcli.averaging.round.phases import PhasedAllreduce, PhaseNews, RoundProgram
 from swarmcli.averaging.round.plan import Layout, compression_term
 from swarmcli.averaging.round.service import AllreduceService
+from swarmcli.averaging.seats import Bid
 from swarmcli.averaging.suspicion import Suspicions
 from swarmcli.compression import CompressionBase, CompressionInfo
 from swarmcli.dht.node import DHTNode
@@ -96,7 +97,7 @@ class AveragerCore:
         self._finder = GroupFinder(
             node,
             config,
-            self._layout.numel,
+            self._layout,
             self._own_terms(),
             self.suspicions,
             untold=self._untold,
@@ -176,7 +177,7 @@ class AveragerCore:
             layout = Layout.of(tensors, allreduce.compression, allreduce.tensor_infos)
             self._tensors, self._layout = list(tensors), layout
             self.config = replace(self.config, allreduce=allreduce)
-            self._finder.describe(layout.numel, self._own_terms())
+            self._finder.describe(layout, self._own_terms())
 
     async def at_rest(self) -> None:
         """Returns once no all-reduce is under way."""
@@ -207,6 +208,10 @@ class AveragerCore:
         """With whom this peer is in a group, though it may not have begun: whom it follows, or who follows it."""
         return self._finder.company
 
+    def bid(self, target: float) -> Bid:
+        """What this peer would bring to the decision about the seats of a preformed group now."""
+        return self._finder.bid(RoundRequest(target=target))
+
     async def withdraw(self) -> None:
         """This peer looks for no group until its next round: nobody is to wait for it as a member of the last one."""
         await self._finder.withdraw()
@@ -214,6 +219,15 @@ class AveragerCore:
     def give_up_leader(self) -> None:
         """The group that this peer waits in should have begun, and its leader has not: another one is to lead it."""
         self._finder.give_up_leader()
+
+    def keep_seat(self, peer: PeerID) -> None:
+        """See GroupFinder."""
+        self._finder.keep_seat(peer)
+
+    def admit_doubted(self, waited: float) -> None:
+        """The group that forms has waited so many seconds for work that others report who are not in it. Of those
+        without a seat for a doubt, whoever is worth no longer a wait has one again."""
+        self._finder.admit_doubted(waited)
 
     def expect(self, peers: Iterable[PeerID]) -> None:
         """The next group waits for these as for the members of the last one: while they can be reached, and at most
@@ -342,6 +356,7 @@ class AveragerCore:
         try:
             with chronicle.stage(AveragingStage.AWAITING_TRIGGER):
                 weight = await control.wait_for_trigger()
+                weight = 0.0 if self.node.peer_id in group.unseated else weight
                 await self._lock.acquire()
         except asyncio.CancelledError:
             self._decline(group)
@@ -351,7 +366,8 @@ class AveragerCore:
                 await self.archive.written()  # or the results of two rounds would be in memory at once
                 if reason := self._nothing_to_average(group):
                     return AllreduceResult.without_exchange(reason)
-                result = await self._run_round(self._make_round(group, weight))
+                preformed = control.request.target is not None
+                result = await self._run_round(self._make_round(group, weight), preformed)
                 self._finder.experience.note(result.weights)
                 if result.total_weight > 0 and result.averages:
                     await on_executor(self._layout.nbytes, self._apply, result.averages)
@@ -360,7 +376,7 @@ class AveragerCore:
             self._lock.release()
         return result
 
-    async def _run_round(self, round_: Allreduce | PhasedAllreduce) -> AllreduceResult:
+    async def _run_round(self, round_: Allreduce | PhasedAllreduce, preformed: bool) -> AllreduceResult:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -368,19 +384,24 @@ class AveragerCore:
                 result = await round_.run()
             self._finder.spare(result.failed)
             self.suspicions.note_group(frozenset(member.peer_id for member in round_.group.members))
+            self._finder.sightings.note_committed(began, loop.time(), result.weights)
             return result
         finally:
-            self._learn_from(round_, loop.time() - began)
+            self._learn_from(round_, loop.time() - began, preformed)
 
-    def _learn_from(self, round_: Allreduce | PhasedAllreduce, seconds: float) -> None:
+    def _learn_from(self, round_: Allreduce | PhasedAllreduce, seconds: float, preformed: bool) -> None:
         doubted = dict.fromkeys(self._finder.unfaithful, "it gathered a group and did not begin it")
         self._finder.unfaithful.clear()
-        for peer, reason in (doubted | round_.lessons.doubted).items():
-            lost = peer in round_.lessons.lost and peer not in doubted
+        lessons, now = round_.lessons, asyncio.get_running_loop().time()
+        self._finder.sightings.note_sending(now, lessons.sending, round_.group.bids)
+        for peer, reason in (doubted | lessons.doubted).items():
+            if preformed and peer in lessons.sending and peer not in doubted:
+                continue  # how slowly it sends decides about its seat as a sender, see `seats.py`
+            lost = peer in lessons.lost and peer not in doubted
             self.suspicions.note(peer, reason, lost=lost)
             if self.suspicions.is_suspect(peer):
                 logger.info("%s: %s has no seat in the next group: %s", self.config.prefix, peer.short, reason)
-        if self._round_time.learn(round_.lessons.needed, seconds):
+        if self._round_time.learn(lessons.needed, seconds):
             logger.warning(
                 "the links of this group are too slow for %g s; the next round of %s gets %.0f s",
                 self.config.allreduce.allreduce_timeout,

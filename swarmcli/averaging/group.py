@@ -15,6 +15,9 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 
+from swarmcli.averaging.checks import MAX_BANDWIDTH
+from swarmcli.averaging.seats import MAX_SECONDS, Bid
+from swarmcli.network import wire
 from swarmcli.network.addresses import bounded
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
@@ -52,10 +55,12 @@ class Member:
     gathered: bytes = b""  # what it handed to `gather`
     search: bytes = b""  # the id of the search with which it came: fresh, so nobody can bring it into this group again
     ramp: float = math.inf  # so many times the group's median weight counts of its own at most, see `weights.py`
+    bid: Bid = Bid()  # noqa: RUF009  # what it brought to the decision about seats
+    seated: bool = True  # whether its tensors may count in this round, see `seats.py`
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.bandwidth) and self.bandwidth >= 0):
-            raise ValueError(f"a member's bandwidth must be finite and not negative, got {self.bandwidth}")
+        if not 0 <= self.bandwidth <= MAX_BANDWIDTH:
+            raise ValueError(f"a member's bandwidth must be 0 to {MAX_BANDWIDTH:g}, got {self.bandwidth}")
         if len(self.search) > MAX_SEARCH_BYTES:
             raise ValueError(f"the id of a search has at most {MAX_SEARCH_BYTES} bytes, got {len(self.search)}")
         if not self.ramp >= 1:  # or a leader could count nothing of others
@@ -82,12 +87,14 @@ class Group:
     nonce         fresh for every group, so that no two rounds share an id
     members       leader first, then by rank
     part_shares   (len(members),) each member's share of the reducing work, as `shares.py` computed it
+    planned       seconds that sending should take the slowest of those who have a seat, see `seats.py`; 0: nobody knows
     """
 
     tag: bytes
     nonce: bytes
     members: tuple[Member, ...]
     part_shares: tuple[float, ...]
+    planned: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.tag) > MAX_TAG_BYTES:
@@ -98,6 +105,8 @@ class Group:
             raise ValueError(f"a group has 1 to {MAX_MEMBERS} members, got {len(self.members)}")
         if len({member.peer_id for member in self.members}) != len(self.members):
             raise ValueError("a group names a member twice")
+        if not 0 <= self.planned <= MAX_SECONDS:
+            raise ValueError(f"a group plans 0 to {MAX_SECONDS:g} seconds for sending, got {self.planned}")
         if len(self.part_shares) != len(self.members):
             raise ValueError(f"{len(self.part_shares)} shares for {len(self.members)} members")
         # The plan divides by their sum.
@@ -105,9 +114,11 @@ class Group:
             raise ValueError("shares of the work must be finite, not negative, and not all zero")
 
     @classmethod
-    def form(cls, tag: bytes, members: Sequence[Member], part_shares: Sequence[float], nonce: bytes) -> Group:
+    def form(
+        cls, tag: bytes, members: Sequence[Member], part_shares: Sequence[float], nonce: bytes, planned: float = 0.0
+    ) -> Group:
         """Draws up a group; the first member is its leader."""
-        return cls(tag, nonce, tuple(members), tuple(float(share) for share in part_shares))
+        return cls(tag, nonce, tuple(members), tuple(float(share) for share in part_shares), planned)
 
     @cached_property
     def group_id(self) -> bytes:
@@ -126,9 +137,22 @@ class Group:
         """32 bytes: a hash of all but the tag, the nonce and who the members are."""
         return hashlib.sha256(b"".join(_rest(self))).digest()
 
+    @cached_property
+    def bids(self) -> dict[PeerID, Bid]:
+        """By which seats are decided."""
+        return {member.peer_id: member.bid for member in self.members}
+
+    @cached_property
+    def unseated(self) -> frozenset[PeerID]:
+        """Whose tensors do not count in this round."""
+        return frozenset(member.peer_id for member in self.members if not member.seated)
+
     def derived(self, purpose: str) -> Group:
         """The same members and shares under another id, which all of them compute alike."""
-        return replace(self, nonce=derived_nonce(self.group_id, purpose))
+        derived = replace(self, nonce=derived_nonce(self.group_id, purpose))
+        # The same in both, and long to compute in a large group. Cached properties may be put in so.
+        derived.__dict__.update(rest=self.rest, auxiliaries=self.auxiliaries, _positions=self._positions)
+        return derived
 
     @property
     def leader(self) -> PeerID:
@@ -164,13 +188,14 @@ def derived_nonce(group_id: bytes, purpose: str) -> bytes:
 def _rest(group: Group) -> Iterator[bytes]:
     """Every field of variable length comes with its length."""
     yield b"swarm group rest"
-    yield struct.pack(">Q", len(group.members))
+    yield struct.pack(">dQ", group.planned, len(group.members))
     for member, share in zip(group.members, group.part_shares, strict=True):
         yield struct.pack(">?ddd", member.listening, member.bandwidth, member.ramp, share)
         yield struct.pack(">Q", len(member.addresses))
         yield from (_counted(address.encode()) for address in member.addresses)
         yield _counted(member.gathered)
         yield _counted(member.search)
+        yield _counted(wire.encode((member.bid, member.seated)))
 
 
 def _counted(data: bytes) -> bytes:

@@ -1,7 +1,8 @@
 """Whom this peer doubts: peers that cost a round or its time, where nothing proves that they lied.
 
 A doubt is this peer's own affair. It is told to nobody, it ends by itself, and whoever is doubted takes part again as
-soon as a group would be too small without it. What can be proved is evidence, and ends in a ban (`bans.py`).
+soon as a group would be too small without it, or lacks the samples that it has (`admit`). What can be proved is
+evidence, and ends in a ban (`bans.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from swarmcli.network.identity import PeerID
 
 FIRST, LONGEST = 1, 16  # groups without a seat: after the first doubt, and at most; doubled with each further one
+SECONDS_PER_GROUP = 1.0  # for which an epoch waits for the samples of a doubted peer, instead of each group without it
 MAX_SUSPECTS = 4096
 
 
@@ -23,7 +25,8 @@ class _Doubt:
 
 
 class Suspicions:
-    """One for each averager. What is forgiven is forgiven by groups that went well, not by time."""
+    """One for each averager. What is forgiven is forgiven by groups that went well, not by time. A seat is given back
+    without that where no group can go well: those who are left may have nothing to average."""
 
     def __init__(self) -> None:
         self._doubts: OrderedDict[PeerID, _Doubt] = OrderedDict()
@@ -49,6 +52,14 @@ class Suspicions:
         """What it did last; "" for a peer that nobody doubts."""
         doubt = self._doubts.get(peer)
         return doubt.reason if doubt is not None else ""
+
+    def admit(self, waited: float) -> bool:
+        """The group has waited so many seconds for work that, by the reports, those have who are not in it. Whoever has
+        been worth no longer a wait has its seat again, and stays in doubt. Returns whether there is anybody."""
+        admitted = [doubt for doubt in self._doubts.values() if 0 < doubt.left <= waited / SECONDS_PER_GROUP]
+        for doubt in admitted:
+            doubt.left = 0
+        return bool(admitted)
 
     def note_group(self, members: frozenset[PeerID]) -> None:
         """A round of these has committed: those who stayed away have done so once, those who took part are trusted

@@ -57,6 +57,7 @@ class AuxiliaryCore:
             self._averager,
             config,
             self._tasks,
+            reported=lambda: self.tracker.reported(self.position.epoch),
             sees_weights=self.mode.averages_gradients,  # samples are part of other lineages
         )
         self._assisting = asyncio.Lock()  # with states, once at a time

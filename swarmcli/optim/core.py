@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import PeerContext, Role
 from swarmcli.optim.epoch.end import LOOK_AROUND, Advanced, EpochEnd, LastMoment
 from swarmcli.optim.epoch.group import CrowdedEpochRule, EpochRule, PreformedGroup
 from swarmcli.optim.epoch.keeper import StateKeeper
+from swarmcli.optim.epoch.seat import OwnSeat
 from swarmcli.optim.modes.base import Mode, SiteHooks, Timing, Trained
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.catch_up import STRANDED_AFTER, CatchUp
@@ -28,6 +30,7 @@ from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.optim.peers.proofs import Saved
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, credited, describe
 from swarmcli.optim.peers.state_exchange import StateExchange
+from swarmcli.optim.state.drift import Told
 from swarmcli.optim.state.lineage import Claim, LineagePosition
 
 FIRST_LOOK, LONGEST_LOOK = 0.05, 0.4  # seconds between two looks whether a peer that returns is in a group
@@ -53,7 +56,9 @@ class OptimizerCore:
         self.keeps = False  # whether it writes checkpoints, see PeerReport
         self.leaving = False
         self.pausing = Pausing(lambda: self.directory.announce())
-        self.directory = PeerDirectory(node, config.run_id, self.report)
+        self.directory = PeerDirectory(
+            node, config.run_id, self.report, keep_seat=lambda peer: self._work.averager.keep_seat(peer)
+        )
         self.tracker = ProgressTrackerCore(
             node,
             config.run_id,
@@ -70,7 +75,9 @@ class OptimizerCore:
         averager = self._work.averager
         self._rule = self._make_rule()
         self._keeper = keeper = StateKeeper(peer, self.mode, self.replica, self._rule, self.directory.at_work)
-        self._group = PreformedGroup(averager, config, self._tasks, lambda: keeper.gathered)
+        self._group = PreformedGroup(
+            averager, config, self._tasks, self._gathered, lambda: self.tracker.reported(self.position.epoch)
+        )
         self._exchange = StateExchange(
             node.endpoint,
             config.run_id,
@@ -81,11 +88,13 @@ class OptimizerCore:
             network=self.directory.network_of,
             alike=self.mode.averages_gradients and self.mode.target_group_size is None,
         )
-        self._catch_up = CatchUp(peer, self._work, self.directory, self._exchange)
+        self._catch_up = CatchUp(peer, self._work, self.directory, self._exchange, self._group)
+        self.seat = OwnSeat(averager, node.peer_id, config.target_batch_size)
         self._end = EpochEnd(peer, self._work, keeper, self._group, self.directory, self.metrics)
         self._ending: asyncio.Task[None] | None = None  # until somebody has waited for its end
         self._last_seen = self.position  # at the end of the last step
         self._last_moment = LastMoment(self.tracker, node.endpoint.clock)
+        self._epoch_began = 0.0  # loop time
         self.global_steps = 0  # with gradients of this peer in them
 
     def _make_rule(self) -> EpochRule:
@@ -93,6 +102,10 @@ class OptimizerCore:
             return EpochRule(self.config.target_batch_size)
         patience = self.config.matchmaking_time
         return CrowdedEpochRule(self.tracker, size, lambda: 1 + len(self.directory.at_work()), patience)
+
+    def _gathered(self) -> Told | None:
+        """What the members of the group are to know; nothing while this peer's state is not that of the group's yet."""
+        return self._keeper.gathered if self._group.position == self.position else None
 
     @property
     def position(self) -> LineagePosition:
@@ -142,6 +155,10 @@ class OptimizerCore:
         `pause`.
         """
         try:
+            if self._has_no_seat() and (batch_size or self._work.samples):
+                await self._work.drop()  # no round takes it, and it would be minutes old
+                self._report_samples()
+                batch_size = 0
             if self.pausing.is_asked and (batch_size or not await self._has_to_hand_in()):
                 return await self._pause(batch_size, scale)
             if await self._replaced_meanwhile() or (not self._ending and await self._join()):
@@ -192,6 +209,8 @@ class OptimizerCore:
             await self._group.close()
             self._end.left_behind = False
             changed, in_step = await self._look_around(reason)
+            if not in_step or self._group.position != self.position:  # otherwise it has a seat already
+                await self._group.close()
             if not in_step:
                 return changed
             await self._keeper.look()
@@ -211,7 +230,8 @@ class OptimizerCore:
             self.tracker.performance_ema.resume(_now())
         if found is not None:
             self.metrics.leave_out(max(0.0, self.pausing.come_back() - waited))
-            self.phase = "following" if self.config.description.role == "monitor" else "training"
+            follows = self.config.description.role == "monitor" or self.seat.lost is not None
+            self.phase = "following" if follows else "training"
         if changed:
             self._keeper.drop()
             self._start_over()
@@ -226,15 +246,13 @@ class OptimizerCore:
         samples. Such a step brings what was computed to the round that ends the epoch. When a round has taken it, or
         there was nothing, the peer withdraws: it is in no group, and further steps only wait a moment.
         """
-        if not self.pausing.is_asked:
-            self.pausing.ask()
-            self.tracker.rest(True)
+        self.pausing.ask()
+        self.tracker.rest(True)
 
     def resume(self) -> None:
         """This peer may compute again. To be called before `join`, which finds out where the run is. Idempotent."""
-        if self.pausing.is_asked:
-            self.pausing.end()
-            self.tracker.rest(False)
+        self.pausing.end()
+        self.tracker.rest(self.seat.lost is not None)
 
     @property
     def has_handed_in(self) -> bool:
@@ -299,6 +317,35 @@ class OptimizerCore:
         await self._work.averager.withdraw()
         self.pausing.withdraw()
 
+    # its seat
+
+    def _has_no_seat(self) -> bool:
+        """Whether this trainer's samples cannot count, as far as the next round goes."""
+        if self._ending or self._group.begun or self.config.description.role != "trainer":
+            return False
+        self.review_seat()
+        return self.seat.lost is not None
+
+    def review_seat(self) -> None:
+        """Finds out anew whether this trainer's samples can count, and says so where that has changed: others hear that
+        it computes nothing, its user hears why. See `averaging/seats.py`."""
+        if self._catch_up.settled and self.seat.review(
+            self._group.last, self.directory.trainers(), _now() - self._epoch_began
+        ):
+            lost = self.seat.lost
+            if lost is None or lost.follows:
+                self.pausing.end("link")
+            else:
+                self.pausing.ask("link")
+            self.tracker.rest(lost is not None or self.pausing.is_asked)
+            self.phase = "training" if lost is None else "following"
+            if lost is None:
+                news = Noticed("info", "this computer's samples count again: it computes")
+            else:
+                news = Noticed("warning", f"{lost.sentence}; {lost.remedy}")
+            self.node.endpoint.events.emit(news)
+            self.directory.announce()
+
     def give_up_when(self, gives_up: Callable[[], bool]) -> None:
         """See Optimizer.give_up_when."""
         self._catch_up.gives_up = gives_up
@@ -324,8 +371,6 @@ class OptimizerCore:
         epoch, samples = self.position.epoch, self._work.samples
         self.tracker.report_local_progress(epoch, samples)
         self._group.report(self._rule.told(samples))
-        others = sum(report.samples_accumulated for report in self.tracker.reports if report.epoch == epoch)
-        self._group.heed(samples + others)
 
     async def _epoch_is_over(self, batch_size: int) -> bool:
         """Whether the round has begun, or this peer alone has enough. `batch_size`: of the step that asks."""
@@ -412,6 +457,7 @@ class OptimizerCore:
         with self.tracker.pause_updates():
             self.tracker.update_epoch(self.position.epoch)
             self._last_moment.begin_epoch(mates)
+            self._epoch_began = _now()
             self._report_samples()  # there are some already where the trainer did not wait
 
     def _reason_to_look(self) -> str:
@@ -462,7 +508,7 @@ class OptimizerCore:
 
     @property
     def _rate(self) -> float:
-        return 0.0 if self.pausing.told else self.tracker.performance_ema.samples_per_second
+        return 0.0 if self.pausing.told or self.seat.lost else self.tracker.performance_ema.samples_per_second
 
     async def linger(self, until_others_at: int, timeout: float) -> bool:
         """Stays to hand out the state, without computing, until nobody who can be reached is behind that epoch.
@@ -532,6 +578,16 @@ class OptimizerCore:
         found = await self.directory.decide(Claim(self.position, settled=False), words)
         held = [word.position.epoch for word in words.values() if word.claim.settled and word.holds(found.lineage)]
         return max(held, default=None)
+
+    @property
+    def downloading(self) -> str:
+        """What this peer downloads to come into step, in words; "": nothing."""
+        return self._exchange.on_its_way
+
+    @property
+    def round_bytes(self) -> int:
+        """That each trainer sends in a round, and receives."""
+        return self._work.averager.layout.wire_bytes
 
     def state_digest(self) -> str:
         """SHA-256 over the parameters: equal for peers that hold them bit-identically."""

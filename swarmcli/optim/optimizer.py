@@ -20,6 +20,7 @@ from swarmcli.optim.arguments import averager_config, choose_timing, make_schedu
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, RefreshOptions
 from swarmcli.optim.core import OptimizerCore
+from swarmcli.optim.epoch.seat import SeatLost
 from swarmcli.optim.grad_scaler import GradScaler, ScaledSteps, check_grad_scaler
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.modes import choose_mode
@@ -406,6 +407,35 @@ class Optimizer(torch.optim.Optimizer):
         """Ends a pause, from any thread. Before its next batch the loop calls `load_state_from_peers`, which brings the
         model to where the run is by now."""
         self._soon(self._core.resume)
+
+    @property
+    def seat_lost(self) -> SeatLost | None:
+        """Why this trainer's samples cannot count at present, in figures; None: they can. Meanwhile this peer follows
+        the run, and what it computes is dropped: the loop calls `step(batch_size=0)` instead. From any thread."""
+        return None if self.auxiliary else self._trainer().seat.lost
+
+    def review_seat(self) -> SeatLost | None:
+        """Finds out at once whether this trainer's samples can count, as after a change of its limits, and returns
+        `seat_lost`; otherwise each step does. From any thread but the loop's; without effect after `shutdown`."""
+
+        async def review() -> None:
+            self._trainer().review_seat()
+
+        with suppress(RuntimeError, OptimizerError):  # the loop has ended
+            if not self.auxiliary:
+                self._run(review())
+        return self.seat_lost
+
+    @property
+    def downloading(self) -> str:
+        """The state that this peer downloads to come into step, in words: how much it is, how far, how long it takes;
+        "": it downloads none. From any thread."""
+        return "" if self.auxiliary else self._trainer().downloading
+
+    @property
+    def round_bytes(self) -> int:
+        """That a trainer sends in each round, and receives; 0: not known to an auxiliary."""
+        return 0 if self.auxiliary else self._trainer().round_bytes
 
     @property
     def has_handed_in(self) -> bool:

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, StepControl
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
+from swarmcli.averaging.round.plan import Layout
 from swarmcli.averaging.suspicion import Suspicions
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode
@@ -92,7 +95,15 @@ class Searchers:
         contacts = [address for peer in self.peers for address in peer.node.endpoint.addresses][:3]
         node = await DHTNode.create(endpoint, initial_peers=contacts)
         settings = AveragerConfig(prefix="test", matchmaking=self.options, **config)
-        finder = GroupFinder(node, settings, 100, {}, Suspicions(), untold=lambda *_: None, declined=lambda _: None)
+        finder = GroupFinder(
+            node,
+            settings,
+            Layout.of([torch.zeros(100)]),
+            {},
+            Suspicions(),
+            untold=lambda *_: None,
+            declined=lambda _: None,
+        )
         finder.start()
         peer = Searcher(node, finder, jump)
         self.peers.append(peer)

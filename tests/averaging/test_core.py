@@ -158,10 +158,10 @@ def test_a_group_without_a_reducer_is_refused() -> None:
 def test_bandwidths_share_the_work() -> None:
     async def main() -> None:
         async with Averagers(7) as swarm:
-            peers = [await swarm.add_one(bandwidth=speed, shapes=((8000,),)) for speed in (1.0, 3.0, None)]
+            peers = [await swarm.add_one(bandwidth=speed, shapes=((8000,),)) for speed in (1.0, 3.0, 2.0, None)]
             (result, *_) = await all_results([peer.begin() for peer in peers])
             speeds = {member.peer_id: member.bandwidth for member in result.group.members}
-            assert [speeds[peer.peer_id] for peer in peers] == [1.0, 3.0, 2.0]
+            assert [speeds[peer.peer_id] for peer in peers] == [0.5, 1.5, 1.0, 1.0]
             shares = dict(zip(speeds, result.group.part_shares, strict=True))
             assert shares[peers[0].peer_id] < shares[peers[1].peer_id]
 

@@ -50,3 +50,17 @@ def test_a_peer_that_takes_part_is_forgiven_in_the_end() -> None:
     for _ in range(2):
         suspicions.note_group(frozenset({GOOD, BAD}))
     assert suspicions.reason(BAD) == ""
+
+
+def test_who_is_needed_has_its_seat_again_the_sooner_the_less_it_did() -> None:
+    suspicions = Suspicions()
+    for _ in range(4):
+        suspicions.note(BAD, "again")
+    suspicions.note(GOOD, "once")
+    assert not suspicions.admit(0.9)
+    assert suspicions.admit(1.0)
+    assert not suspicions.is_suspect(GOOD) and suspicions.is_suspect(BAD)
+    assert not suspicions.admit(7.9) and suspicions.admit(8.0)
+    assert not suspicions.is_suspect(BAD)
+    suspicions.note(BAD, "again")
+    assert not suspicions.admit(15.9), "it stays in doubt: the next time costs twice as much"

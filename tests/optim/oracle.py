@@ -106,6 +106,15 @@ class Oracle:
         """Seconds that an epoch takes, in the middle."""
         return statistics.median(gap for trainer in trainers for gap in self.watched[trainer].gaps(since, until))
 
+    def gaps_begun(self, trainer: Trainer, since: float) -> list[float]:
+        """Seconds from epoch to epoch, of those that began since then."""
+        times = [moment for moment, _ in self.watched[trainer].moments if moment > since]
+        return [b - a for a, b in itertools.pairwise(times)]
+
+    def contributed(self, trainer: Trainer, since: float) -> bool:
+        """Whether its gradients were in an average since then."""
+        return any(moment > since and event.own_samples for moment, event in self.watched[trainer].moments)
+
     def longest(self, trainers: Sequence[Trainer], since: float, until: float) -> float:
         return max(gap for trainer in trainers for gap in self.watched[trainer].gaps(since, until))
 
@@ -135,6 +144,11 @@ class Work:
         """It takes no further step."""
         self._until[trainer] = 0
         await self._tasks[trainer]
+
+    async def all_until(self, epoch: int) -> None:
+        """All go on until this epoch."""
+        self._until = dict.fromkeys(self._tasks, epoch)
+        await self.done()
 
     async def done(self) -> None:
         await asyncio.gather(*self._tasks.values())

@@ -30,7 +30,7 @@ from swarmcli.errors import CallRefused, NetworkError, NoReducerError, UnknownMe
 from swarmcli.events import PeerRefused
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.task_owner import TaskOwner, keep
 
 FIRST_PAUSE = 0.1  # seconds at most between the first two reads of the declarations; each pause is twice the last …
 LAST_PAUSE = 4.0  # … up to this
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class OutdatedError(Exception):
-    """This peer can be dialed elsewhere than its search says: it begins another one."""
+    """This peer can be dialed elsewhere than its search says, or others have a seat now: it begins another one."""
 
 
 class SearchDriver:
@@ -58,8 +58,8 @@ class SearchDriver:
         farewells: TaskOwner,
         outdated: Callable[[], bool] = bool,
     ) -> None:
-        """`farewells` owns what others are still to be told when the search has ended. `outdated`: whether what the
-        search says of this peer's addresses no longer holds."""
+        """`farewells` owns what others are still to be told when the search has ended. `outdated`: whether another one
+        is to begin in this one's place."""
         self.search = search
         self.group: Group | None = None
         self._endpoint = endpoint
@@ -85,8 +85,8 @@ class SearchDriver:
         """
         self._control.listen(self._on_control)
         try:
-            for job in (self._keep_declared(), self._keep_followers(), self._push_progress()):
-                self._jobs.spawn(job)
+            for job in (self._keep_declared, self._keep_followers, self._push_progress):
+                self._jobs.spawn(keep(job, self._endpoint.events))
             return await self._drive(begin)
         finally:
             self._control.listen(None)
@@ -105,6 +105,10 @@ class SearchDriver:
     def give_up_leader(self) -> None:
         """See Search."""
         self.search.give_up_leader(self._loop.time())
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Something has changed that the search does not hear of."""
         self._wake.set()
 
     # What others say
@@ -135,11 +139,18 @@ class SearchDriver:
         # it sign two unlike things under one id, which is evidence against it.
         if group.members[group.index_of(own.peer_id)].search != own.search:
             return False
+        if not self.search.gathering.allows(group, self._loop.time()):
+            return False
         if not self.search.on_begin(message.search, members, waited_in_vain=message.waited_in_vain):
             return False
         self.group = group
         self._wake.set()
         return True
+
+    def keep_seat(self, peer: PeerID) -> None:
+        """A group that has not begun waits for this peer, as for a member of the last one."""
+        self.search.gathering.mates.add(peer)
+        self._wake.set()
 
     def drop(self, peer: PeerID) -> None:
         """This peer is not to be in the group, whatever it was to this search."""

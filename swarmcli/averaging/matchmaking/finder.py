@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from swarmcli.averaging.bandwidth import LinkGauge, comparable
 from swarmcli.averaging.bans import BanNews
 from swarmcli.averaging.config import AveragerConfig, check_group_bits
-from swarmcli.averaging.control import StepControl
+from swarmcli.averaging.control import RoundRequest, StepControl
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
 from swarmcli.averaging.matchmaking.candidates import MAX_CANDIDATES, Memory
 from swarmcli.averaging.matchmaking.declarations import Declarations, next_bits
@@ -27,6 +27,7 @@ from swarmcli.averaging.matchmaking.messages import (
     Bucket,
     Candidate,
     Heartbeat,
+    IncomingBegin,
     Invitation,
     Join,
     Leave,
@@ -37,6 +38,8 @@ from swarmcli.averaging.matchmaking.messages import (
     search_id,
 )
 from swarmcli.averaging.matchmaking.search import Search
+from swarmcli.averaging.round.plan import Layout
+from swarmcli.averaging.seats import MAX_SECONDS, SEATS, Bid, Sightings
 from swarmcli.averaging.shares import reducing_shares
 from swarmcli.averaging.suspicion import Suspicions
 from swarmcli.averaging.weights import Experience
@@ -44,11 +47,13 @@ from swarmcli.dht.node import DHTNode
 from swarmcli.errors import CallRefused, DHTError, NetworkError, NoReducerError
 from swarmcli.network.addresses import is_direct
 from swarmcli.network.identity import PeerID
-from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.task_owner import TaskOwner, keep
+from swarmcli.network.wire.codec import decode_body
 
 SPARED = 60.0  # seconds for which a peer that failed as a reducer gets nothing to reduce; doubled each time …
 MOST_SPARED = 6  # … so often
 WITHDRAWAL_TIMEOUT = 2.0  # seconds that an ending averager takes to withdraw its declaration
+EMPTY_SEAT = 10.0  # seconds without kept seats after one stayed empty: a liar costs a grace of 1 s in that time at most
 CLOCKS_DIFFER = 1.0  # seconds by which a search may seem to begin in the future
 MAX_BEGUN = 4  # groups that those who come too late are told of; they may be some rounds behind
 
@@ -64,7 +69,7 @@ class GroupFinder:
         self,
         node: DHTNode,
         config: AveragerConfig,
-        total_size: int,
+        layout: Layout,
         own_terms: dict[str, str],
         suspicions: Suspicions,
         *,
@@ -72,7 +77,7 @@ class GroupFinder:
         declined: Callable[[Group], None],
         ban_news: BanNews | None = None,
     ) -> None:
-        """`total_size` is in elements; `own_terms` must be equal at all members. `untold` is called when a follower
+        """`layout`: of what is averaged; `own_terms` must be equal at all members. `untold` is called when a follower
         could not be told that its group begins, `declined` with a group that begins though this peer takes no part.
         `ban_news`: of the run; who owns this finder starts and stops it."""
         self.group_bits = config.initial_group_bits
@@ -81,7 +86,7 @@ class GroupFinder:
         self.unfaithful: set[PeerID] = set()  # leaders that gathered a group and did not begin it; to be cleared
         self._endpoint = node.endpoint
         self._config = config
-        self._total_size = total_size
+        self._layout = layout
         self._own_terms = own_terms
         self._suspicions = suspicions
         self._untold = untold
@@ -90,12 +95,17 @@ class GroupFinder:
         self._turn = asyncio.Lock()
         self._ban_news = ban_news or BanNews.of(node, config.run or config.prefix)
         self.experience = Experience()
+        self.sightings = Sightings()
         self._memory = Memory(self._ban_news.bans.is_banned)
         self._begun: dict[Bucket, Group] = {}  # the last groups that began with this peer, oldest first
         self._declarations = Declarations(node, config.prefix)
         self._last_search, self._last_tag = bytes(SEARCH_BYTES), b""
         self._spared: dict[PeerID, tuple[float, int]] = {}  # who failed as a reducer: until when, and how often
+        self._asking: Search | None = None  # under way or over: a leader that it has asked may begin late
+        self._coming: set[PeerID] = set()  # for whom the next group keeps a seat, see keep_seat
+        self._keeps_seats_from = -math.inf  # loop time
         self._searched = 0.0  # swarm time of the last search
+        self._anew = False  # the search under way is to be replaced, since peers without a seat in it have one now
         self._started = 0.0
 
     @property
@@ -125,9 +135,10 @@ class GroupFinder:
         }
         self._unsubscribe = self._ban_news.bans.subscribe(self._on_ban)
         for message, handler in handlers.items():
-            self._endpoint.serve(method_name(self._config.prefix, message), message, handler)
+            read_as = IncomingBegin if message is Begin else message
+            self._endpoint.serve(method_name(self._config.prefix, message), read_as, handler)
         self._declarations.say(self._me(looking=False))
-        self._declaring = self._tasks.spawn(self._declarations.keep_published())
+        self._declaring = self._tasks.spawn(keep(self._declarations.keep_published, self._endpoint.events))
 
     async def stop(self) -> None:
         """Answers nobody any more and withdraws the declaration."""
@@ -151,9 +162,9 @@ class GroupFinder:
         self.group_bits = bits
         self._declare_idle()
 
-    def describe(self, total_size: int, own_terms: dict[str, str]) -> None:
+    def describe(self, layout: Layout, own_terms: dict[str, str]) -> None:
         """What is averaged from the next search on; see __init__."""
-        self._total_size, self._own_terms = total_size, own_terms
+        self._layout, self._own_terms = layout, own_terms
 
     def doubt(self, peers: Iterable[bytes]) -> None:
         """These spoiled a round: the next group does not wait for them, though they may come."""
@@ -177,6 +188,21 @@ class GroupFinder:
         if self.driver is not None:
             self.driver.give_up_leader()
 
+    def keep_seat(self, peer: PeerID) -> None:
+        """It says that it is about to come: the group that forms, or else the next one, waits for it as for a member of
+        the last one. Not after it stayed away twice, nor soon after anybody has stayed away from such a seat."""
+        if self._memory.waits_for(peer) and asyncio.get_running_loop().time() >= self._keeps_seats_from:
+            self._coming.add(peer)
+            self._memory.mates |= {peer}
+            if self.driver is not None:
+                self.driver.keep_seat(peer)
+
+    def admit_doubted(self, waited: float) -> None:
+        """See AveragerCore."""
+        if self.driver is not None and self._suspicions.admit(waited):
+            self._anew = True
+            self.driver.wake()
+
     def expect(self, peers: Iterable[PeerID]) -> None:
         """The next group waits for these while they can be reached, until its time is up, and for no other holder."""
         self._memory.mates, self._memory.only_mates = frozenset(peers), True
@@ -193,11 +219,12 @@ class GroupFinder:
                 try:
                     return await self._search(control, gathered, deadline)
                 except OutdatedError:
-                    logger.debug("%s: this peer looks anew, since its addresses have changed", self._config.prefix)
+                    logger.debug("%s: this peer looks anew: its addresses or the seats changed", self._config.prefix)
 
     async def _search(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group:
         """One search. Raises what `find` raises, and OutdatedError."""
-        search = self._new_search(control, gathered)
+        self._anew = False
+        search = self._asking = self._new_search(control, gathered)
         self._declarations.say(search.me)
         prefix, tasks = self._config.prefix, self._tasks
         driver = SearchDriver(
@@ -207,7 +234,7 @@ class GroupFinder:
             self._declarations,
             control,
             tasks,
-            lambda: set(search.me.addresses) != set(self._addresses),
+            lambda: self._is_outdated(search),
         )
         self.driver = driver
         self._begun.pop(search.me.bucket, None)
@@ -231,6 +258,13 @@ class GroupFinder:
             if search.gathering.awaits_holders or search.me.bits:
                 self._declare_idle()
 
+    def _is_outdated(self, search: Search) -> bool:
+        """Whether what this peer has said of itself is no longer so, or others have a seat now."""
+        if self._anew or set(search.me.addresses) != set(self._addresses):
+            return True
+        said, now = search.own.offer.bid.seconds, self.bid(search.request).seconds
+        return max(said, now) > SEATS.noise and not 0.5 < (now or 1e-9) / (said or 1e-9) < 2.0
+
     def _new_search(self, control: StepControl, gathered: bytes) -> Search:
         now, clock = asyncio.get_running_loop().time(), self._endpoint.clock
         # Ids grow from search to search even if the clock was set back: to others an older one is out of date.
@@ -243,7 +277,7 @@ class GroupFinder:
             options = replace(options, min_matchmaking_time=request.lookout)
         own = Join(
             self._me(looking=True),
-            Offer(self._config.bandwidth, self.link.claim, self._config.auxiliary, gathered),
+            Offer(self._config.bandwidth, self.link.claim, self._config.auxiliary, gathered, self.bid(request)),
             terms={**request.terms, **self._own_terms},
             # Counted back from now, since the clock of a peer that has just come up may not be corrected yet.
             since=clock.now() - (now - self._started),
@@ -258,6 +292,23 @@ class GroupFinder:
             shunned=self._shunned(),
             network_of=self._endpoint.prefix,
         )
+
+    def bid(self, request: RoundRequest) -> Bid:
+        """What this peer brings to the decision about seats, as things stand now."""
+        if request.target is None:
+            return Bid()
+        seconds, now = self.seconds_by_limits, asyncio.get_running_loop().time()
+        return Bid(request.sends and not self._config.auxiliary, seconds, self.sightings.witness(now))
+
+    @property
+    def seconds_by_limits(self) -> float:
+        """That a round takes this peer at least by what its user lends of the link; 0: nothing is limited. Bytes
+        between processes of this computer count against no limit."""
+        limit = self._endpoint.rates.lower
+        others = {*self._memory.holders, *self._memory.mates, *self._endpoint.connected()} - {self._endpoint.peer_id}
+        if limit is None or (others and all(map(self._endpoint.is_on_this_computer, others))):
+            return 0.0
+        return min(self._layout.wire_bytes / limit, MAX_SECONDS)
 
     def _shunned(self) -> frozenset[PeerID]:
         """The suspects, who get no seat in the next group; nobody where without them there would be none."""
@@ -286,14 +337,25 @@ class GroupFinder:
         joins = [search.own, *search.gathering.by_rank()]
         offers = [join.offer for join in joins]
         speeds = comparable([offer.bandwidth for offer in offers], [offer.measured for offer in offers])
+        seats = search.gathering.seats(asyncio.get_running_loop().time())
+        ramps = self.experience.ramps(join.candidate.peer_id for join in joins)
         said = [
-            Member(who.peer_id, who.listening, offer.auxiliary, speed, who.addresses, offer.gathered, who.search)
+            Member(
+                who.peer_id,
+                who.listening,
+                offer.auxiliary,
+                speed,
+                who.addresses,
+                offer.gathered,
+                who.search,
+                ramps.get(who.peer_id, math.inf),
+                offer.bid,
+                who.peer_id not in seats.unseated,
+            )
             for who, offer, speed in zip((join.candidate for join in joins), offers, speeds, strict=True)
         ]
-        ramps = self.experience.ramps(member.peer_id for member in said)
-        said = [replace(member, ramp=ramps.get(member.peer_id, math.inf)) for member in said]
         members, shares = self._divide(said)
-        group = Group.form(search.me.tag, members, shares, self._endpoint.random.randbytes(NONCE_BYTES))
+        group = Group.form(search.me.tag, members, shares, self._endpoint.random.randbytes(NONCE_BYTES), seats.planned)
         for join in joins[1:]:
             message = Begin(join.candidate.search, group, search.waited_in_vain)
             self._tasks.spawn(self._tell_begin(driver, join.candidate.peer_id, group, message))
@@ -305,10 +367,11 @@ class GroupFinder:
         now, least = asyncio.get_running_loop().time(), self._config.min_vector_size
         spared = {peer for peer, (until, _) in self._spared.items() if until > now}
         members = [_undialable(member) if member.peer_id in spared else member for member in said]
+        members = [member if member.seated else replace(member, bandwidth=0.0) for member in members]
         with suppress(NoReducerError):
-            return members, reducing_shares(members, self._total_size, least)
+            return members, reducing_shares(members, self._layout.numel, least)
         try:
-            return said, reducing_shares(said, self._total_size, least)
+            return said, reducing_shares(said, self._layout.numel, least)
         except NoReducerError:
             # Followers are connected with their leader, though nobody could dial anybody any more.
             leader, *followers = said
@@ -334,6 +397,9 @@ class GroupFinder:
             self._endpoint.learn(member.peer_id, member.addresses)
         peers = frozenset(member.peer_id for member in group.members)
         memory.note_present(peers)
+        if not self._coming <= peers:
+            self._keeps_seats_from = asyncio.get_running_loop().time() + EMPTY_SEAT
+        self._coming.clear()
         everyone = size is None or len(memory.holders) <= size
         memory.mates = peers if everyone and not self.group_bits else frozenset()
         memory.only_mates = memory.newcomer = False
@@ -362,18 +428,25 @@ class GroupFinder:
         self._ban_news.bans.check(peer)
         return self.driver.hear(peer, message) if self.driver is not None else Pulse(together=False)
 
-    async def _on_begin(self, peer: PeerID, message: Begin) -> Pulse:
-        group = message.group
+    async def _on_begin(self, peer: PeerID, message: IncomingBegin) -> Pulse:
+        bans, driver = self._ban_news.bans, self.driver
+        bans.check(peer)
+        # Of anybody else nothing is read or kept. A leader hears that this peer takes no part, and tells the others.
+        if self._asking is None or not self._asking.may_begin(peer, message.search):
+            raise CallRefused("declined", "this peer is not waiting for a group of yours")
+        begin = Begin(message.search, decode_body(Group, message.group, "begin"), message.waited_in_vain)
+        group = begin.group
         if group.leader != peer:
             raise CallRefused("identity", "only its leader begins a group")
-        bans = self._ban_news.bans
-        bans.check(peer)
         if any(bans.is_banned(member.peer_id) for member in group.members):
             self._ban_news.tell([peer])  # it knows of no ban, or lies: then it leads nobody who knows
+            self._asking.hear_no_more(peer)
             self._declined(group)
             raise CallRefused("banned", "a member of that group was banned from the run")
-        if self.driver is None or not self.driver.on_begin(group, message):
-            self._declined(group)
+        if driver is None or not driver.on_begin(group, begin):
+            if driver is None or driver.group is not None:  # else it is no group that this peer could be missed in
+                self._asking.hear_no_more(peer)
+                self._declined(group)
             raise CallRefused("declined", "this peer is not waiting for that group any more")
         return Pulse(together=True)
 

@@ -8,12 +8,13 @@ then it is open for newcomers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.group import MAX_MEMBERS
+from swarmcli.averaging.group import MAX_MEMBERS, Group
 from swarmcli.averaging.matchmaking.candidates import Candidates, Entry, Memory, Plan
 from swarmcli.averaging.matchmaking.messages import Join, rank_of
+from swarmcli.averaging.seats import Bid, Seats, decide
 from swarmcli.network.identity import PeerID
 
 UNCONNECTED = 1 / 3  # of request_timeout, for the answer of a peer to which there is no connection
@@ -23,6 +24,7 @@ BEATS_PER_SECOND = 256.0  # that a leader sends to all of its followers together
 BEATS_AT_REST = 64.0  # … and while it is far from its target
 BEATS_BEFORE_LOST = 4  # missed ones, after which a leader or a follower is taken for lost
 NEARLY = 0.75  # of a preformed group's target, from which on it may soon begin
+OVERDUE_SLACK = 2.0  # seconds by which searches of one group begin one after the other
 MAX_GATHERED_TOTAL = 512 << 10  # bytes of gathered metadata in one group; it goes to every member
 
 
@@ -38,9 +40,10 @@ class Gathering:
         *,
         connected: Callable[[PeerID], bool],
         now: float,
+        bid: Bid = Bid(),  # noqa: B008  # frozen
         shunned: frozenset[PeerID] = frozenset(),
     ) -> None:
-        """`shunned`: who is not waited for."""
+        """`bid`: of this peer itself. `shunned`: who is not waited for."""
         self.options = options
         self.target = target
         self.mates = set(memory.mates - {me})  # of the last group, without those who are found lost
@@ -56,6 +59,8 @@ class Gathering:
         self._memory = memory
         self._connected = connected
         self._progress: dict[PeerID, float] = {}
+        self._bid, self._began = bid, now
+        self._seats: Seats | None = None  # of those who are here; None: to be decided anew
         self._reached_at = math.inf
 
     def __len__(self) -> int:
@@ -65,7 +70,7 @@ class Gathering:
     def add(self, join: Join, now: float) -> None:
         peer = join.candidate.peer_id
         self.remove(peer)
-        self.followers[peer] = join
+        self.followers[peer], self._seats = join, None
         self.report(peer, join.progress)
         self.blocked = ""
         self.close_at = min(self.close_at, now + max(join.patience, MIN_PATIENCE))
@@ -74,6 +79,7 @@ class Gathering:
         """This follower has gone; with `search`, only if it is that search of it which follows."""
         if peer in self.followers and search in (None, self.followers[peer].candidate.search):
             del self.followers[peer], self._progress[peer]
+            self._seats = None
 
     def report(self, peer: PeerID, progress: float) -> bool:
         """A peer's cumulative progress, which never shrinks. Returns whether it is a follower.
@@ -91,6 +97,7 @@ class Gathering:
         former = [join.candidate.peer_id for join in self.by_rank()]
         self.followers.clear()
         self._progress.clear()
+        self._seats = None
         return former
 
     def by_rank(self) -> list[Join]:
@@ -107,8 +114,38 @@ class Gathering:
         return len(self) >= limit or gathered > MAX_GATHERED_TOTAL
 
     @property
+    def _usual_seats(self) -> Seats:
+        if self.target is None:
+            return Seats()
+        if self._seats is None:
+            bids = {self._me: self._bid} | {peer: join.offer.bid for peer, join in self.followers.items()}
+            self._seats = decide(bids, self.target)
+        return self._seats
+
+    def seats(self, now: float) -> Seats:
+        """Who may send in a group that begins now. Where those who have a seat do not come to the target in far more
+        than their usual time, everybody may."""
+        return self._usual_seats.for_all if now >= self._overdue_at else self._usual_seats
+
+    def allows(self, group: Group, now: float) -> bool:
+        """Whether a leader has given the seats of its group to those who are to have them, as this peer finds."""
+        seats = decide(group.bids, self.target) if self.target is not None else Seats()
+        overdue = now >= self._began + seats.overdue() - OVERDUE_SLACK
+        allowed = [seats, seats.for_all] if overdue else [seats]
+        return any(group.unseated == each.unseated.keys() and group.planned == each.planned for each in allowed)
+
+    @property
+    def _overdue_at(self) -> float:
+        return self._began + self._usual_seats.overdue() if self._usual_seats.unseated else math.inf
+
+    @property
     def total_progress(self) -> float:
-        return self.own_progress + sum(self._progress.values())
+        """Of those who may send."""
+        return self._progress_without(self._usual_seats.unseated)
+
+    def _progress_without(self, unseated: Collection[PeerID]) -> float:
+        progress = {self._me: self.own_progress} | self._progress
+        return sum(samples for peer, samples in progress.items() if peer not in unseated)
 
     @property
     def _nearly_there(self) -> bool:
@@ -209,9 +246,9 @@ class Gathering:
 
     def _preformed_due_at(self, now: float, target: float, missing: bool, settled_at: float) -> float:
         # Without those who are missing there may be no group at all, so they get more than the grace.
-        if self.total_progress < target or (missing and not self.has_enough):
+        if self._progress_without(self.seats(now).unseated) < target or (missing and not self.has_enough):
             self._reached_at = math.inf
-            return math.inf
+            return self._overdue_at if now < self._overdue_at else math.inf
         self._reached_at = min(self._reached_at, now)
         ends = self._reached_at + self.options.preformed_grace if missing else settled_at
         # Who gave up here would be looked for in vain by whoever comes a moment later, and the other way round.

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from swarmcli.averaging.checks import MAX_BANDWIDTH
 from swarmcli.averaging.config import check_group_bits, check_terms
-from swarmcli.averaging.group import MAX_GATHERED_BYTES, Dialable, Group
+from swarmcli.averaging.group import MAX_GATHERED_BYTES, MAX_MEMBERS, Dialable, Group
+from swarmcli.averaging.seats import Bid
 from swarmcli.network.addresses import bounded
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
+from swarmcli.network.wire.messages import Amount, Moment
 
 LIFETIME = 60.0  # seconds that a declaration is believed unless it is heard again
 SEARCH_BYTES = 16
@@ -24,6 +26,8 @@ MAX_PATIENCE = 3600.0  # seconds
 
 Rank: TypeAlias = tuple[int, bytes]
 Bucket: TypeAlias = tuple[bytes, str]  # tag and group bits
+Bandwidth = Annotated[float, msgspec.Meta(ge=0, le=MAX_BANDWIDTH)]
+Patience = Annotated[float, msgspec.Meta(ge=0, le=MAX_PATIENCE)]  # that a leader promises
 Verdict: TypeAlias = Literal["accepted", "coming", "follow", "full", "outranked", "begun", "cannot_lead", "terms"]
 
 
@@ -73,15 +77,11 @@ def rank_of(candidate: Candidate) -> Rank:
 class Offer(msgspec.Struct, frozen=True):
     """What a peer brings into a group."""
 
-    bandwidth: float | None = None  # relative, as its user gave it
-    measured: float | None = None  # bytes per second, from past rounds
+    bandwidth: Bandwidth | None = None  # relative, as its user gave it
+    measured: Bandwidth | None = None  # bytes per second, from past rounds
     auxiliary: bool = False
-    gathered: bytes = b""
-
-    def __post_init__(self) -> None:
-        check_positive("bandwidth", self.bandwidth or 0.0, self.measured or 0.0)
-        if len(self.gathered) > MAX_GATHERED_BYTES:
-            raise ValueError(f"gathered data has at most {MAX_GATHERED_BYTES} bytes")
+    gathered: Annotated[bytes, msgspec.Meta(max_length=MAX_GATHERED_BYTES)] = b""
+    bid: Bid = Bid()
 
 
 class Join(msgspec.Struct, frozen=True):
@@ -90,14 +90,13 @@ class Join(msgspec.Struct, frozen=True):
     candidate: Candidate
     offer: Offer
     terms: dict[str, str]  # the sender's fingerprint, key by key
-    since: float  # swarm time at which the sender came up
-    patience: float = 0.0  # seconds that it would still wait for a group that is not complete
-    progress: float = 0.0  # see Progress
+    since: Moment  # swarm time at which the sender came up
+    patience: Amount = 0.0  # seconds that it would still wait for a group that is not complete
+    progress: Amount = 0.0  # see Progress
     stranded: bool = False  # nobody is left whom it could lead, so it asks whoever leads, of any rank
 
     def __post_init__(self) -> None:
         check_terms(self.terms)
-        check_positive("patience and progress", self.patience, self.progress)
 
 
 class Invitation(msgspec.Struct, frozen=True):
@@ -124,34 +123,25 @@ class Answer(msgspec.Struct, frozen=True):
     candidate: Candidate | None = None  # the answerer as it stands now
     to: Candidate | None = None
     keys: tuple[str, ...] = ()
-    since: float = 0.0
-    patience: float = 0.0
+    since: Moment = 0.0
+    patience: Patience = 0.0
     gone: Annotated[tuple[PeerID, ...], msgspec.Meta(max_length=MAX_GONE)] = ()
-
-    def __post_init__(self) -> None:
-        check_patience(self.patience)
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
     """From a leader to each follower. The next one comes within `patience` seconds, or the leader is gone."""
 
     search: bytes  # the leader's
-    patience: float
-    members: int  # in the group so far
+    patience: Patience
+    members: Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMBERS)]  # in the group so far
     unreduced: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""  # why it cannot begin: nobody could reduce
-
-    def __post_init__(self) -> None:
-        check_patience(self.patience)
 
 
 class Progress(msgspec.Struct, frozen=True):
     """From a follower to its leader: how much it has done so far (cumulative) towards the group's target."""
 
     search: bytes  # the follower's
-    progress: float
-
-    def __post_init__(self) -> None:
-        check_positive("progress", self.progress)
+    progress: Amount
 
 
 class Leave(msgspec.Struct, frozen=True):
@@ -168,11 +158,20 @@ class Begin(msgspec.Struct, frozen=True):
     waited_in_vain: bool = False  # somebody who was waited for has not come
 
 
+class IncomingBegin(msgspec.Struct, frozen=True):
+    """A Begin whose group is read once it is known that its sender may begin one: a large group takes the processor a
+    tenth of a second."""
+
+    search: Annotated[bytes, msgspec.Meta(max_length=SEARCH_BYTES)]
+    group: msgspec.Raw
+    waited_in_vain: bool = False
+
+
 class Pulse(msgspec.Struct, frozen=True):
     """To the other four: whether the two are now leader and follower, and the answerer's progress."""
 
     together: bool
-    progress: float = 0.0
+    progress: Amount = 0.0
 
 
 METHODS: dict[type, tuple[str, type]] = {
@@ -193,15 +192,3 @@ def method_name(prefix: str, message: type[Any]) -> str:
 def differing_terms(ours: Mapping[str, str], theirs: Mapping[str, str]) -> tuple[str, ...]:
     """The keys under which two fingerprints differ, or which only one of them has, sorted."""
     return tuple(sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)))
-
-
-def check_positive(names: str, *values: float) -> None:
-    """Raises ValueError for what nobody who counts or measures can have found."""
-    if not all(math.isfinite(value) and value >= 0 for value in values):
-        raise ValueError(f"{names} must be finite and not negative")
-
-
-def check_patience(seconds: float) -> None:
-    """Raises ValueError for a promise that no honest leader makes."""
-    if not 0 <= seconds <= MAX_PATIENCE:
-        raise ValueError(f"a leader's patience is between 0 and {MAX_PATIENCE:g} s")

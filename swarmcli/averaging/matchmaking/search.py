@@ -85,7 +85,14 @@ class Search:
         self.rank = rank_of(self.me)
         self.known = Candidates(self.me, memory, only_one=request.only_one, shunned=shunned)
         self.gathering = Gathering(
-            self.me.peer_id, memory, options, request.target, connected=connected, now=now, shunned=shunned
+            self.me.peer_id,
+            memory,
+            options,
+            request.target,
+            connected=connected,
+            now=now,
+            bid=own.offer.bid,
+            shunned=shunned,
         )
         self.settling = Settling(options, now)
         self.conflicts = Conflicts()
@@ -209,6 +216,14 @@ class Search:
         self.leader_has, self._unreduced = beat.members, beat.unreduced
         return True
 
+    def may_begin(self, peer: PeerID, search: bytes) -> bool:
+        """Whether a group of this leader may be meant for this peer: it was asked, in this very search."""
+        return peer in self._ever_asked and search == self.me.search
+
+    def hear_no_more(self, peer: PeerID) -> None:
+        """A group of this leader was declined: no further one is read, unless it is asked again."""
+        self._ever_asked.discard(peer)
+
     def on_begin(self, search: bytes, members: Iterable[PeerID], *, waited_in_vain: bool = False) -> bool:
         """The first of these members begins its group, with this peer's `search` in it. Returns whether that is so.
 
@@ -217,7 +232,7 @@ class Search:
         # The message may overtake the answer to the request to join, or come from a slow leader that this peer gave
         # up for another one. That group has begun and counts on this peer, the other one has not: so the first wins.
         members = tuple(members)
-        if self.members or members[0] not in self._ever_asked or search != self.me.search:
+        if self.members or not self.may_begin(members[0], search):
             return False
         self.members = members
         if waited_in_vain:

@@ -150,7 +150,7 @@ class EpochEnd:
         self._work, self._replica, self._keeper = work, work.replica, keeper
         self._group, self._directory, self._metrics = group, directory, metrics
         self._weight: int | None = None  # samples frozen
-        self._strayed = False  # they were kept out of the last round: they belong to other parameters than the others'
+        self._kept_out = ""  # of the last round, and why
         self._share = 1.0  # of the last round's samples that were this peer's; until one is known, an epoch's all
         self._said_alone = False  # since the last round with others
 
@@ -231,8 +231,10 @@ class EpochEnd:
 
     async def _average_together(self) -> Outcome:
         weight = await self._freeze()
-        self._strayed = self._keeper.compare(self._group.gathered)
-        outcome = await self._group.contribute(0 if self._strayed else weight)
+        self._kept_out = "this peer has no seat in the round" if self._group.unseated else ""
+        if self._keeper.compare(self._group.gathered):
+            self._kept_out = "this peer's parameters have drifted away from the others'"
+        outcome = await self._group.contribute(0 if self._kept_out else weight)
         if isinstance(outcome, Committed):
             self._said_alone = self._said_alone and len(outcome.members) <= 1  # auxiliaries are no members
             self._metrics.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
@@ -296,8 +298,7 @@ class EpochEnd:
             self._share = handed / committed.samples
         if handed and not counted:
             reason = committed.left_out.get(self._own_id, "not named among the contributors")
-            reason = "this peer's parameters have drifted away from the others'" if self._strayed else reason
-            self._warn(f"{handed} samples of this peer are not in the average: {reason}")
+            self._warn(f"{handed} samples of this peer are not in the average: {self._kept_out or reason}")
         await self._work.advance(committed, counted)
         await self._keeper.after_epoch(committed, handed)
         if self._timing is Timing.AT_ONCE:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swarmcli.averaging import RoundRequest
 from swarmcli.errors import AveragingError, FingerprintError, RoundMissed, RoundUndecided
 from swarmcli.network.identity import PeerID
-from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.task_owner import AFTER_A_FAULT, TaskOwner, tell_fault
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.modes.base import Committed, Failed, Outcome, Undecided
 from swarmcli.optim.state.drift import are_apart, are_several, read_told
@@ -19,11 +19,14 @@ from swarmcli.optim.state.lineage import MAX_COUNT, LineagePosition
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerCore, RoundResult, StepControl
+    from swarmcli.averaging.group import Group
     from swarmcli.optim.peers.progress import ProgressTrackerCore
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 1.0  # seconds between a group that fell apart and the next try
 PATIENCE_WITH_BEGUN = 60.0  # seconds for which a lineage's round that began without this peer keeps it from another
 CALM = 30.0  # seconds without more peers than one group may hold, after which one group ends the epochs again
+SEATED_WITHIN = 3.0  # seconds for a peer that is catching up to get into the group of the epoch that it will reach …
+SEAT_LOOK = 0.02  # … and between two looks whether it is in it
 LEFT_BEHIND = 1.0  # seconds for which a peer looks for others that are left over, once the rest has gone on
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -128,10 +131,12 @@ class PreformedGroup:
         config: OptimizerConfig,
         tasks: TaskOwner,
         gather: Callable[[], Any] = lambda: None,
+        reported: Callable[[], float] = float,
         *,
         sees_weights: bool = True,
     ) -> None:
         """`gather` gives what every member of the group is to know of this peer; it is asked whenever one forms.
+        `reported`: the samples that everyone together has towards the epoch, by the reports.
 
         `sees_weights` is off for an auxiliary to which it does not matter whose samples are in a round: where it
         reduced nothing itself, as of a single part, it cannot tell.
@@ -139,6 +144,7 @@ class PreformedGroup:
         self._sees_weights = sees_weights
         self._averager = averager
         self._gather = gather
+        self._reported = reported
         self._config = config
         self._tasks = tasks
         self._forming: asyncio.Task[None] | None = None
@@ -149,10 +155,12 @@ class PreformedGroup:
         self._time: Callable[[], float] = float  # the loop's, for threads that have none
         self._samples = 0.0
         self._enough_since = math.inf  # since when the reports of all have had enough samples for the epoch
+        self._gives_up_after = config.matchmaking_time  # seconds from then, the leader; doubled each time
         self._missed: tuple[bytes, float] | None = None  # the lineage whose round began without this peer, since when
         self.undecided = ""  # why, once an outcome is not known here
         self.refused: FingerprintError | None = None  # by everyone else in the run
         self.position: LineagePosition | None = None  # whose group is kept
+        self.last: Group | None = None  # the last one that began with this peer
 
     def open(self, position: LineagePosition) -> None:
         """Begins to form a group of this lineage, unless one is kept already. The former one must be closed.
@@ -164,8 +172,31 @@ class PreformedGroup:
         if self._forming is not None:
             return
         self.position, self.undecided, self._samples = position, "", 0.0
-        self._enough_since = math.inf
+        self._enough_since, self._gives_up_after = math.inf, self._config.matchmaking_time
         self._forming = self._tasks.spawn(self._keep(position))
+
+    async def take_seat(self, position: LineagePosition) -> bool:
+        """For a peer on its way to `position`: opens that group, unless it is open, and returns once somebody is in it
+        with this peer. False: nobody is within SEATED_WITHIN seconds, or the round has begun without this peer."""
+        if self.position != position or self._ended_forming:
+            await self.close()
+            self.open(position)
+        until = _now() + SEATED_WITHIN
+        while not (self.begun or self.company):
+            if self._ended_forming or _now() >= until:
+                return False
+            await self.wait_until_begun(SEAT_LOOK)
+        return True
+
+    async def begins(self) -> bool:
+        """Returns when the round of the group that is open begins; False: it has begun without this peer."""
+        if self._forming is not None:
+            await self.unless_begun(asyncio.wait([self._forming]))
+        return self.begun
+
+    @property
+    def _ended_forming(self) -> bool:
+        return self._forming is None or self._forming.done()
 
     async def close(self) -> None:
         """Leaves the group, if there is one. A round that has begun goes on without this peer."""
@@ -180,22 +211,30 @@ class PreformedGroup:
         self._samples = samples
         if self._control is not None:
             self._control.report(samples)
+        self._heed_reports()
 
-    def heed(self, reported: float) -> None:
-        """By the reports, everyone together has so many samples of the epoch. A leader hears of samples before they are
-        reported, so one that does not begin long after there are enough is given up: once for each lineage, since
-        reports may lie as well."""
-        if reported < self._config.target_batch_size or self.begun:
+    def _heed_reports(self) -> None:
+        """A leader hears of samples before they are reported. So where the reports have enough of them and no round
+        begins, whoever has them has no seat, or the leader does not begin: the one gets its seat back, the other is
+        given up in the end. Ever more seldom within a lineage, since reports may lie as well."""
+        if self.begun or self._reported() < self._config.target_batch_size:
             return
         self._enough_since = min(self._enough_since, _now())
-        if -math.inf < self._enough_since < _now() - self._config.matchmaking_time:
-            self._enough_since = -math.inf
+        waited = _now() - self._enough_since
+        self._averager.admit_doubted(waited)
+        if waited > self._gives_up_after:
+            self._gives_up_after *= 2
             self._averager.give_up_leader()
 
     @property
     def begun(self) -> bool:
         """Whether the round has begun, so that the others wait for this peer's gradients."""
         return self._begun.is_set()
+
+    @property
+    def unseated(self) -> bool:
+        """Whether this peer's samples do not count in the round that has begun."""
+        return self.begun and self.last is not None and self._averager.node.peer_id in self.last.unseated
 
     def is_overdue(self, seconds: float) -> bool:
         """Whether a round began so long ago and its outcome is not known here, or it was lost. For any thread."""
@@ -221,6 +260,7 @@ class PreformedGroup:
         """Waits at most so long. Raises FingerprintError if all others refuse this peer."""
         if self.refused is not None:
             raise self.refused
+        self._heed_reports()
         if self._control is not None:
             self._control.hurry()
         try:
@@ -264,6 +304,10 @@ class PreformedGroup:
             except FingerprintError as error:
                 self.refused = error
                 return
+            except Exception as error:  # as after a round that failed: otherwise no group would form any more
+                tell_fault("the group that ends the epoch", error, self._averager.node.endpoint.events)
+                await asyncio.sleep(AFTER_A_FAULT)
+                continue
             if isinstance(outcome, Undecided):
                 self.undecided = outcome.reason
             if not isinstance(outcome, Failed):
@@ -283,6 +327,7 @@ class PreformedGroup:
             require_trigger=True,
             allow_retries=False,
             target=float(self._config.target_batch_size),
+            sends=self._config.description.role == "trainer",
             only_one=patient,
             epoch=position.epoch,
             terms=self._config.fingerprint,
@@ -305,7 +350,7 @@ class PreformedGroup:
     def _has_begun(self, control: StepControl) -> None:
         if control is self._control and not control.begun.cancelled():
             self._time = asyncio.get_running_loop().time
-            self._begun_at = self._time()
+            self._begun_at, self.last = self._time(), control.group
             self._begun.set()
 
     async def _outcome(self, control: StepControl) -> Outcome:

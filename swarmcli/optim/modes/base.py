@@ -146,6 +146,7 @@ class EpochWork(Protocol):
     replica: Replica  # what steps
     averager: AveragerCore  # whose group ends the epoch
     replays: bool  # whether a round that one group committed, and this peer missed, can be made up for with `replay`
+    sits_in: bool  # whether a peer may take part in a round, without samples, before it has the state that will step
 
     @property
     def samples(self) -> int:

@@ -64,7 +64,7 @@ class LocalWork:
     counts epochs: there is no round of gradients that somebody could make up for.
     """
 
-    replays = False
+    replays = sits_in = False
 
     def __init__(self, mode: Mode, peer: PeerContext, replica: Replica) -> None:
         self.replica = replica

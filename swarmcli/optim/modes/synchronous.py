@@ -75,6 +75,7 @@ class GradientWork:
         self._target = peer.config.target_batch_size
         self._gradients = accumulator
         self._losses = GivenUp(peer.events)
+        self.sits_in = method.program is None and mode.target_group_size is None  # phases begin with what all hold
         self._handed: int | None = None  # samples on their way; None: nothing is
         self._nbytes = sum(parameter.nbytes for parameter in accumulator.parameters)
         self._freeze_bytes = max(self._nbytes, OFFLOAD_FROM) if accumulator.waits else self._nbytes

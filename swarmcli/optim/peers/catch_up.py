@@ -4,7 +4,11 @@
     a newcomer              pins a state ─────────── downloads it ────────────▶ ┐
                             later rounds, as they are committed ──▶ on disk ──▶ ┴ replays ──▶ in step
 
+    overtaken while     a seat in the group of the epoch that it will reach ──────────▶ in that group
+    it caught up        catches up as above, takes part in each round ──▶ replays ──▶ ┘
+
 A peer that only listens takes no part in the rounds that it collects, so however slow its link is, nobody waits for it.
+One that has a seat does, without samples: otherwise, where epochs are shorter than that, it would never be in step.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Protocol
 
 from swarmcli.averaging.archive.archive import StoredRound
 from swarmcli.averaging.archive.kept_round import KeptRound
@@ -23,7 +28,7 @@ from swarmcli.events import Noticed, RoundsReplayed
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import to_its_end
 from swarmcli.optim.config import PeerContext
-from swarmcli.optim.modes.base import EpochWork
+from swarmcli.optim.modes.base import Committed, EpochWork, Outcome, Undecided
 from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.report import PeerReport, credited
 from swarmcli.optim.peers.state_exchange import StateExchange
@@ -37,11 +42,20 @@ PATIENCE_WITH_CLAIMS = 10.0  # seconds for which a settled peer knocks for a sta
 DISTRUST = 120.0  # seconds for which such a lineage is then ignored
 STRANDED_AFTER = 3.0  # seconds without anybody who could hand over the state, before that is told
 LOOK_AGAIN = 1.0  # seconds between two looks of a stranded peer
+MOST_SEATS_MISSED = 2  # in a row, before this peer catches up without a seat
 MOST_ROUNDS = 2  # that are replayed rather than downloaded: as many as others keep
 ASKED_AT_ONCE = 3  # of the donors, in turn, for the next round
 LOOK_FOR_NEXT = 0.25  # seconds between two questions for the next round
 LONGEST_FETCH = 120.0  # seconds for one round while a download is under way
 logger = logging.getLogger(__name__)
+
+
+class Seat(Protocol):
+    """This peer's place in the group that ends an epoch; see PreformedGroup."""
+
+    async def take_seat(self, position: LineagePosition) -> bool: ...
+    async def begins(self) -> bool: ...
+    async def contribute(self, weight: float) -> Outcome: ...
 
 
 class CatchUp:
@@ -53,7 +67,11 @@ class CatchUp:
     on would make a second model.
     """
 
-    def __init__(self, peer: PeerContext, work: EpochWork, directory: PeerDirectory, exchange: StateExchange) -> None:
+    def __init__(
+        self, peer: PeerContext, work: EpochWork, directory: PeerDirectory, exchange: StateExchange, seat: Seat
+    ) -> None:
+        self._seat = seat
+        self._arrived: LineagePosition | None = None  # where this peer last came by catching up
         self._work, self._replica = work, work.replica
         self._directory = directory
         self._exchange = exchange
@@ -75,11 +93,12 @@ class CatchUp:
         stranded for so long raises NoDonorReachable, settled or not.
         """
         deadline = _now() + self._load_state_timeout
-        changed, pause, began = False, FIRST_PAUSE, _now()
+        changed, pause, began, missed = False, FIRST_PAUSE, _now(), 0
         patient_until = min(deadline, began + PATIENCE_WITH_CLAIMS)
         try:
             while True:
-                answers = await self._directory.survey()
+                overtaken = self._work.sits_in and self._replica.position == self._arrived
+                answers = await self._directory.survey(comes=overtaken)
                 settled = self.settled and not returns
                 wanted = await self._directory.decide(Claim(self._replica.position, settled), answers)
                 if wanted == TORN:
@@ -101,7 +120,12 @@ class CatchUp:
                 donors = self._directory.by_convenience(holders)
                 try:
                     why = self._why(wanted, reason)
-                    await self._take_over(wanted, donors, max(0.0, deadline - _now()), why)
+                    seated = overtaken and await self._seat.take_seat(wanted)
+                    if overtaken and not seated and missed < MOST_SEATS_MISSED:
+                        missed += 1
+                        continue  # the others have gone on meanwhile
+                    await self._take_over(wanted, donors, max(0.0, deadline - _now()), why, seated)
+                    self._arrived, missed = self._replica.position, 0
                     changed, pause, self.stranded, returns = True, FIRST_PAUSE, False, False
                 except StateDownloadError as error:
                     logger.info("the state of epoch %d was not downloaded: %s", wanted.epoch, error)
@@ -159,31 +183,41 @@ class CatchUp:
             self._events.emit(Noticed("error", text))
         return self._proceed_alone
 
-    async def _take_over(self, wanted: LineagePosition, donors: Sequence[PeerID], timeout: float, reason: str) -> None:
-        """Brings this peer to `wanted`, and on from there if a download took longer than an epoch."""
-        if await self._bridge(wanted, donors, timeout, reason):
+    async def _take_over(
+        self, wanted: LineagePosition, donors: Sequence[PeerID], timeout: float, reason: str, seated: bool
+    ) -> None:
+        """Brings this peer to `wanted`, and on from there if a download took longer than an epoch.
+
+        `seated`: it is in the group of `wanted`, and takes part in each round meanwhile. So however long it takes, it
+        ends in the group of the epoch that it has reached.
+        """
+        if not seated and await self._bridge(wanted, donors, timeout, reason):
             return
-        async with self._collecting(wanted, donors) as collection:
-            relayed = [peer for peer in donors if self._directory.is_relayed(peer)]
-            direct = [peer for peer in donors if peer not in relayed]
-            generation = self._replica.generation
-            try:
-                await self._exchange.download(
-                    wanted,
-                    direct,
-                    relayed=relayed,
-                    witnesses=self._directory.in_turn(donors),
-                    parameters=self._directory.vouching.owners.get(wanted.lineage),
-                    timeout=timeout,
-                    reason=reason,
-                )
-            except asyncio.CancelledError:
-                if self._replica.generation != generation:  # the state had come: gradients of the former are worthless
-                    await self._work.start_over()
-                raise
-            self._directory.note_taken_over(wanted, donors)
-            await to_its_end(self._work.start_over())
-            await self._replay_all(collection, "epochs ended during the download")
+        async with self._collecting(wanted, donors, seated) as collection:
+            if not (seated and await self._bridge(wanted, donors, timeout, reason)):
+                await self._download(wanted, donors, timeout, reason)
+            await self._replay_all(collection, "epochs ended meanwhile")
+
+    async def _download(self, wanted: LineagePosition, donors: Sequence[PeerID], timeout: float, reason: str) -> None:
+        relayed = [peer for peer in donors if self._directory.is_relayed(peer)]
+        direct = [peer for peer in donors if peer not in relayed]
+        generation = self._replica.generation
+        try:
+            await self._exchange.download(
+                wanted,
+                direct,
+                relayed=relayed,
+                witnesses=self._directory.in_turn(donors),
+                parameters=self._directory.vouching.owners.get(wanted.lineage),
+                timeout=timeout,
+                reason=reason,
+            )
+        except asyncio.CancelledError:
+            if self._replica.generation != generation:  # the state had come: gradients of the former are worthless
+                await self._work.start_over()
+            raise
+        self._directory.note_taken_over(wanted, donors)
+        await to_its_end(self._work.start_over())
 
     def _give_up_on(self, wanted: LineagePosition, donors: Sequence[PeerID], error: StateDownloadError) -> None:
         self._directory.distrust(wanted.lineage, DISTRUST)
@@ -225,14 +259,16 @@ class CatchUp:
         return True
 
     @asynccontextmanager
-    async def _collecting(self, begin: LineagePosition, donors: Sequence[PeerID]) -> AsyncIterator[CollectedRounds]:
+    async def _collecting(
+        self, begin: LineagePosition, donors: Sequence[PeerID], seated: bool
+    ) -> AsyncIterator[CollectedRounds]:
         """While the block runs, rounds committed on `begin` and its followers are put by."""
         collection = CollectedRounds(begin)
         if not self._work.replays:
             yield collection
             return
         try:
-            async with beside(self._collect(collection, donors)):
+            async with beside(self._collect(collection, donors, seated)):
                 yield collection
         finally:
             collection.close()
@@ -244,7 +280,10 @@ class CatchUp:
         """
         if self._replica.state.apart:
             return
-        while collection.rounds and self._replica.position == collection.begin:
+        while self._replica.position == collection.begin and (collection.rounds or collection.taking_part.locked()):
+            if not collection.rounds:
+                async with collection.taking_part:  # until that round is over
+                    continue
             try:
                 kept = collection.rounds[0].load()
             except OSError as error:  # this peer is behind then, as if it had not collected
@@ -253,11 +292,25 @@ class CatchUp:
             await self._replay([kept], reason)
             collection.drop_first()
 
-    async def _collect(self, collection: CollectedRounds, donors: Sequence[PeerID]) -> None:
+    async def _take_part(self, collection: CollectedRounds) -> bool:
+        """In the round that follows what was collected, with no samples; False: it has begun without this peer."""
+        if not (await self._seat.take_seat(collection.end) and await self._seat.begins()):
+            return False
+        async with collection.taking_part:
+            outcome = await self._seat.contribute(0.0)
+            if isinstance(outcome, Committed):
+                kept = await self._work.averager.archive.kept(collection.end.lineage)
+                if kept is None:
+                    return False
+                await collection.add(kept)
+        return not isinstance(outcome, Undecided)
+
+    async def _collect(self, collection: CollectedRounds, donors: Sequence[PeerID], seated: bool) -> None:
         for turn in count():
             asked = [donors[(turn + place) % len(donors)] for place in range(min(ASKED_AT_ONCE, len(donors)))]
             try:
-                await collection.add(await self._fetch(collection.end, asked, LONGEST_FETCH, among=len(donors)))
+                if not (seated and await self._take_part(collection)):
+                    await collection.add(await self._fetch(collection.end, asked, LONGEST_FETCH, among=len(donors)))
             except StateDownloadError as error:
                 logger.debug("no round after epoch %d yet: %s", collection.end.epoch, error)
                 await asyncio.sleep(LOOK_FOR_NEXT)
@@ -310,6 +363,7 @@ class CollectedRounds:
     def __init__(self, begin: LineagePosition) -> None:
         self.begin = self.end = begin
         self.rounds: deque[StoredRound] = deque()
+        self.taking_part = asyncio.Lock()  # held while this peer is in the next round
 
     async def add(self, kept: KeptRound) -> None:
         """The next round. Raises OSError if it cannot be written."""

@@ -21,7 +21,8 @@ from swarmcli.errors import NetworkError, SwarmError
 from swarmcli.events import EpochReported, Event, Gone, Noticed, OwnAddressesChanged, PeerSeen
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import prefix_of_address
-from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.task_owner import TaskOwner, keep
+from swarmcli.network.wire.messages import Number
 from swarmcli.optim.peers.board import Board
 from swarmcli.optim.peers.doubts import Doubts
 from swarmcli.optim.peers.hearing import Hearing
@@ -63,10 +64,12 @@ logger = logging.getLogger(__name__)
 class PositionRequest(msgspec.Struct, frozen=True):
     """Which lineage do you hold, and have you decided on it?"""
 
+    comes: bool = False  # the sender is on its way there, and asks for a seat in the group that forms
+
 
 class PositionReply(msgspec.Struct, frozen=True):
-    epoch: int
-    samples: int
+    epoch: Number
+    samples: Number
     lineage: bytes
     phase: Phase
     terms: str
@@ -99,8 +102,16 @@ class PeerDirectory:
     `describe` makes the report. PeerSeen is emitted for every other peer that appears, changes or leaves.
     """
 
-    def __init__(self, node: DHTNode, run_id: str, describe: Callable[[], PeerReport]) -> None:
+    def __init__(
+        self,
+        node: DHTNode,
+        run_id: str,
+        describe: Callable[[], PeerReport],
+        keep_seat: Callable[[PeerID], None] = lambda peer: None,
+    ) -> None:
+        """`keep_seat` is called with a peer that is on its way to this peer's group."""
         self._node = node
+        self._keep_seat = keep_seat
         self._endpoint = node.endpoint
         self._describe = describe
         self._method = f"{run_id}.position"
@@ -138,8 +149,8 @@ class PeerDirectory:
         await self._publish()
         await self.refresh()
         await self.hearing.start()
-        self._tasks.spawn(self._keep_publishing())
-        self._tasks.spawn(self._keep_reading())
+        for step in (self._keep_publishing, self._keep_reading):
+            self._tasks.spawn(keep(step, self._endpoint.events))
 
     async def shutdown(self) -> None:
         """Ends the background work and says goodbye, with how the last epoch went. Idempotent."""
@@ -376,15 +387,20 @@ class PeerDirectory:
             peer not in self.others and peer != self._node.peer_id for peer in (*members, *last)
         )
 
+    def trainers(self) -> dict[PeerID, float]:
+        """Those who take part in rounds, with the samples per second that each says to compute."""
+        at_work = ((peer, self.others[peer]) for peer in self.at_work())
+        return {peer: r.samples_per_second for peer, r in at_work if r.role == "trainer" and not r.pause}
+
     def is_away(self, peer: PeerID) -> bool:
         """Whether it takes part in no round at present, by its last report."""
         report = self.others.get(peer)
         return report is not None and is_away(report.pause)
 
-    async def ask(self, peers: Iterable[PeerID]) -> dict[PeerID, PositionReply]:
-        """What these peers say right now; who does not answer is missing."""
+    async def ask(self, peers: Iterable[PeerID], *, comes: bool = False) -> dict[PeerID, PositionReply]:
+        """What these peers say right now; who does not answer is missing. `comes`: they keep a seat for this peer."""
         asked = list(peers)
-        answers = await asyncio.gather(*(self._ask(peer) for peer in asked))
+        answers = await asyncio.gather(*(self._ask(peer, comes) for peer in asked))
         return {peer: answer for peer, answer in zip(asked, answers, strict=True) if answer is not None}
 
     async def find(
@@ -409,12 +425,12 @@ class PeerDirectory:
                 each.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    async def survey(self) -> dict[PeerID, Word]:
+    async def survey(self, *, comes: bool = False) -> dict[PeerID, Word]:
         """Asks who holds the run's states, a few at a time, until some of them answer.
 
         So records of peers that are gone, and claims that nobody stands by, count for nothing. Whoever reported more
         than it now says is not asked for a while, unless nobody else is left. Where nobody answers who has settled,
-        `out_of_reach` are those who live all the same.
+        `out_of_reach` are those who live all the same. `comes`: see `ask`.
         """
         await self.refresh()
         self.out_of_reach = {}
@@ -422,7 +438,7 @@ class PeerDirectory:
         claimed = {peer: self.others[peer].claim.position for peer in holders}
         for begin in range(0, len(holders), ASKED_AT_ONCE):
             asked = holders[begin : begin + ASKED_AT_ONCE]
-            answers = {peer: answer.word for peer, answer in (await self.ask(asked)).items()}
+            answers = {peer: answer.word for peer, answer in (await self.ask(asked, comes=comes)).items()}
             self._claims = None
             if not any(word.claim.settled for word in answers.values()):
                 living = await self.hearing.find_living(peer for peer in asked if peer not in answers)
@@ -606,10 +622,10 @@ class PeerDirectory:
     def _trusts(self, lineage: bytes) -> bool:
         return self._distrusted.get(lineage, 0.0) <= asyncio.get_running_loop().time()
 
-    async def _ask(self, peer: PeerID) -> PositionReply | None:
+    async def _ask(self, peer: PeerID, comes: bool = False) -> PositionReply | None:
         try:
             reply = await self._endpoint.call(
-                peer, self._method, PositionRequest(), PositionReply, timeout=ANSWER_TIMEOUT
+                peer, self._method, PositionRequest(comes), PositionReply, timeout=ANSWER_TIMEOUT
             )
         except NetworkError as error:
             logger.debug("%s did not say where it stands: %s", peer.short, error)
@@ -622,6 +638,8 @@ class PeerDirectory:
 
     async def _answer(self, peer: PeerID, request: PositionRequest) -> PositionReply:
         report = self._describe()
+        if request.comes:
+            self._keep_seat(peer)
         return PositionReply(
             report.epoch,
             report.samples_seen,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -18,7 +19,8 @@ from swarmcli.errors import CallError, NetworkError
 from swarmcli.events import PeerSilent
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PEER_ID_BYTES, PeerID
-from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.task_owner import TaskOwner, keep
+from swarmcli.network.wire.messages import Moment
 from swarmcli.optim.peers.report import PeerReport
 
 LOOK_PERIOD = 0.5  # seconds between two looks at the connections
@@ -48,7 +50,7 @@ class HeardRequest(msgspec.Struct, frozen=True):
 class HeardReply(msgspec.Struct, frozen=True):
     """For each, in the same order, the seconds since; UNHEARD: there is no connection."""
 
-    ages: list[float]
+    ages: Annotated[list[Moment], msgspec.Meta(max_length=MOST_ASKED)]
 
 
 class Hearing:
@@ -73,8 +75,8 @@ class Hearing:
         self._time = asyncio.get_running_loop().time
         self._looked = self._time()
         self._endpoint.serve(self._method, HeardRequest, self._answer)
-        self._tasks.spawn(self._keep_looking())
-        self._tasks.spawn(self._keep_asking())
+        for step in (self._keep_looking, self._keep_asking):
+            self._tasks.spawn(keep(step, self._endpoint.events))
 
     async def close(self) -> None:
         """Idempotent; leaves no task."""

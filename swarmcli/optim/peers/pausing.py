@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from swarmcli.optim.peers.report import Pause
 
+Cause = Literal["user", "link"]  # who asks for a pause: the user, or a link that is too slow to follow the run
 T = TypeVar("T")
 
 
@@ -25,12 +26,17 @@ class Pausing:
     def __init__(self, changed: Callable[[], object]) -> None:
         """`changed` is called after each change of what others are told."""
         self._changed = changed
-        self.is_asked = False  # for
+        self._asked_by: set[Cause] = set()
         self.away = False  # it has withdrawn, and has not found out since where the run is
         self.away_since = 0.0  # loop time
         self._returns = False  # it has found out where the run is, and is in no group yet with anybody at work
         self._ends = set[asyncio.Timeout]()  # of works that a pause ends
         self._ended = asyncio.Event()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether this peer is to compute nothing."""
+        return bool(self._asked_by)
 
     @property
     def told(self) -> Pause:
@@ -41,19 +47,21 @@ class Pausing:
             return "pausing"
         return "returning" if self._returns else ""
 
-    def ask(self) -> None:
-        """From now on this peer is to compute nothing. Idempotent."""
-        if not self.is_asked:
-            self.is_asked = True
+    def ask(self, cause: Cause = "user") -> None:
+        """From now on this peer is to compute nothing, until each cause has ended. Idempotent."""
+        asked_before = self.is_asked
+        self._asked_by.add(cause)
+        if not asked_before:
             for end in self._ends:
                 end.reschedule(asyncio.get_running_loop().time())
             self._ended.clear()
             self._changed()
 
-    def end(self) -> None:
-        """It may go on. Idempotent."""
-        if self.is_asked:
-            self.is_asked = False
+    def end(self, cause: Cause = "user") -> None:
+        """It may go on, for this cause. Idempotent."""
+        asked_before = self.is_asked
+        self._asked_by.discard(cause)
+        if asked_before and not self.is_asked:
             self._ended.set()
             self._changed()
 

@@ -20,7 +20,7 @@ from swarmcli.dht import OwnedSubkey
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.optim.config import RefreshOptions
 from swarmcli.optim.peers.board import Board
 
@@ -250,9 +250,8 @@ class ProgressTrackerCore:
         """Begins to read the others' reports and, unless `report` is off, to write this peer's."""
         self.performance_ema.resume(asyncio.get_running_loop().time())
         self._reports = report
-        if report:
-            self._tasks.spawn(self._keep_reporting())
-        self._tasks.spawn(self._keep_reading())
+        for step in (self._keep_reporting, self._keep_reading) if report else (self._keep_reading,):
+            self._tasks.spawn(keep(step, self._node.endpoint.events))
 
     async def shutdown(self) -> None:
         """Ends the background work and withdraws this peer's record. Idempotent."""
@@ -346,6 +345,11 @@ class ProgressTrackerCore:
     def reports(self) -> tuple[LocalTrainingProgress, ...]:
         """The others' reports as last read: well formed, and signed by the peer that they are about."""
         return self._others
+
+    def reported(self, epoch: int) -> int:
+        """Samples towards the end of this epoch, as all have last reported them, this peer included."""
+        everyone = (self.local_progress, *self.reports)
+        return sum(report.samples_accumulated for report in everyone if report.epoch == epoch)
 
     def expected(self) -> dict[PeerID, tuple[float, float]]:
         """Peer → its samples towards the end of the present epoch, as they should be at this moment, and its samples

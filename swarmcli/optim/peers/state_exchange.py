@@ -19,7 +19,7 @@ from swarmcli.optim.state.training_state import CapturedState, read_position
 from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.distant import loaded
 from swarmcli.state.donor import StateDonor
-from swarmcli.state.download import download_state
+from swarmcli.state.download import DownloadProgress, download_state
 from swarmcli.state.snapshot import Snapshot, StateOutline
 from swarmcli.state.witnesses import Witnesses, contradicted
 
@@ -57,6 +57,7 @@ class StateExchange:
         self._replica = replica
         self._doubt, self._network, self._alike = doubt, network, alike
         self._donor = StateDonor(endpoint, run_id, self._provide, donated=self._donated, courtesy=courtesy)
+        self._progress: DownloadProgress | None = None
 
     def start(self) -> None:
         """Begins to donate. Raises ValueError if this endpoint does so for the run already."""
@@ -65,6 +66,12 @@ class StateExchange:
     def close(self) -> None:
         """Takes no more requests; downloads under way go on. Idempotent."""
         self._donor.close()
+
+    @property
+    def on_its_way(self) -> str:
+        """The state that this peer downloads now, in words; "": it downloads none. From any thread."""
+        progress = self._progress
+        return "" if progress is None else progress.sentence(self._endpoint.rates.download.limit)
 
     async def download(
         self,
@@ -87,12 +94,14 @@ class StateExchange:
         unless what came could not be read here: then the state may be torn, see TrainingState.restore.
         """
         began = asyncio.get_running_loop().time()
+        self._progress = DownloadProgress(asyncio.get_running_loop().time)
         with self._donor.expecting(wanted.lineage) as lend:  # newcomers often come together
             asked = witnesses if self._alike else ()
             asking = Witnesses(self._endpoint, self._prefix, wanted.lineage, asked)
             try:
                 state = await self._download_true(wanted, donors, relayed, asking, parameters, began + timeout)
             finally:
+                self._progress = None
                 await asking.close()
             await to_its_end(self._restore(wanted, state))
             if state.exact:
@@ -131,6 +140,7 @@ class StateExchange:
                 timeout=max(0.0, deadline - asyncio.get_running_loop().time()),
                 check=self._check,
                 spool=self._replica.state.statistics.spool,
+                progress=self._progress,
             )
             if parameters is not None:
                 false = await offload(_hash_of_parameters, state) != parameters

@@ -100,8 +100,12 @@ def test_strangers_have_no_say_in_a_group() -> None:
             with pytest.raises(CallRefused, match="not waiting"):
                 await at_follower.say(Begin(search, own))
             foreign = Group.form(b"", members[::-1], [1.0, 0.0], bytes(16))
-            with pytest.raises(CallRefused, match="only its leader"):
+            with pytest.raises(CallRefused, match="not waiting"):
                 await at_follower.say(Begin(search, foreign))
+            at_follower.endpoint = at_leader.victim.endpoint  # its leader may begin a group, and none of another
+            strangers = Group.form(b"", [Member(me), Member(at_follower.victim.peer_id)], [1.0, 0.0], bytes(16))
+            with pytest.raises(CallRefused, match="only its leader"):
+                await at_follower.say(Begin(search, strangers))
             await finish(peers, controls)
 
     run(main())

@@ -43,6 +43,7 @@ class Story:
 
     replays = True
     has_strayed = False
+    unseated = False
     position = LineagePosition(3, 72, bytes(32))
 
     def __init__(

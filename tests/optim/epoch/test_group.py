@@ -20,11 +20,12 @@ HERE = LineagePosition(0, 0, bytes([7]) * 32)
 class Member:
     """A peer with a group and one number to average."""
 
-    def __init__(self, node, value: float) -> None:
+    def __init__(self, node, value: float, reported: int = 0) -> None:
         self.tensor = torch.tensor([value])
         self.averager = AveragerCore([self.tensor], node, averager_config(OptimizerConfig("run", TARGET)))
         self.tasks = TaskOwner()
-        self.group = PreformedGroup(self.averager, OptimizerConfig("run", TARGET), self.tasks)
+        config = OptimizerConfig("run", TARGET)
+        self.group = PreformedGroup(self.averager, config, self.tasks, reported=lambda: float(reported))
 
     async def __aenter__(self) -> "Member":
         await self.averager.start()
@@ -133,3 +134,34 @@ def test_work_goes_on_unless_the_round_begins() -> None:
             assert one.group.begun
 
     virtual_time.run(main())
+
+
+def test_doubts_of_everyone_who_has_samples_do_not_keep_the_round_from_beginning() -> None:
+    """A follower and its company, who have none, would wait for each other for good, and so would those who have."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            made = [Member(await swarm.node(), value, TARGET) for value in (0.0, 0.0, 1.0, 4.0)]
+            async with made[0] as follower, made[1], made[2] as one, made[3] as other:
+                samples = [0, 0, TARGET / 2, TARGET / 2]
+                assert await _average(made, samples, HERE) == {2.5}
+                known = {each: each.averager.node.peer_id for each in made}
+                for doubting, doubted in ((follower, one), (follower, other), (one, other), (other, one)):
+                    doubting.averager.suspicions.note(known[doubted], "it was too slow")
+                assert len(await _average(made, samples, LineagePosition(1, 0, bytes([8]) * 32))) == 1
+
+    virtual_time.run(main(), timeout=600)
+
+
+async def _average(members: list[Member], samples: list[float], position: LineagePosition) -> set[float]:
+    """What they hold after the round of this position, which all commit within seconds."""
+    for member, own in zip(members, samples, strict=True):
+        await member.group.close()
+        member.group.open(position)
+        member.group.report(own)
+    began = asyncio.get_running_loop().time()
+    while not all(await asyncio.gather(*(member.group.wait_until_begun(1.0) for member in members))):
+        assert asyncio.get_running_loop().time() - began < 30, "the round does not begin"
+    outcomes = await asyncio.gather(*(m.group.contribute(own) for m, own in zip(members, samples, strict=True)))
+    assert all(isinstance(outcome, Committed) for outcome in outcomes)
+    return {member.tensor.item() for member in members}

@@ -1,0 +1,271 @@
+"""Who sends gradients in a round: members whose samples are worth the time that sending them takes.
+
+Members bring what they know into the group (`Bid`), and `decide` is one pure function of that: the leader applies it
+when it draws up the group, every follower applies it again. docs/averaging.md, *Seats*, has the rule in words. No input
+or output here.
+
+    seconds   that a member takes to send what it brings to a round
+    pace      samples per second of a member, or of several, while an epoch is computed
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from swarmcli.network.identity import PeerID
+
+MAX_NAMED = 32  # slow members in one witness; of more, the slowest
+MAX_SECONDS = 1e6  # that a member may say, of itself or of others: eleven days
+MAX_PACE = 1e15  # samples per second
+MAX_PEERS = 4096  # that one witness remembers
+
+
+@dataclass(frozen=True, slots=True)
+class SeatOptions:
+    """What decides about seats. All peers of a run have the same, since followers recompute their leader's decision."""
+
+    noise: float = 0.5  # seconds of sending that a busy machine or a long way explains: they cost nobody the seat
+    slower: float = 2.0  # times what the quickest member takes: from there on a member is slow, its seat in question
+    back: float = 1.5  # times its sending time, for a member that has no seat: so nobody comes and goes round by round
+    trial: float = 0.1  # of an epoch, for the parts of a slow member whose samples never counted
+    unknown_epoch: float = 5.0  # seconds that an epoch is taken for while nobody has seen one
+    overdue: float = 3.0  # epochs, and …
+    overdue_grace: float = 5.0  # … seconds after which those without a seat count all the same: the others do not come
+    first_retry: float = 30.0  # seconds after which a slow member is tried again, and …
+    longest_retry: float = 600.0  # … at most: the time doubles each time that it is found slow
+
+
+SEATS = SeatOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """One slow member, as another member sees it."""
+
+    peer: PeerID
+    seconds: float = 0.0  # it took so long to send; 0: only its own word says that it is slow
+    pace: float = 0.0  # of its samples that counted lately; 0: none did
+    counted: bool = False  # it had a part in the last average
+
+    def __post_init__(self) -> None:
+        _check("seconds", self.seconds, MAX_SECONDS)
+        _check("pace", self.pace, MAX_PACE)
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """What a member that has reduced for others saw of them lately. It names the slow alone: in a group in which
+    nobody is slow it has two numbers."""
+
+    pace: float = 0.0  # of all whom it does not name, together; 0: it has seen no epoch yet
+    quickest: float = 0.0  # seconds that the quickest member takes to send; 0: one that has nobody to send to
+    slow: tuple[Sighting, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check("pace", self.pace, MAX_PACE)
+        _check("quickest", self.quickest, MAX_SECONDS)
+        if len(self.slow) > MAX_NAMED or len({sighting.peer for sighting in self.slow}) < len(self.slow):
+            raise ValueError(f"a witness names at most {MAX_NAMED} members, each once")
+
+
+@dataclass(frozen=True, slots=True)
+class Bid:
+    """What a member brings to the decision about seats. Raises ValueError for numbers that no honest peer has."""
+
+    sends: bool = True  # it has gradients to send; False: it follows, or reduces for others
+    seconds: float = 0.0  # that sending takes by the limits which its user has set; 0: there is none
+    witness: Witness | None = None  # None: it has reduced for nobody lately
+
+    def __post_init__(self) -> None:
+        _check("seconds", self.seconds, MAX_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class NoSeat:
+    """Why a member's samples cannot count at present."""
+
+    seconds: float  # that it would take to send
+    epoch: float  # seconds that an epoch takes without it, rounds included
+
+
+@dataclass(frozen=True, slots=True)
+class Seats:
+    """Of one group.
+
+    unseated   who sends nothing, and why
+    planned    seconds that sending takes the slowest of those who do; 0: nobody knows
+    epoch      seconds that an epoch takes with these, rounds included
+    """
+
+    unseated: Mapping[PeerID, NoSeat] = field(default_factory=dict)
+    planned: float = 0.0
+    epoch: float = 0.0
+
+    def overdue(self, options: SeatOptions = SEATS) -> float:
+        """Seconds of an epoch after which those without a seat count as well: those who have one do not come."""
+        return options.overdue * self.epoch + options.overdue_grace
+
+    @property
+    def for_all(self) -> Seats:
+        """What holds then."""
+        return Seats({}, max([self.planned, *(each.seconds for each in self.unseated.values())]), self.epoch)
+
+
+def decide(bids: Mapping[PeerID, Bid], target: float, options: SeatOptions = SEATS) -> Seats:
+    """Members in order of their sending time; seats go to the first so many with which the group makes the most samples
+    per second, rounds included. `target`: samples that make an epoch.
+
+    What others say of a member counts by their lower median, so a minority of liars neither takes a seat nor gives one;
+    its own word can only make it slower.
+    """
+    witnesses = {peer: bid.witness for peer, bid in bids.items() if bid.witness is not None}
+    quickest = statistics.median_low(each.quickest for each in witnesses.values()) if witnesses else 0.0
+    bound = max(options.noise, options.slower * quickest)
+    senders = [peer for peer, bid in bids.items() if bid.sends]
+    seen = [_seen(peer, bids[peer], witnesses) for peer in senders]
+    slow = [each for each in seen if each.seconds > bound]
+    quick = len(senders) - len(slow)
+    pace = _pace(witnesses.values(), target, options) if quick else 0.0
+    mean = pace / quick if quick else 1.0  # of a member whose samples nobody has seen
+
+    def felt(each: Sighting) -> float:
+        return each.seconds * (1.0 if each.counted else options.back)
+
+    slow.sort(key=lambda each: (felt(each), each.peer))
+    seated, best = 0, _epoch(target, pace, quickest)
+    epoch = best
+    for count, each in enumerate(slow, start=1):
+        pace += each.pace or mean
+        if (felt_epoch := _epoch(target, pace, felt(each))) < best:
+            seated, best, epoch = count, felt_epoch, _epoch(target, pace, each.seconds)
+    unseated = {each.peer: NoSeat(each.seconds, epoch) for each in slow[seated:]}
+    # Whose samples never counted is on trial: its own word costs the others a part of one epoch at most.
+    times = [each.seconds if each.pace > 0 else min(each.seconds, options.trial * epoch) for each in slow[:seated]]
+    planned = max(times, default=bound if witnesses else 0.0)
+    return Seats(unseated, planned, epoch if math.isfinite(epoch) else options.unknown_epoch)
+
+
+def _seen(peer: PeerID, bid: Bid, witnesses: Mapping[PeerID, Witness]) -> Sighting:
+    """What counts of all that is said of a member."""
+    others = [_named(peer, witness) for other, witness in witnesses.items() if other != peer]
+    naming = [sighting for sighting in others if sighting is not None]
+    seconds = statistics.median_low([each.seconds if each else 0.0 for each in others]) if others else 0.0
+    paces = [each.pace for each in naming if each.pace > 0]
+    counted = 2 * sum(each.counted for each in naming) >= max(1, len(naming))
+    return Sighting(
+        peer,
+        max(seconds, bid.seconds),
+        statistics.median_low(paces) if paces else 0.0,
+        counted or not naming,  # one whom nobody knows as slow had its seat until now
+    )
+
+
+def _named(peer: PeerID, witness: Witness) -> Sighting | None:
+    return next((sighting for sighting in witness.slow if sighting.peer == peer), None)
+
+
+def _pace(witnesses: Iterable[Witness], target: float, options: SeatOptions) -> float:
+    known = [each.pace for each in witnesses if each.pace > 0]
+    return statistics.median_low(known) if known else target / options.unknown_epoch
+
+
+def _epoch(target: float, pace: float, seconds: float) -> float:
+    return target / pace + seconds if pace > 0 else math.inf
+
+
+def _check(name: str, value: float, most: float) -> None:
+    if not 0 <= value <= most:
+        raise ValueError(f"{name} of a seat must be between 0 and {most:g}, got {value}")
+
+
+@dataclass(slots=True)
+class _Record:
+    """Of one peer."""
+
+    recent: tuple[float, ...] = ()  # seconds that it took to send in its last two rounds
+    pace: float = 0.0
+    counted: bool = False
+    said_slow: bool = False  # by its own word, in the last group
+    named_until: float = 0.0  # loop time
+    retry: float = 0.0  # seconds for which it is named the next time
+
+
+class Sightings:
+    """What one averager sees of how others send, round by round; from that comes its `Witness`."""
+
+    def __init__(self, options: SeatOptions = SEATS) -> None:
+        self._options = options
+        self._records: OrderedDict[PeerID, _Record] = OrderedDict()
+        self._pace = self._quickest = 0.0
+        self._reduces = False
+        self._ended: float | None = None  # loop time of the last round that committed
+
+    def note_sending(self, now: float, taken: Mapping[PeerID, float], bids: Mapping[PeerID, Bid]) -> None:
+        """In a round so many seconds were `taken` by each who sent here, also by one that was left out: then by what
+        had come of its parts; and by this peer itself. `bids`: of the group."""
+        self._reduces = self._reduces or len(taken) > 1
+        self._quickest = min(taken.values(), default=self._quickest)
+        bound = max(self._options.noise, self._options.slower * self._quickest)
+        for peer, seconds in taken.items():
+            record = self._record(peer)
+            # What its own word explains says nothing about its link: when the limit is gone, it is as before.
+            if bids[peer].seconds > bound and seconds <= 2 * bids[peer].seconds:
+                continue
+            record.recent = (*record.recent[-1:], min(seconds, MAX_SECONDS))
+            if min(record.recent) <= bound:
+                record.retry = record.named_until = 0.0
+            elif now >= record.named_until:
+                record.retry = min(2 * record.retry, self._options.longest_retry) or self._options.first_retry
+                record.named_until = now + record.retry
+        for peer, bid in bids.items():
+            if bid.sends and (bid.seconds > bound or peer in self._records):
+                self._record(peer).said_slow = bid.seconds > bound
+
+    def note_committed(self, began: float, now: float, weights: Mapping[PeerID, float]) -> None:
+        """A round that began then has committed now, with so many samples of each."""
+        ended, self._ended = self._ended, now
+        for peer, record in self._records.items():
+            record.counted = weights.get(peer, 0.0) > 0
+        if ended is None or began <= ended or not weights:
+            return
+        paces = {peer: weight / (began - ended) for peer, weight in weights.items()}
+        for peer, pace in paces.items():
+            record = self._record(peer)
+            record.pace, record.counted = _smooth(record.pace, pace), True
+        quick = math.fsum(pace for peer, pace in paces.items() if not self._is_named(peer, now))
+        self._pace = _smooth(self._pace, quick) if quick > 0 else self._pace
+
+    def witness(self, now: float) -> Witness | None:
+        """What this peer says of the others; None: it reduced for nobody yet."""
+        if not self._reduces:
+            return None
+        named = [
+            Sighting(peer, self._seconds(record, now), min(record.pace, MAX_PACE), record.counted)
+            for peer, record in self._records.items()
+            if self._is_named(peer, now)
+        ]
+        slowest = sorted(named, key=lambda each: -each.seconds)[:MAX_NAMED]
+        return Witness(min(self._pace, MAX_PACE), min(self._quickest, MAX_SECONDS), tuple(slowest))
+
+    def _is_named(self, peer: PeerID, now: float) -> bool:
+        record = self._records[peer]
+        return record.said_slow or now < record.named_until
+
+    @staticmethod
+    def _seconds(record: _Record, now: float) -> float:
+        return min(record.recent) if now < record.named_until else 0.0
+
+    def _record(self, peer: PeerID) -> _Record:
+        record = self._records.pop(peer, None) or _Record()
+        self._records[peer] = record  # the last one that was seen comes last
+        while len(self._records) > MAX_PEERS:
+            self._records.popitem(last=False)
+        return record
+
+
+def _smooth(before: float, now: float) -> float:
+    return (before + now) / 2 if before > 0 else now

@@ -1,0 +1,102 @@
+"""Whether this trainer's samples can count: what its group will decide about its seat, found out before it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swarmcli.averaging.seats import MAX_SECONDS, Bid, NoSeat, Witness, decide
+from swarmcli.network.identity import PeerID
+from swarmcli.words import amount, roughly
+
+if TYPE_CHECKING:
+    from swarmcli.averaging import AveragerCore
+    from swarmcli.averaging.group import Group
+
+
+@dataclass(frozen=True, slots=True)
+class SeatLost:
+    """Why this trainer computes nothing, in figures.
+
+    nbytes   that it would send in a round, and receive
+    limit    bytes per second that its user has set; None: the others have seen how long it takes
+    follows  it gets each average in time; otherwise it is away, as in a pause
+    """
+
+    reason: NoSeat
+    nbytes: int
+    limit: float | None
+    follows: bool
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        needs = roughly(self.reason.seconds)
+        cause = f"your limit of {amount(self.limit)}/s needs" if self.limit else "your link has been seen to need"
+        return (
+            f"a round sends {amount(self.nbytes)}; {cause} {needs}, epochs take {roughly(self.reason.epoch)}: "
+            "your samples cannot count here"
+        )
+
+    @property
+    def remedy(self) -> str:
+        """What this computer does now, and what helps."""
+        does = (
+            "follows the run and computes nothing" if self.follows else "waits, since it could not even follow the run"
+        )
+        return f"it {does}; " + ("a higher limit brings it back" if self.limit else "it is tried again now and then")
+
+
+def before_joining(nbytes: int, limit: float | None, target: float, epoch: float = 0.0) -> str:
+    """What a trainer should know of the rounds of a run before it joins, for people. A round sends `nbytes`, the user
+    lets `limit` bytes per second pass (None: all), `target` samples make an epoch of so many seconds (0: unknown).
+
+    That its samples cannot count is told where it is certain: a single other trainer has the least to lose by waiting.
+    """
+    sends = f"a round sends {amount(nbytes)}, and as much comes in"
+    if limit is None:
+        return (
+            f"{sends}; a link that needs longer for that than an epoch takes follows the run: its samples cannot count"
+        )
+    seconds = min(nbytes / limit, MAX_SECONDS)
+    me, other = PeerID(bytes(32)), PeerID(bytes([1] * 32))
+    bids = {me: Bid(seconds=seconds), other: Bid(witness=Witness(pace=target / epoch))} if epoch else {}
+    if reason := decide(bids, target).unseated.get(me):
+        sentence = SeatLost(reason, nbytes, limit, follows=True).sentence
+        return f"{sentence}; this computer would follow the run and compute nothing; a higher limit helps"
+    return (
+        f"{sends}, for which your limit of {amount(limit)}/s needs {roughly(seconds)}; in a run whose epochs are not "
+        "much longer your samples cannot count"
+    )
+
+
+class OwnSeat:
+    """Of one trainer. `lost` is None while its samples count. Belongs to the event loop."""
+
+    def __init__(self, averager: AveragerCore, peer: PeerID, target: float) -> None:
+        self.lost: SeatLost | None = None
+        self._averager, self._peer, self._target = averager, peer, target
+
+    def review(self, group: Group | None, rates: Mapping[PeerID, float], epoch_age: float) -> bool:
+        """Decides anew, as the next group will. Returns whether this peer has lost its seat or got it back.
+
+        `group`: the last one of this peer. `rates`: samples per second of the others who compute now, by their own
+        word: who has gone holds no seat, and whoever has never met this peer is taken for quick. `epoch_age`: seconds
+        since the present epoch began: where those who have seats do not end it, everybody's samples count.
+        """
+        bids = {peer: Bid() for peer in rates}
+        if group is not None:
+            bids |= {peer: bid for peer, bid in group.bids.items() if peer in rates or not bid.sends}
+        elif rates:
+            bids = dict.fromkeys(bids, Bid(witness=Witness(pace=sum(rates.values()))))
+        own = self._averager.bid(self._target)
+        seats = decide(bids | {self._peer: own}, self._target)
+        reason = seats.unseated.get(self._peer)
+        had, self.lost = self.lost, None
+        if reason is not None and epoch_age <= seats.overdue():
+            link, nbytes = self._averager.node.endpoint.rates, self._averager.layout.wire_bytes
+            limit = link.lower if own.seconds >= reason.seconds else None
+            slow = link.download.limit is not None and nbytes / link.download.limit > reason.epoch
+            self.lost = SeatLost(reason, nbytes, limit, follows=not slow)
+        return (had is None) != (self.lost is None)

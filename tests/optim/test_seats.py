@@ -1,0 +1,113 @@
+"""A trainer whose link is too slow follows the run, is told so in figures, and holds nobody up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+import torch
+
+from swarmcli.events import EpochAdvanced, Noticed
+from swarmcli.testing import virtual_time
+from tests.optim.optim_swarm import Swarm, Trainer, digests, momentum, record, together, until
+
+BALLAST = 250_000  # elements: a round sends a megabyte
+SLOW = 10e3  # bytes per second
+
+
+def heavy(params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    ballast = torch.nn.Parameter(torch.zeros(BALLAST))
+    ballast.grad = torch.zeros(BALLAST)
+    return momentum([*params, ballast])
+
+
+class Volunteer:
+    """A trainer whose loop does what a role's does: it computes nothing while its samples cannot count."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.core = trainer, trainer.core
+        self.computed = 0
+        self.said = record(trainer.node, Noticed)
+        self.epochs = record(trainer.node, EpochAdvanced)
+
+    async def run(self, last: int) -> None:
+        await self.core.join()
+        while self.core.position.epoch < last:
+            if self.core.seat.lost:
+                await self.trainer.wait()
+            else:
+                await self.trainer.compute()
+                self.computed += self.trainer.batch_size
+
+
+async def volunteers(swarm: Swarm, count: int, **options: object) -> list[Volunteer]:
+    return [Volunteer(await swarm.trainer(make=heavy, dtype=torch.float32, **options)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("upload", [True, False])
+def test_a_peer_of_10_kilobytes_per_second_costs_the_others_nothing_but_its_samples(upload: bool) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            quick, slow = await volunteers(swarm, 2)
+            limits = (SLOW, None) if upload else (None, SLOW)
+            loop = asyncio.get_running_loop()
+
+            async def limit() -> None:
+                await until(lambda: quick.core.position.epoch >= 4)
+                slow.trainer.node.endpoint.limit_rates(*limits)
+                slow.core.review_seat()
+                assert slow.core.seat.lost is not None
+                before = slow.computed, quick.core.position.epoch, loop.time()
+                await until(lambda: quick.core.position.epoch >= 14)
+                assert slow.computed <= before[0] + slow.trainer.batch_size
+                alone = 10 * 6 * 0.1  # ten epochs of six batches
+                assert loop.time() - before[2] < 1.25 * alone + 3.0
+                slow.trainer.node.endpoint.limit_rates(None, None)
+
+            await together(quick.run(24), slow.run(24), limit())
+            assert len(digests([quick.trainer, slow.trainer])) == 1
+            told = [notice.text for notice in slow.said if "samples" in notice.text]
+            needs = (
+                "a round sends 1 MB; your limit of 10 kB/s needs 2 min, epochs take 1 s: your samples cannot count here"
+            )
+            assert told[0].startswith(needs)
+            assert ("follows the run" in told[0]) == upload  # with so little coming in it cannot even follow
+            assert told[-1] == "this computer's samples count again: it computes"
+            assert slow.epochs[-1].own_samples > 0
+
+    virtual_time.run(main(), timeout=3600)
+
+
+def test_a_link_that_others_find_slow_has_no_seat_and_gets_it_back_when_it_is_quick_again() -> None:
+    """Nobody has set a limit: its way out is slow, which the others see when its parts do not come."""
+
+    async def main() -> None:
+        async with Swarm(bandwidth=10e6) as swarm:
+            quick, slow, third = await volunteers(swarm, 3, pace=1.5)
+            loop = asyncio.get_running_loop()
+            usual = 0.0
+
+            async def turn_slow() -> None:
+                nonlocal usual
+                await until(lambda: quick.core.position.epoch >= 6)
+                usual = loop.time() / 6
+                swarm.network.set_bandwidths(slow.trainer.node.peer_id, uplink=3 * SLOW, downlink=10e6)
+                await until(lambda: slow.core.seat.lost is not None)
+                epoch, began = quick.core.position.epoch, loop.time()
+                await until(lambda: quick.core.position.epoch >= epoch + 10)
+                assert loop.time() - began < 10 * 1.6 * usual + 10.0  # it is tried again now and then
+                swarm.network.set_bandwidths(slow.trainer.node.peer_id, uplink=10e6, downlink=10e6)
+                await until(lambda: slow.core.seat.lost is None and slow.epochs[-1].own_samples > 0)
+
+            tasks = [asyncio.ensure_future(each.run(10_000)) for each in (quick, slow, third)]
+            try:
+                await turn_slow()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+            told = [notice.text for notice in slow.said if "samples cannot count" in notice.text]
+            assert "your link has been seen to need" in told[0]
+
+    virtual_time.run(main(), timeout=3600)
