@@ -360,14 +360,14 @@ def _host_of(recipe: Recipe, link: str | None) -> Link:
         given = parse_link(link)
         if given.fingerprint != digest_of(recipe):
             raise UsageError("that link is one of another run: its fingerprint is not this recipe's")
-        return replace(given, ticket=None)
+        return replace(given, ticket=None, others=())
     found = _links_here(recipe)
     if not found:
         raise UsageError(
             f"no peer of the run {recipe.run_id} on this computer has given out a link; start `swarm monitor "
             f"{recipe.file}` first, or name a link of a peer elsewhere with --link"
         )
-    return list(found.values())[-1]
+    return replace(list(found.values())[-1], others=())  # the one peer to which the invitation has to be shown
 
 
 def _members_table(found: list[Member]) -> Table:

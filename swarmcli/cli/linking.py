@@ -73,7 +73,7 @@ def recipe_of(run: LinkedRun) -> tuple[str, float]:
     text = run.kept()
     if text is not None:
         return text, 0.0
-    err.print(f"asking {run.link.peer_id.short} for the recipe of {run.link.run_id}")
+    err.print(f"asking {run.link.named} for the recipe of {run.link.run_id}")
     from swarmcli.roles.offering import fetch_recipe
 
     recipe, answer = fetch_recipe(run.link, run.path)

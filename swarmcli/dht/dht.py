@@ -62,11 +62,14 @@ class DHT:
         relay: bool = False,
         relay_rate: float | None = None,
         startup_timeout: float = 15,
+        further_peers: Callable[[], Iterable[str]] = tuple,
         shutdown_timeout: float = 3,
         await_ready: bool = True,
     ) -> None:
         """`initial_peers` are addresses of peers that are there already (tcp://host:port/peerid); none: a new network.
         `port` 0: any free one, and `preferred_port` if that is free.
+        `startup_timeout` infinite: the start tries on until a first contact answers, and asks `further_peers` now and
+        then for addresses of others who could.
         `relay`: others who cannot dial each other may be connected through this peer, if it can be dialed, with at
         most `relay_rate` bytes per second. `identity` instead of a path: one at hand, which the DHT closes.
 
@@ -88,6 +91,7 @@ class DHT:
             "cache_locally": cache_locally,
             "record_validators": list(record_validators),
             "startup_timeout": float(startup_timeout),
+            "further_peers": further_peers,
         }
         if identity is None:
             identity = Identity.generate() if identity_path is None else Identity.load_or_create(Path(identity_path))

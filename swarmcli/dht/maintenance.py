@@ -1,4 +1,4 @@
-"""Finding the network, and staying in it: first contacts, doubtful and lost contacts, and unknown parts.
+"""Staying in the network: missing first contacts, doubtful and lost contacts, and unknown parts.
 
 Because every node now and then tries its first contacts and those that it lost, two halves of a network that could
 not see each other merge again once they can.
@@ -7,96 +7,20 @@ not see each other merge again once they can.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from swarmcli.dht.core import NodeCore
 from swarmcli.dht.lookup import gather_answers
 from swarmcli.dht.records import ID_BITS, node_id
 from swarmcli.dht.routing import Change, Contact
-from swarmcli.errors import (
-    BootstrapError,
-    CallTimeout,
-    DHTError,
-    NetworkError,
-    NotAMember,
-    OwnAddressError,
-    SwarmError,
-    WrongPeerError,
-)
-from swarmcli.events import Event, Noticed, PeerDisconnected
-from swarmcli.network.addresses import Scope, parse_address
+from swarmcli.errors import DHTError, NetworkError, OwnAddressError
+from swarmcli.events import Event, PeerDisconnected
+from swarmcli.network.addresses import Scope
 from swarmcli.network.identity import PeerID
+from swarmcli.network.task_owner import keep
 
-_FIRST_PAUSE = 0.1  # seconds between two attempts at one first contact; it doubles
-_LONGEST_PAUSE = 1.0
 _PROBES = 4  # lost contacts tried at a time
 _BREATHER = 1.0  # seconds between two rounds of probes, at the least
-
-
-async def find_first_contact(core: NodeCore, addresses: Sequence[str], timeout: float) -> dict[str, PeerID | None]:
-    """Tries all addresses side by side and again until one answers; returns whom each led to (None: nobody yet).
-
-    Raises AddressError for an address that cannot be read, and BootstrapError, with what failed last at each
-    address, when none has answered after `timeout` seconds. A node whose only first contact is itself is alone,
-    which is no error. The first failure at each peer's last address is an event of the endpoint: the wait may be long.
-    """
-    found: dict[str, PeerID | None] = {address: parse_address(address).peer_id for address in addresses}
-    others = [address for address, peer in found.items() if peer != core.peer_id]
-    failures: dict[str, SwarmError] = {}
-    deadline = core.loop_time() + timeout
-
-    async def keep_trying(address: str) -> bool:
-        """Whether it answered. Returns False only where every further try would end in the same way."""
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                peer = found[address] = await core.endpoint.connect(address, timeout=core.limits.call_timeout)
-                await core.ping(peer)
-                return True
-            except OwnAddressError as error:
-                failures[address] = error
-                found[address] = core.peer_id
-                return all(peer == core.peer_id for peer in found.values())  # the only first contact there is
-            except (WrongPeerError, NotAMember) as error:
-                failures[address] = error
-                return False
-            except SwarmError as error:
-                if address not in failures and _last_to_fail(address, others, failures):
-                    what = str(error).removeprefix(f"{address}: ") or type(error).__name__
-                    left = round(deadline - core.loop_time(), 1)
-                    text = f"{address} does not answer yet: {what}; trying again for {left:g} s"
-                    core.endpoint.events.emit(Noticed("info", text))
-                failures[address] = error
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    answered = not others
-    async with asyncio.TaskGroup() as group:
-        waiting = {group.create_task(keep_trying(address)) for address in others}
-        try:
-            async with asyncio.timeout_at(deadline):
-                while waiting and not answered:
-                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                    answered = any(task.result() for task in done)
-        except TimeoutError:
-            pass
-        for task in waiting:
-            task.cancel()
-    if answered:
-        return found
-    attempts = {address: failures.get(address, CallTimeout("no answer yet")) for address in others}
-    lines = [str(error) or type(error).__name__ for error in attempts.values()]
-    named = [line if each in line else f"{each}: {line}" for each, line in zip(attempts, lines, strict=True)]
-    within = f" within {timeout:g} s" if waiting else ""
-    raise BootstrapError(f"no first contact answered{within}: {'; '.join(named)}", attempts)
-
-
-def _last_to_fail(address: str, others: Sequence[str], failures: Mapping[str, SwarmError]) -> bool:
-    """Whether no other address of the peer that it names is left: links name all addresses of a peer, and some lead
-    nowhere from here."""
-    named = parse_address(address).peer_id
-    same = [each for each in others if each != address and parse_address(each).peer_id == named]
-    return named is None or all(each in failures for each in same)
 
 
 class Maintenance:
@@ -126,9 +50,8 @@ class Maintenance:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep_pinging())
-            group.create_task(self._keep_probing())
-            group.create_task(self._keep_exploring())
+            for step in (self._keep_pinging, self._keep_probing, self._keep_exploring):
+                group.create_task(keep(step, self._core.endpoint.events))
 
     async def _keep_pinging(self) -> None:
         while True:

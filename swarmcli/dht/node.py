@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from swarmcli.dht.core import NodeCore
+from swarmcli.dht.first_contact import FirstContacts
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.maintenance import Maintenance, find_first_contact
+from swarmcli.dht.maintenance import Maintenance
 from swarmcli.dht.reading import Follower, KeyRead, read
 from swarmcli.dht.records import (
     Author,
@@ -33,6 +34,7 @@ from swarmcli.errors import ValidationError
 from swarmcli.events import Event, OwnAddressesChanged
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
+from swarmcli.network.task_owner import keep
 
 logger = logging.getLogger(__name__)
 
@@ -69,13 +71,15 @@ class DHTNode:
         cache_locally: bool = True,
         record_validators: Iterable[RecordValidator] = (),
         startup_timeout: float = 15.0,
+        further_peers: Callable[[], Iterable[str]] = tuple,
         limits: DHTLimits = DHTLimits(),  # noqa: B008 — a frozen value
         owns_endpoint: bool = True,
     ) -> DHTNode:
         """A node on an endpoint that has been started, once it knows its neighbours.
 
         Raises BootstrapError if there are `initial_peers` and none answers within `startup_timeout` seconds, and
-        AddressError for one that cannot be read. With `owns_endpoint` the endpoint is closed with the node, also
+        AddressError for one that cannot be read. With an infinite timeout it tries on, and asks `further_peers` now and
+        then who could answer as well. With `owns_endpoint` the endpoint is closed with the node, also
         when this fails.
         """
         core = NodeCore(
@@ -88,7 +92,7 @@ class DHTNode:
         )
         node = cls(core, owns_endpoint=owns_endpoint)
         try:
-            await node._join(initial_peers, startup_timeout)
+            await node._join(initial_peers, FirstContacts(core, startup_timeout, further_peers))
         except (Exception, asyncio.CancelledError):
             await node.shutdown()
             raise
@@ -204,7 +208,7 @@ class DHTNode:
         if self._owns_endpoint:
             await self.endpoint.close()
 
-    async def _join(self, initial_peers: Sequence[str], timeout: float) -> None:
+    async def _join(self, initial_peers: Sequence[str], first_contacts: FirstContacts) -> None:
         # Before the first call: nodes that are met while joining ask back, and changes of contacts must be noted.
         self.core.contacts.listeners.append(self._maintenance.contact_changed)
         self._unsubscribe = self.endpoint.events.subscribe(self._maintenance.on_event)
@@ -213,19 +217,15 @@ class DHTNode:
         self._turn()
         self._unsubscribe_own = self.endpoint.events.subscribe(self._on_event)
         if initial_peers:
-            self._maintenance.first_contacts = await find_first_contact(self.core, initial_peers, timeout)
+            self._maintenance.first_contacts = await first_contacts.find(initial_peers)
             self._moved.clear()  # whoever hears of this node now hears where it is
             await self.core.explore(node_id(self.peer_id))
         self._work = asyncio.create_task(self._run(), name=f"dht {self.peer_id.short}")
 
     async def _run(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._maintenance.run())
-                group.create_task(self._replicator.run())
-                group.create_task(self._keep_introducing())
-        except ExceptionGroup:
-            logger.exception("the node no longer looks after its contacts and records")
+        async with asyncio.TaskGroup() as group:
+            for step in (self._maintenance.run, self._replicator.run, self._keep_introducing):
+                group.create_task(keep(step, self.endpoint.events))
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, OwnAddressesChanged):

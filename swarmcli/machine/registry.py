@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 VARIABLE = "SWARM_RUNTIME_DIR"
 OF_USERS = Path("/run/user")  # where Linux has a directory for each user who is logged in
 MAX_BYTES = 1 << 16  # of a file
+MAX_WORDS = 1000  # characters of what a peer waits for
 MAX_FILES = 4096  # that are looked at: thousands of leftovers cost no peer more than milliseconds
 # Seconds. The start of a process is told from the clock, which may be set meanwhile; a process id comes back later.
 SAME_START = 60.0
@@ -47,6 +48,7 @@ class LocalPeer(msgspec.Struct, frozen=True):
     home: str
     name: str = ""  # on the dashboard; "": it is still joining
     api: str = ""  # http://127.0.0.1:PORT; "": it cannot be asked (yet)
+    waits: str = ""  # for whom, while it is joining, and what helps; "": it has not said
 
     @classmethod
     def here(cls, role: str, run_id: str, home: Path) -> LocalPeer:
@@ -183,10 +185,19 @@ class Entry:
     def announce(self, *, name: str, api: str, token: str) -> None:
         """From now on the peer can be asked there by whoever knows the token. Raises OSError; `renew` tries again."""
         with self._writing:
-            self.peer, self._token = msgspec.structs.replace(self.peer, name=name[:200], api=api), token
-            self._written = False
-            self._registry.write(self.peer, token)
-            self._written = True
+            self.peer, self._token = msgspec.structs.replace(self.peer, name=name[:200], api=api, waits=""), token
+            self._write()
+
+    def say(self, text: str) -> None:
+        """What the peer waits for as long as it cannot be asked. Raises OSError; `renew` tries again."""
+        with self._writing:
+            self.peer = msgspec.structs.replace(self.peer, waits=text[:MAX_WORDS])
+            self._write()
+
+    def _write(self) -> None:
+        self._written = False
+        self._registry.write(self.peer, self._token)
+        self._written = True
 
 
 def is_running(pid: int, started: float) -> bool:

@@ -20,6 +20,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from swarmcli.network.rates import LEAST_RATE
 from swarmcli.recipe.hours import Hours, parse_hours
 from swarmcli.recipe.section import Section, own
+from swarmcli.words import amount
 
 LEAST_SIZE = float(1 << 20)
 LEAST_SHARE = 0.01
@@ -224,6 +225,11 @@ class Limits(Section):
         return hours_of(self.hours) if self.hours else None
 
     @property
+    def link(self) -> float | None:
+        """The lower of the two limits of the link, in bytes per second: a round goes both ways."""
+        return min((rate for rate in (self.upload, self.download) if rate is not None), default=None)
+
+    @property
     def written(self) -> dict[str, Any]:
         """What somebody has written, in base units."""
         return {key: getattr(self, key) for key in type(self).model_fields if key in self.model_fields_set}
@@ -255,11 +261,11 @@ def as_text(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if key in ("upload", "download"):
-        return f"{_decimal(value)}/s"
+        return f"{amount(value, 6)}/s"
     if key in ("processor", "gpu", "busy_above") or (key in ("gpu_memory", "memory", "disk") and value <= 1):
         return f"{value * 100:.6g}%"
     if key in ("gpu_memory", "memory", "disk"):
-        return _decimal(value)
+        return amount(value, 6)
     unit = {"only_when_idle": " min", "temperature": " °C"}.get(key, "")
     return f"{value:g}{unit}" if isinstance(value, float) else f"{value}{unit}"
 
@@ -284,10 +290,3 @@ def in_words(limits: Limits) -> list[str]:
     said = [words.format(as_text(key, getattr(limits, key))) for key, words in _WORDS.items() if getattr(limits, key)]
     said += ["pauses on battery"] if limits.on_battery is False else []
     return said + (["pauses on a metered network"] if limits.on_metered is False else [])
-
-
-def _decimal(nbytes: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.6g} {unit}"
-    return f"{nbytes:g} B"

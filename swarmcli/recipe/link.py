@@ -1,9 +1,10 @@
 """The link by which a stranger joins a run:
 
-    swarm://<peer id>@host:port[,host:port…]/<run id>?fingerprint=<32 characters>[&invite=<invitation>]
+    swarm://<peer id>@host:port[,host:port…]/<run id>?fingerprint=<32 characters>[&peer=<peer id>@host:port…][&invite=…]
 
-It names one peer of the run, where that peer can be dialed (IPv6 in brackets), and what its recipe must hash to. A link
-is text that somebody was sent: it is bounded and read strictly, and believing it means no more than dialing that peer.
+It names one to four peers of the run, where each can be dialed (IPv6 in brackets), and what their recipe must hash to.
+A link is text that somebody was sent: it is bounded and read strictly, and believing it means no more than dialing
+these peers. A link with an invitation names one peer: the host, which alone may bind the invitation to a newcomer.
 Parameters that this version does not know are refused: they may say what joining needs, and the run's refusal later
 would be harder to understand. A link with an invitation is a secret until somebody has taken it up.
 """
@@ -24,10 +25,13 @@ from swarmcli.recipe.ticket import Ticket
 
 SCHEME = "swarm://"
 MAX_LINK = 2048  # characters; one with all places and the longest run id has about 900, and QR codes end at 2,953
-MAX_PLACES = 8  # host:port pairs, as many as a peer may announce
-MAX_OWN_PLACES = 4  # that a peer writes into its own link: a QR code is read from across a room if it is small
+MAX_PEERS = 4
+MAX_PLACES = 8  # host:port pairs of one peer, as many as a peer may announce
+MAX_OWN_PLACES = 4  # that a peer writes into its own link: a QR code is read from across a room if it is small …
+MAX_OTHER_PLACES = 2  # … and those of each further peer in it
 MAX_PARAMETERS = 8
 FINGERPRINT = "fingerprint"
+PEER = "peer"
 INVITE = "invite"
 
 _EXPECTED = "expected swarm://<peer id>@host:port/<run id>?fingerprint=…"
@@ -36,26 +40,39 @@ _DIGEST = re.compile(rf"[a-z2-7]{{{DIGEST_LENGTH}}}")
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One peer of a run and what it must serve. `places` are `host:port`, those that more can dial first."""
+    """Peers of a run and what they must serve. `places` are `host:port`, those that more can dial first."""
 
     peer_id: PeerID
     places: tuple[str, ...]
     run_id: str
     fingerprint: str  # `digest_of` the recipe
     ticket: Ticket | None = None  # to a closed run
+    others: tuple[tuple[PeerID, tuple[str, ...]], ...] = ()  # further peers with their places; none beside a ticket
+
+    @property
+    def each(self) -> tuple[Link, ...]:
+        """A link of its own for each of the peers."""
+        return replace(self, others=()), *(
+            replace(self, peer_id=p, places=where, others=()) for p, where in self.others
+        )
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The places as addresses of this very peer, as `--peer` takes them."""
-        return tuple(f"tcp://{place}/{self.peer_id.text}" for place in self.places)
+        """The places as addresses of these very peers, as `--peer` takes them."""
+        return tuple(f"tcp://{place}/{link.peer_id.text}" for link in self.each for place in link.places)
+
+    @property
+    def named(self) -> str:
+        """The peers, for people."""
+        return " or ".join(each.peer_id.short for each in self.each)
 
     def __str__(self) -> str:
         """The text that `parse_link` reads."""
-        parameters = {FINGERPRINT: self.fingerprint}
+        named = [f"{peer.text}@{','.join(places)}" for peer, places in ((self.peer_id, self.places), *self.others)]
+        parameters = [(FINGERPRINT, self.fingerprint), *((PEER, each) for each in named[1:])]
         if self.ticket is not None:
-            parameters[INVITE] = self.ticket.encode()
-        places = ",".join(self.places)
-        return f"{SCHEME}{self.peer_id.text}@{places}/{self.run_id}?{urlencode(parameters)}"
+            parameters.append((INVITE, self.ticket.encode()))
+        return f"{SCHEME}{named[0]}/{self.run_id}?{urlencode(parameters, safe='@:,[]')}"
 
 
 def command_of(link: Link) -> str:
@@ -118,7 +135,11 @@ def parse_link(text: str) -> Link:
     if not slash or not RUN_ID.fullmatch(run_id):
         raise AddressError(f"the link names no run behind its addresses: {_shown(run_id)}; {_EXPECTED}")
     peer_id = PeerID.parse(peer_text)
-    return Link(peer_id, _places(places), run_id, *_parameters(query))
+    fingerprint, ticket, named = _parameters(query)
+    others = tuple(map(_other, named))
+    if len({peer_id, *(peer for peer, _ in others)}) <= len(others):
+        raise AddressError("the link names a peer twice; copy the link again, or ask for another one")
+    return Link(peer_id, _places(places), run_id, fingerprint, ticket, others)
 
 
 def _bare(text: str) -> str:
@@ -137,13 +158,22 @@ def _places(text: str) -> tuple[str, ...]:
     return found
 
 
-def _parameters(query: str) -> tuple[str, Ticket | None]:
+def _other(text: str) -> tuple[PeerID, tuple[str, ...]]:
+    """A further peer: `<peer id>@host:port…`."""
+    if not (text.isascii() and text.isprintable()):  # it may have been written with %
+        raise AddressError(f"a peer of the link holds characters that no link has: {_shown(text)}; copy it again")
+    peer, _, places = text.partition("@")
+    return PeerID.parse(peer), _places(places)
+
+
+def _parameters(query: str) -> tuple[str, Ticket | None, list[str]]:
+    """The fingerprint, the invitation, and what it says of further peers, unread."""
     try:
         parameters = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=MAX_PARAMETERS)
     except ValueError:
         raise AddressError("what stands behind the ? of the link cannot be read; copy all of the link") from None
     for name, _ in parameters:
-        if name not in (FINGERPRINT, INVITE):
+        if name not in (FINGERPRINT, INVITE, PEER):
             raise AddressError(
                 f"the link has a parameter {_shown(name)} that this version of swarm does not know; install a newer "
                 "one, or ask for a link without it"
@@ -151,6 +181,14 @@ def _parameters(query: str) -> tuple[str, Ticket | None]:
     invites = {value for name, value in parameters if name == INVITE}
     if len(invites) > 1:
         raise AddressError("a link carries one invitation; copy the link again")
+    peers = [value for name, value in parameters if name == PEER]
+    if len(peers) >= MAX_PEERS:
+        raise AddressError(f"a link names at most {MAX_PEERS} peers, this one {len(peers) + 1}")
+    if peers and invites:
+        raise AddressError(
+            "a link with an invitation names one peer, to which the invitation is shown; ask the owner of the run for "
+            "another link"
+        )
     values = {value for name, value in parameters if name == FINGERPRINT}
     if not values:
         raise AddressError("the link lacks its fingerprint, by which the recipe is checked; copy all of the link")
@@ -159,7 +197,7 @@ def _parameters(query: str) -> tuple[str, Ticket | None]:
             f"the fingerprint of a link has {DIGEST_LENGTH} characters of a–z and 2–7, and comes once; copy the "
             "link again"
         )
-    return value, Ticket.parse(invites.pop()) if invites else None
+    return value, Ticket.parse(invites.pop()) if invites else None, peers
 
 
 def _shown(text: str) -> str:

@@ -185,7 +185,7 @@ class UploadSettings(Section):
 
 
 class CheckpointSettings(Section):
-    every_epochs: int = own(
+    every_epochs: int = advised(
         0, "write a checkpoint every so many epochs, unless another peer does; 0: only when leaving", ge=0
     )
     keep: int = own(3, "how many of the newest checkpoints stay on the disk", ge=1)
@@ -434,7 +434,7 @@ class LocalSettings(Section):
     )
     identity_path: OwnPath | None = own(None, "the key file of this peer; null: in its directory below output_dir")
     bandwidth: float | None = own(
-        None, "share of the reducing work, relative to other peers; 0: none; null: as the others", ge=0
+        None, "share of the reducing work, relative to other peers; 0: none; null: as the others", ge=0, le=1e12
     )
     offload_optimizer: bool = own(
         False, "keep the optimizer and a copy of the parameters in host memory; a delayed step does so anyway"

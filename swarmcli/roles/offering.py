@@ -74,34 +74,60 @@ class RecipeService:
 
 
 def fetch_recipe(link: Link, directory: Path) -> tuple[Recipe, RecipeOffered]:
-    """The recipe that a link speaks of, from the peer that it names, checked by `read_offered`.
+    """The recipe that a link speaks of, from whichever of its peers hands it out first, checked by `read_offered`.
 
-    For a thread without a loop. Raises BootstrapError when that peer does not answer at any of the link's addresses,
-    FingerprintError when it is in no run or in another one, MembershipError for an invitation that is not for this
-    computer, and RecipeError as `read_offered` does, or where the recipe has another owner than the invitation.
+    For a thread without a loop. Raises BootstrapError when none of the peers answers at any of its addresses; for the
+    peer that came furthest FingerprintError when it is in no run or in another one, and RecipeError as `read_offered`
+    does; MembershipError for an invitation that is not for this computer, and RecipeError where the recipe has another
+    owner than the invitation.
     """
     visitor = visiting(link.ticket, link.fingerprint, directory / link.run_id) if link.ticket is not None else None
     thread = LoopThread.acquire()
     try:
-        answer = thread.run(ask_for_recipe(link, visitor))
+        recipe, answer = thread.run(_ask_each(link, visitor, directory))
     finally:
         thread.release()
-    recipe = read_offered(answer.recipe.encode(errors="replace"), link, directory)
     if link.ticket is not None and (recipe.access, recipe.run_key) != ("invite", link.ticket.run_key.text):
         raise RecipeError(f"{recipe.origin('run_key')}: the invitation of the link is not of this run's owner")
     return recipe, answer
 
 
+async def _ask_each(link: Link, visitor: Visitor | None, directory: Path) -> tuple[Recipe, RecipeOffered]:
+    """Asks all of the link's peers at once; one that is gone, slow or false costs nothing where another one answers."""
+
+    async def ask(one: Link) -> tuple[Recipe, RecipeOffered]:
+        answer = await ask_for_recipe(one, visitor)
+        return read_offered(answer.recipe.encode(errors="replace"), one, directory), answer
+
+    failures: list[SwarmError] = []
+    asked = [asyncio.create_task(ask(one)) for one in link.each]
+    try:
+        for answer in asyncio.as_completed(asked):
+            try:
+                return await answer
+            except SwarmError as error:
+                failures.append(error)
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    silent = [error for error in failures if isinstance(error, BootstrapError)]
+    if len(silent) == len(failures) > 1:
+        attempts = {address: why for error in silent for address, why in error.attempts.items()}
+        raise BootstrapError("none of the peers that the link names answers", attempts)
+    raise next(error for error in failures if error not in silent or len(failures) == 1)
+
+
 async def ask_for_recipe(
     link: Link, visitor: Visitor | None = None, *, timeout: float = FETCH_SECONDS
 ) -> RecipeOffered:
-    """The same, unread. The asker is nobody: an identity of its own for this one question, unless it is a visitor of a
-    closed run."""
+    """What the first peer that the link names hands out, unread. The asker is nobody: an identity of its own for this
+    one question, unless it is a visitor of a closed run."""
     identity, membership = (visitor.identity, visitor.membership) if visitor else (Identity.generate(), None)
     endpoint = Endpoint(TCPTransport(identity), client_mode=True, membership=membership)
     try:
         await endpoint.start()
-        await _dial(endpoint, link.addresses, timeout)
+        await _dial(endpoint, link.each[0].addresses, timeout)
         wanted = RecipeWanted(link.run_id)
         answer = await endpoint.call(link.peer_id, METHOD, wanted, RecipeOffered, timeout=timeout)
         pace = answer.epoch_seconds

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
 from swarmcli.dht import DHTNode
 from swarmcli.errors import AddressError, BootstrapError, WrongPeerError
 from swarmcli.events import Event, Noticed
+from swarmcli.network.identity import PeerID
 from swarmcli.testing.virtual_time import run
 from tests.simulation import simulated
 
@@ -143,6 +145,68 @@ async def test_cancelling_a_start_leaves_nothing() -> None:
         start.cancel()
         with pytest.raises(asyncio.CancelledError):
             await start
+
+
+@simulated
+async def test_a_search_without_an_end_goes_on_calmly_says_whom_it_tries_and_finds_who_comes_back() -> None:
+    async with Swarm() as swarm:
+        gone, wrong = await swarm.node("gone", []), await swarm.node("another", [])
+        stays, moved = address(gone), f"{wrong.endpoint.addresses[0]}/{identity('moved').peer_id.text}"
+        swarm.kill(gone)
+        endpoint, dials = await swarm.endpoint("newcomer"), list[float]()
+        told: list[tuple[float, str]] = []
+        loop = asyncio.get_running_loop()
+        endpoint.events.subscribe(lambda event: told.append((loop.time(), getattr(event, "text", ""))))
+        connect = endpoint.connect
+
+        async def counted(where: str, *, timeout: float) -> PeerID:
+            dials.append(loop.time())
+            return await connect(where, timeout=timeout)
+
+        endpoint.connect = counted  # type: ignore[method-assign]
+        start = asyncio.create_task(
+            DHTNode.create(endpoint, initial_peers=[stays, moved], startup_timeout=math.inf, owns_endpoint=True)
+        )
+        await asyncio.sleep(1200.0)
+        assert not start.done()
+        assert len([each for each in dials if each > 600.0]) <= 2 * 600 / 10, "two addresses, each 15 s at most"
+        assert 4 <= len(told) <= 12, "said soon, then less and less often"
+        assert told[0][0] < 30.0 and all(
+            gone.peer_id.short in text and wrong.peer_id.short in text and "since" in text for _, text in told
+        )
+        assert "Ctrl-C" in told[-1][1] and "--peer" in told[-1][1]
+        back = await swarm.node("gone", [])
+        before = loop.time()
+        swarm.nodes.append(await start)
+        assert loop.time() - before <= 20.0 and len(back.core.contacts.table) == 1
+
+
+@simulated
+async def test_a_search_without_an_end_hears_of_others_meanwhile() -> None:
+    """A peer that is started on the same computer while this one looks for the run."""
+    async with Swarm() as swarm:
+        known = list[str]()
+        start = asyncio.create_task(
+            swarm.node("early", ["memory://absent"], startup_timeout=math.inf, further_peers=lambda: known)
+        )
+        await asyncio.sleep(100.0)
+        late = await swarm.node("late", [])
+        known += ["memory://absent", address(late), *(f"memory://nobody-{number}" for number in range(1000))]
+        async with asyncio.timeout(10.0):
+            assert len((await start).core.contacts.table) == 1
+
+
+@simulated
+async def test_a_first_contact_waits_for_those_it_knew_only_so_long_and_who_is_found_by_another_not_at_all() -> None:
+    async with Swarm() as swarm:
+        own, nobody = f"memory://{identity('monitor').peer_id.short}", "memory://absent"
+        node = await swarm.node("monitor", [own, nobody], startup_timeout=math.inf)
+        assert 20.0 < asyncio.get_running_loop().time() < 40.0
+        waiting = asyncio.create_task(swarm.node("waits", [nobody], startup_timeout=math.inf))
+        await asyncio.sleep(100.0)
+        await swarm.node("another", [f"memory://{identity('waits').peer_id.short}", address(node)])
+        async with asyncio.timeout(10.0):
+            await waiting
 
 
 @pytest.mark.parametrize("batch", range(4))

@@ -26,6 +26,19 @@ def test_a_link_is_read_and_written_as_it_was() -> None:
     assert link.addresses[1] == f"tcp://[2001:db8::7]:31330/{PEER.text}"
 
 
+OTHERS = [Identity.from_seed(seed).peer_id for seed in (3, 4, 5)]
+SEVERAL = TEXT + "".join(f"&peer={peer.text}@[2001:db8::{n}]:7,h{n}:8" for n, peer in enumerate(OTHERS))
+
+
+def test_a_link_names_up_to_four_peers_of_the_run() -> None:
+    link = parse_link(SEVERAL)
+    assert link.others[1] == (OTHERS[1], ("[2001:db8::1]:7", "h1:8"))
+    assert str(link) == SEVERAL and parse_link(SEVERAL.replace("@", "%40").replace("%40", "@", 1)) == link
+    assert [each.peer_id for each in link.each] == [PEER, *OTHERS] and not any(each.others for each in link.each)
+    assert link.addresses[-1] == f"tcp://h2:8/{OTHERS[2].text}" and len(link.addresses) == 9
+    assert link.each[0] == parse_link(TEXT) and parse_link(TEXT).each == (parse_link(TEXT),)
+
+
 @pytest.mark.parametrize("kind", ["bearer", "one peer"])
 def test_a_link_carries_an_invitation_and_shows_no_secret_by_accident(kind: str) -> None:
     ticket = TICKET if kind == "bearer" else FOR_ONE
@@ -69,6 +82,14 @@ def test_a_recipe_is_no_link() -> None:
         (TEXT + "&invite=abc", "invitation of the link cannot be read"),
         (TEXT + f"&invite={TICKET.encode()[:-4]}", "invitation of the link cannot be read"),
         (TEXT + f"&invite={TICKET.encode()}&invite={FOR_ONE.encode()}", "carries one invitation"),
+        (SEVERAL + f"&peer={Identity.from_seed(6).peer_id.text}@h:1", "at most 4 peers"),
+        (TEXT + f"&peer={PEER.text}@h:1", "names a peer twice"),
+        (TEXT + f"&peer={OTHERS[0].text}@h:1&peer={OTHERS[0].text}@h:1", "names a peer twice"),
+        (TEXT + "&peer=abc@h:1", "is no peer id"),
+        (TEXT + f"&peer={OTHERS[0].text}", "has no port"),
+        (TEXT + f"&peer={OTHERS[0].text}@%1b[31m:1", "characters that no link has"),
+        (TEXT + f"&peer={OTHERS[0].text}@" + ",".join(f"h:{n}" for n in range(1, 10)), "at most 8 addresses"),
+        (TEXT + f"&peer={OTHERS[0].text}@h:1&invite={TICKET.encode()}", "with an invitation names one peer"),
         (TEXT + "&\x1b[31m", "characters that no link has"),
         (TEXT + "&a=1" * 20, "cannot be read"),
         (TEXT + "&=" + "x" * 3000, "at most 2048 characters"),

@@ -96,7 +96,7 @@ def test_a_recipe_with_paths_of_one_machine_has_no_link_and_says_why(path: str) 
         ({"local": {"trust_remote_code": True}}, "local.trust_remote_code is for each volunteer"),
         ({"local": {"site": {"processes": 64}}}, "local.site.processes is for each volunteer"),
         ({"network": {"initial_peers": ["tcp://203.0.113.9:1"]}}, "network.initial_peers is for each volunteer"),
-        ({"checkpoint": {"every_epochs": 1}}, "checkpoint.every_epochs is for each volunteer"),
+        ({"checkpoint": {"keep": 1}}, "checkpoint.keep is for each volunteer"),
         ({"averaging": {"proceed_alone": True}}, "averaging.proceed_alone is for each volunteer"),
         ({"averaging": {"averaging_timeout": 1e9}}, "averaging.averaging_timeout is more than a day"),
         ({"base_model": {"model_type": "gpt2", "n_layer": 10**9}}, "base_model.n_layer is more than 1,024"),
@@ -202,3 +202,6 @@ def test_another_recipe_than_the_links_is_refused(tmp_path: Path) -> None:
             read_offered(offered(other).encode(), link_to(small()), tmp_path)
     advised = small("micro_batch_size=4", "averaging.averaging_timeout=9")
     assert read_offered(offered(advised).encode(), link_to(small()), tmp_path).micro_batch_size == 4
+    keeping = small("checkpoint.every_epochs=20", "checkpoint.keep=9")  # who joins by the link writes them in its turn
+    checkpoint = read_offered(offered(keeping).encode(), link_to(small()), tmp_path).checkpoint
+    assert (checkpoint.every_epochs, checkpoint.keep) == (20, 3), "how many stay is for each volunteer"

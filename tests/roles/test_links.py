@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import queue
 import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from swarmcli.errors import ListenError
+from swarmcli.dht.first_contact import Pauses
+from swarmcli.errors import BootstrapError, ListenError
+from swarmcli.events import Event, Events, Noticed
+from swarmcli.machine.registry import LocalPeer, LocalPeers
+from swarmcli.optim import PeerDescription, PeerReport
 from swarmcli.optim.config import Role
-from swarmcli.recipe import fingerprint_of
-from swarmcli.roles.home import Home
+from swarmcli.optim.peers.report import PeerMetrics, describe
+from swarmcli.optim.state.lineage import LineagePosition
+from swarmcli.recipe import fingerprint_of, parse_link
+from swarmcli.roles.home import CONTACTS, Home
 from swarmcli.roles.offering import fetch_recipe
 from swarmcli.roles.peer import LINK, PORT, RunPeer
 from tests.recipe.recipes import small
@@ -57,6 +66,40 @@ def test_a_peer_listens_where_it_did_in_its_last_life_unless_that_port_is_taken(
     assert life("local.port=0") and life()
 
 
+def report(role: Role, of: RunPeer, samples: int = 0) -> PeerReport:
+    """What a peer says of itself, as far as links go by it."""
+    metrics = PeerMetrics(of.peer_id, Events())
+    metrics.samples = samples
+    position = LineagePosition(0, 0, bytes(32))
+    return describe(of.dht.node, PeerDescription(role, "", "cpu"), "", metrics, "training", position)
+
+
+def test_a_link_names_who_can_be_dialed_and_stays_and_no_hearsay(tmp_path: Path) -> None:
+    """Seen from a trainer: a monitor, itself, and of the other trainers those that have computed more. Whoever claims
+    much cannot drive this peer or its contact out of the link."""
+    with ExitStack() as exits:
+        monitor = exits.enter_context(peer(tmp_path / "m", "monitor"))
+        contact = monitor.dht.get_visible_addresses()[0]
+        me = exits.enter_context(peer(tmp_path / "me", "trainer", contacts=(contact,)))
+        others = [exits.enter_context(peer(tmp_path / name, "trainer", contacts=(contact,))) for name in "abcde"]
+        for other in others[:4]:
+            where = other.dht.get_visible_addresses()[0]
+            me.dht.run_coroutine(me.dht.endpoint.probe(where, other.peer_id, timeout=10.0))
+        assert me.link().each[0].peer_id == me.peer_id  # type: ignore[union-attr]  # nobody has said yet what it is
+        said = [report("trainer", other, samples) for other, samples in zip(others, (5, 50, 7, 1, 99), strict=True)]
+        me.others_of_run = lambda: {
+            monitor.peer_id: report("monitor", monitor),
+            **{other.peer_id: each for other, each in zip(others, said, strict=True)},
+        }
+        link = me.link()
+        assert link is not None and parse_link(str(link)) == link
+        assert [each.peer_id for each in link.each] == [each.peer_id for each in (monitor, others[1], others[2], me)]
+        assert all(fetch_recipe(each, tmp_path / "stranger") for each in link.each)
+        said[:4] = [report("monitor", other) for other in others[:4]]
+        found = me.link()
+        assert found is not None and {me.peer_id, monitor.peer_id} < {each.peer_id for each in found.each}
+
+
 async def lost(client: RunPeer, other: RunPeer) -> None:
     await client.dht.endpoint.lost(other.peer_id)
 
@@ -71,7 +114,7 @@ def test_a_peer_whose_contact_has_left_points_to_another_and_finds_back_by_those
         with peer(tmp_path / "c", "trainer", wish, contacts=(contact,)) as client:
             where = other.dht.get_visible_addresses()[0]
             client.dht.run_coroutine(client.dht.endpoint.connect(where, timeout=10.0))
-            client.others_of_run = lambda: [other.peer_id]
+            client.others_of_run = lambda: {other.peer_id: report("auxiliary", other)}
             leave.close()
             client.dht.run_coroutine(lost(client, owner))
             link = client.link()
@@ -95,6 +138,68 @@ def test_a_peer_whose_contact_has_gone_joins_by_a_peer_that_runs_in_the_home_bes
             leaving.close()
             with RunPeer(recipe, "auxiliary", second, contacts=gone) as late:
                 assert late.dht.run_coroutine(connected(late, beside))
+
+
+def rejoining(home: Path, contact: str, told: Callable[[Event], None]) -> RunPeer:
+    recipe = small("local.host=127.0.0.1", f"output_dir={home}", "local.client_mode=true", directory=home)
+    return RunPeer(recipe, "trainer", Home.at(home / "trainer"), contacts=(contact,), listener=told)
+
+
+def test_a_newcomer_gives_up_and_who_has_been_in_the_run_waits_for_it_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that was killed: it has written down whom it knew while it ran."""
+    monkeypatch.setattr("swarmcli.roles.peer.CONTACT_SECONDS", 0.5)
+    monkeypatch.setattr(Pauses.__init__, "__kwdefaults__", {**Pauses.__init__.__kwdefaults__, "tell": 0.2, "look": 0.1})
+    with peer(tmp_path / "a", "monitor") as first:
+        contact = first.dht.get_visible_addresses()[0]
+        place = contact.split("/")[2]
+        with rejoining(tmp_path / "c", contact, lambda event: None) as trainer:
+            known = json.loads((trainer.home.path / CONTACTS).read_text())
+            assert contact in known, "before its end"
+        trainer.home.release()
+    first.home.release()
+    with (
+        pytest.raises(BootstrapError, match=r"within 0\.5 s"),
+        rejoining(tmp_path / "new", contact, lambda event: None),
+    ):
+        pass
+
+    said, asked = queue.Queue[str](), queue.Queue[list[str]]()
+    back = rejoining(
+        tmp_path / "c", contact, lambda event: said.put(event.text) if isinstance(event, Noticed) else None
+    )
+    with ThreadPoolExecutor(1) as pool:
+        joined = pool.submit(back.__enter__)
+        assert place in said.get(timeout=60.0)
+        asked.put([each.waits for each in LocalPeers().living() if each.home == str(back.home.path)])
+        with peer(tmp_path / "a", "monitor") as again:
+            assert joined.result(60.0).dht.run_coroutine(connected(back, again))
+            back.__exit__(None, None, None)
+    (waits,) = asked.get()
+    assert place in waits and "Ctrl-C" in waits
+
+
+def test_who_lost_its_contact_finds_another_peer_of_the_run_that_runs_on_this_computer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its home lies elsewhere, and another run has the same name."""
+    monkeypatch.setattr(Pauses.__init__, "__kwdefaults__", {**Pauses.__init__.__kwdefaults__, "look": 0.1})
+    with ExitStack() as running:
+        with peer(tmp_path / "a", "monitor") as first:
+            contact = first.dht.get_visible_addresses()[0]
+            with rejoining(tmp_path / "c", contact, lambda event: None) as trainer:
+                pass
+            trainer.home.release()
+        other = running.enter_context(peer(tmp_path / "d", "monitor", "seed=4"))
+        same = running.enter_context(peer(tmp_path / "e", "monitor"))
+        for each in (other, same):
+            each.tell()
+        processes = [LocalPeer(1, float(n), "monitor", "small", str(p.home.path)) for n, p in enumerate((other, same))]
+        monkeypatch.setattr(LocalPeers, "living", lambda self: processes)
+        with rejoining(tmp_path / "c", contact, lambda event: None) as back:
+            assert back.dht.run_coroutine(connected(back, same))
+            assert not back.dht.run_coroutine(connected(back, other))
 
 
 async def connected(client: RunPeer, other: RunPeer) -> bool:

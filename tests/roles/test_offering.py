@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,32 @@ def test_what_was_fetched_is_checked(tmp_path: Path) -> None:
     asyncio.run(in_thread(lambda endpoint: RecipeService(endpoint, "small", TEXT), good))
     asyncio.run(in_thread(lambda endpoint: RecipeService(endpoint, "small", offered(small("seed=5"))), exchanged))
     assert list(tmp_path.iterdir()) == []
+
+
+def with_others(link: Link, *others: Link) -> Link:
+    return replace(link, others=tuple((each.peer_id, each.places) for each in others))
+
+
+def test_the_recipe_comes_from_any_peer_of_the_link_past_one_that_is_gone_and_one_that_lies(tmp_path: Path) -> None:
+    """The first peer of the link has left, the second hands out another recipe, the third knows of no run."""
+
+    async def main() -> None:
+        async with (
+            contact(answering(RecipeOffered(TEXT.replace('"small"', '"large"')))) as liar,
+            contact(lambda endpoint: None) as elsewhere,
+            contact(answering(RecipeOffered(TEXT))) as honest,
+        ):
+            async with contact(answering(RecipeOffered(TEXT))) as gone:
+                pass
+            link = with_others(gone, liar, elsewhere, honest)
+            recipe, _ = await asyncio.to_thread(fetch_recipe, link, tmp_path)
+            assert digest_of(recipe) == link.fingerprint
+            link = with_others(gone, liar)
+            with pytest.raises(RecipeError, match="run_id is 'large'"):
+                await asyncio.to_thread(fetch_recipe, link, tmp_path)
+        link = with_others(gone, honest)
+        with pytest.raises(BootstrapError, match="none of the peers that the link names answers") as caught:
+            await asyncio.to_thread(fetch_recipe, link, tmp_path)
+        assert set(caught.value.attempts) == set(link.addresses)
+
+    asyncio.run(main())

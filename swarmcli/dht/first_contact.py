@@ -1,0 +1,174 @@
+"""Coming into the network: all first contacts are tried side by side, and again, until one of them answers."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from swarmcli.dht.core import NodeCore
+from swarmcli.errors import BootstrapError, CallTimeout, NotAMember, OwnAddressError, SwarmError, WrongPeerError
+from swarmcli.events import Noticed
+from swarmcli.network.addresses import format_address, parse_address
+from swarmcli.network.identity import PeerID
+
+MOST_TOLD = 4  # of the addresses that do not answer
+MOST_ADDRESSES = 64  # that a search without an end takes up on its way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pauses:
+    """How often a search tries, looks around and speaks. Times in seconds."""
+
+    first: float = 0.1  # between two attempts at one address; it doubles …
+    longest: float = 1.0  # … up to this, since somebody who starts several peers looks on …
+    share: float = 0.1  # … or up to this share of the time that a search without an end has taken …
+    calmest: float = 15.0  # … but never beyond: a peer that is back is found within this time
+    look: float = 5.0  # between two looks for others who could answer by now
+    tell: float = 5.0  # until a search without an end first says whom it tries; then whenever its time has doubled
+    quiet: float = 3600.0  # … and at least so often
+    alone: float = 30.0  # after which a node that is a first contact itself begins without those that it knew
+
+
+class FirstContacts:
+    """One search for somebody who answers."""
+
+    def __init__(
+        self,
+        core: NodeCore,
+        timeout: float,
+        others: Callable[[], Iterable[str]] = tuple,
+        pauses: Pauses = Pauses(),
+    ) -> None:
+        """`timeout`: seconds; infinity: the search goes on until somebody answers, and then `others` is asked now and
+        then for addresses that were not known before."""
+        self._core, self._timeout, self._others, self._pauses = core, timeout, others, pauses
+        self._patient = math.isinf(timeout)
+        self._began = core.loop_time()
+        self._since = core.now()
+        self._tell_at = self._began + pauses.tell
+        self._found: dict[str, PeerID | None] = {}
+        self._failures: dict[str, SwarmError] = {}
+
+    async def find(self, addresses: Sequence[str]) -> dict[str, PeerID | None]:
+        """Whom each address led to; None: nobody yet.
+
+        Raises AddressError for an address that cannot be read, and BootstrapError, with what failed last at each
+        address, when none has answered in time or each has refused for good. A node whose only first contact is itself
+        is alone, which is no error.
+        """
+        first = self._new(addresses)
+        async with asyncio.TaskGroup() as group:
+            waiting = {group.create_task(self._keep_trying(each)) for each in first}
+            answered = not waiting
+            try:
+                async with asyncio.timeout(None if self._patient else self._timeout):
+                    while waiting and not answered:
+                        look = self._pauses.look if self._patient else None
+                        done, waiting = await asyncio.wait(waiting, timeout=look, return_when=asyncio.FIRST_COMPLETED)
+                        answered = any(task.result() for task in done)
+                        if self._patient and not (answered := answered or self._met()):
+                            new = self._new(islice(self._others(), max(0, MOST_ADDRESSES - len(self._found))))
+                            waiting |= {group.create_task(self._keep_trying(each)) for each in new}
+                            self._tell()
+            except TimeoutError:
+                pass
+            for task in waiting:
+                task.cancel()
+        if not answered:
+            raise self._failure(in_time=not waiting)
+        return self._found
+
+    def _met(self) -> bool:
+        """Whether a node has come here meanwhile; or this one is a first contact itself, and has waited long enough for
+        those that it knew: others that come now look for it."""
+        own = self._core.peer_id in self._found.values()
+        waited = self._core.loop_time() - self._began
+        return len(self._core.contacts.table) > 0 or (own and waited >= self._pauses.alone)
+
+    def _new(self, addresses: Iterable[str]) -> list[str]:
+        """Those that are to be tried from now on. Raises AddressError."""
+        new = [each for each in dict.fromkeys(addresses) if each not in self._found]
+        self._found |= {address: parse_address(address).peer_id for address in new}
+        return [each for each in new if self._found[each] != self._core.peer_id]
+
+    async def _keep_trying(self, address: str) -> bool:
+        """Whether it answered. Returns False only where every further try would end in the same way."""
+        core, pause = self._core, self._pauses.first
+        while True:
+            try:
+                peer = self._found[address] = await core.endpoint.connect(address, timeout=core.limits.call_timeout)
+                await core.ping(peer)
+                return True
+            except OwnAddressError as error:
+                self._failures[address] = error
+                self._found[address] = core.peer_id
+                return all(peer == core.peer_id for peer in self._found.values())  # the only first contact there is
+            except NotAMember as error:
+                self._failures[address] = error
+                return False
+            except SwarmError as error:
+                if isinstance(error, WrongPeerError) and not self._patient:  # who waits on may see its peer come back
+                    self._failures[address] = error
+                    return False
+                self._note(address, error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, self._longest_pause())
+
+    def _longest_pause(self) -> float:
+        if not self._patient:
+            return self._pauses.longest
+        waited = self._core.loop_time() - self._began
+        return min(max(self._pauses.longest, self._pauses.share * waited), self._pauses.calmest)
+
+    def _note(self, address: str, error: SwarmError) -> None:
+        """The first failure at each peer's last address is told at once, since the wait may be long; who waits without
+        an end tells of all of them together."""
+        if not self._patient and address not in self._failures and self._last_to_fail(address):
+            left = round(self._began + self._timeout - self._core.loop_time(), 1)
+            self._say(f"{address} does not answer yet: {_why(address, error)}; trying again for {left:g} s")
+        self._failures[address] = error
+
+    def _last_to_fail(self, address: str) -> bool:
+        """Whether no other address of the peer that it names is left: links name all addresses of a peer, and some
+        lead nowhere from here."""
+        named = parse_address(address).peer_id
+        same = [each for each in self._found if each != address and parse_address(each).peer_id == named]
+        return named is None or all(each in self._failures for each in same)
+
+    def _tell(self) -> None:
+        now = self._core.loop_time()
+        if now < self._tell_at:
+            return
+        self._tell_at = now + min(max(self._pauses.tell, now - self._began), self._pauses.quiet)
+        since = time.strftime("%H:%M:%S", time.localtime(self._since))
+        tried = [f"{_place(each)} ({_why(each, error)})" for each, error in self._failures.items()]
+        more = f" and {len(tried) - MOST_TOLD} more" if len(tried) > MOST_TOLD else ""
+        self._say(  # what helps comes first: a long list is cut at its end
+            f"nobody answers since {since}; trying on, at least every {self._pauses.calmest:g} s, until one does or "
+            "Ctrl-C. It helps to start one of these again, or to name another peer (--peer, or a new link): "
+            f"{', '.join(tried[:MOST_TOLD])}{more}"
+        )
+
+    def _say(self, text: str) -> None:
+        self._core.endpoint.events.emit(Noticed("info", text))
+
+    def _failure(self, *, in_time: bool) -> BootstrapError:
+        others = [address for address, peer in self._found.items() if peer != self._core.peer_id]
+        attempts = {address: self._failures.get(address, CallTimeout("no answer yet")) for address in others}
+        lines = [str(error) or type(error).__name__ for error in attempts.values()]
+        named = [line if each in line else f"{each}: {line}" for each, line in zip(attempts, lines, strict=True)]
+        within = "" if in_time else f" within {self._timeout:g} s"
+        return BootstrapError(f"no first contact answered{within}: {'; '.join(named)}", attempts)
+
+
+def _place(address: str) -> str:
+    """For people, who know hosts and not keys."""
+    return format_address(replace(parse_address(address), peer_id=None)).partition("://")[2]
+
+
+def _why(address: str, error: SwarmError) -> str:
+    return str(error).removeprefix(f"{address}: ") or type(error).__name__
