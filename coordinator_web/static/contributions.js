@@ -73,7 +73,7 @@ const list = new WindowedRows({
   create,
   update,
   onTotal(total) {
-    const none = view.query.trim() ? "Nobody is called that." : view.by === "team" ? "Nobody has named a team. `swarm join --team NAME` does." : "Nothing has been noted yet. Monitors keep this list; it appears here when one is there.";
+    const none = view.query.trim() ? "Nobody is called that." : view.by === "team" ? "Nobody has named a team. `swarm join --team NAME` does." : "Nothing has been noted yet. Monitors keep this list, and trainers that write checkpoints; it appears here when one is there.";
     say($("given-empty"), total > 0 ? "" : none);
     write($("given-note"), total > 0 ? plural(total, view.by === "team" ? "team" : "peer") : "\u00a0");
   },

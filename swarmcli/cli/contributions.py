@@ -32,7 +32,7 @@ ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 LEGEND = (
     "Samples and hours are claimed: rounds accepted them, and nobody can check more. Rounds, bytes added up and time "
-    "there were seen by monitors."
+    "there were seen by those who keep the book."
 )
 
 
@@ -102,7 +102,7 @@ def print_contributions(given: Given, wanted: Shown) -> None:
     if not given.books:
         asked = "; ".join(f"{short(peer.text)}: {why}" for peer, why in given.failed.items())
         err.print(
-            "no monitor of this run could be asked what each has given"
+            "nobody who keeps the book of this run could be asked what each has given"
             + (f" ({asked})" if asked else ": none takes part now; `swarm monitor` begins to keep count"),
             soft_wrap=True,
         )
@@ -192,25 +192,25 @@ def rests_on(given: Given) -> list[str]:
 
     lines = [_knows(given, monitor.text, page.statement) for monitor, page in given.books.items()]
     if len(given.books) >= 3:
-        lines.append(f"Of {len(given.books)} monitors, what most of them hold is shown.")
+        lines.append(f"Of {len(given.books)} books, what most of them hold is shown.")
     elif len(given.books) == 2:
-        lines.append("Of two monitors, the one that has counted more is shown.")
+        lines.append("Of two books, the one that counts more is shown.")
     else:
-        lines.append("This is told by one monitor only: nobody else can confirm it.")
+        lines.append("This is told by one peer only: nobody else can confirm it.")
     lines += [
-        f"The monitor {_name(given, monitor)} says otherwise of {plural(count, 'peer')}."
+        f"The book of {_name(given, monitor)} says otherwise of {plural(count, 'peer')}."
         for monitor, count in differing(given).items()
     ]
     lines += filter(None, [missing(accounted(given))])
-    lines += [f"The monitor {_name(given, peer.text)} gave no book: {why}" for peer, why in given.failed.items()]
+    lines += [f"The book of {_name(given, peer.text)} could not be read: {why}" for peer, why in given.failed.items()]
     return lines
 
 
 def _knows(given: Given, monitor: str, statement: Any) -> str:
     until, seen = statement.until, min(1.0, statement.witnessed / max(1, statement.until.samples))
-    begun = f"The monitor {_name(given, monitor)} has counted up to epoch {until.epoch} ({until.samples:,} samples)"
+    begun = f"{_name(given, monitor)} has counted up to epoch {until.epoch} ({until.samples:,} samples)"
     if statement.vouched:
-        others = plural(statement.vouched, "other monitor")
+        others = plural(statement.vouched, "other peer")
         return f"{begun}: it has seen {seen:.0%} of that itself, and knows the rest by the word of {others}."
     return f"{begun}, and has seen {seen:.0%} of that itself."
 
@@ -278,7 +278,7 @@ def thanks(summary: Summary, standing: Standing | None) -> str:
     if standing is None:
         if not summary.samples:
             return ""
-        return f"{summary.samples:,} samples by this peer's own count, since no monitor was there to ask; thank you"
+        return f"{summary.samples:,} samples by this peer's own count, since nobody else could be asked; thank you"
     attestation, given = standing.best, []
     entry = attestation.entry
     if entry.samples >= 1:
@@ -294,7 +294,7 @@ def thanks(summary: Summary, standing: Standing | None) -> str:
     if attestation.rank and attestation.peers > 1:
         given.append(f"{ordinal(attestation.rank)} of {counted(attestation.peers)}")
     if len(standing.attestations) == 1:
-        given.append("by one monitor's count")
+        given.append("by one peer's count")
     return f"in all your starts: {', '.join(given)}; thank you"
 
 

@@ -1,8 +1,8 @@
 """Who keeps the run's book, and who reads it.
 
-A monitor counts what it sees, compares its book with those of the other monitors (once a minute, and first of all when
-it comes), hands it out in signed pages, and writes it into its journal. A trainer or an auxiliary keeps nothing: it
-asks monitors when somebody wants to see, and for its own part when it leaves.
+Monitors keep it, and trainers that write checkpoints: a bookkeeper counts what it sees, compares its book with those
+of the others (once a minute, and first of all when it comes), hands it out in signed pages, and writes it into its
+journal. Others keep nothing: they ask bookkeepers when somebody wants to see, and for their own part when they leave.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from swarmcli.dht import DHTNode
 from swarmcli.errors import CallRefused, NetworkError
 from swarmcli.events import Booked, BookHead, Contribution, EpochCredited, Event, Noticed
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.roles.contributions import (
     Book,
     Dispute,
+    Entries,
     Entry,
     Kept,
     Mark,
     Told,
     agreed,
     contribution,
+    joined,
     listed,
+    merged,
     most_samples,
     samples_of,
 )
@@ -71,6 +74,7 @@ MOST_NOTICES = 3  # of one exchange
 MOST_NOTICED = 1024  # disputes that are remembered, so that each is told once
 BYTES_OF_WORK = 4096  # as much work as an entry makes: from 500 on, another thread does it
 LIST_SECONDS = 5.0  # for which a list is shown as it is
+MOST_LISTED = 1024  # peers in a reader's list: those with most, since books that lie could name others each time
 MOST_OWN = 4096  # epochs that a reader counts itself where no monitor tells of them
 REFRESH_SECONDS = 30.0  # at the earliest a reader asks again
 ASK_AGAIN = 0.5
@@ -92,11 +96,12 @@ class Surroundings:
     clock: Callable[[], float]  # seconds since 1970
     network: Callable[[PeerID], Hashable] = lambda peer: None
 
-    def monitors(self) -> list[PeerID]:
-        """Others that answer, in an order of their own each time."""
-        found = [peer for peer, report in self.others().items() if report.role == "monitor" and self.answers(peer)]
+    def bookkeepers(self) -> list[PeerID]:
+        """Others that answer: monitors first, in an order of their own each time."""
+        reports = self.others()
+        found = [peer for peer, report in reports.items() if keeps_book(report) and self.answers(peer)]
         self.node.endpoint.random.shuffle(found)
-        return found[:MOST_ASKED]
+        return sorted(found, key=lambda peer: reports[peer].role != "monitor")[:MOST_ASKED]
 
     def one_of_each_network(self, told: Mapping[PeerID, T]) -> Mapping[PeerID, T]:
         """Identities cost nothing, addresses in several networks do. Few networks are those of friends."""
@@ -120,13 +125,18 @@ class Standing:
         return ranked[(len(ranked) - 1) // 2] if len(ranked) >= 3 else ranked[-1]
 
 
+def keeps_book(report: PeerReport) -> bool:
+    """Whether the peer of this report says that it keeps the run's book."""
+    return report.role == "monitor" or (report.role == "trainer" and report.keeps)
+
+
 def chosen_name(peer: PeerID, name: str) -> str:
     """A peer without a name goes by its short id, which is none that it has chosen."""
     return "" if name == peer.short else name
 
 
 class Bookkeeper:
-    """A monitor's part. Made and closed on the event loop; `contributions` is for any thread."""
+    """A bookkeeper's part. Made and closed on the event loop; `contributions` is for any thread."""
 
     def __init__(
         self, around: Surroundings, *, exact: bool, kept: Kept | None = None, record: Callable[[Event], None]
@@ -145,6 +155,7 @@ class Bookkeeper:
         self._doubts: dict[tuple[str, str], bool] = {}  # monitor and peer of a dispute → whether it was told
         self._objections: set[tuple[PeerID, str]] = set()
         self._credited = asyncio.Event()  # an epoch was
+        self._last: EpochCredited | None = None
         self._tasks = TaskOwner()
         self._unsubscribe: Callable[[], None] = lambda: None
 
@@ -153,8 +164,8 @@ class Bookkeeper:
         endpoint.serve(BOOK, BookWanted, self._answer_page)
         endpoint.serve(ENTRY, EntryWanted, self._answer_entry)
         self._unsubscribe = endpoint.events.subscribe(self._note)
-        self._tasks.spawn(self._keep_looking())
-        self._tasks.spawn(self._keep_comparing())
+        for step in (self._keep_looking, self._keep_comparing):
+            self._tasks.spawn(keep(step, self._around.node.endpoint.events))
 
     async def close(self) -> None:
         """Writes what is not written yet. Idempotent."""
@@ -187,6 +198,10 @@ class Bookkeeper:
         """Monitors by whose word this one knows what it has not seen itself."""
         return self._book.vouched
 
+    async def standing(self) -> Standing | None:
+        """This peer's own part, as the others sign it; see `ask_for_standing`."""
+        return await ask_for_standing(self._around, self._last)
+
     # what is seen here
 
     def _note(self, event: Event) -> None:
@@ -194,6 +209,7 @@ class Bookkeeper:
             if not self._turn.locked():
                 self._look(0.0)  # who stays for less than a look is known by name all the same
             self._noted.append(event)
+            self._last = event
             self._count()
 
     def _count(self) -> None:
@@ -268,7 +284,7 @@ class Bookkeeper:
                 return False
             with self._lock:
                 self._book.begin(mark)
-        pages = await asyncio.gather(*map(self._fetch, self._around.monitors()))
+        pages = await asyncio.gather(*map(self._fetch, self._around.bookkeepers()))
         told: dict[PeerID, Told] = {}
         for page in filter(None, pages):
             monitor, book = page[0], told_by(page[1])
@@ -310,7 +326,7 @@ class Bookkeeper:
     def _object(self, monitor: PeerID, why: str) -> None:
         if (monitor, why) not in self._objections and len(self._objections) < MOST_NOTICED:
             self._objections.add((monitor, why))
-            text = f"what the monitor {self._name(monitor)} says of contributions does not count: {why}"
+            text = f"what {self._name(monitor)} says of contributions does not count: {why}"
             self._around.node.endpoint.events.emit(Noticed("warning", text))
 
     def _tell(self, disputes: Sequence[Dispute]) -> None:
@@ -324,10 +340,7 @@ class Bookkeeper:
         self._doubts = {key: key in self._doubts for key in found}
         for each in news[:MOST_NOTICES]:
             monitor, peer = self._name(PeerID.parse(each.monitor)), self._name(PeerID.parse(each.peer))
-            text = (
-                f"the monitor {monitor} says that {peer} has given {each.says:,.0f} samples; here it is "
-                f"{each.holds:,.0f}"
-            )
+            text = f"{monitor} says that {peer} has given {each.says:,.0f} samples; here it is {each.holds:,.0f}"
             self._around.node.endpoint.events.emit(Noticed("warning", text))
 
     def _name(self, peer: PeerID) -> str:
@@ -387,6 +400,7 @@ class BookReader:
         self._loop = asyncio.get_running_loop()
         self._tasks = TaskOwner()
         self._asked = float("-inf")
+        self._entries: Entries = {}  # the most that was told of each
         self._listed: Sequence[Contribution] = ()
         self._basis = Basis()
         self._last: EpochCredited | None = None
@@ -404,7 +418,7 @@ class BookReader:
         await self._tasks.close()
 
     def contributions(self) -> Sequence[Contribution]:
-        """What monitors have told last: those who gave most, and this peer, with what its rounds have counted since.
+        """What bookkeepers have told: those who gave most, and this peer, with what its rounds have counted since.
         Asks again now and then, and does not wait for the answers."""
         if not self._closed:
             self._loop.call_soon_threadsafe(self._refresh)
@@ -429,18 +443,26 @@ class BookReader:
             self._tasks.spawn(self._read())
 
     async def _read(self) -> None:
-        """Of several monitors what most of them say: one that lies deceives nobody, unless it is the only one."""
+        """Of several bookkeepers what most of them say: one that lies deceives nobody, unless it is the only one. What
+        was told before stays where less is told now: the fuller book may have gone."""
         around, own = self._around, self._around.node.peer_id.text
-        pages = await asyncio.gather(*map(self._first_page, sorted(around.monitors())))
+        pages = await asyncio.gather(*map(self._first_page, sorted(around.bookkeepers())))
         told = around.one_of_each_network(dict(filter(None, pages)))
         if not told:
             return
         entries = agreed([entries_of(page) for page in told.values()])
         if own not in entries and (standing := await self.standing()) is not None:
             entries[own] = standing.best.entry
-        self._listed = listed(entries)
-        until = max(page.statement.until.epoch for page in told.values())
-        self._own = {epoch: samples for epoch, samples in self._own.items() if epoch > until}
+        until = max((page.statement.until for page in told.values()), key=lambda mark: mark.epoch)
+        counted = [samples for epoch, samples in self._own.items() if epoch <= until.epoch]
+        held = joined(self._entries, {own: Entry()})
+        held[own].samples += math.fsum(counted)
+        most = min(self._most, most_samples(until, exact=self._exact))
+        entries = merged(held, entries, most, seen={}, more=len(told) > self._basis.monitors)
+        ranked = sorted(entries, key=lambda peer: entries[peer].worth, reverse=True)[:MOST_LISTED]
+        self._entries = {peer: entries[peer] for peer in ranked}
+        self._listed = listed(self._entries)
+        self._own = {epoch: samples for epoch, samples in self._own.items() if epoch > until.epoch}
         whole = all(page.statement.pages <= 1 for page in told.values())
         samples = max(1, *(page.statement.until.samples for page in told.values()))
         self._basis = Basis(monitors=len(told), accounted=samples_of(entries) / samples if whole else None)
@@ -464,28 +486,30 @@ class BookReader:
         return most_samples(Mark(last.epoch + 2, last.run_samples + ahead), exact=self._exact)
 
     async def standing(self) -> Standing | None:
-        """This peer's own part, as the monitors sign it; None where none of them answers within two seconds. A monitor
-        that has yet to count the last epoch is asked again, for about as long."""
-        around, found = self._around, dict[PeerID, Attestation]()
-        own, until = around.node.peer_id, self._loop.time() + ASK_SECONDS
+        """This peer's own part, as bookkeepers sign it; see `ask_for_standing`."""
+        return await ask_for_standing(self._around, self._last)
 
-        async def ask(monitor: PeerID) -> None:
-            try:
-                while self._is_behind(found.get(monitor)) and self._loop.time() < until:
-                    if monitor in found:
-                        await asyncio.sleep(ASK_AGAIN)
-                    found[monitor] = await fetch_attestation(
-                        around.node.endpoint, monitor, around.run_id, own, ASK_SECONDS
-                    )
-            except (NetworkError, ValueError) as error:
-                logger.debug("nothing of this peer's part from %s: %s", monitor.short, error)
 
-        await asyncio.gather(*map(ask, around.monitors()))
-        return Standing(tuple(found.values())) if found else None
+async def ask_for_standing(around: Surroundings, last: EpochCredited | None) -> Standing | None:
+    """A peer's own part, as the bookkeepers sign it; None where none of them answers within two seconds. One that has
+    yet to count the `last` epoch that this peer knows of is asked again, for about as long."""
+    loop, found = asyncio.get_running_loop(), dict[PeerID, Attestation]()
+    own, until = around.node.peer_id, loop.time() + ASK_SECONDS
 
-    def _is_behind(self, attestation: Attestation | None) -> bool:
-        """Whether it lacks an epoch of which this peer knows what was counted."""
-        return attestation is None or (self._last is not None and attestation.until.epoch < self._last.epoch)
+    def is_behind(attestation: Attestation | None) -> bool:
+        return attestation is None or (last is not None and attestation.until.epoch < last.epoch)
+
+    async def ask(monitor: PeerID) -> None:
+        try:
+            while is_behind(found.get(monitor)) and loop.time() < until:
+                if monitor in found:
+                    await asyncio.sleep(ASK_AGAIN)
+                found[monitor] = await fetch_attestation(around.node.endpoint, monitor, around.run_id, own, ASK_SECONDS)
+        except (NetworkError, ValueError) as error:
+            logger.debug("nothing of this peer's part from %s: %s", monitor.short, error)
+
+    await asyncio.gather(*map(ask, around.bookkeepers()))
+    return Standing(tuple(found.values())) if found else None
 
 
 # the journal

@@ -244,7 +244,10 @@ class Book:
         if self.began is None:
             return []
         differences = {monitor: self._less_the_watch(told) for monitor, told in others.items()}
-        voices = {monitor: self._bounded(_positive(entries)) for monitor, entries in differences.items()}
+        voices = {
+            monitor: bounded(_positive(entries), self._own, self._most_before)
+            for monitor, entries in differences.items()
+        }
         fullest = max([samples_of(self._own), *map(samples_of, voices.values())])
         heard = {name: voice for name, voice in voices.items() if samples_of(voice) >= FULL * fullest}
         if heard and self.began.samples:  # otherwise there was nothing before
@@ -278,7 +281,7 @@ class Book:
         return voice
 
     def _take(self, heard: Mapping[str, Entries], fullest: float) -> None:
-        """What was vouched for by more than say it now stays, unless those know more."""
+        """What was vouched for by more than say it now stays, unless those know more; see `merged`."""
         own_is_full = bool(self._own) and samples_of(self._own) >= FULL * fullest
         count = len(heard) + own_is_full
         if count >= 3:
@@ -289,28 +292,18 @@ class Book:
             chosen = max(sorted(heard.items()), key=lambda item: samples_of(item[1]))[1]
         if count < self.vouched and samples_of(chosen) <= (1 + DIFFERS) * samples_of(self._before):
             return
-        before = _copied(self._own)
-        for peer, entry in chosen.items():
-            mine = before.setdefault(peer, Entry())
-            for number in (*NUMBERS, "last"):
-                setattr(mine, number, max(getattr(mine, number), getattr(entry, number)))
-            mine.first = min(mine.first, entry.first) if mine.first and entry.first else mine.first or entry.first
-            mine.name, mine.team = mine.name or harmless(entry.name), mine.team or harmless(entry.team)
-        before = self._bounded(before)
+        held, more = joined(self._own, self._before), count > self.vouched
+        before = merged(held, chosen, self._most_before, seen=self._own, more=more)
         self._before = {peer: entry for peer, entry in before.items() if any(entry.worth)}
-        self.vouched = count
+        whole = samples_of(chosen) >= (1 - DIFFERS) * samples_of(before)
+        self.vouched = count if whole else min(count, self.vouched or count)
         self._make_room()
 
-    def _bounded(self, before: Entries) -> Entries:
-        """Together they have no more samples than the run had: what was not seen here is cut in proportion."""
+    @property
+    def _most_before(self) -> float:
+        """Samples that all together may have given before the watch."""
         assert self.began is not None
-        seen = {peer: self._own[peer].samples for peer in before if peer in self._own}
-        room = max(0.0, self._most_until(self.began) - math.fsum(seen.values()))
-        beyond = {peer: max(0.0, entry.samples - seen.get(peer, 0.0)) for peer, entry in before.items()}
-        if (unseen := math.fsum(beyond.values())) > room:
-            for peer, entry in before.items():
-                entry.samples += beyond[peer] * (room / unseen - 1)
-        return before
+        return self._most_until(self.began)
 
     def _most_until(self, mark: Mark) -> float:
         return most_samples(mark, exact=self._exact)
@@ -329,6 +322,39 @@ class Book:
 def most_samples(mark: Mark, *, exact: bool) -> float:
     """How many all together may have; see `Book` for `exact`."""
     return mark.samples + ROUNDING * mark.epoch if exact else 2.0 * mark.samples
+
+
+def joined(held: Entries, more: Entries) -> Entries:
+    """Of each number of each peer the greater one: both tell of the same epochs, and sums would count these twice."""
+    found = _copied(held)
+    for peer, entry in more.items():
+        mine = found.setdefault(peer, Entry())
+        for number in (*NUMBERS, "last"):
+            setattr(mine, number, max(getattr(mine, number), getattr(entry, number)))
+        mine.first = min(mine.first, entry.first) if mine.first and entry.first else mine.first or entry.first
+        mine.name, mine.team = mine.name or harmless(entry.name), mine.team or harmless(entry.team)
+    return found
+
+
+def merged(held: Entries, told: Entries, most: float, *, seen: Entries, more: bool) -> Entries:
+    """What holds once something else is told. Nobody's part becomes smaller while all that was said can be true
+    together.
+
+    Where it cannot be, since the run has no more samples than `most`, somebody has lied: then `more` voices than before
+    replace all but what was `seen` here, and others add no more than there is room for."""
+    if samples_of(held) > most or (more and samples_of(joined(held, told)) > most):
+        held = seen
+    return bounded(joined(held, told), held, most)
+
+
+def bounded(entries: Entries, held: Entries, most: float) -> Entries:
+    """Together no more samples than `most`: what these entries have beyond those held is cut in proportion."""
+    beyond = {peer: max(0.0, entry.samples - held.get(peer, Entry()).samples) for peer, entry in entries.items()}
+    room = max(0.0, most - samples_of({peer: held[peer] for peer in entries.keys() & held.keys()}))
+    if (more := math.fsum(beyond.values())) > room:
+        for peer, entry in entries.items():
+            entry.samples += beyond[peer] * (room / more - 1)
+    return entries
 
 
 def _credited(event: EpochCredited) -> Entries:

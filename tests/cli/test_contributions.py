@@ -68,7 +68,7 @@ def book(identity: Identity, entries: dict[str, Entry], *, vouched: int = 0, wit
 def test_the_last_line_of_a_trainer_says_what_it_gave_and_how_it_stands() -> None:
     said = thanks(summary(), standing(attestation(), attestation()))
     assert said == "in all your starts: 12,400 of 98,000 samples, 3.1 hours, third of seven; thank you"
-    assert "third of seven, by one monitor's count; thank you" in thanks(summary(), standing(attestation()))
+    assert "third of seven, by one peer's count; thank you" in thanks(summary(), standing(attestation()))
     assert "20 minutes" in thanks(summary(), standing(attestation(hours=1 / 3)))
     said = thanks(summary(), standing(msgspec.structs.replace(attestation(), peers=1)))
     assert "12,400 of 98,000 samples (who gave the others was not counted), 3.1 hours" in said
@@ -76,7 +76,7 @@ def test_the_last_line_of_a_trainer_says_what_it_gave_and_how_it_stands() -> Non
 
 def test_without_a_monitor_the_last_line_says_whose_count_it_is() -> None:
     assert thanks(summary(512), None) == (
-        "512 samples by this peer's own count, since no monitor was there to ask; thank you"
+        "512 samples by this peer's own count, since nobody else could be asked; thank you"
     )
     assert thanks(summary(0), None) == ""
 
@@ -133,12 +133,12 @@ def test_it_is_said_whose_word_the_numbers_are_and_who_says_otherwise() -> None:
     honest = {ADA.peer_id.text: Entry(600.0), BOB.peer_id.text: Entry(400.0)}
     swapped = {ADA.peer_id.text: Entry(400.0), BOB.peer_id.text: Entry(600.0)}
     alone = Given("run", honest, {MONITOR.peer_id: book(MONITOR, honest, vouched=1, witnessed=250.0)})
-    assert "has seen 25% of that itself, and knows the rest by the word of 1 other monitor" in rests_on(alone)[0]
-    assert rests_on(alone)[-1] == "This is told by one monitor only: nobody else can confirm it."
+    assert "has seen 25% of that itself, and knows the rest by the word of 1 other peer" in rests_on(alone)[0]
+    assert rests_on(alone)[-1] == "This is told by one peer only: nobody else can confirm it."
     three = {each.peer_id: book(each, honest) for each in (MONITOR, ADA)} | {OTHER.peer_id: book(OTHER, swapped)}
     said = rests_on(Given("run", honest, three, {BOB.peer_id: "no answer"}))
     assert any("what most of them hold" in line for line in said)
-    assert f"The monitor {OTHER.peer_id.text[:10]} says otherwise of 2 peers." in said
+    assert f"The book of {OTHER.peer_id.text[:10]} says otherwise of 2 peers." in said
     assert "no answer" in said[-1]
 
 

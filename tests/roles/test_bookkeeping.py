@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from swarmcli.events import Booked, BookHead, EpochCredited, Event, Noticed
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim import PeerDescription
 from swarmcli.roles import bookkeeping
+from swarmcli.roles.asking import Report
 from swarmcli.roles.bookkeeping import Bookkeeper, BookReader, Surroundings, from_rows
 from swarmcli.roles.contributions import Entries, Kept, Mark
 from swarmcli.roles.statements import digest_of, entries_of, fetch_book, signed
@@ -220,6 +223,62 @@ def test_a_reader_asks_several_monitors_so_that_one_that_lies_deceives_nobody() 
             await asyncio.sleep(1.0)
             assert reader.contributions()[0].peer == ADA and reader.basis().monitors == 3
             await reader.close()
+
+    virtual_time.run(main())
+
+
+def test_a_reader_s_totals_never_shrink_when_the_fuller_book_leaves_and_comes_back() -> None:
+    """A monitor that was there from the beginning goes away; one that came late, and never met it, tells less."""
+
+    async def main() -> None:
+        async with simulated(5) as run:
+            first = run.monitor()
+            await run.epochs(6)
+            reader = BookReader(run.around(run.nodes[0]))
+            reader.start()
+            told = list[dict[str, int]]()
+
+            async def read() -> None:
+                reader._asked = float("-inf")  # it asks once in thirty seconds
+                reader.contributions()
+                await asyncio.sleep(1.0)
+                told.append({each.peer: each.samples for each in reader.contributions() if each.samples})
+
+            await read()
+            assert told[-1] == run.given
+            kept = first.kept()
+            await first.leave()
+            run.mark = Mark(run.mark.epoch + 1, run.mark.samples + 100)
+            late = run.monitor()  # alone
+            await run.epochs(2)
+            await read()
+            assert sum(late.samples.values()) < sum(told[0].values()), "it has seen less"
+            back = run.monitor(kept)
+            await run.epochs(3)
+            await asyncio.sleep(10.0)  # they compare, and make their lists anew
+            await read()
+            assert all(after[peer] >= before[peer] for before, after in pairwise(told) for peer in before)
+            assert sum(told[-1].values()) <= run.mark.samples
+            assert back.samples == late.samples == told[-1], "each epoch that somebody saw counts once"
+            await reader.close()
+
+    virtual_time.run(main())
+
+
+def test_a_trainer_that_writes_checkpoints_is_asked_where_no_monitor_is() -> None:
+    async def main() -> None:
+        async with simulated(4) as run:
+            keeping, silent = run.monitor(), run.monitor()
+            roles = {keeping.node.peer_id: True, silent.node.peer_id: False}
+            reports = {
+                peer: Report(role="trainer", name="", epoch=0, keeps=keeps, addresses=[])
+                for peer, keeps in roles.items()
+            }
+            around = replace(run.around(run.nodes[0]), others=lambda: reports)
+            assert around.bookkeepers() == [keeping.node.peer_id]
+            await run.epochs(2)
+            standing = await BookReader(around).standing()
+            assert standing is not None and len(standing.attestations) == 1
 
     virtual_time.run(main())
 

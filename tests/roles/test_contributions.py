@@ -106,6 +106,37 @@ def test_the_word_of_one_gives_way_to_that_of_more() -> None:
     assert samples(book) == {ADA: 540, BOB: 360}
 
 
+def test_totals_never_shrink_when_the_fuller_book_has_gone() -> None:
+    """It knew of epochs 1 to 8 by the word of one; then another book is read that begins with epoch 5."""
+    book = watched(9, 9)
+    book.reconcile({"M": watched(1, 9).told()})
+    assert samples(book) == {ADA: 540, BOB: 360}
+    late = watched(6, 9).told()
+    for others in ({"N": late}, {"N": late, "O": late}, {"N": late, "O": late, "P": late}):
+        book.reconcile(others)
+        assert samples(book) == {ADA: 540, BOB: 360}
+
+
+def test_what_two_parts_of_a_run_have_seen_is_joined_peer_by_peer_and_not_added_twice() -> None:
+    """Two books of the same epochs know unlike peers, since their groups were others: of each the greater number."""
+    book = watched(9, 9)
+    one = Told(Mark(9, 900), 0, {ADA: Entry(samples=540.0), BOB: Entry(samples=40.0)})
+    other = Told(Mark(9, 900), 0, {ADA: Entry(samples=60.0), BOB: Entry(samples=360.0)})
+    for each in (one, other, one, other):
+        book.reconcile({"M": each})
+    assert samples(book) == {ADA: 540, BOB: 360}
+
+
+def test_a_lone_liar_takes_from_nobody_what_was_said_before() -> None:
+    book = watched(9, 9)
+    book.reconcile({"M": lie(9, {ADA: 400.0, BOB: 300.0})})
+    before = samples(book)
+    book.reconcile({"E": lie(9, {EVE: 899.0})})
+    after = samples(book)
+    assert all(after[peer] >= before[peer] for peer in before)
+    assert sum(after.values()) <= 905, "not more than the run has"
+
+
 def test_nobody_talks_a_monitor_out_of_what_it_has_seen_itself() -> None:
     book = watched(1, 9)
     disputes = book.reconcile({"E": lie(9, {EVE: 899.0})})

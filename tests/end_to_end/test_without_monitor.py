@@ -1,0 +1,96 @@
+"""Trainers of a run whose monitor is gone, as real processes: they find each other again, and write its checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmcli.cli.processes import Child
+from swarmcli.journal import JournalReader
+from tests.end_to_end.forked import command
+from tests.end_to_end.swarm import Swarm
+from tests.end_to_end.test_link import Stranger
+
+pytestmark = pytest.mark.e2e
+
+ENDLESS = 100_000  # epochs
+
+
+def test_a_trainer_that_is_started_again_while_the_monitor_is_gone_finds_the_others_or_waits(
+    swarm: Callable[..., Swarm],
+) -> None:
+    """All are killed, so nobody writes anything at its end."""
+    run = swarm(ENDLESS)
+    here = {"SWARM_RUNTIME_DIR": str(run.directory / "runtime")}
+    monitor = run.start_monitor()
+    trainers = {name: run.start("join", name, environment=here) for name in ("ann", "bob")}
+    for name, trainer in trainers.items():
+        run.wait_for_epoch(name, 3, monitor, trainer)
+    monitor.kill()
+    epoch = run.epoch("bob")
+    run.wait(lambda: run.epoch("bob") > epoch + 1, "the trainers go on without the monitor", *trainers.values())
+    trainers["ann"].kill()
+    epoch = run.epoch("bob")
+    ann = run.start("join", "ann", environment=here)
+    run.wait(lambda: run.epoch("ann") > epoch + 3, "ann trains along again", ann, trainers["bob"])
+    assert any(len(each.members) > 1 for each in run.rounds("ann")[-3:])
+
+    for each in (ann, trainers["bob"]):
+        each.kill()
+    epoch = run.epoch("ann")
+    ann = run.start("join", "ann", environment=here)
+
+    def waits() -> str:
+        shown: list[dict[str, Any]] = json.loads(command(["status", "--json"], here).stdout or "[]")
+        return " ".join(str(each.get("waits", "")) for each in shown)
+
+    run.wait(lambda: "nobody answers since" in waits(), "its status says that it waits", ann)
+    place = run.contact.split("/")[2]
+    assert place in ann.last_words(40) and "Ctrl-C" in ann.last_words(40)
+    port = place.rpartition(":")[2]
+    back = run.start("monitor", "monitor", "--port", port, "--web", "0")
+    run.wait(lambda: run.epoch("ann") > epoch + 3, "ann goes on with the monitor", ann, back)
+
+
+def test_a_trainer_that_joined_by_a_link_writes_the_checkpoints_and_the_book_without_the_monitor(
+    swarm: Callable[..., Swarm], tmp_path: Path
+) -> None:
+    run = swarm(ENDLESS)
+    monitor = run.start_monitor("--set", "checkpoint.every_epochs=2")
+    stranger = Stranger(tmp_path / "elsewhere", run.children)
+    stranger.environment["SWARM_RUNTIME_DIR"] = str(tmp_path / "runtime")
+    trainer = stranger.join(run.told("monitor")["link"], "ann", "--yes")
+
+    def samples(home: Path) -> int:
+        """Of everyone, as the book in a home has it."""
+        if not (home / "journal.sqlite").exists():
+            return 0
+        with JournalReader(home / "journal.sqlite") as journal:
+            return sum(line.samples for line in journal.book("test-run")[1])
+
+    def of(what: Callable[[Path], int], *alive: Child) -> Callable[[], int]:
+        return lambda: what(stranger.homes[0]) if stranger.homes else 0
+
+    run.wait(lambda: samples(run.home("monitor")) > 0, "the monitor counts", monitor, trainer)
+    (home,) = stranger.homes
+    assert not list(home.glob("checkpoints/epoch-*")), "while the monitor writes them"
+    monitor.kill()
+    port = run.contact.split("/")[2].rpartition(":")[2]
+    before = samples(run.home("monitor"))
+    run.wait(lambda: any(home.glob("checkpoints/epoch-*/checkpoint.json")), "the trainer writes them", trainer)
+    run.wait(lambda: samples(home) > before, "the trainer counts on", trainer)
+    meanwhile = samples(home)
+
+    back = run.start("monitor", "monitor", "--set", "checkpoint.every_epochs=2", "--port", port, "--web", "0")
+    seen = [before]
+
+    def knows() -> bool:
+        seen.append(samples(run.home("monitor")))
+        return seen[-1] >= meanwhile
+
+    run.wait(knows, "the monitor has what was given while it was away", trainer, back)
+    assert seen == sorted(seen), "totals never shrink"
