@@ -13,6 +13,7 @@ from fastapi import APIRouter, HTTPException
 from fastapi.responses import FileResponse, Response
 
 from coordinator_web.source import DashboardSource, RunStatus
+from swarmcli.words import amount, roughly
 
 STATIC = Path(__file__).parent / "static"
 SCRIPTS = (
@@ -137,12 +138,24 @@ def join_page(status: RunStatus) -> str:
         "install": status.install,
         "join_line": status.join_line,
         "reach": status.link_reach,
+        "round": _round_in_words(status),
+        "with_round": "" if status.round_bytes else "hidden",
         "with_link": "" if status.link else "hidden",
         "with_reach": "" if status.link_reach else "hidden",
         "finished": "" if status.state == "finished" else "hidden",
     }
     escaped = {name: html.escape(value) for name, value in values.items()}
     return Template(_text("join.html")).substitute(escaped)
+
+
+def _round_in_words(status: RunStatus) -> str:
+    """What a connection has to carry for samples to count."""
+    last = status.last_epoch
+    epoch = f"; an epoch takes about {roughly(last.seconds)} at present" if last is not None and last.samples else ""
+    return (
+        f"In each round a trainer sends {amount(status.round_bytes)} and receives as much{epoch}. A computer whose "
+        "connection needs longer for that than an epoch takes follows the run: its samples cannot count."
+    )
 
 
 def qr_code(link: str) -> bytes:

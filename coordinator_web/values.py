@@ -19,11 +19,15 @@ State = Literal[
     "averaging",  # a round is under way
     "synchronizing",  # this peer downloads the state
     "stranded",  # it waits, since nobody whom it can reach holds the state of the run
+    "following",  # this trainer computes nothing, since its samples cannot count
+    "standing",  # the epoch should have ended, and does not
     "finished",  # the run reached its last epoch
 ]
 Health = Literal[
     "in step",
     "behind",
+    "catching up",  # with the run: it has not found out yet where that is, or gets the state
+    "follows",  # a trainer whose link is too slow for its samples to count
     "not answering",  # no longer, but it said no goodbye either
     "waiting",  # for the state of the run, which it cannot reach
     "another model",  # is what it trains
@@ -91,6 +95,10 @@ class RunStatus:
     evaluation: Evaluated | None = None  # the last one of this process, or what others tell: most peers never evaluate
     evaluation_by: str = ""  # who tells it, where it is not this peer's own
     alarm: str = ""  # what a person has to mend, with the remedy
+    waits: str = ""  # where the run does not go on: whom it waits for, and what helps
+    seat: str = ""  # why the samples of this trainer cannot count, in figures, and what helps; "": they can
+    download: str = ""  # of a peer that gets the state: how much, how far, and how long it takes
+    round_bytes: int = 0  # that a trainer sends in each round, and receives; 0: unknown
     mode: str = ""  # how the run averages, in words
     join_line: str = ""  # the command with which others join
     link: str = ""  # the link in it; "": others need the recipe file
@@ -148,7 +156,7 @@ class Me:
     hours: float = 0.0  # that it was there, over all its starts
     rank: int | None = None  # by samples, from 1; None: not among those that contributed
     ranked: int = 0  # how many are
-    told_by: str = ""  # whose word samples, hours and rank are, if it is a single monitor's
+    told_by: str = ""  # whose word samples, hours and rank are, if it is a single peer's
     rests_on: str = ""  # whose word the list of contributions is, and how much is missing in it, in sentences
     totals: Totals = field(default_factory=Totals)
     limits: Mapping[str, object] = field(default_factory=dict)  # as `GET limits` gives them
@@ -163,6 +171,7 @@ class Counts:
     auxiliaries: int = 0
     monitors: int = 0
     paused: int = 0
+    following: int = 0  # whose samples cannot count
     behind: int = 0
     troubled: int = 0  # whose last round did not succeed
     silent: int = 0  # who does not answer, and is not counted as alive

@@ -78,6 +78,7 @@ def count(peers: Iterable[PeerStatus]) -> Counts:
         auxiliaries=by_role["auxiliary"],
         monitors=by_role["monitor"],
         paused=by_health["paused"],
+        following=by_health["follows"],
         behind=by_health["behind"],
         troubled=troubled,
         silent=by_health["not answering"],
@@ -101,7 +102,11 @@ def sentence(status: RunStatus, activity: ActivityShown, rate: float) -> str:
         case "waiting":
             return "Waiting for somebody to train with" if status.role == "trainer" else "Waiting for trainers"
         case "synchronizing":
-            return "Getting the model from the others"
+            return status.download[:1].upper() + status.download[1:] or "Getting the model from the others"
+        case "following":
+            return f"Computing nothing: your samples cannot count at present, {where}"
+        case "standing":
+            return f"Waiting: the run stands, {where}"
         case "stranded":
             return "Waiting: nobody whom it can reach holds the model"
         case "finished":
@@ -123,8 +128,8 @@ def rank(contributions: Iterable[Contribution], peer: str) -> tuple[int | None, 
 
 
 def told_by(basis: Basis) -> str:
-    """For beside a number, for example "by one monitor's count"; "" where more than one voice was heard."""
-    return "by one monitor's count" if basis.seen is None and basis.monitors == 1 else ""
+    """For beside a number, for example "by one peer's count"; "" where more than one voice was heard."""
+    return "by one peer's count" if basis.seen is None and basis.monitors == 1 else ""
 
 
 def rests_on(basis: Basis) -> str:
@@ -139,14 +144,14 @@ def rests_on(basis: Basis) -> str:
 
 def _voices(monitors: int) -> str:
     if monitors == 1:
-        return "This is told by one monitor only: nobody else can confirm it."
+        return "This is told by one peer only: nobody else can confirm it."
     if monitors == 2:
-        return "Two monitors tell this; where they differ, the one that has counted more is shown."
-    return f"Of {monitors} monitors, what most of them tell is shown."
+        return "Two books tell this; where they differ, the one that counts more is shown."
+    return f"Of {monitors} books, what most of them tell is shown."
 
 
 def _own_eyes(seen: float, monitors: int) -> str:
-    own = f"This monitor has counted {min(1.0, seen):.0%} of the run's samples itself"
+    own = f"This peer has counted {min(1.0, seen):.0%} of the run's samples itself"
     if not monitors:
         return f"{own}."
     return f"{own}, and knows the rest by the word of {monitors} {'other' if monitors == 1 else 'others'}."
@@ -160,7 +165,7 @@ def missing(accounted: float) -> str:
     if accounted >= WHOLE:
         return ""
     return (
-        f"The list has {accounted:.0%} of the run's samples: those of epochs that no monitor saw are missing, and "
+        f"The list has {accounted:.0%} of the run's samples: those of epochs that nobody counted are missing, and "
         "those of groups that none was in."
     )
 

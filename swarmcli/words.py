@@ -27,6 +27,14 @@ def printable(text: str, limit: int = MAX_TEXT) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
+def amount(nbytes: float, digits: int = 3) -> str:
+    """Bytes as people write them, in decimal units: 10 kB, 1.77 MB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.{digits}g} {unit}"
+    return f"{nbytes:g} B"
+
+
 def roughly(seconds: float) -> str:
     """For example: 40 s, 12 min, 2.5 h, 3 days."""
     if seconds < 99.5:

@@ -91,6 +91,11 @@ export function moment(time, now = Date.now() / 1000) {
   return `${Math.abs(time - now) < 6 * 86400 ? weekday.format(date) : dayMonth.format(date)}, ${hour}`;
 }
 
+// How a peer does; where that is not the word for it.
+export function doing(health) {
+  return health === "follows" ? "follows: its link is too slow for its samples to count" : health;
+}
+
 export function hours(value) {
   if (value === null || value === undefined) return NONE;
   if (value < 0.995) return `${Math.round(value * 60)} min`;

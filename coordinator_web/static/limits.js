@@ -35,7 +35,7 @@ let send = null;
 const shown = new Map(); // key → {set, node}
 const unsent = new Set(); // keys that the reader is changing
 
-// `change(key, text)` asks for a limit and resolves to all of them.
+// `change(key, text)` asks for a limit and resolves to why this trainer's samples cannot count now; "": they can.
 export function offerLimits(change) {
   send = change;
   for (const limit of LIMITS) {
@@ -70,7 +70,9 @@ function changed(key, text) {
 
 async function change(key, text) {
   try {
-    await send(key, text);
+    const seat = await send(key, text);
+    for (const { node } of shown.values()) say(node.querySelector(".seat"), "");
+    say(shown.get(key).node.querySelector(".seat"), seat ?? "");
     refused(key, "");
     unsent.delete(key);
   } catch (error) {
@@ -97,10 +99,12 @@ function frame({ key, title, help }, input, ...more) {
   input.setAttribute("aria-describedby", about.id);
   const source = element("p", "source");
   source.hidden = true;
+  const seat = element("p", "notice seat");
+  seat.hidden = true;
   const why = element("p", "alarm refused");
   why.role = "alert";
   why.hidden = true;
-  return element("div", "limit", label, ...more, input, about, source, why);
+  return element("div", "limit", label, ...more, input, about, source, seat, why);
 }
 
 function slider({ steps, text, none = "no limit", ...limit }) {

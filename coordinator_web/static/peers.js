@@ -2,10 +2,10 @@
 
 import { again, get } from "/static/api.js";
 import { $, cell, element, peerPath, row, say, write } from "/static/dom.js";
-import { ago, count, decimal, percent, plural, rate, tiny } from "/static/format.js";
+import { ago, count, decimal, doing, percent, plural, rate, tiny } from "/static/format.js";
 import { WindowedRows } from "/static/windowed.js";
 
-export const GONE = ["not answering", "left", "lost"]; // they add nothing at this moment
+const IDLE = ["not answering", "left", "lost", "follows", "catching up"]; // they add nothing at this moment
 const REFRESH_SECONDS = 1;
 const FIRST_DOWN = ["epoch", "rate", "share", "last_seen"]; // of these the greatest comes first
 
@@ -75,10 +75,10 @@ function updatePeer(node, peer) {
   write(at(".who .sub"), details.filter(Boolean).join(" · "));
   write(at(".role"), peer.role);
   write(at(".epoch .value"), count(peer.epoch));
-  write(at(".health"), peer.health);
+  write(at(".health"), doing(peer.health));
   at(".health").title = peer.trouble;
   const computes = peer.role === "trainer";
-  write(at(".rate"), computes && !GONE.includes(peer.health) ? rate(peer.samples_per_second) : "–");
+  write(at(".rate"), computes && !IDLE.includes(peer.health) ? rate(peer.samples_per_second) : "–");
   write(at(".share .value"), computes ? percent(peer.share) : "–");
   at(".meter").hidden = !computes;
   at(".meter span").style.transform = `scaleX(${computes ? Math.min(1, peer.share ?? 0) : 0})`;

@@ -19,8 +19,12 @@ const STATES = {
   averaging: "Averaging",
   synchronizing: "Synchronizing",
   stranded: "Waiting, out of reach",
+  following: "Computing nothing",
+  standing: "Standing still",
   finished: "Finished",
 };
+
+const RESTING = ["waiting", "synchronizing", "stranded", "standing", "finished"]; // no rate is told
 
 const view = { rounds: [], events: [], epoch: null };
 
@@ -38,7 +42,7 @@ function drawState({ run, counts, evaluation }) {
   write($("run-eta"), run.run_eta_seconds === null || run.state === "finished" ? "" : `about ${roughly(run.run_eta_seconds)} to the last epoch`);
   write($("state"), STATES[run.state] ?? run.state);
   write($("mode"), run.mode);
-  write($("throughput"), run.state === "finished" ? "–" : rate(run.samples_per_second));
+  write($("throughput"), RESTING.includes(run.state) ? "–" : rate(run.samples_per_second));
   write($("loss"), decimal(run.losses.at(-1) ?? null));
   if (evaluation) write($("loss-sub"), `${decimal(evaluation.loss)} on data kept aside${run.evaluation_by && `, ${run.evaluation_by}`}`);
   write($("peer-count"), count(counts.alive));
@@ -50,6 +54,8 @@ function drawState({ run, counts, evaluation }) {
   drawProgress(run);
   say($("result"), run.state === "finished" ? run.result : "");
   say($("alarm"), run.alarm);
+  say($("waits"), run.waits);
+  say($("seat"), run.seat);
   say($("reach"), run.reach);
   say($("notice"), run.notice);
   drawInvite(run);
@@ -60,6 +66,7 @@ function roles(counts) {
   const named = [[counts.trainers, "trainer"], [counts.auxiliaries, "auxiliary", "auxiliaries"], [counts.monitors, "monitor"]];
   const words = named.filter(([number]) => number > 0).map((each) => plural(...each));
   if (counts.paused > 0) words.push(`${count(counts.paused)} of them paused`);
+  if (counts.following > 0) words.push(`${count(counts.following)} with no part in it`);
   return words.join(", ");
 }
 
@@ -82,8 +89,9 @@ function eta(run) {
   switch (run.state) {
     case "finished": return "the run is complete";
     case "averaging": return "averaging with the others…";
-    case "synchronizing": return "downloading the state…";
-    case "waiting": return "nobody computes yet";
+    case "synchronizing": return run.download || "looking where the run is…";
+    case "waiting": return run.epoch > 0 ? "nobody computes at present" : "nobody computes yet";
+    case "standing": return "it does not end";
     case "stranded": return "waiting for somebody who can hand over the state…";
   }
   return run.eta_seconds === null ? "\u00a0" : `about ${roughly(run.eta_seconds)} left`;
@@ -93,7 +101,7 @@ function drawInvite(run) {
   $("invite").hidden = run.join_line === "" || run.state === "finished";
   write($("join-line"), run.join_line);
   const first = run.state === "waiting";
-  write($("invite-heading"), first ? "Waiting for the first trainer" : "Join this run");
+  write($("invite-heading"), first && run.epoch === 0 ? "Waiting for the first trainer" : "Join this run");
   $("invite").classList.toggle("prominent", first);
   say($("link-reach"), run.link_reach);
   const linked = run.link !== "";

@@ -10,6 +10,7 @@ import { follow, here } from "/static/live.js";
 
 const HISTORY_SECONDS = 5; // between two looks at the own history
 const ACTIVITIES = { running: "Running", pausing: "Pausing", paused: "Paused", stopping: "Leaving" };
+const IDLE = { following: "Computing nothing", standing: "Waiting", synchronizing: "Joining" }; // though it may run
 
 let allowed = null; // to change something; null: not known yet
 let seen = false; // a state has come
@@ -32,6 +33,8 @@ function draw({ run, me }) {
   write($("connectivity"), me.connectivity || "Not known yet.");
   write($("traffic"), `${bytes(me.totals.bytes_sent)} sent, ${bytes(me.totals.bytes_received)} received for averaging`);
   say($("alarm"), run.alarm);
+  say($("waits"), run.waits);
+  say($("seat"), run.seat);
   say($("notice"), run.notice);
   drawRun(run);
   showLimits(me.limits.limits ?? {}, allowed === true);
@@ -41,7 +44,7 @@ function drawActivity(me) {
   const { state, reasons, keeps } = me.activity;
   document.body.dataset.activity = state;
   write($("sentence"), me.sentence);
-  write($("activity"), ACTIVITIES[state] ?? state);
+  write($("activity"), (state === "running" && IDLE[here.state?.run.state]) || (ACTIVITIES[state] ?? state));
   const until = reasons.map((reason) => reason.until).filter((time) => time !== null);
   write($("until"), state === "paused" && until.length === reasons.length && until.length > 0 ? `It goes on by itself: ${moment(Math.max(...until))}.` : "");
   const asked = reasons.some((reason) => reason.kind === "asked");
@@ -67,7 +70,8 @@ function drawRun(run) {
   $("progress").setAttribute("aria-valuenow", Math.round(part * 100));
   $("progress-fill").style.transform = `scaleX(${part})`;
   const left = run.run_eta_seconds === null ? "" : `about ${roughly(run.run_eta_seconds)} to go`;
-  const line = [left, `${plural(here.state.counts.alive, "peer")} there`, `${rate(run.samples_per_second)} samples a second together`];
+  const together = run.samples_per_second > 0 ? `${rate(run.samples_per_second)} samples a second together` : "";
+  const line = [left, `${plural(here.state.counts.alive, "peer")} there`, together];
   write($("run-line"), run.state === "finished" ? "The run has reached its last epoch. Thank you." : line.filter(Boolean).join(" · "));
 }
 
@@ -152,6 +156,7 @@ const lookBack = again(HISTORY_SECONDS, async () => {
 offerLimits(async (key, text) => {
   const limits = await send("PATCH", "limits", { changes: { [key]: text }, keep: $("limits-keep").checked });
   if (here.state) here.state.me.limits = limits;
+  return limits.seat;
 });
 
 async function learnWhetherAllowed() {

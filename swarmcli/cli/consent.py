@@ -20,6 +20,7 @@ from swarmcli.cli.console import err, format_time, moment, plural
 from swarmcli.errors import UsageError
 from swarmcli.journal import megabytes, printable
 from swarmcli.optim.config import Role
+from swarmcli.optim.epoch.seat import before_joining
 from swarmcli.reach.relaying import RelayBudgets
 from swarmcli.recipe import FilesDataset, HuggingFaceDataset, Limits, Recipe, StdlibDataset
 from swarmcli.recipe.limits import in_words
@@ -49,7 +50,7 @@ def sheet(
         ("memory", f"about {memory}; refused if that is not free"),
         ("disk", _disk(recipe, role, demand, files)),
         ("processor", _processor(recipe, role)),
-        ("traffic", _traffic(recipe, role, demand)),
+        ("traffic", _traffic(recipe, role, demand, limits)),
         ("limits", "; ".join(in_words(limits)) or NO_LIMITS),
         ("router", _router(recipe)),
         ("others see", "this computer's network address and the name it is given; a recipe brings no code along"),
@@ -124,9 +125,11 @@ def _disk(recipe: Recipe, role: Role, demand: Demand, files: Path) -> str:
         return f"a journal of some megabytes; {format_bytes(free)} are free"
     # One more than are kept: the oldest goes when the newest has been verified.
     enough = free > (recipe.checkpoint.keep + 1) * demand.state
+    every = recipe.checkpoint.every_epochs if role == "trainer" else 0
+    regularly = f" and every {plural(every, 'epoch')} while no monitor writes them" if every else ""
     return (
-        f"a checkpoint when leaving, {format_bytes(demand.state)}, the newest {recipe.checkpoint.keep} are kept; a "
-        f"journal of some megabytes; {'' if enough else 'only '}{format_bytes(free)} are free"
+        f"a checkpoint when leaving{regularly}, {format_bytes(demand.state)}, the newest {recipe.checkpoint.keep} are "
+        f"kept; a journal of some megabytes; {'' if enough else 'only '}{format_bytes(free)} are free"
         f"{'' if enough else ', which is too little'}"
     )
 
@@ -142,16 +145,18 @@ def _processor(recipe: Recipe, role: Role) -> str:
     return f"{device}; {limit}"
 
 
-def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
+def _traffic(recipe: Recipe, role: Role, demand: Demand, limits: Limits) -> str:
     whose = "as the contact says" if demand.pace_is_told else "which is a guess"
     pace = f"an epoch in {format_time(demand.pace)}, {whose}"
     whom = " for each trainer that it helps" if role == "auxiliary" else ""
     relays = role != "trainer" if recipe.local.relay is None else recipe.local.relay
     rate = megabytes(recipe.local.relay_rate or RelayBudgets().rate or 0)
+    epoch = demand.pace if demand.pace_is_told else 0.0
+    seat = before_joining(demand.round, limits.link, recipe.target_batch_size, epoch) if role == "trainer" else ""
     others = f"; besides, it carries the connections of others, at most {rate} a second (--no-relay: none)"
     return (
         f"at most {megabytes(demand.epoch)} up and as much down in an epoch{whom}: {megabytes(demand.an_hour)} an hour "
-        f"each way at {pace}" + (others if relays else "")
+        f"each way at {pace}" + (others if relays else "") + (f". {seat[0].upper()}{seat[1:]}" if seat else "")
     )
 
 

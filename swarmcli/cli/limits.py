@@ -113,8 +113,10 @@ def change(changes: dict[str, str], *, now_only: bool, quiet: bool, **which: Any
         load_config()  # a file that cannot be used is told of before anything changes
     for each in peers:
         try:
-            client.patch(each, "limits", {"changes": changes, "keep": not now_only}, registry=registry)
+            answer = client.patch(each, "limits", {"changes": changes, "keep": not now_only}, registry=registry)
             told.append(f"{described(each)} follows at once")
+            if seat := (answer or {}).get("seat"):
+                told.append(printable(f"{described(each)}: {seat}", 600))
         except ControlError as error:
             failed = True
             typer.echo(f"swarm: {described(each)}: {error}", err=True)

@@ -43,6 +43,8 @@ STATES = {
     "averaging": "averaging",
     "synchronizing": "downloading the state",
     "stranded": "waiting: out of reach of the others",
+    "following": "computing nothing: its samples cannot count",
+    "standing": "waiting: the run stands",
     "finished": "finished",
 }
 STATE_STYLES = {
@@ -50,8 +52,11 @@ STATE_STYLES = {
     "averaging": "cyan",
     "synchronizing": "yellow",
     "stranded": "bold red",
+    "following": "bold yellow",
+    "standing": "bold yellow",
     "finished": "bold green",
 }
+RESTING = ("waiting", "synchronizing", "stranded", "standing", "finished")  # states in which no rate is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +89,11 @@ class Frame:
             above += _limits(me.limits)
         above += [_one_line(Text(printable(status.reach, 300), style="dim"))] if status.reach else []
         above += [Text(printable(status.alarm, 600), style="bold red")] if status.alarm else []
+        above += [Text(printable(text, 600), style="yellow") for text in (status.seat, status.waits) if text]
         rows = EVENT_ROWS if options.size.height >= ROOMY else FEW_EVENT_ROWS
         below = _latest(console, self._said, width, rows)
-        room = options.size.height - len(above) - len(below) - 4  # blank line, heading, "and … more", the cursor's line
+        high = sum(len(each.wrap(console, width)) if isinstance(each, Text) else 1 for each in above)
+        room = options.size.height - high - len(below) - 4  # blank line, heading, "and … more", the cursor's line
         yield Group(*above, Text(), _peers(status, width, max(LEAST_PEERS, min(MOST_PEERS, room))), *below)
 
 
@@ -164,7 +171,7 @@ def _figures(status: RunStatus, width: int, *, curve: bool) -> Text:
     losses = status.losses
     head = Text("loss ", style="dim").append(number(losses[-1] if losses else None), style="bold")
     tail = Text()
-    if status.state != "finished":
+    if status.state not in RESTING:
         tail = Text(f"   {status.samples_per_second:,.1f}", style="bold").append(" samples/s", style="dim")
     if status.last_epoch is not None:
         took, averaging = format_time(status.last_epoch.seconds), format_time(status.last_epoch.averaging_seconds)
@@ -197,6 +204,8 @@ def _progress(status: RunStatus, width: int) -> RenderableType:
     """One line: the bar gives way first, then what is estimated. Of a run that has finished: where its model is."""
     if status.state == "finished":
         return Text(f"epoch {status.epoch}", style="bold").append(f"  {printable(status.result)}", style="not bold")
+    if status.state == "synchronizing":
+        return _one_line(Text(printable(status.download or "looking where the run is", 200)))
     of = "" if status.max_epochs is None else f" of {status.max_epochs}"
     etas = [] if status.eta_seconds is None else [f"{remaining(status.eta_seconds)} left"]
     if status.run_eta_seconds is not None:
@@ -240,7 +249,7 @@ def _columns(rows: Sequence[Mapping[str, Text]], width: int) -> list[str]:
 
 
 def _cells(peer: PeerStatus, status: RunStatus) -> dict[str, Text]:
-    computes, answers = peer.role == "trainer", peer.health != "not answering"
+    computes, answers = peer.role == "trainer", peer.health not in ("not answering", "follows", "catching up")
     return {
         "peer": Text(printable(peer.name or peer.peer_id[:10], 24)),
         "role": Text(printable(peer.role, 12)),
@@ -256,8 +265,8 @@ def _seen(peer: PeerStatus, now: float) -> Text:
     ago = now - peer.last_seen
     if peer.health == "not answering":
         return Text(f"not answering, {format_time(ago)}", style="red")
-    if peer.health == "paused":
-        return Text("paused", style="dim")
+    if peer.health in ("paused", "follows", "catching up"):
+        return Text("link too slow" if peer.health == "follows" else peer.health, style="dim")
     if not peer.counts:
         return Text(peer.health, style="red")
     return Text("now" if peer.me or ago < 5 else f"{format_time(ago)} ago")
@@ -385,7 +394,11 @@ class LiveView:
             return
         if status.alarm:
             self._print(self._clock(), f"error: {printable(status.alarm, 600)}")
-        if status.state == "stranded":  # how far the others are is no progress of this peer
+        for text in filter(None, (status.seat, status.waits)):
+            self._print(self._clock(), f"warning: {printable(text, 600)}")
+        if status.state in RESTING:  # how far the others are is no progress of this peer
+            if not status.alarm and not status.waits:
+                self._print(self._clock(), printable(status.download or STATES[status.state], 200))
             return
         eta = "" if status.eta_seconds is None else f", about {remaining(status.eta_seconds)} left"
         if status.run_eta_seconds is not None:

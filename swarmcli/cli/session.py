@@ -28,6 +28,7 @@ from swarmcli.cli.live import LiveView
 from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import ListenError, MembershipError, NoDonorReachable
 from swarmcli.events import (
+    EpochAdvanced,
     Event,
     MembershipEnded,
     Noticed,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHANGE_LINKS = (ReachabilityChanged, OwnAddressesChanged, PeerConnected, PeerDisconnected)
+CHANGE_LINKS = (EpochAdvanced, ReachabilityChanged, OwnAddressesChanged, PeerConnected, PeerDisconnected)
 GONE = "The link that was told before no longer holds."
 OWN_KEYS = ("local.", "output_dir", "checkpoint.", "network.")  # in which the peers of a run may differ
 
@@ -232,7 +233,13 @@ class Session:
         """Shows the run: on the terminal, and on a dashboard if it has a port. How to join it goes to stdout."""
         watch = self._watch = RunWatch(self.peer, self._join_line())
         self._exit.callback(watch.close)
-        controls = PeerControls(self.peer.activity, self.peer.limits, self._asked_to_stop)
+        controls = PeerControls(
+            self.peer.activity,
+            self.peer.limits,
+            self._asked_to_stop,
+            apply=self.peer.governor.look,
+            seat=watch.seat,
+        )
         providers = Providers(
             activity=controls.activity,
             limits=controls.limits,
@@ -320,7 +327,8 @@ class Session:
         seldom, and the files are small, so they are written here, where the event is heard."""
         if not isinstance(event, CHANGE_LINKS) or not self.peer.has_another_link():
             return
-        self.peer.tell(dashboard)
+        if not self.peer.tell(dashboard):
+            return
         link = self.peer.link()
         told = f"others join from now on with: {command_of(link)}" if link else f"{GONE} {self.peer.no_link}"
         self.peer.events.emit(Noticed("info", told))

@@ -71,7 +71,7 @@ def _report(registry: LocalPeers, peer: LocalPeer) -> dict[str, Any]:
         "started": peer.started,
     }
     if peer.port is None:
-        return known | {"joining": True}
+        return known | {"joining": True, "waits": peer.waits}
     try:
         state = client.get(peer, "state", registry=registry, timeout=ANSWER_SECONDS)
         return known | {"state": state, "page": f"{peer.api}/?token={registry.token(peer)}"}
@@ -83,7 +83,7 @@ def text(found: list[dict[str, Any]]) -> str:
     """For people, a few lines for each peer."""
     if not found:
         return NOBODY
-    return "\n\n".join("\n".join(printable(line, 500) for line in _lines(each)) for each in found)
+    return "\n\n".join("\n".join(printable(line, 1100) for line in _lines(each)) for each in found)
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
@@ -91,7 +91,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     if "error" in report:
         yield f"  {report['error']}"
     elif "joining" in report:
-        yield "  Joining the run"
+        yield f"  Joining the run{': ' if report['waits'] else ''}{report['waits']}"
     else:
         try:
             yield from _told(report["state"])
@@ -107,6 +107,10 @@ def _told(state: dict[str, Any]) -> Iterator[str]:
     yield f"  run    {', '.join(filter(None, _run(run, counts)))}"
     if me["samples"] or me["share"] is not None:
         yield f"  mine   {', '.join(filter(None, _mine(me)))}"
+    if run.get("seat"):
+        yield f"  seat   {run['seat']}"
+    if run.get("waits"):
+        yield f"  waits  {run['waits']}"
     for text in (run["alarm"], run["notice"], *(alert["text"] for alert in state["alerts"])):
         if text:
             yield f"  alarm  {text}"
@@ -114,9 +118,10 @@ def _told(state: dict[str, Any]) -> Iterator[str]:
 
 def _run(run: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
     yield f"epoch {run['epoch']:,}" + (f" of {run['max_epochs']:,}" if run["max_epochs"] else "")
-    going_on = run["target"] and run["state"] != "finished"
+    going_on = run["target"] and run["state"] not in ("finished", "synchronizing")
     yield f"{min(1.0, run['samples'] / run['target']):.0%} of this epoch done" if going_on else ""
     yield f"{counts['trainers']} {'trainer' if counts['trainers'] == 1 else 'trainers'}"
+    yield f"{counts['following']} of them without a part in it" if counts.get("following") else ""
     yield f"{run['samples_per_second']:,.0f} samples a second" if run["samples_per_second"] else ""
     yield f"about {roughly(run['run_eta_seconds'])} to the end" if run["run_eta_seconds"] else ""
 

@@ -16,13 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from coordinator_web.values import Alert, AlertKind, PeerStatus, RunStatus
+from swarmcli.roles.standstill import computes
 
 LONGEST_GAP = 15.0  # seconds between two looks that count: this computer may have slept meanwhile
 LENGTHS = 10  # of the last epochs, by which is judged how long one takes
 
-OVERDUE_EPOCHS = 3.0  # an epoch is late by so many usual ones …
-OVERDUE_LEAST = 300.0  # … and so many seconds before that is told
-OVERDUE_FIRST = 1800.0  # while no epoch has ended yet: downloads, compilers and slow first batches take their time
+STANDS = 60.0  # seconds for which the screens have said that the run stands: a pager is for what stays so
 DESERTED = 600.0  # seconds for which nobody computes before that is told …
 ALL_PAUSED = 3600.0  # … and while somebody pauses who has computed lately: its user may be back from lunch
 SLOW_EPOCHS = 20.0  # an epoch that is longer than so many usual ones …
@@ -79,7 +78,7 @@ class Alerts:
 
 @dataclass(slots=True)
 class _Overdue:
-    """Time adds up only while the epoch should be over, or nobody computes: a long epoch is none that stalls."""
+    """Time adds up only while the run stands, or nobody computes: a long epoch is none that stalls."""
 
     epoch: int = -1
     since: float = 0.0  # seconds of this epoch
@@ -98,7 +97,7 @@ class _Overdue:
             self._begin(status.epoch)
             return ""
         trainers = [peer for peer in status.peers if peer.role == "trainer" and peer.health not in ("left", "lost")]
-        computing = [peer for peer in trainers if peer.counts and peer.health != "paused"]
+        computing = [peer for peer in trainers if computes(peer)]
         paused = [peer for peer in trainers if peer.health == "paused"]
         self.pausing = len(paused)
         if not computing and any(peer.me and self.computed <= {peer.peer_id} for peer in paused):
@@ -107,10 +106,11 @@ class _Overdue:
         self.since += seconds
         if computing:
             self._note(computing)
-            late = status.samples >= status.target or status.samples_per_second <= 0
-            self.overdue += seconds if late else 0.0
+            self.overdue = self.overdue + seconds if status.state == "standing" else 0.0
         elif self.computed:  # otherwise nobody has begun yet
             self.deserted += seconds
+        if self.overdue >= STANDS:
+            return status.waits
         return self._text(DESERTED if self.computed.isdisjoint(peer.peer_id for peer in paused) else ALL_PAUSED)
 
     def _begin(self, epoch: int) -> None:
@@ -128,8 +128,6 @@ class _Overdue:
         usual = statistics.median(self.lengths) if self.lengths else None
         if self.deserted >= patience:
             return f"Nobody computes any more: {self._who_is_left()}."
-        if self.overdue >= (OVERDUE_FIRST if usual is None else max(OVERDUE_LEAST, OVERDUE_EPOCHS * usual)):
-            return f"Epoch {self.epoch} does not end, though enough samples should be there by now."
         if usual is not None and self.since >= max(SLOW_LEAST, SLOW_EPOCHS * usual):
             return f"Epoch {self.epoch} has lasted {self.since / 3600:.1f} hours, far longer than the ones before."
         return ""
@@ -142,7 +140,7 @@ class _Overdue:
 
 
 def _holds_state(peer: PeerStatus) -> bool:
-    return peer.role in ("trainer", "monitor") and peer.health in ("in step", "behind", "paused")
+    return peer.role in ("trainer", "monitor") and peer.health in ("in step", "behind", "paused", "follows")
 
 
 @dataclass(slots=True)

@@ -38,6 +38,7 @@ class Report(pydantic.BaseModel):
     role: Literal["trainer", "auxiliary", "monitor"]
     epoch: int = Field(ge=0, lt=1 << 48)
     team: str = Field("", max_length=64)
+    keeps: bool = False
     addresses: list[str] = Field(max_length=MAX_ADDRESSES)
 
 
@@ -115,7 +116,9 @@ def visit(contacts: Sequence[str], action: Callable[[DHTNode], Awaitable[T]], vi
 
 
 def _monitors(node: DHTNode, present: dict[PeerID, Report]) -> list[PeerID]:
-    monitors = [peer for peer, report in present.items() if report.role == "monitor"][:MOST_MONITORS]
+    """Those that keep the run's book: monitors first, then trainers that write checkpoints."""
+    keeping = [peer for peer, its in present.items() if its.role == "monitor" or (its.role == "trainer" and its.keeps)]
+    monitors = sorted(keeping, key=lambda peer: present[peer].role != "monitor")[:MOST_MONITORS]
     for monitor in monitors:
         with suppress(ValueError):
             node.endpoint.learn(monitor, present[monitor].addresses)

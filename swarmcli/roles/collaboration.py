@@ -28,6 +28,7 @@ from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim import GradientAverager, Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.config import Role
+from swarmcli.optim.epoch.seat import before_joining
 from swarmcli.optim.peers.proofs import SignedByOwner
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recipe, digest_of
@@ -101,6 +102,10 @@ class Collaboration:
                 checkpoint.restore_model(self.model)
             self.model.to(self.compute.device)
         self.optimizer = Optimizer(**self._options(recipe, auxiliary) | further(self.model))
+        peer.lending.when_rates_change(self.optimizer.review_seat)  # also while a batch is computed
+        if peer.role == "trainer" and (limit := peer.limits.limits.link) is not None:
+            told = before_joining(self.optimizer.round_bytes, limit, recipe.target_batch_size)
+            peer.events.emit(Noticed("info", told))
         if recipe.run_key is not None:
             self.optimizer.trust_owner(owners_word(recipe, recipe.run_key))
         self._accounts = keep_accounts(peer, self.optimizer)
@@ -175,7 +180,8 @@ class Collaboration:
 
 
 def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> Bookkeeper | BookReader:
-    """What this peer knows from now on of what each has given: a monitor keeps count, others ask it."""
+    """What this peer knows from now on of what each has given: monitors and trainers that write checkpoints keep count,
+    others ask them."""
     recipe = peer.recipe
 
     def position() -> Mark | None:
@@ -198,13 +204,13 @@ def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> Bookkeeper | BookReade
         exact = optimizer.use_gradient_averaging and recipe.averaging.target_group_size is None
         record = peer.journal.record
         accounts = (
-            Bookkeeper(around, exact=exact, kept=kept, record=record) if monitors else BookReader(around, exact=exact)
+            Bookkeeper(around, exact=exact, kept=kept, record=record) if counts else BookReader(around, exact=exact)
         )
         accounts.start()
         return accounts
 
-    monitors = peer.role == "monitor"
-    kept = peer.kept_book() if monitors else None
+    counts = peer.role == "monitor" or (peer.role == "trainer" and recipe.checkpoint.every_epochs > 0)
+    kept = peer.kept_book() if counts else None
     accounts = peer.dht.run_coroutine(begin)
     assert isinstance(accounts, Bookkeeper | BookReader)
     peer.contributions, peer.basis = accounts.contributions, accounts.basis
@@ -212,8 +218,8 @@ def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> Bookkeeper | BookReade
 
 
 async def close_accounts(accounts: Bookkeeper | BookReader) -> Standing | None:
-    """What monitors say of this peer's part, if it is none itself and one answers at once."""
-    standing = await accounts.standing() if isinstance(accounts, BookReader) else None
+    """What others say of this peer's part, where one of those that keep the book answers at once."""
+    standing = await accounts.standing()
     await accounts.close()
     return standing
 

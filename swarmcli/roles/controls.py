@@ -21,12 +21,16 @@ class PeerControls:
         limits: LimitStore,
         ask_to_stop: Callable[[], object],
         *,
+        apply: Callable[[], object] = bool,
+        seat: Callable[[], str] = str,
         end_process: Callable[[int], object] = os._exit,
     ) -> None:
-        """`ask_to_stop` hears that the role ends because its user asked for it."""
+        """`ask_to_stop` hears that the role ends because its user asked for it. `apply` has changed limits hold at
+        once, and then `seat` says why the samples of this trainer cannot count; "": they can."""
         self._activity = activity
         self._limits = limits
         self._ask_to_stop = ask_to_stop
+        self._apply, self._seat = apply, seat
         self._end_process = end_process
 
     def activity(self) -> ActivityShown:
@@ -59,8 +63,9 @@ class PeerControls:
         self._end_process(130)
 
     def limits(self) -> Mapping[str, Any]:
-        return {"limits": self._limits.shown()}
+        return {"limits": self._limits.shown(), "seat": self._seat()}
 
     def change_limits(self, changes: Mapping[str, Any], *, keep: bool) -> None:
         """Raises RecipeError, which says what such a limit may be."""
         self._limits.change(changes, keep=keep)
+        self._apply()

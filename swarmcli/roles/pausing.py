@@ -60,7 +60,7 @@ class Pauses:
         """Returns at once, with False, if the peer may work. Otherwise hands in what was computed, waits until the
         pause is over or the role ends, and comes into step with the run."""
         if not self._rests:
-            return False
+            return self._follow()
         while self._rests and not self._leaves():
             self._step()
             kept, seconds = self._handing_in()
@@ -69,6 +69,17 @@ class Pauses:
         if not self._is_over and not self._optimizer.auxiliary:
             self._optimizer.load_state_from_peers()
         return True
+
+    def _follow(self) -> bool:
+        """While the samples of this peer cannot count: follows the run, and computes nothing. Whether it has."""
+        follows = False
+        while self._optimizer.seat_lost and not (self._rests or self._stop.is_set() or self._is_over):
+            follows = True
+            self._step()
+            self._after_step()
+        if follows and not self._is_over:
+            self._optimizer.load_state_from_peers()  # at once, if it only followed
+        return follows
 
     def _heed(self) -> None:
         status = self._activity.status()

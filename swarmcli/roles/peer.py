@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import swarmcli
 from coordinator_web.values import Basis
@@ -23,6 +26,7 @@ from swarmcli.events import (
     Event,
     Events,
     Noticed,
+    PeerConnected,
     RoundFinished,
     RoundsReplayed,
     StateDonated,
@@ -31,14 +35,14 @@ from swarmcli.events import (
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.machine.sensors import sensors_for
-from swarmcli.network.addresses import parse_address
+from swarmcli.network.addresses import is_direct, parse_address
 from swarmcli.network.identity import PeerID
 from swarmcli.network.membership import Membership
-from swarmcli.optim import Optimizer, PeerDescription
+from swarmcli.optim import Optimizer, PeerDescription, PeerReport
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered
 from swarmcli.recipe.limit_store import LimitStore
-from swarmcli.recipe.link import places_of, scope_of_places
+from swarmcli.recipe.link import MAX_OTHER_PLACES, MAX_PEERS, places_of, scope_of_places
 from swarmcli.roles.activity import Activity
 from swarmcli.roles.admission import Admission
 from swarmcli.roles.bookkeeping import Standing, from_rows
@@ -133,11 +137,14 @@ def access_in_words(recipe: Recipe) -> str:
 
 logger = logging.getLogger(__name__)
 
-MOST_REMEMBERED = 4  # addresses: each that is gone is told of at the next start
-MOST_RUNNING = 2  # addresses of peers in homes beside this one
-MOST_HOMES = 8  # beside this one, that are looked into
+MOST_REMEMBERED = 8  # peers, each at …
+MOST_PLACES = 3  # … so many addresses: one that has left the run costs a few dials at the next start
+REMEMBER_SECONDS = 1.0  # between two writings of whom this peer knows: a peer that is killed writes nothing
+MOST_HOMES = 8  # on this computer, that are looked into
+MOST_LOOKED = 64  # peers of the run that are looked at for a link
+MOST_KNOWN = 32  # addresses that are tried beside the first contacts
 MEETING_SECONDS = 10.0  # how long each of them is waited for once one has answered
-CONTACT_SECONDS = 30.0  # how long first contacts are tried again before the peer gives up
+CONTACT_SECONDS = 30.0  # how long first contacts are tried again before a newcomer gives up
 
 
 class RunPeer:
@@ -145,8 +152,9 @@ class RunPeer:
 
     Entering it makes the peer known to others of this machine, opens the journal, joins the DHT and shows the
     fingerprint to the first contacts. It raises MembershipError when the run is closed and this peer has no invitation,
-    BootstrapError when no contact answers or takes it in, and FingerprintError when they refuse. Leaving it says
-    goodbye and gives everything back, whatever happened inside.
+    BootstrapError when a newcomer finds no contact that answers and takes it in, and FingerprintError when they refuse.
+    A peer whose home knows others of the run tries on until one answers. Leaving it says goodbye and gives everything
+    back, whatever happened inside.
     """
 
     def __init__(
@@ -167,11 +175,12 @@ class RunPeer:
         self.home = home
         self.contacts = tuple(contacts) or recipe.network.initial_peers
         self._port = port
-        self.others_of_run: Callable[[], Iterable[PeerID]] = tuple  # once somebody knows them
+        self.others_of_run: Callable[[], Mapping[PeerID, PeerReport]] = dict  # once somebody knows them
         self.contributions: Contributions = tuple  # most samples first; from any thread, never waits; () until known
         self.basis: Callable[[], Basis] = Basis  # whose word that is
         self.standing: Standing | None = None  # of this peer's part, by the monitors; known when it leaves
-        self._told = ""  # the link that was told last
+        self._remembered = -math.inf  # when whom this peer knows was written last
+        self._told: Link | None = None  # the link that was told last
         self._offered = ""  # the recipe as links hand it out; "": it cannot travel
         self.digest = ""  # the hash of the recipe, as in links; "": it cannot travel
         self._welcomed: Mapping[PeerID, tuple[str, ...]] = {}  # contacts in this run, and where they were dialed
@@ -228,7 +237,8 @@ class RunPeer:
             relay=self.role != "trainer" if local.relay is None else local.relay,
             relay_rate=local.relay_rate,
             identity_path=local.identity_path or self.home.identity,
-            startup_timeout=CONTACT_SECONDS,
+            startup_timeout=math.inf if remembered(self.home.path) else CONTACT_SECONDS,
+            further_peers=partial(self._known_here, everywhere=True),
         )
         undo.callback(self.dht.shutdown)
         self.dht.membership = membership_of(recipe, self.home.path, self.dht.identity, self.dht.clock.now)
@@ -243,17 +253,21 @@ class RunPeer:
         )
         undo.push(self._close_journal)
         self.journal.listen(self.events)
+        no_more = self.events.subscribe(self._say_while_joining)  # before whoever looks when it hears of that
         if self._listener is not None:
             undo.callback(self.events.subscribe(self._listener))
         undo.callback(self.events.subscribe(self.summary.note))
         self.lending = Lending(self.dht.limit_rates, self.processors, self.pace)
         self.governor = undo.enter_context(self._governor())  # first: limits hold for the first byte too
         self.dht.run_in_background(await_ready=True)
+        no_more()
         if self.dht.membership is not None:
             self._follow_revocations(self.dht.membership, undo)
         if self.port:
             self._leave(PORT, str(self.port))
         self.dht.run_coroutine(self._ask_for_admission())
+        self._remember(self.acquaintances())
+        undo.callback(self.events.subscribe(self._keep_remembering))
 
     def _governor(self) -> GovernorThread:
         sensors = sensors_for(files_of(self.recipe, self.home.path), LocalPeers().living)
@@ -261,6 +275,12 @@ class RunPeer:
 
     def _warn(self, text: str) -> None:
         self.events.emit(Noticed("warning", text))
+
+    def _say_while_joining(self, event: Event) -> None:
+        """For `swarm status`, which cannot ask this peer yet."""
+        if isinstance(event, Noticed):
+            with suppress(OSError):
+                self.processors.entry.say(event.text)
 
     def _follow_revocations(self, membership: Membership, undo: ExitStack) -> None:
         async def begin(dht: DHT, node: DHTNode) -> Revocations:
@@ -301,29 +321,45 @@ class RunPeer:
         self.journal.close(self.outcome if kind is None else f"failed: {error}"[:300])
 
     def link(self) -> Link | None:
-        """The link by which most others can join: through this peer, or where it cannot be dialed from as far, through
-        a contact that took it in. None: see `no_link`. From any thread; it may be another one from call to call."""
+        """The link by which most others can join: through those peers that most can dial, this one among them or not,
+        and of these first through those that stay. None: see `no_link`. From any thread; it may be another one from
+        call to call."""
         if not self._offered:
             return None
-        links = [
-            Link(peer, places, self.recipe.run_id, self.digest)
-            for peer, addresses in self._named_by_links()
-            if (places := places_of(addresses))
-        ]
-        return max(links, key=lambda link: scope_of_places(link.places), default=None)  # the first of equals: this peer
+        stays_less = partial(self._stays_less, self.others_of_run())
+        named = self._named_by_links(stays_less)
+        found = {peer: places for peer, addresses in named if (places := places_of(addresses))}
+        widest = max(map(scope_of_places, found.values()), default=None)
+        chosen = [peer for peer, places in found.items() if scope_of_places(places) == widest][:MAX_PEERS]
+        if not chosen:
+            return None
+        # In a closed run whoever comes first binds invitations: that is no matter of what others say of themselves.
+        first, *others = chosen if self.recipe.access == "invite" else sorted(chosen, key=stays_less)
+        further = tuple((peer, found[peer][:MAX_OTHER_PLACES]) for peer in others)
+        return Link(first, found[first], self.recipe.run_id, self.digest, others=further)
 
-    def _named_by_links(self) -> Iterator[tuple[PeerID, Sequence[str]]]:
+    def _named_by_links(self, stays_less: Callable[[PeerID], Any]) -> Iterator[tuple[PeerID, Sequence[str]]]:
         """This peer, the contacts that took it in, and others of the run where this peer has dialed them: nobody is
-        sent to an address by hearsay."""
+        sent to an address by hearsay. What others say of themselves orders these, and drives out neither this peer nor
+        whom its user has named."""
         endpoint = self.dht.endpoint
         yield self.peer_id, endpoint.direct_addresses
         for contact, addresses in self._welcomed.items():
             if endpoint.is_connected(contact):
                 yield contact, addresses
-        for peer in self.others_of_run():
+        others = sorted(self.others_of_run().keys() - self._welcomed.keys(), key=stays_less)
+        for peer in others[:MOST_LOOKED]:
             seen = endpoint.seen(peer)
-            if seen is not None and seen.dialed and not (seen.relayed or seen.punched):
-                yield peer, [seen.remote_address]
+            if seen is not None and not (seen.relayed or seen.punched):
+                yield peer, [address for address in endpoint.first_hand(peer) if is_direct(address)]
+
+    def _stays_less(self, others: Mapping[PeerID, PeerReport], peer: PeerID) -> tuple[bool, float, bool, PeerID]:
+        """By this links name monitors and auxiliaries first, then the trainers that have computed longest; this peer
+        before its like."""
+        report = others.get(peer)
+        role = self.role if peer == self.peer_id else report.role if report else "trainer"
+        samples = self.summary.samples if peer == self.peer_id else report.samples if report else 0
+        return role == "trainer", -samples if role == "trainer" else 0.0, peer != self.peer_id, peer
 
     @property
     def has_trained(self) -> bool:
@@ -335,15 +371,29 @@ class RunPeer:
         """On which this peer listens, whoever can dial it there; 0: it does not."""
         return self.dht.endpoint.listen_port
 
-    def _known_here(self) -> list[str]:
-        """Peers that run in the homes beside this one, and those that this one and they knew when they left last. With
-        them it finds the network again when its contacts are gone; whether all are of its run nobody knows."""
+    def _known_here(self, *, everywhere: bool = False) -> list[str]:
+        """Peers that run in the homes beside this one, and those that this one and they knew when they ran last. With
+        them it finds the network again when its contacts are gone; whether all are of its run nobody knows.
+
+        `everywhere`: also those whose homes lie elsewhere on this computer, for who finds nobody else. From any thread.
+        """
         own = self.home.path
-        beside = [home for home in sorted(own.parent.glob("*-[1-9]*")) if home != own][:MOST_HOMES]
-        running = [address for home in beside for address in addresses_in(home / "peer.json", "addresses")]
-        left = [address for home in (own, *beside) for address in remembered(home)]
-        found = dict.fromkeys((*running[:MOST_RUNNING], *left))
-        return [each for each in found if each not in self.contacts][: MOST_RUNNING + MOST_REMEMBERED]
+        homes = [home for home in sorted(own.parent.glob("*-[1-9]*")) if home != own][:MOST_HOMES]
+        if everywhere:
+            elsewhere = [Path(each.home) for each in LocalPeers().living() if each.run_id == self.recipe.run_id]
+            found_there = [home for home in elsewhere if home.absolute() != own.absolute() and self._is_of_run(home)]
+            homes = list(dict.fromkeys((*found_there[:MOST_HOMES], *homes)))
+        running = [address for home in homes for address in addresses_in(home / "peer.json", "addresses")]
+        left = [address for home in homes for address in remembered(home)]
+        found = dict.fromkeys((*remembered(own), *running, *left))
+        return [each for each in found if each not in self.contacts][:MOST_KNOWN]
+
+    def _is_of_run(self, home: Path) -> bool:
+        """Whether a peer with a run id like ours takes part in this very run: others may have chosen the same name."""
+        try:
+            return bool(self.digest) and f"={self.digest}" in (home / LINK).read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return False
 
     def stand(self, standing: Standing) -> None:
         """The monitors have told of this peer's part: what they signed stays in the home, for a certificate."""
@@ -369,9 +419,25 @@ class RunPeer:
             return 0
         return port if 0 < port < 65536 else 0
 
-    def _remember(self) -> None:
-        known = [each for each in self.acquaintances() if parse_address(each).scheme == "tcp"]
-        self._leave(CONTACTS, json.dumps(known[:MOST_REMEMBERED]))
+    def _keep_remembering(self, event: Event) -> None:
+        """Hears events on the loop. The file is small."""
+        due = time.monotonic() >= self._remembered + REMEMBER_SECONDS
+        if due and isinstance(event, EpochAdvanced | PeerConnected) and self.dht.is_alive():
+            self._remember(self.dht.node.known_addresses())
+
+    def _remember(self, known: Iterable[str]) -> None:
+        """Those of the run first, and those of earlier times last: a peer that has lost everybody forgets nobody."""
+        self._remembered = time.monotonic()
+        before, of_run = remembered(self.home.path), set(self.others_of_run())
+        by_peer: dict[PeerID | None, dict[str, None]] = {}
+        for address in (*known, *before):
+            parsed = parse_address(address)
+            if parsed.scheme == "tcp":
+                by_peer.setdefault(parsed.peer_id, {})[address] = None
+        chosen = sorted(by_peer, key=lambda peer: peer not in of_run)[:MOST_REMEMBERED]
+        kept = [address for peer in chosen for address in list(by_peer[peer])[:MOST_PLACES]]
+        if kept != before:
+            self._leave(CONTACTS, json.dumps(kept))
 
     def _leave(self, name: str, text: str) -> None:
         """For the next life in this home. A full disk costs no more than this."""
@@ -390,19 +456,24 @@ class RunPeer:
 
     def has_another_link(self) -> bool:
         """Whether the link has changed since it was told: what others can dial is found out while a peer runs."""
-        return str(self.link() or "") != self._told
+        return self.link() != self._told
 
-    def tell(self, dashboard: str = "") -> None:
+    def tell(self, dashboard: str = "") -> bool:
         """Leaves word in the home, while this peer lives, of how it can be reached: for scripts on this machine. The
-        link stays there, unless it leads nowhere any more."""
-        addresses, link = self.dht.get_visible_addresses(), str(self.link() or "")
-        told = {"peer": self.peer_id.text, "addresses": addresses, "dashboard": dashboard, "link": link}
+        link stays there, unless it leads nowhere any more. Returns whether people should hear of it, since the link
+        that was told before does less."""
+        addresses, link, before = self.dht.get_visible_addresses(), self.link(), self._told
+        told = {"peer": self.peer_id.text, "addresses": addresses, "dashboard": dashboard, "link": str(link or "")}
         write_whole(self.home.path / "peer.json", json.dumps(told))
         self._told = link
         if link:
             write_whole(self.home.path / LINK, f"{link}\n{access_in_words(self.recipe)}\n")
         else:
             (self.home.path / LINK).unlink(missing_ok=True)
+        if link is None or before is None:
+            return link is not before
+        leads_on = set(before.addresses) & set(link.addresses)
+        return not leads_on or scope_of_places(before.places) != scope_of_places(link.places)
 
     def leave_summary(self, optimizer: Optimizer) -> None:
         """Writes down what this peer did and where it stands; a full disk costs the summary only."""
@@ -417,6 +488,6 @@ class RunPeer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.contacts and self.dht.is_alive():
-            self._remember()
+        if self.dht.is_alive():
+            self._remember(self.acquaintances())
         self._exit.__exit__(kind, error, trace)

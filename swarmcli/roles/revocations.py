@@ -19,9 +19,10 @@ from swarmcli.dht import DHTNode
 from swarmcli.dht.records import Subkey
 from swarmcli.errors import CallRefused, NetworkError, SwarmError
 from swarmcli.events import Event, MembershipEnded, PeerConnected, PeerRefused
+from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.membership import Membership, Revocation
-from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.task_owner import TaskOwner, keep
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Revocations:
         self._endpoint.serve(METHOD, Revoked, self._answer)
         # With those from before it is this end's to begin: they saw the connection when nobody here could answer.
         self._tasks.spawn(self._exchange(self._endpoint.connected()))
-        self._tasks.spawn(self._keep_looking())
+        self._tasks.spawn(keep(self._keep_looking, self._endpoint.events))
 
     async def close(self) -> None:
         self._unsubscribe()
@@ -170,14 +171,16 @@ class Revocations:
         self._read = {subkey: entry.value for subkey, entry in found.items()}
         for value in changed:  # a false signature is looked at once
             try:
-                await self.take_up(msgspec.msgpack.decode(value, type=Revoked).revocations)
-            except (ValueError, TypeError, msgspec.MsgspecError) as error:
+                if not isinstance(value, bytes):
+                    raise ValueError("it is no list of revocations")
+                await self.take_up(wire.decode(Revoked, value).revocations)
+            except ValueError as error:  # what cannot be decoded among them
                 logger.debug("dropped a record under %s: %s", self._key, error)
 
     async def _write(self) -> None:
         known, now = self._known[-MOST_TOLD:], asyncio.get_running_loop().time()
         count, at = self._written
         if known and (len(self._known) != count or now - at >= WRITE_SECONDS):
-            value = msgspec.msgpack.encode(Revoked(tuple(known)))
+            value = wire.encode(Revoked(tuple(known)))
             await self._node.store(self._key, value, self._endpoint.clock.now() + LAST_SECONDS, self._subkey)
             self._written = len(self._known), now

@@ -12,10 +12,12 @@ from coordinator_web.source import Health, PeerStatus, RunStatus, State
 from swarmcli.events import Evaluated, Event, ReachabilityChanged
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.progress import seconds_until
+from swarmcli.optim.peers.report import is_settled
 from swarmcli.recipe import HuggingFaceDataset
 from swarmcli.recipe.link import command_of, reach_in_words
 from swarmcli.roles.epoch_history import EpochHistory
 from swarmcli.roles.peer import access_in_words
+from swarmcli.roles.standstill import Standstill, computes, deserted, stands
 
 if TYPE_CHECKING:
     from swarmcli.optim import Optimizer, PeerReport
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 
 MOST_NAMED = 4  # peers in an alarm
+GOES_ON = ("training", "averaging", "following")  # states in which it can be told when the epoch ends
 
 Expected = Mapping[PeerID, tuple[float, float]]  # what each peer should have by now: samples, and its rate
 
@@ -41,6 +44,7 @@ class RunWatch:
         self._history = EpochHistory()
         self._reach = peer.dht.reach.sentence()
         self._evaluation: Evaluated | None = None
+        self._standstill = Standstill()
         self._unsubscribe = peer.events.subscribe(self._note)
         self.state: State | None = None  # what the role says that it does; None: told from the optimizer
 
@@ -90,7 +94,7 @@ class RunWatch:
         )
         if optimizer is None:
             return status
-        epoch, expected = max(optimizer.global_progress.epoch, optimizer.local_epoch), optimizer.expected_samples()
+        epoch, expected = self._epoch(optimizer), optimizer.expected_samples()
         peers = self._peers(optimizer, epoch, expected, status.now)
         evaluation, evaluation_by = self._evaluation, ""
         if evaluation is None:
@@ -99,20 +103,30 @@ class RunWatch:
         counted = [by_text.get(each.peer_id, (0.0, 0.0)) for each in peers if each.counts]
         samples = min(float(recipe.target_batch_size), sum(done for done, _ in counted))
         eta = seconds_until(recipe.target_batch_size - samples, sum(rate for _, rate in counted))
-        state = self._state(optimizer, peers)
+        state, waits = self._progress(self._state(optimizer, peers), epoch, peers, status.now)
+        rates = [each.samples_per_second for each in peers if each.counts]
         return replace(
             status,
             state=state,
             epoch=epoch,
             samples=int(samples),
-            samples_per_second=math.fsum(each.samples_per_second for each in peers if each.counts),
-            eta_seconds=eta if math.isfinite(eta) and state != "stranded" else None,
-            run_eta_seconds=self._run_eta(epoch, eta) if state in ("training", "averaging") else None,
+            samples_per_second=0.0 if state == "standing" else math.fsum(rates),
+            eta_seconds=eta if math.isfinite(eta) and state in GOES_ON else None,
+            run_eta_seconds=self._run_eta(epoch, eta) if state in GOES_ON else None,
             alarm=alarm(optimizer),
+            waits=waits,
+            seat=self.seat(),
+            download=optimizer.downloading,
+            round_bytes=optimizer.round_bytes,
             evaluation=evaluation,
             evaluation_by=evaluation_by,
             peers=tuple(peers),
         )
+
+    def seat(self) -> str:
+        """Why this trainer's samples cannot count, in figures, and what helps; "": they can. From any thread."""
+        lost = self._optimizer.seat_lost if self._optimizer is not None else None
+        return f"{lost.sentence}; {lost.remedy}" if lost else ""
 
     def _state(self, optimizer: Optimizer, peers: Sequence[PeerStatus]) -> State:
         last = self._peer.recipe.max_epochs
@@ -121,18 +135,42 @@ class RunWatch:
         if last is not None and optimizer.local_epoch >= last:
             return "finished"
         phase = optimizer.report().phase
-        if phase in ("joining", "stranded"):
-            return "synchronizing" if phase == "joining" else "stranded"
-        if optimizer.is_averaging:
-            return "averaging"
-        return "training" if any(peer.role == "trainer" and peer.health != "paused" for peer in peers) else "waiting"
+        if phase == "stranded":
+            return "stranded"
+        if phase == "joining" or optimizer.downloading:
+            return "synchronizing"
+        if not any(computes(peer) for peer in peers):
+            return "waiting"
+        if optimizer.seat_lost:
+            return "following"
+        return "averaging" if optimizer.is_averaging else "training"
+
+    def _progress(self, state: State, epoch: int, peers: Sequence[PeerStatus], now: float) -> tuple[State, str]:
+        """Whether the run stands, or waits for somebody to compute; then also for whom, and what helps."""
+        usual, rates = self._usual(), [peer.samples_per_second for peer in peers if computes(peer)]
+        by_rates = seconds_until(self._peer.recipe.target_batch_size, math.fsum(rates)) if rates else None
+        lasted = self._standstill.look(now, epoch, by_rates if state in GOES_ON else None, usual)
+        if lasted:
+            return "standing", stands(epoch, lasted, usual, peers)
+        return state, deserted(epoch, peers) if state == "waiting" else ""
+
+    @staticmethod
+    def _epoch(optimizer: Optimizer) -> int:
+        """Of the run. A peer that has not joined yet goes by what most others say: it may begin anew, or be ahead."""
+        others = [report.epoch for report in optimizer.peers().values() if is_settled(report.phase)]
+        if others and not is_settled(optimizer.report().phase):
+            return statistics.median_high(others)
+        return max(optimizer.global_progress.epoch, optimizer.local_epoch)
+
+    def _usual(self) -> float | None:
+        """Seconds that the latest epochs took."""
+        return statistics.median(lengths) if (lengths := list(self._history.lengths)) else None
 
     def _run_eta(self, epoch: int, eta: float) -> float | None:
         """By what the latest epochs took; None while none is known, nobody computes, or the run has no end."""
-        last, lengths = self._peer.recipe.max_epochs, self._history.lengths
-        if last is None or epoch >= last or not lengths or not math.isfinite(eta):
+        last, usual = self._peer.recipe.max_epochs, self._usual()
+        if last is None or epoch >= last or usual is None or not math.isfinite(eta):
             return None
-        usual = statistics.median(lengths)
         return (last - epoch - 1) * usual + min(eta, usual)
 
     def _peers(self, optimizer: Optimizer, epoch: int, expected: Expected, now: float) -> list[PeerStatus]:
@@ -141,28 +179,33 @@ class RunWatch:
         others = optimizer.peers()
         reports = {self._peer.peer_id: own, **others}
         shares = self._history.shares({peer.text: report.samples_per_second for peer, report in reports.items()})
-        health: Health = "paused" if _pauses(own) else "waiting" if own.phase == "stranded" else "in step"
+        health = self._health(own, own, epoch, 0.0)
         rows = [_row(self._peer.peer_id, own, expected, shares, last_seen=now, health=health, me=True)]
         for peer, report in others.items():
             age = min(optimizer.seconds_since_heard(peer), swarm_now - report.time)
             if not optimizer.answers(peer):
                 health = "not answering"
-            elif _pauses(report):
-                health = "paused"
-            elif peer in apart:
+            elif peer in apart and not _pauses(report):
                 health = "waiting" if apart[peer].phase == "stranded" else "another model"
             else:
-                health = self._in_step(report, own, epoch, age)
+                health = self._health(report, own, epoch, age)
             # In whole tenths: a page is sent what has changed, and a moment that is told from an age never stays.
             rows.append(_row(peer, report, expected, shares, last_seen=round(now - age, 1), health=health))
         return rows
 
-    def _in_step(self, report: PeerReport, own: PeerReport, epoch: int, age: float) -> Health:
+    def _health(self, report: PeerReport, own: PeerReport, epoch: int, age: float) -> Health:
         """A report on its way looks like one epoch behind, and an old one like the epochs that have passed since: both
-        count as in step."""
+        count as in step. What a peer holds that has not joined yet says nothing about the others."""
+        if _pauses(report):
+            return "paused"
+        if not is_settled(report.phase):
+            return "waiting" if report.phase == "stranded" else "catching up"
+        if report.role == "trainer" and report.phase == "following":
+            return "follows"
         lengths = self._history.lengths
         passed = math.ceil(age / lengths[-1]) if lengths else 0
-        unlike = report.epoch == epoch and report.lineage and own.lineage and report.lineage != own.lineage
+        unlike = report.epoch == own.epoch == epoch and report.lineage and own.lineage != report.lineage
+        unlike = unlike and own.lineage and is_settled(own.phase)
         return "behind" if report.epoch < epoch - 1 - passed or unlike else "in step"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from swarmcli.state.donor import (
 )
 from swarmcli.state.snapshot import MAX_MANIFEST, StateOutline, read_manifest
 from swarmcli.tasks import Bell, beside, unless_silent
+from swarmcli.words import amount, roughly
 
 _PARALLEL = 4  # donors that give something at a time
 _MOST_VISITS = 8  # those included in whose line this peer waits
@@ -41,6 +43,30 @@ _SILENCE = 20.0  # seconds without a byte of a chunk that was asked for
 _BATCH_TIME = 0.5  # seconds of a donor's speed in one request: at the end nobody waits long for the slowest
 
 Check = Callable[[StateOutline], None]
+
+
+@dataclass(slots=True)
+class DownloadProgress:
+    """How far a download is; any thread may look. `clock`: of the loop, in seconds."""
+
+    clock: Callable[[], float]
+    total: int = 0  # bytes of the state; 0: no donor has answered yet
+    received: int = 0  # bytes that have come, those included that had to come again
+    began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+
+    def sentence(self, limit: float | None) -> str:
+        """For people: how much there is to come, and how long that takes, where it can be told. `limit`: bytes per
+        second that this peer's user lets come in."""
+        total, received, seconds = self.total, min(self.received, self.total), self.clock() - self.began
+        if not total:
+            return f"downloading the state: no donor has answered for {roughly(seconds)}"
+        speed = received / seconds if received and seconds > 0 else limit or 0.0
+        done = f"{amount(received, 2)} of " if received else ""
+        left = f" at {amount(speed, 2)}/s, about {roughly((total - received) / speed)}" if speed else ""
+        return f"downloading the state: {done}{amount(total, 2)}{left}" + (" left" if done else "")
 
 
 async def download_state(
@@ -54,6 +80,7 @@ async def download_state(
     max_bytes: int = 1 << 40,
     check: Check | None = None,
     spool: Path | None = None,
+    progress: DownloadProgress | None = None,
 ) -> DownloadedState:
     """Downloads the state `version` (b"": the one that the first donor to answer has), from several at a time.
 
@@ -61,8 +88,8 @@ async def download_state(
     others their links. `check` raises ValueError for an outline that does not fit here, before memory is
     allocated for it. With `spool`, a directory, the state is put together in a file there, which has no name and is
     gone with the last tensor: only the chunks on their way are in memory. Where donors let this peer wait in line, it
-    waits until `timeout`, which bounds the whole in seconds. Raises StateDownloadError, whose `attempts` say what
-    happened with each donor.
+    waits until `timeout`, which bounds the whole in seconds. `progress` is kept up to date meanwhile. Raises
+    StateDownloadError, whose `attempts` say what happened with each donor.
     """
 
     def make_room(manifest: bytes) -> Assembly:
@@ -73,7 +100,9 @@ async def download_state(
             check(outline)
         return Assembly(manifest, outline, spool)
 
-    download = _Download(endpoint, prefix, version, make_room)
+    download = _Download(
+        endpoint, prefix, version, make_room, progress or DownloadProgress(asyncio.get_running_loop().time)
+    )
     try:
         async with asyncio.timeout(timeout):
             return await download.run(donors, relayed)
@@ -84,9 +113,17 @@ async def download_state(
 class _Download:
     """Whom to ask next, and which state is being put together."""
 
-    def __init__(self, endpoint: Endpoint, prefix: str, version: bytes, make_room: Callable[[bytes], Assembly]) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        prefix: str,
+        version: bytes,
+        make_room: Callable[[bytes], Assembly],
+        progress: DownloadProgress,
+    ) -> None:
         """`make_room` raises ValueError for a manifest of a state that is not wanted, or has no room."""
         self.endpoint, self.prefix, self.version = endpoint, prefix, version
+        self.progress = progress
         self.news = Bell()  # whenever another donor may be visited, or no more need to be
         self._make_room = make_room
         self._attempts: dict[str, str] = {}
@@ -195,6 +232,7 @@ class _Download:
             if self._settled:
                 raise Unequal
             self._assembly = self._make_room(manifest)
+            self.progress.total, self.progress.received = self._assembly.layout.nbytes, 0
         self._settled = True
         return self._assembly
 
@@ -277,6 +315,7 @@ class _Visit:
             chunk, named = await arrived.get()
             begin, end = assembly.layout.bounds(chunk)
             assembly.received += end - begin
+            self._download.progress.received = assembly.received
             digest = await offload(assembly.settle, chunk)
             if digest != named:
                 raise ValueError(f"chunk {chunk} of its state does not have the hash that it names")

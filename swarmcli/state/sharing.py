@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
+from typing import Annotated
 
 import msgspec
 import psutil
@@ -27,7 +27,8 @@ from swarmcli.network import wire
 from swarmcli.network.addresses import bounded
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
-from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.task_owner import TaskOwner, keep
+from swarmcli.network.wire.messages import MOST
 from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.donor import StateDonor
 from swarmcli.state.download import download_state
@@ -43,15 +44,17 @@ class StateOffer(msgspec.Struct, frozen=True):
     """What a donor says about its state. Decoding raises ValueError for what no honest donor says."""
 
     priority: float = 0.0  # the higher is asked first
-    epoch: int = -1
+    epoch: Annotated[int, msgspec.Meta(ge=-1, le=2**62)] = -1
     tag: bytes = b""  # lineage
     addresses: tuple[str, ...] = ()  # where the donor can be dialed
     listening: bool = True  # directly
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "addresses", bounded(self.addresses))
-        if not math.isfinite(self.priority) or len(self.tag) > MAX_TAG_BYTES:
-            raise ValueError(f"a priority is finite, and a tag has at most {MAX_TAG_BYTES} bytes")
+        if not -MOST <= self.priority <= MOST:
+            raise ValueError(f"state_sharing_priority must be {-MOST:g} to {MOST:g}, got {self.priority}")
+        if len(self.tag) > MAX_TAG_BYTES:
+            raise ValueError(f"a tag has at most {MAX_TAG_BYTES} bytes, got {len(self.tag)}")
 
 
 class StateSharing:
@@ -88,7 +91,7 @@ class StateSharing:
         """
         self.share(self._donates)
         self._unsubscribe = self._node.endpoint.events.subscribe(self._on_event)
-        self._tasks.spawn(self._keep_offering())
+        self._tasks.spawn(keep(self._keep_offering, self._node.endpoint.events))
 
     async def stop(self) -> None:
         """Takes no more downloads and withdraws the offer."""

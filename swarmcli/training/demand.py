@@ -34,6 +34,7 @@ class Demand:
 
     parameters: int
     needs: tuple[Need, ...]  # of memory
+    round: int  # that a trainer sends in a round; as much is received
     epoch: int  # sent for each epoch, at most; as much is received
     pace: float  # seconds of an epoch
     pace_is_told: bool  # by the contact; otherwise assumed
@@ -48,10 +49,12 @@ class Demand:
 def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, *, pace: float = 0.0) -> Demand:
     """`pace`: seconds that an epoch takes by what the contact says; 0: unknown."""
     model, trained = sizes(outline)
+    averaged = averaged_bytes(recipe, outline)
     return Demand(
         parameters=sum(parameter.numel() for parameter in outline.parameters()),
         needs=tuple(memory_needs(recipe, outline, role, compute)),
-        epoch=2 * averaged_bytes(recipe, outline),
+        round=averaged,
+        epoch=2 * averaged,
         pace=pace or ASSUMED_PACE,
         pace_is_told=pace > 0,
         state=0 if role == "auxiliary" else model + trained * statistics_of(recipe),

@@ -168,6 +168,82 @@ def test_a_terminal_that_takes_nothing_does_not_hold_up_who_emits() -> None:
     assert len(lines) <= 1002 and lines[-1][10:].startswith("epoch 4999 ")
 
 
+SEAT = (
+    "a round sends 1.8 MB; your limit of 10 kB/s needs 3 min, epochs take 4 s: your samples cannot count here; "
+    "it follows the run and computes nothing; a higher limit brings it back"
+)
+FOLLOWING = replace(
+    STATUS, state="following", seat=SEAT, samples_per_second=100.0,
+    peers=(replace(PEERS[0], health="follows", samples_per_second=0.0), replace(PEERS[1], epoch=7)),
+)  # fmt: skip
+WAITS = "The run stands: epoch 7 has lasted 30 s, where one takes about 10 s. It waits for bob (does not answer)."
+STANDING = replace(
+    STATUS, state="standing", waits=WAITS, samples_per_second=0.0, eta_seconds=None,
+    peers=(PEERS[0], replace(PEERS[1], health="not answering")),
+)  # fmt: skip
+GETTING = replace(
+    STATUS, state="synchronizing", epoch=0, samples=0, eta_seconds=None,
+    download="downloading the state: 1.2 MB of 5.3 MB at 10 kB/s, about 7 min left",
+    peers=(replace(PEERS[0], epoch=0, health="catching up"), replace(PEERS[1], epoch=7)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [60, 80, 110])
+def test_a_trainer_without_a_seat_is_told_so_as_long_as_that_lasts(width: int) -> None:
+    where, file = console()
+    where.width = width
+    where.print(Frame(FOLLOWING))
+    text = file.getvalue()
+    assert SEAT in " ".join(text.split()) and "training" not in text
+    assert "computing nothing" in text.splitlines()[0]
+    mine = next(line for line in text.splitlines() if line.startswith("alice"))
+    assert "–" in mine and "link too slow" in mine and "300" not in mine
+
+
+def test_of_a_run_that_stands_no_rate_and_no_end_is_told_but_whom_it_waits_for() -> None:
+    text = drawn(Frame(STANDING))
+    assert WAITS in text and "the run stands" in text.splitlines()[0]
+    assert not {"training", "left", "samples/s  "} & set(text.splitlines()[0].split())
+    assert " left" not in text and "samples/s" not in text.splitlines()[2]
+
+
+def test_a_state_that_comes_is_told_in_place_of_the_progress_of_an_epoch() -> None:
+    lines = drawn(Frame(GETTING)).splitlines()
+    assert lines[1] == GETTING.download and "0 of 4,096" not in "".join(lines)
+    assert "samples/s" not in lines[2]
+    mine = next(line for line in lines if line.startswith("alice"))
+    assert mine.rstrip().endswith("catching up")
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "unsaid"),
+    [
+        (FOLLOWING, f"warning: {SEAT}", "400"),
+        (STANDING, f"warning: {WAITS}", "left"),
+        (GETTING, GETTING.download, "of 4,096"),
+        (replace(STATUS, state="waiting", eta_seconds=None), "waiting for trainers", "per second"),
+    ],
+)
+def test_in_a_pipe_trouble_is_told_while_it_lasts(
+    status: RunStatus, said: str, unsaid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarmcli.cli.live.PROGRESS_SECONDS", 0.02)
+    written = threading.Event()
+
+    class Watched(io.StringIO):
+        def write(self, text: str) -> int:
+            if said in text:
+                written.set()
+            return super().write(text)
+
+    ticks = iter(range(0, 1_000_000, 60))
+    file = Watched()
+    where = Console(file=file, width=300, highlight=False, markup=False)
+    with LiveView(lambda: status, Events(), console=where, clock=lambda: float(next(ticks))):
+        assert written.wait(30)
+    assert unsaid not in file.getvalue()
+
+
 FINISHED = replace(STATUS, state="finished", epoch=20, samples=0, eta_seconds=None, result="saved epoch 20 at runs/x")
 
 
@@ -336,8 +412,8 @@ ME = Me(
 def test_a_frame_tells_what_this_peer_has_given_and_which_limits_are_set() -> None:
     lines = [line.rstrip() for line in drawn(Frame(STATUS, ME)).splitlines()]
     assert "mine 75% of the latest samples   12,400 in all   41 rounds   3.1 h   place 3 of 7" in lines
-    one = replace(ME, told_by="by one monitor's count")
-    assert "place 3 of 7 by one monitor's count" in drawn(Frame(STATUS, one))
+    one = replace(ME, told_by="by one peer's count")
+    assert "place 3 of 7 by one peer's count" in drawn(Frame(STATUS, one))
     assert "limits upload 2 MB/s" in lines
     helps = replace(ME, role="auxiliary", share=None, rank=None, limits={}, totals=Totals(bytes_sent=3_000_000))
     text = drawn(Frame(STATUS, helps))

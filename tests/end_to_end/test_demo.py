@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 def write_recipe(directory: Path, max_epochs: int) -> Path:
     recipe = directory / "recipe.yaml"
-    recipe.write_text(RECIPE.format(max_epochs=max_epochs, target=1024, host="127.0.0.1"))
+    recipe.write_text(RECIPE.format(max_epochs=max_epochs, target=1024, host="127.0.0.1", rate=3e-3))
     (directory / "text").mkdir()
     (directory / "text" / "lines.txt").write_text(TEXT)
     return recipe

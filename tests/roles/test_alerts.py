@@ -11,7 +11,7 @@ import pytest
 
 from coordinator_web.values import Alert, PeerStatus, RunStatus
 from swarmcli.events import Event, Events, Noticed, RunObserved
-from swarmcli.roles.alerts import ALL_PAUSED, DESERTED, DONORLESS, OVERDUE_LEAST, SLOW_LEAST, Alerts
+from swarmcli.roles.alerts import ALL_PAUSED, DESERTED, DONORLESS, SLOW_LEAST, STANDS, Alerts
 from swarmcli.roles.observer import Observer
 
 STEP = 4.0
@@ -79,30 +79,32 @@ def test_a_run_that_waits_for_its_first_trainer_or_has_finished_does_not_stall()
     assert run.told == []
 
 
-def test_an_epoch_that_should_be_over_and_does_not_end_is_told_once_until_one_ends() -> None:
+def test_a_run_of_which_the_screens_say_that_it_stands_is_told_after_a_minute_once_until_an_epoch_ends() -> None:
     run = Run()
     run.epochs(*[2.0] * 12)
-    run.change(samples=50)
-    run.play(5 * OVERDUE_LEAST)  # long, but its samples are not all there
+    run.play(10 * STANDS)  # long, and the screens do not say that it should be over
     assert run.told == []
-    run.change(samples=100)
-    run.play(OVERDUE_LEAST - STEP)
-    assert run.told == []
-    run.play(5 * OVERDUE_LEAST)
-    assert run.told == ["+stalled"] and "does not end" in run.begun[0].text
+    run.change(state="standing", waits="The run stands: epoch 13 …", samples_per_second=0.0)
+    run.play(STANDS - STEP)
+    run.change(state="training", waits="")
+    run.play(STEP)
+    run.change(state="standing", waits="The run stands: epoch 13 …")
+    run.play(STANDS - STEP)
+    assert run.told == [], "it had gone on"
+    run.play(10 * STANDS)
+    assert run.told == ["+stalled"] and run.begun[0].text == "The run stands: epoch 13 …"
     assert [alert.kind for alert in run.alerts.standing] == ["stalled"]
+    run.change(state="training", waits="")
     run.epochs(2.0)
     assert run.told == ["+stalled", "-stalled"] and run.alerts.standing == ()
 
 
-def test_long_epochs_may_be_late_for_longer() -> None:
+def test_a_trainer_that_follows_holds_the_state_and_computes_nothing() -> None:
     run = Run()
-    run.epochs(*[2.0] * 10, seconds=600.0)
-    run.change(samples=100)
-    run.play(1500.0)
-    assert run.told == []
-    run.play(400.0)
-    assert run.told == ["+stalled"]
+    run.epochs(*[2.0] * 3)
+    run.change(peers=(replace(MONITOR, role="auxiliary"), replace(TRAINER, health="follows")), samples_per_second=0.0)
+    run.play(DESERTED + 2 * STEP)
+    assert run.told == ["+stalled"] and "Nobody computes" in run.begun[0].text
 
 
 def test_the_last_trainer_that_goes_is_missed_after_a_while() -> None:

@@ -63,6 +63,9 @@ class FakeOptimizer:
     def report(self) -> None:
         """Nobody asks within this test."""
 
+    def review_seat(self) -> None:
+        """Its samples count."""
+
     def peers(self) -> dict[Any, Any]:
         return {}
 

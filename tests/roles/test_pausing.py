@@ -24,6 +24,7 @@ class FakeOptimizer:
         self.in_step: Callable[[], object] = lambda: None
         self.auxiliary, self.local_epoch, self.has_handed_in = False, 0, False
         self.seconds_to_round = math.inf
+        self.seat_lost: str | None = None
         self.local_progress = SimpleNamespace(samples_accumulated=8)
 
     def pause(self) -> None:
@@ -44,6 +45,21 @@ class FakeOptimizer:
 def pauses_of(optimizer: FakeOptimizer, activity: Activity, **options: Any) -> tuple[Pauses, threading.Event]:
     stop = threading.Event()
     return Pauses(activity, cast(Optimizer, optimizer), stop, **options), stop
+
+
+def test_a_loop_whose_samples_cannot_count_follows_until_they_can() -> None:
+    optimizer = FakeOptimizer()
+    pauses, _ = pauses_of(optimizer, Activity())
+    steps = iter(["your samples cannot count here", None])
+
+    def in_step() -> None:
+        optimizer.seat_lost = next(steps)
+
+    with pauses:
+        assert not pauses.rest()
+        optimizer.seat_lost, optimizer.in_step, optimizer.calls = "your samples cannot count here", in_step, []
+        assert pauses.rest() and optimizer.calls == ["step", "step", "come into step"]
+        assert not pauses.rest()
 
 
 def test_a_loop_rests_as_long_as_something_holds_it_and_then_comes_into_step() -> None:

@@ -5,8 +5,10 @@ from typing import Any, cast
 
 import pytest
 
+from swarmcli.averaging.seats import NoSeat
 from swarmcli.events import EpochAdvanced, EpochReported, Evaluated, Event, Events, ReachabilityChanged
 from swarmcli.network.identity import Identity, PeerID
+from swarmcli.optim.epoch.seat import SeatLost
 from swarmcli.roles.watch import RunWatch, alarm, mode_in_words
 from tests.recipe.recipes import small
 
@@ -43,6 +45,9 @@ class FakeOptimizer:
         self.silent: set[PeerID] = set()
         self.is_averaging = False
         self.pause = ""
+        self.seat_lost: SeatLost | None = None
+        self.downloading, self.round_bytes = "", 1_800_000
+        self.now = 100.0
 
     @property
     def global_progress(self) -> SimpleNamespace:
@@ -90,7 +95,7 @@ def watching(optimizer: FakeOptimizer, *epochs: float, max_epochs: int | None = 
             Any,
             SimpleNamespace(
                 events=events, recipe=recipe, peer_id=TRAINER, role="trainer", saved="",
-                journal=SimpleNamespace(clock=lambda: 100.0),
+                journal=SimpleNamespace(clock=lambda: optimizer.now),
                 link=lambda: None, no_link="", description=SimpleNamespace(name="me"),
                 dht=SimpleNamespace(clock=clock, reach=SimpleNamespace(sentence=lambda: "finding out")),
             ),
@@ -297,3 +302,105 @@ def test_the_alarm_says_who_holds_which_model_and_what_to_do() -> None:
     assert alarm(cast(Any, optimizer)).startswith(waits)
     optimizer.phase = "assisting"  # an auxiliary holds no model
     assert "the model of ada (epoch 40)" in alarm(cast(Any, optimizer))
+
+
+# ---- in trouble
+
+BOB, CEM = (Identity.from_seed(number).peer_id for number in (2, 3))
+LOST = SeatLost(NoSeat(180.0, 4.0), 1_800_000, 10e3, follows=True)
+
+
+def look_for(watch: RunWatch, optimizer: FakeOptimizer, seconds: float) -> Any:
+    """The last of the looks that a screen makes in so many seconds."""
+    for _ in range(int(2 * seconds)):
+        optimizer.now += 0.5
+        status = watch.look()
+    return status
+
+
+def test_within_three_usual_epochs_it_says_that_the_run_stands_and_for_whom_it_waits() -> None:
+    optimizer = FakeOptimizer(0, epoch=330)
+    optimizer.others = {BOB: told("Bob", 330), CEM: told("Cem", 330, rate=0.0)}
+    watch = watching(optimizer, *[10.0] * 8, max_epochs=None)
+    optimizer.silent = {BOB}
+    assert look_for(watch, optimizer, 22).state == "training"
+    status = look_for(watch, optimizer, 8)
+    assert status.state == "standing" and status.samples_per_second == 0.0
+    assert status.eta_seconds is None and status.run_eta_seconds is None
+    assert status.waits.startswith("The run stands: epoch 330 has lasted 30 s, where one takes about 10 s.")
+    assert "It waits for Bob (does not answer) and Cem (has computed nothing yet)." in status.waits
+    assert "start that peer again" in status.waits
+    optimizer.local_epoch = 331
+    assert watch.look().state == "training" and watch.look().waits == ""
+
+
+def test_an_epoch_that_takes_long_since_most_trainers_have_left_does_not_stand() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    watch = watching(optimizer, *[4.0] * 8)
+    optimizer.rate = optimizer.target / 40
+    assert look_for(watch, optimizer, 79).state == "training"
+    assert look_for(watch, optimizer, 3).state == "standing"
+
+
+def test_while_nobody_computes_the_clock_stands_and_it_says_why_nobody_does() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    optimizer.role, optimizer.phase = "monitor", "following"
+    optimizer.others = {BOB: told("Bob", 7, pause="paused"), CEM: told("Cem", 7, "following")}
+    watch = watching(optimizer, *[4.0] * 8)
+    status = look_for(watch, optimizer, 100)
+    assert status.state == "waiting"
+    assert status.waits.startswith("Nobody computes: Bob (pauses) and Cem (follows, since its link is too slow).")
+    optimizer.others = {}
+    assert "epoch 7 has no trainer" in watch.look().waits
+    optimizer.local_epoch = 0
+    assert watch.look().waits == "", "it has not begun"
+    optimizer.others, optimizer.local_epoch = {BOB: told("Bob", 7)}, 7
+    assert watch.look().state == "training"
+
+
+def test_a_computer_that_slept_tells_nobody_that_the_run_stood() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    watch = watching(optimizer, *[4.0] * 8)
+    watch.look()
+    optimizer.now += 8 * 3600.0
+    assert watch.look().state == "training"
+
+
+def test_a_trainer_without_a_seat_follows_and_is_not_counted() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    optimizer.others = {BOB: told("Bob", 7)}
+    optimizer.phase, optimizer.seat_lost = "following", LOST
+    watch = watching(optimizer, *[4.0] * 8)
+    optimizer.rate = 0.0
+    status = watch.look()
+    assert (status.state, [peer.health for peer in status.peers]) == ("following", ["follows", "in step"])
+    assert "1.8 MB; your limit of 10 kB/s needs 3 min, epochs take 4 s: your samples cannot count" in status.seat
+    assert "a higher limit brings it back" in status.seat
+    assert status.eta_seconds is None, "not by its own rate"
+    optimizer.phase, optimizer.seat_lost, optimizer.rate = "training", None, 4.0
+    optimizer.others = {BOB: told("Bob", 7, "following")}
+    status = watch.look()
+    assert [peer.health for peer in status.peers] == ["in step", "follows"], "as others see it"
+    assert not status.peers[1].counts
+
+
+def test_a_peer_that_was_started_again_is_catching_up_and_the_others_are_in_step() -> None:
+    optimizer = FakeOptimizer(0, epoch=0)
+    optimizer.phase = "joining"
+    optimizer.others = {BOB: told("Bob", 330, lineage="other"), CEM: told("Cem", 331, "joining")}
+    for own in (0, 330, 400):  # at its beginning, or from a checkpoint, perhaps of a run that was lost
+        optimizer.local_epoch = own
+        status = watching(optimizer, 4.0, max_epochs=None).look()
+        assert [peer.health for peer in status.peers] == ["catching up", "in step", "catching up"]
+        assert (status.epoch, status.state) == (330, "synchronizing")
+
+
+def test_a_download_of_the_state_is_told_and_no_end_of_the_epoch() -> None:
+    optimizer = FakeOptimizer(0, epoch=0)
+    optimizer.phase = "joining"
+    optimizer.downloading = "downloading the state: 5.3 MB at 10 kB/s, about 9 min"
+    status = watching(optimizer, 4.0).look()
+    assert (status.state, status.download) == ("synchronizing", optimizer.downloading)
+    assert status.eta_seconds is None and status.run_eta_seconds is None
+    optimizer.phase = "training"  # one that had fallen behind
+    assert watching(optimizer, 4.0).look().state == "synchronizing"

@@ -242,10 +242,10 @@ def test_lists_are_exported_whole(world: World, monkeypatch: pytest.MonkeyPatch)
 def test_it_is_told_whose_word_the_contributions_are_and_what_is_missing() -> None:
     assert views.told_by(Basis()) == views.rests_on(Basis()) == ""
     one = Basis(monitors=1, accounted=0.5)
-    assert views.told_by(one) == "by one monitor's count"
-    assert "told by one monitor only" in views.rests_on(one) and "has 50% of the run's samples" in views.rests_on(one)
+    assert views.told_by(one) == "by one peer's count"
+    assert "told by one peer only" in views.rests_on(one) and "has 50% of the run's samples" in views.rests_on(one)
     several = Basis(monitors=3, accounted=0.99)
-    assert views.told_by(several) == "" and views.rests_on(several) == "Of 3 monitors, what most of them tell is shown."
+    assert views.told_by(several) == "" and views.rests_on(several) == "Of 3 books, what most of them tell is shown."
     own = Basis(monitors=1, seen=0.25, accounted=1.0)
     assert views.told_by(own) == "" and "counted 25%" in views.rests_on(own)
     assert views.rests_on(own).endswith("by the word of 1 other.")

@@ -82,7 +82,7 @@ def _check_link(context: Context) -> Iterator[Finding]:
         yield of_error("link", error)
         return
     run = LinkedRun(link)
-    yield Finding("link", "OK", f"leads to {link.peer_id.short} in the run {link.run_id}")
+    yield Finding("link", "OK", f"leads to {link.named} in the run {link.run_id}")
     if link.ticket is not None:
         try:
             check_not_ended(link.ticket)
