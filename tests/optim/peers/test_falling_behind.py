@@ -127,7 +127,6 @@ def test_two_halves_that_trained_apart(seed: int) -> None:
             await until(lambda: trainers[0].epoch == 8)
             swarm.network.partition([swarm.contact.peer_id, *ids[:2]], ids[2:])
             await until(lambda: min(trainer.epoch for trainer in trainers) >= 16)
-            leading = max(trainers, key=lambda trainer: trainer.core.position.order)
             arrivals = [Arrivals(trainer) for trainer in trainers]
             swarm.network.heal()
             met = now()
@@ -136,8 +135,9 @@ def test_two_halves_that_trained_apart(seed: int) -> None:
             assert now() - met < 12
             await work.done()
             oracle.check(trainers)
-            assert arrivals[trainers.index(leading)].downloads == [], "who leads goes on as before"
-            assert sum(len(each.downloads) for each in arrivals) == 2, "the other half downloads, once"
+            # The faster half may overtake the other one before they meet: which of them leads then is left open.
+            downloads = [len(each.downloads) for each in arrivals]
+            assert downloads in ([0, 0, 1, 1], [1, 1, 0, 0]), "one half goes on as before, the other downloads, once"
 
     virtual_time.run(main(), seed=seed, timeout=500)
 
