@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from coordinator_web.values import Basis
 from swarmcli.dht import DHTNode
 from swarmcli.errors import CallRefused, NetworkError
-from swarmcli.events import Booked, BookHead, Contribution, EpochCredited, Event, Noticed
+from swarmcli.events import Booked, BookHead, Contribution, EpochCredited, Event, Noticed, PeerSeen
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.roles.contributions import (
@@ -205,9 +205,9 @@ class Bookkeeper:
     # what is seen here
 
     def _note(self, event: Event) -> None:
+        if isinstance(event, EpochCredited | PeerSeen) and not self._turn.locked():
+            self._look(0.0)  # who stays for less than a look is known by name all the same
         if isinstance(event, EpochCredited):
-            if not self._turn.locked():
-                self._look(0.0)  # who stays for less than a look is known by name all the same
             self._noted.append(event)
             self._last = event
             self._count()

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 
 def test_monitors_count_what_each_gives_and_a_later_one_says_the_same(swarm: Callable[..., Swarm]) -> None:
-    run = swarm(10, target=512)
+    run = swarm(10, target=2048)  # a monitor reads every two seconds who is there
 
     def command(*words: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "COLUMNS": "160", "SWARM_DATA_DIR": str(run.directory / "data")}

@@ -13,7 +13,7 @@ import pytest
 
 from coordinator_web.values import Basis
 from swarmcli.dht import DHTNode
-from swarmcli.events import Booked, BookHead, EpochCredited, Event, Noticed
+from swarmcli.events import Booked, BookHead, EpochCredited, Event, Noticed, PeerSeen
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim import PeerDescription
 from swarmcli.roles import bookkeeping
@@ -139,6 +139,17 @@ def test_a_monitor_that_comes_later_learns_from_the_one_that_was_there() -> None
             assert all(each.is_signed and each.rank == 0 and each.peers == 2 for each in standing.attestations)
             assert standing.best.until == run.mark
             await reader.close()
+
+    virtual_time.run(main())
+
+
+def test_who_is_seen_for_less_than_a_look_is_known_by_name() -> None:
+    async def main() -> None:
+        async with simulated(2) as run:
+            monitor, brief = run.monitor(), run.monitor()
+            monitor.node.endpoint.events.emit(PeerSeen(brief.node.peer_id.text, "M", "monitor", 0, 0, 0.0, False))
+            await brief.leave()
+            assert [each.name for each in monitor.keeper.contributions() if each.peer == brief.node.peer_id.text] == ["M"]
 
     virtual_time.run(main())
 
