@@ -145,11 +145,13 @@ def test_a_monitor_that_comes_later_learns_from_the_one_that_was_there() -> None
 
 def test_who_is_seen_for_less_than_a_look_is_known_by_name() -> None:
     async def main() -> None:
-        async with simulated(2) as run:
+        async with simulated(3) as run:
             monitor, brief = run.monitor(), run.monitor()
             monitor.node.endpoint.events.emit(PeerSeen(brief.node.peer_id.text, "M", "monitor", 0, 0, 0.0, False))
             await brief.leave()
-            assert [each.name for each in monitor.keeper.contributions() if each.peer == brief.node.peer_id.text] == ["M"]
+            event = EpochCredited(1, 100, {brief.node.peer_id.text: 100.0}, {}, 60.0)
+            monitor.node.endpoint.events.emit(event)
+            assert ("M", 100) in {(each.name, each.samples) for each in monitor.keeper.contributions()}
 
     virtual_time.run(main())
 
