@@ -24,6 +24,7 @@ class PeerShare:
     processor: float = 1.0  # of the time
     gpu: float = 1.0
     gpu_memory: float | None = None  # bytes; up to 1, a share of what the card has
+    peers: int = 1  # that divide upload and download
 
 
 def share_of(limits: Limits, readings: Readings) -> PeerShare:
@@ -40,4 +41,5 @@ def share_of(limits: Limits, readings: Readings) -> PeerShare:
         processor=limits.processor or 1.0,
         gpu=(limits.gpu or 1.0) / (readings.trainers if limits.gpu else 1),
         gpu_memory=None if memory is None else memory / readings.trainers,
+        peers=readings.peers,
     )

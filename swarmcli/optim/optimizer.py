@@ -414,17 +414,24 @@ class Optimizer(torch.optim.Optimizer):
         the run, and what it computes is dropped: the loop calls `step(batch_size=0)` instead. From any thread."""
         return None if self.auxiliary else self._trainer().seat.lost
 
-    def review_seat(self) -> SeatLost | None:
+    def review_seat(self, sharing: int = 1) -> SeatLost | None:
         """Finds out at once whether this trainer's samples can count, as after a change of its limits, and returns
-        `seat_lost`; otherwise each step does. From any thread but the loop's; without effect after `shutdown`."""
+        `seat_lost`; otherwise each step does. `sharing`: how many peers divide what their user has set. From any thread
+        but the loop's; without effect after `shutdown`."""
 
         async def review() -> None:
+            self._trainer().seat.sharing = sharing
             self._trainer().review_seat()
 
         with suppress(RuntimeError, OptimizerError):  # the loop has ended
             if not self.auxiliary:
                 self._run(review())
         return self.seat_lost
+
+    @property
+    def seconds_to_send(self) -> float:
+        """That sending takes in each round by the limits which the user has set; 0: there are none. From any thread."""
+        return 0.0 if self.auxiliary else self._trainer().seat.seconds
 
     @property
     def downloading(self) -> str:

@@ -111,3 +111,24 @@ def test_a_link_that_others_find_slow_has_no_seat_and_gets_it_back_when_it_is_qu
             assert "your link has been seen to need" in told[0]
 
     virtual_time.run(main(), timeout=3600)
+
+
+def test_where_nobody_has_seen_an_epoch_figures_go_by_what_the_others_say() -> None:
+    """A trainer that never had a seat leaves the other alone: nobody reduces for anybody, so none is a witness."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            quick, slow = await volunteers(swarm, 2)
+            slow.trainer.node.endpoint.limit_rates(SLOW, None)
+            told: list[float] = []
+
+            async def look() -> None:
+                for epoch in range(8, 20, 4):
+                    await until(lambda epoch=epoch: quick.core.position.epoch >= epoch)
+                    assert slow.core.seat.lost is not None
+                    told.append(slow.core.seat.lost.reason.epoch)
+
+            await together(quick.run(24), slow.run(24), look())
+            assert all(0.3 < epoch < 1.5 for epoch in told), told  # six batches of 0.1 s
+
+    virtual_time.run(main(), timeout=3600)

@@ -231,7 +231,7 @@ class EpochEnd:
 
     async def _average_together(self) -> Outcome:
         weight = await self._freeze()
-        self._kept_out = "this peer has no seat in the round" if self._group.unseated else ""
+        self._kept_out = "its link is too slow for this round" if self._group.unseated else ""
         if self._keeper.compare(self._group.gathered):
             self._kept_out = "this peer's parameters have drifted away from the others'"
         outcome = await self._group.contribute(0 if self._kept_out else weight)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from swarmcli.averaging.seats import MAX_SECONDS, Bid, NoSeat, Witness, decide
@@ -20,7 +20,8 @@ class SeatLost:
     """Why this trainer computes nothing, in figures.
 
     nbytes   that it would send in a round, and receive
-    limit    bytes per second that its user has set; None: the others have seen how long it takes
+    limit    bytes per second that its user lets it have; None: the others have seen how long it takes
+    sharing  how many peers of its user divide what that user has set
     follows  it gets each average in time; otherwise it is away, as in a pause
     """
 
@@ -28,12 +29,16 @@ class SeatLost:
     nbytes: int
     limit: float | None
     follows: bool
+    sharing: int = 1
 
     @property
     def sentence(self) -> str:
         """For people."""
         needs = roughly(self.reason.seconds)
-        cause = f"your limit of {amount(self.limit)}/s needs" if self.limit else "your link has been seen to need"
+        cause = "your link has been seen to need"
+        if self.limit:
+            shared = f", which {self.sharing} of your peers share," if self.sharing > 1 else ""
+            cause = f"your limit of {amount(self.limit * self.sharing)}/s{shared} needs"
         return (
             f"a round sends {amount(self.nbytes)}; {cause} {needs}, epochs take {roughly(self.reason.epoch)}: "
             "your samples cannot count here"
@@ -42,10 +47,11 @@ class SeatLost:
     @property
     def remedy(self) -> str:
         """What this computer does now, and what helps."""
-        does = (
-            "follows the run and computes nothing" if self.follows else "waits, since it could not even follow the run"
-        )
-        return f"it {does}; " + ("a higher limit brings it back" if self.limit else "it is tried again now and then")
+        does = "follows the run and computes nothing"
+        if not self.follows:
+            does = "waits, since it could not even follow the run"
+        helps = "a higher limit brings it back" if self.limit else "it is tried again now and then"
+        return f"this computer {does}; {helps}"
 
 
 def before_joining(nbytes: int, limit: float | None, target: float, epoch: float = 0.0) -> str:
@@ -76,6 +82,8 @@ class OwnSeat:
 
     def __init__(self, averager: AveragerCore, peer: PeerID, target: float) -> None:
         self.lost: SeatLost | None = None
+        self.sharing = 1  # peers that divide the limits which their user has set
+        self.seconds = 0.0  # that sending takes by these limits
         self._averager, self._peer, self._target = averager, peer, target
 
     def review(self, group: Group | None, rates: Mapping[PeerID, float], epoch_age: float) -> bool:
@@ -88,9 +96,11 @@ class OwnSeat:
         bids = {peer: Bid() for peer in rates}
         if group is not None:
             bids |= {peer: bid for peer, bid in group.bids.items() if peer in rates or not bid.sends}
-        elif rates:
-            bids = dict.fromkeys(bids, Bid(witness=Witness(pace=sum(rates.values()))))
+        if rates and not any(bid.witness for bid in bids.values()):  # nobody has seen an epoch: what they say
+            said = Witness(pace=sum(rates.values()))
+            bids |= {peer: replace(bids[peer], witness=said) for peer in rates}
         own = self._averager.bid(self._target)
+        self.seconds = own.seconds
         seats = decide(bids | {self._peer: own}, self._target)
         reason = seats.unseated.get(self._peer)
         had, self.lost = self.lost, None
@@ -98,5 +108,5 @@ class OwnSeat:
             link, nbytes = self._averager.node.endpoint.rates, self._averager.layout.wire_bytes
             limit = link.lower if own.seconds >= reason.seconds else None
             slow = link.download.limit is not None and nbytes / link.download.limit > reason.epoch
-            self.lost = SeatLost(reason, nbytes, limit, follows=not slow)
+            self.lost = SeatLost(reason, nbytes, limit, follows=not slow, sharing=self.sharing)
         return (had is None) != (self.lost is None)
