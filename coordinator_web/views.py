@@ -102,7 +102,7 @@ def sentence(status: RunStatus, activity: ActivityShown, rate: float) -> str:
         case "waiting":
             return "Waiting for somebody to train with" if status.role == "trainer" else "Waiting for trainers"
         case "synchronizing":
-            return status.download[:1].upper() + status.download[1:] or "Getting the model from the others"
+            return status.download[:1].upper() + status.download[1:] or "Looking where the run is"
         case "following":
             return f"Computing nothing: your samples cannot count at present, {where}"
         case "standing":

@@ -41,7 +41,7 @@ STATES = {
     "waiting": "waiting for trainers",
     "training": "training",
     "averaging": "averaging",
-    "synchronizing": "downloading the state",
+    "synchronizing": "catching up with the run",
     "stranded": "waiting: out of reach of the others",
     "following": "computing nothing: its samples cannot count",
     "standing": "waiting: the run stands",
@@ -89,7 +89,8 @@ class Frame:
             above += _limits(me.limits)
         above += [_one_line(Text(printable(status.reach, 300), style="dim"))] if status.reach else []
         above += [Text(printable(status.alarm, 600), style="bold red")] if status.alarm else []
-        above += [Text(printable(text, 600), style="yellow") for text in (status.seat, status.waits) if text]
+        told = [text[0].upper() + text[1:] for text in (status.seat, status.waits) if text]
+        above += [Text(printable(text, 600), style="yellow") for text in told]
         rows = EVENT_ROWS if options.size.height >= ROOMY else FEW_EVENT_ROWS
         below = _latest(console, self._said, width, rows)
         high = sum(len(each.wrap(console, width)) if isinstance(each, Text) else 1 for each in above)
@@ -255,7 +256,7 @@ def _cells(peer: PeerStatus, status: RunStatus) -> dict[str, Text]:
         "role": Text(printable(peer.role, 12)),
         "epoch": Text(str(peer.epoch), style="yellow" if peer.health == "behind" else ""),
         "samples/s": Text(f"{peer.samples_per_second:,.1f}" if computes and answers else UNKNOWN),
-        "loss": Text(number(peer.loss, 3) if computes else UNKNOWN),
+        "loss": Text(number(peer.loss, 3) if computes and peer.health != "follows" else UNKNOWN),
         "drift": Text(UNKNOWN if peer.drift is None else f"{peer.drift:.0e}" if peer.drift else "0"),
         "seen": _seen(peer, status.now),
     }

@@ -49,7 +49,7 @@ class Observer:
             if self._webhook is not None:
                 self._webhook.post(message_of(alert, status))
         for alert in ended:
-            self._events.emit(Noticed("info", f"This is over: {alert.text}"))
+            self._events.emit(Noticed("info", f"This is over: {alert.text.partition('. ')[0]}"))
 
     def _warn(self, text: str) -> None:
         self._events.emit(Noticed("warning", text))

@@ -48,11 +48,16 @@ class Standstill:
         return self._lasted if seconds_by_rates is not None and self._lasted >= least else 0.0
 
 
-def stands(epoch: int, lasted: float, usual: float | None, peers: Sequence[PeerStatus]) -> str:
+def stands(epoch: int, lasted: float, usual: float | None, peers: Sequence[PeerStatus], *, averages: bool) -> str:
     """For people: that the epoch does not end, whom it waits for as far as that can be told, and what helps."""
     where = f", where one takes about {roughly(usual)}" if usual else ""
     told = f"The run stands: epoch {epoch:,} has lasted {roughly(lasted)}{where}."
     held = [peer for peer in peers if peer.health in HOLD_UP or (computes(peer) and peer.samples_per_second <= 0)]
+    if not held and averages:
+        return f"{told} A round lasts as long as its slowest link takes; where a limit is set, a higher one helps."
+    if not held and (failed := next((peer for peer in peers if peer.trouble), None)):
+        says = f"All answer and compute, but {_name(failed)} says: {failed.trouble}."
+        return f"{told} {says} It is tried again; where a limit is set, a higher one helps."
     if not held:
         return f"{told} All answer and compute. If it stays so, start this peer again: it takes up where it was."
     return f"{told} It waits for {_named(held)}. If it stays so, start that peer again: it takes up where the run is."
@@ -77,10 +82,14 @@ def computes(peer: PeerStatus) -> bool:
 
 def _named(peers: Sequence[PeerStatus]) -> str:
     """For example "Ada (does not answer) and Bob (is behind)"."""
-    named = [f"{peer.name or peer.peer_id[:10]} ({WHY.get(peer.health, 'has computed nothing yet')})" for peer in peers]
+    named = [f"{_name(peer)} ({WHY.get(peer.health, 'has computed nothing yet')})" for peer in peers]
     if len(named) > MOST_NAMED:
         named = [*named[:MOST_NAMED], f"{len(named) - MOST_NAMED} more"]
     return " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
+
+
+def _name(peer: PeerStatus) -> str:
+    return peer.name or peer.peer_id[:10]
 
 
 WHY: Mapping[Health, str] = {

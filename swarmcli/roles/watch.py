@@ -18,6 +18,7 @@ from swarmcli.recipe.link import command_of, reach_in_words
 from swarmcli.roles.epoch_history import EpochHistory
 from swarmcli.roles.peer import access_in_words
 from swarmcli.roles.standstill import Standstill, computes, deserted, stands
+from swarmcli.words import amount, roughly
 
 if TYPE_CHECKING:
     from swarmcli.optim import Optimizer, PeerReport
@@ -69,7 +70,7 @@ class RunWatch:
         link = peer.link()
         status = RunStatus(
             run_id=recipe.run_id,
-            state="waiting",
+            state=self.state or "synchronizing",
             peer_id=peer.peer_id.text,
             role=peer.role,
             epoch=0,
@@ -111,7 +112,7 @@ class RunWatch:
             epoch=epoch,
             samples=int(samples),
             samples_per_second=0.0 if state == "standing" else math.fsum(rates),
-            eta_seconds=eta if math.isfinite(eta) and state in GOES_ON else None,
+            eta_seconds=eta if 0 < eta < math.inf and state in GOES_ON else None,  # at 0 a round ends the epoch
             run_eta_seconds=self._run_eta(epoch, eta) if state in GOES_ON else None,
             alarm=alarm(optimizer),
             waits=waits,
@@ -124,9 +125,21 @@ class RunWatch:
         )
 
     def seat(self) -> str:
-        """Why this trainer's samples cannot count, in figures, and what helps; "": they can. From any thread."""
-        lost = self._optimizer.seat_lost if self._optimizer is not None else None
-        return f"{lost.sentence}; {lost.remedy}" if lost else ""
+        """Why this trainer's samples cannot count, in figures, and what helps; or that the run waits for its limit.
+        "": neither. From any thread."""
+        if (optimizer := self._optimizer) is None:
+            return ""
+        if lost := optimizer.seat_lost:
+            return f"{lost.sentence}; {lost.remedy}"
+        needs, usual = optimizer.seconds_to_send, self._usual()
+        if self._peer.role != "trainer" or usual is None or needs <= max(1.0, usual):
+            return ""
+        most = self._peer.recipe.averaging.averaging_timeout
+        means = f"rounds are given up after {roughly(most)}" if needs > most else "the run waits for this computer"
+        return (
+            f"a round sends {amount(optimizer.round_bytes)}; your limit needs {roughly(needs)}, epochs took "
+            f"{roughly(usual)}: {means}; a higher limit helps"
+        )
 
     def _state(self, optimizer: Optimizer, peers: Sequence[PeerStatus]) -> State:
         last = self._peer.recipe.max_epochs
@@ -151,7 +164,8 @@ class RunWatch:
         by_rates = seconds_until(self._peer.recipe.target_batch_size, math.fsum(rates)) if rates else None
         lasted = self._standstill.look(now, epoch, by_rates if state in GOES_ON else None, usual)
         if lasted:
-            return "standing", stands(epoch, lasted, usual, peers)
+            averages = self._optimizer is not None and self._optimizer.is_averaging
+            return "standing", stands(epoch, lasted, usual, peers, averages=averages)
         return state, deserted(epoch, peers) if state == "waiting" else ""
 
     @staticmethod

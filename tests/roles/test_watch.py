@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -46,7 +47,7 @@ class FakeOptimizer:
         self.is_averaging = False
         self.pause = ""
         self.seat_lost: SeatLost | None = None
-        self.downloading, self.round_bytes = "", 1_800_000
+        self.downloading, self.round_bytes, self.seconds_to_send = "", 1_800_000, 0.0
         self.now = 100.0
 
     @property
@@ -334,6 +335,36 @@ def test_within_three_usual_epochs_it_says_that_the_run_stands_and_for_whom_it_w
     assert watch.look().state == "training" and watch.look().waits == ""
 
 
+def test_a_run_that_stands_since_a_round_lasts_or_fails_tells_nobody_to_start_a_peer_again() -> None:
+    optimizer = FakeOptimizer(0, epoch=330)
+    optimizer.others = {BOB: told("Bob", 330)}
+    watch = watching(optimizer, *[1.0] * 8, max_epochs=None)
+    optimizer.is_averaging = True
+    status = look_for(watch, optimizer, 20)
+    assert status.state == "standing"
+    assert "A round lasts as long as its slowest link takes; where a limit is set, a higher one helps." in status.waits
+    optimizer.is_averaging = False
+    optimizer.others = {BOB: told("Bob", 330, last_outcome="failed", last_reason="it took longer than its 60 s")}
+    assert "Bob says: its last round was failed: it took longer than its 60 s. It is tried" in watch.look().waits
+    optimizer.others = {BOB: told("Bob", 330)}
+    assert "All answer and compute. If it stays so, start this peer again" in watch.look().waits
+
+
+def test_beside_an_epoch_whose_samples_are_all_there_stands_no_time_left() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    watch = watching(optimizer, 4.0)
+    assert watch.look().eta_seconds == pytest.approx(4.0)
+    optimizer.target *= 2  # what is expected of it is the target
+    status = watch.look()
+    assert status.samples == status.target and status.eta_seconds is None
+
+
+def test_a_peer_that_has_not_got_at_the_run_yet_does_not_say_that_nobody_trains() -> None:
+    watch = watching(FakeOptimizer(0))
+    watch._optimizer = None
+    assert watch.look().state == "synchronizing"
+
+
 def test_an_epoch_that_takes_long_since_most_trainers_have_left_does_not_stand() -> None:
     optimizer = FakeOptimizer(0, epoch=7)
     watch = watching(optimizer, *[4.0] * 8)
@@ -382,6 +413,26 @@ def test_a_trainer_without_a_seat_follows_and_is_not_counted() -> None:
     status = watch.look()
     assert [peer.health for peer in status.peers] == ["in step", "follows"], "as others see it"
     assert not status.peers[1].counts
+
+
+def test_a_limit_for_which_the_run_waits_is_told_in_figures() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    watch = watching(optimizer, *[0.4] * 8)
+    optimizer.seconds_to_send = 58.0
+    told = (
+        "a round sends 1.8 MB; your limit needs 58 s, epochs took 1 s: the run waits for this computer; a higher limit"
+    )
+    assert watch.look().seat.startswith(told)
+    optimizer.seconds_to_send = 145.0
+    assert "your limit needs 2 min, epochs took 1 s: rounds are given up after 60 s;" in watch.look().seat
+    hear(watch, *(EpochAdvanced(1, "aa", 128, 64, 2, 2.0, 150.0, 0.1) for _ in range(8)))
+    assert watch.look().seat == "", "so long are its epochs"
+
+
+def test_a_limit_that_several_peers_share_is_told_as_it_was_set() -> None:
+    lost = replace(LOST, limit=5e3, sharing=2)
+    assert "your limit of 10 kB/s, which 2 of your peers share, needs 3 min" in lost.sentence
+    assert lost.remedy == "this computer follows the run and computes nothing; a higher limit brings it back"
 
 
 def test_a_peer_that_was_started_again_is_catching_up_and_the_others_are_in_step() -> None:
