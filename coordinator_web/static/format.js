@@ -93,7 +93,7 @@ export function moment(time, now = Date.now() / 1000) {
 
 // How a peer does; where that is not the word for it.
 export function doing(health) {
-  return health === "follows" ? "follows: its link is too slow for its samples to count" : health;
+  return health === "follows" ? "link too slow" : health;
 }
 
 export function hours(value) {

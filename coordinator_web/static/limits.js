@@ -45,8 +45,9 @@ export function offerLimits(change) {
   }
 }
 
-// `limits`: key → {value, text, from}.
-export function showLimits(limits, canControl) {
+// `limits`: key → {value, text, from}. `seat`: why its samples cannot count, and what one of them was said to lead to.
+export function showLimits(limits, canControl, seat) {
+  if (seat === "" && waiting === 0) sayOfSeat("", "");
   for (const { key } of LIMITS) {
     const limit = limits[key];
     const { node, set, input } = shown.get(key);
@@ -71,8 +72,7 @@ function changed(key, text) {
 async function change(key, text) {
   try {
     const seat = await send(key, text);
-    for (const { node } of shown.values()) say(node.querySelector(".seat"), "");
-    say(shown.get(key).node.querySelector(".seat"), seat ?? "");
+    sayOfSeat(key, seat ?? "");
     refused(key, "");
     unsent.delete(key);
   } catch (error) {
@@ -82,6 +82,10 @@ async function change(key, text) {
   }
   waiting -= 1;
   if (waiting === 0) write($("limits-note"), $("limits").querySelector("[aria-invalid=true]") ? "\u00a0" : "Saved");
+}
+
+function sayOfSeat(key, seat) {
+  for (const [each, { node }] of shown) say(node.querySelector(".seat"), each === key ? seat : "");
 }
 
 function refused(key, why) {

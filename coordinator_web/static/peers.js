@@ -76,13 +76,13 @@ function updatePeer(node, peer) {
   write(at(".role"), peer.role);
   write(at(".epoch .value"), count(peer.epoch));
   write(at(".health"), doing(peer.health));
-  at(".health").title = peer.trouble;
+  at(".health").title = peer.health === "follows" ? "it follows the run: its samples cannot count" : peer.trouble;
   const computes = peer.role === "trainer";
   write(at(".rate"), computes && !IDLE.includes(peer.health) ? rate(peer.samples_per_second) : "–");
   write(at(".share .value"), computes ? percent(peer.share) : "–");
   at(".meter").hidden = !computes;
   at(".meter span").style.transform = `scaleX(${computes ? Math.min(1, peer.share ?? 0) : 0})`;
-  write(at(".loss"), computes ? decimal(peer.loss) : "–");
+  write(at(".loss"), computes && peer.health !== "follows" ? decimal(peer.loss) : "–");
   write(at(".drift"), tiny(peer.drift));
   write(at(".seen"), peer.me ? "now" : ago(now - peer.last_seen));
 }

@@ -37,7 +37,7 @@ function draw({ run, me }) {
   say($("seat"), run.seat);
   say($("notice"), run.notice);
   drawRun(run);
-  showLimits(me.limits.limits ?? {}, allowed === true);
+  showLimits(me.limits.limits ?? {}, allowed === true, run.seat);
 }
 
 function drawActivity(me) {

@@ -50,7 +50,8 @@ def sheet(
         ("memory", f"about {memory}; refused if that is not free"),
         ("disk", _disk(recipe, role, demand, files)),
         ("processor", _processor(recipe, role)),
-        ("traffic", _traffic(recipe, role, demand, limits)),
+        ("traffic", _traffic(recipe, role, demand)),
+        *([("rounds", _seat(recipe, demand, limits))] if role == "trainer" else []),
         ("limits", "; ".join(in_words(limits)) or NO_LIMITS),
         ("router", _router(recipe)),
         ("others see", "this computer's network address and the name it is given; a recipe brings no code along"),
@@ -145,19 +146,22 @@ def _processor(recipe: Recipe, role: Role) -> str:
     return f"{device}; {limit}"
 
 
-def _traffic(recipe: Recipe, role: Role, demand: Demand, limits: Limits) -> str:
+def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
     whose = "as the contact says" if demand.pace_is_told else "which is a guess"
     pace = f"an epoch in {format_time(demand.pace)}, {whose}"
     whom = " for each trainer that it helps" if role == "auxiliary" else ""
     relays = role != "trainer" if recipe.local.relay is None else recipe.local.relay
     rate = megabytes(recipe.local.relay_rate or RelayBudgets().rate or 0)
-    epoch = demand.pace if demand.pace_is_told else 0.0
-    seat = before_joining(demand.round, limits.link, recipe.target_batch_size, epoch) if role == "trainer" else ""
     others = f"; besides, it carries the connections of others, at most {rate} a second (--no-relay: none)"
     return (
         f"at most {megabytes(demand.epoch)} up and as much down in an epoch{whom}: {megabytes(demand.an_hour)} an hour "
-        f"each way at {pace}" + (others if relays else "") + (f". {seat[0].upper()}{seat[1:]}" if seat else "")
+        f"each way at {pace}" + (others if relays else "")
     )
+
+
+def _seat(recipe: Recipe, demand: Demand, limits: Limits) -> str:
+    epoch = demand.pace if demand.pace_is_told else 0.0
+    return before_joining(demand.round, limits.link, recipe.target_batch_size, epoch)
 
 
 def _router(recipe: Recipe) -> str:

@@ -53,13 +53,21 @@ def data(*items: object, more: str = "") -> Recipe:
 
 def test_a_dozen_lines_say_what_will_happen() -> None:
     lines = sheet(small("local.threads=2"), pace=30.0)
-    assert len(lines) <= 13
+    assert len(lines) <= 14
     assert "carries" not in lines["traffic"] and "--no-port-mapping" in lines["router"]
     assert "a gpt2 of 20,200 parameters" in lines["model"] and "32 samples" in lines["model"]
     assert "standard library, on this computer" in lines["data"]
     assert "2 threads" in lines["processor"]
     assert "19.4 MB an hour each way at an epoch in 30 s, as the contact says" in lines["traffic"]
     assert "/data/small" in lines["files"] and "Ctrl-C" in lines["leaving"]
+
+
+def test_the_question_says_what_a_limit_leads_to() -> None:
+    assert "follows the run: its samples cannot count" in sheet(small())["rounds"], "of a link that is too slow"
+    limited = small("local.limits={upload: 5 kB/s}")
+    assert "your limit of 5 kB/s needs 16 s; in a run whose epochs are not much longer" in sheet(limited)["rounds"]
+    assert "epochs take 2 s: your samples cannot count here" in sheet(limited, pace=2.0)["rounds"]
+    assert "rounds" not in sheet(limited, "monitor"), "it sends no gradients"
 
 
 def test_a_disk_on_which_the_checkpoints_have_no_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,10 +38,15 @@ class RunningPeer:
         self.activity = Activity()
         self.stops: list[str] = []
         self.ended = threading.Event()  # at once, whatever was under way
+        self.run = FakeRun(3)
         controls = PeerControls(
-            self.activity, LimitStore(), lambda: self._stop(), end_process=lambda code: self.ended.set()
+            self.activity,
+            LimitStore(),
+            lambda: self._stop(),
+            seat=lambda: self.run.seat,
+            end_process=lambda code: self.ended.set(),
         )
-        server = DashboardServer(create_app(FakeRun(3), controls=controls, control_token=name))  # type: ignore[arg-type]
+        server = DashboardServer(create_app(self.run, controls=controls, control_token=name))  # type: ignore[arg-type]
         self.entry = until.enter_context(
             LocalPeers().entered(LocalPeer.here("trainer", "a-run", Path(f"/homes/{name}")))
         )
@@ -93,6 +99,21 @@ def test_status_tells_what_each_does(ada: RunningPeer) -> None:
     (told,) = json.loads(swarm("status", "--json")[1])
     assert (told["name"], told["state"]["run"]["epoch"]) == ("Ada", 3)
     assert told["page"] == f"{ada.entry.peer.api}/?token=Ada"
+
+
+def test_status_says_that_the_run_stands_and_that_samples_cannot_count(ada: RunningPeer) -> None:
+    ada.run.state, ada.run.waits = "standing", "The run stands: epoch 3 has lasted 30 s."
+    ada.run.people = [replace(each, samples_per_second=0.0) for each in ada.run.people]
+    out = swarm("status")[1]
+    assert "Waiting: the run stands, epoch 3 of 200" in out and "  waits  The run stands: epoch 3 has lasted" in out
+    assert "samples a second" not in out and "Training" not in out and "alarm" not in out
+    ada.run.state, ada.run.waits, ada.run.seat = "following", "", "a round sends 1.8 MB; your samples cannot count here"
+    ada.run.people[0] = replace(ada.run.people[0], health="follows")
+    out = swarm("status")[1]
+    assert "Computing nothing: your samples cannot count at present" in out and "1 of them without a part" in out
+    assert "  seat   a round sends 1.8 MB; your samples cannot count here" in out
+    told = swarm("limits", "set", "upload=10kB/s")[2]
+    assert "Ada (trainer of a-run): a round sends 1.8 MB; your samples cannot count here" in told
 
 
 def test_one_that_joins_or_does_not_answer_is_shown_too(registry: LocalPeers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,8 @@ class FakeRun:
     part: float = 0.62  # of the epoch that is under way
     with_own: bool = False
     alarm: str = ""
+    waits: str = ""
+    seat: str = ""
     max_epochs: int | None = 200
     run_eta: float | None = 14_000.0
     mode: str = "synchronous"
@@ -121,6 +123,8 @@ class FakeRun:
             eta_seconds=(TARGET - samples) / rate if rate else None,
             run_eta_seconds=self.run_eta,
             alarm=self.alarm,
+            waits=self.waits,
+            seat=self.seat,
             samples_per_second=rate,
             losses=tuple(loss_at(epoch) for epoch in range(1, self.finished_epochs + 1))[-60:],
             started=START,

@@ -38,6 +38,21 @@ def test_the_epoch_rises_on_an_open_page(serve: Serve, open_page: Open) -> None:
     assert page.locator("#rounds tr").first.locator("td").nth(2).inner_text() == "41"
 
 
+def test_a_run_that_stands_is_told_and_no_rate_beside_it(serve: Serve, open_page: Open) -> None:
+    run = FakeRun(finished_epochs=41, state="standing", waits="The run stands: it waits for Bob.", run_eta=None)
+    run.people[0] = replace(run.people[0], health="follows")
+    page = open_page(serve(run).url)
+    expect_text(page, "#state", "Standing still")
+    expect_text(page, "#waits", "The run stands: it waits for Bob.")
+    expect_text(page, "#eta", "it does not end")
+    expect_text(page, "#throughput", "–")
+    row = page.locator("#peers [data-health=follows]")
+    assert [row.locator(f".{cell}").inner_text() for cell in ("health", "rate", "loss")] == ["link too slow", "–", "–"]
+    run.state, run.waits = "training", ""
+    expect_text(page, "#state", "Training")
+    assert page.locator("#waits").is_hidden()
+
+
 def test_members_that_contributed_nothing_do_not_read_as_failures(serve: Serve, open_page: Open) -> None:
     page = open_page(serve(FakeRun(finished_epochs=5)).url)  # somebody is left out of the fifth round
     peers = page.locator("#rounds tr").first.locator("td").nth(4).inner_text()

@@ -97,6 +97,31 @@ def test_limits_are_moved_on_the_page_and_a_wrong_one_is_told(serve: Serve, open
     assert refused.is_hidden()
 
 
+def test_a_limit_that_leaves_no_part_says_so_where_it_is_set_until_that_is_over(
+    serve: Serve, open_page: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seat = "a round sends 1.8 MB; your limit of 100 MB/s needs 36 s: your samples cannot count here"
+    run = volunteer(FakeRun(finished_epochs=8, limits=as_shown()))
+    controls = FakeControls(run)
+    change, limits = controls.change_limits, controls.limits
+
+    def leads_there(changes: Any, *, keep: bool) -> None:
+        change(changes, keep=keep)
+        run.seat, run.state = seat, "following"
+
+    monkeypatch.setattr(controls, "change_limits", leads_there)
+    monkeypatch.setattr(controls, "limits", lambda: {**limits(), "seat": run.seat})
+    page = open_page(serve(run, controls=controls, control_token="secret").url, "?token=secret")
+    page.wait_for_selector("#limit-upload:enabled")
+    page.get_by_role("slider", name="Upload").press("ArrowLeft")
+    expect_text(page, "#limits .limit:has(#limit-upload) .seat", seat)
+    expect_text(page, "#seat", seat)
+    expect_text(page, "#activity", "Computing nothing")
+    run.seat, run.state = "", "training"
+    expect_text(page, "#activity", "Running")
+    page.wait_for_selector("#limits .limit:has(#limit-upload) .seat", state="hidden")
+
+
 def test_without_the_token_the_page_only_shows_and_says_so(serve: Serve, open_page: Open) -> None:
     run = volunteer(FakeRun(finished_epochs=8, limits=as_shown(), activity=PAUSED))
     controls = FakeControls(run)
