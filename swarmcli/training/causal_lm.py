@@ -19,6 +19,9 @@ from swarmcli.training.tokenizer import Tokenizer, load_tokenizer
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")  # as transformers calls them
+_USUAL = ("gpt2", "gpt_neox", "llama", "mistral", "qwen3", "gemma", "phi3", "olmo2", "smollm3", "mamba")
+_DECODERS = ("gpt_neox", "gpt_neox_japanese", "trocr")  # although their configs do not call them so
+_BOTH_WAYS = ("flaubert", "xlm", "xlnet")  # whatever their configs say
 
 
 class CausalLanguageModelling:
@@ -99,6 +102,7 @@ class CausalLanguageModelling:
             hint = f"did you mean {near[0]}?" if near else "write one that this transformers knows, for example gpt2"
             raise self._refuse(f"unknown model_type {model_type!r}", hint, "model_type")
         config = AutoConfig.for_model(model_type)
+        self._check_causal(config, fields.get("is_decoder", getattr(config, "is_decoder", None)))
         known = {*config.to_dict(), *config.attribute_map}
         for key in fields:
             if key not in known or key.startswith("_"):
@@ -108,6 +112,22 @@ class CausalLanguageModelling:
             if not key.endswith("token_id"):  # one, several or none
                 self._check_kind(key, fields[key], usual=getattr(config, key))
         return config
+
+    def _check_causal(self, config: Any, is_decoder: bool | None) -> None:
+        """Refuses what is no causal language model: it would see the tokens that it is to predict."""
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+        name = config.model_type
+        encoder = is_decoder is False and not config.is_encoder_decoder and name not in _DECODERS
+        if name in CAUSAL and not encoder and name not in _BOTH_WAYS:
+            return
+        fix = "set is_decoder: true to have it read one way, or " if name in CAUSAL and encoder else ""
+        usual = ", ".join(each for each in _USUAL if each in CAUSAL)
+        raise self._refuse(
+            f"this recipe trains causal language models; {name} is none",
+            f"{fix}take one of {usual}, or another that AutoModelForCausalLM of transformers lists",
+            "model_type",
+        )
 
     def _check_kind(self, key: str, value: Any, usual: Any) -> None:
         """A whole number is a number too."""
@@ -141,8 +161,10 @@ class CausalLanguageModelling:
         trusted = self._recipe.local.trust_remote_code
         model: nn.Module
         try:
+            config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=trusted)
+            if not hasattr(config, "auto_map"):  # code of its own knows best
+                self._check_causal(config, getattr(config, "is_decoder", None))
             if outline:
-                config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=trusted)
                 model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
             else:
                 model = AutoModelForCausalLM.from_pretrained(
@@ -151,6 +173,8 @@ class CausalLanguageModelling:
                     use_safetensors=True,  # the older format is a pickle, which can run code
                     trust_remote_code=trusted,
                 )
+        except RecipeError:
+            raise
         except Exception as error:  # as above
             raise self._refuse(
                 f"no model can be loaded from {directory}: {_first_line(error)}",

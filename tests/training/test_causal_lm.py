@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarmcli.errors import RecipeError
 from swarmcli.training import build_task
@@ -119,7 +121,12 @@ def test_a_saved_tokenizer_and_a_model_of_its_size(tmp_path: Path) -> None:
         ("base_model.num_attention_heads=3", "num_attention_heads 3 does not divide n_embd 16; take 2 for example"),
         ("base_model.n_head=3", "n_head 3 does not divide n_embd 16; take 2 for example"),
         ("base_model.activation_function=foo", "transformers cannot build this model: it does not know 'foo'"),
-        ("base_model={model_type: vit}", "transformers cannot build this model: Unrecognized configuration class"),
+        ("base_model={model_type: vit}", "this recipe trains causal language models; vit is none; take one of gpt2, "),
+        ("base_model={model_type: t5}", "this recipe trains causal language models; t5 is none; take one of gpt2, "),
+        (
+            "base_model={model_type: bert}",
+            "language models; bert is none; set is_decoder: true to have it read one way",
+        ),
         ("base_model.vocab_size=100", "the model knows 100 tokens, the tokenizer has 259; raise vocab_size"),
         ("base_model.n_positions=8", "the model reads 8 tokens at most, sequence_len is 16; lower sequence_len to 8"),
         ("base_model=gone", "gone is no directory with a saved model"),
@@ -132,6 +139,44 @@ def test_models_that_cannot_be_are_refused_with_the_place_in_the_recipe(
         build(tmp_path, override)
     assert words in str(caught.value)
     assert str(caught.value).startswith((f"--set {override}: base_model: ", "small.yaml:2: base_model: "))
+
+
+TINY = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32}
+TINY_ENCODER_DECODER = {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "fits"),
+    [
+        ("bert", TINY, False),
+        ("bert", {**TINY, "is_decoder": True}, True),
+        ("xlm-roberta", TINY, False),
+        ("electra", TINY, False),
+        ("xlnet", {"d_model": 16, "n_head": 2, "n_layer": 1, "d_inner": 32}, False),
+        ("gpt_neox", TINY, True),
+        ("llama", TINY, True),
+        ("bart", TINY_ENCODER_DECODER, True),
+    ],
+)
+def test_a_model_is_taken_if_and_only_if_no_later_token_changes_what_it_predicts(
+    tmp_path: Path, model_type: str, fields: dict[str, Any], fits: bool
+) -> None:
+    config = AutoConfig.for_model(model_type, **fields, vocab_size=300)
+    tokens = torch.randint(3, 259, (1, 8), generator=torch.Generator().manual_seed(0))
+    changed = torch.cat([tokens[:, :-1], (tokens[:, -1:] + 7) % 200 + 3], dim=1)
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_config(config).eval()
+        one_way = torch.allclose(model(tokens).logits[:, :-1], model(changed).logits[:, :-1], atol=1e-5)
+    assert one_way is fits
+    written = ", ".join(f"{key}: {str(value).lower()}" for key, value in fields.items())
+    with nullcontext() if fits else pytest.raises(RecipeError, match="trains causal language models"):
+        build(tmp_path, f"base_model={{model_type: {model_type}, {written}}}")
+
+
+def test_a_saved_encoder_is_refused(tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("bert", **TINY)).save_pretrained(tmp_path / "saved")
+    with pytest.raises(RecipeError, match="trains causal language models; bert is none"):
+        build(tmp_path, "base_model=saved")
 
 
 def save_with_code(directory: Path, marker: Path) -> None:
