@@ -76,19 +76,15 @@ class Mates:
         """Raises NetworkError; with the usual timeout only when the connection has ended or there is none."""
         return await self.endpoint.call(self.peer(index), self.method(name), request, answer_type, timeout=timeout)
 
-    async def presence(self, index: int) -> PresenceAnswer | None:
+    async def presence(self, index: int, asks: int = 2) -> PresenceAnswer | None:
         """What a member says of itself, within a few seconds; None if it cannot be reached."""
         patience = _LOOKS_ALIVE + _ALIVE_TRIPS * self.slowest_round_trip
         question = PresenceQuestion(self.group.group_id)
         try:
             return await self.ask(index, "presence", question, PresenceAnswer, patience)
         except NetworkError:
-            if not self.is_connected(index):
-                return None
-        try:  # two that dial each other at the same moment keep one connection: this went over the other one
-            return await self.ask(index, "presence", question, PresenceAnswer, patience)
-        except NetworkError:
-            return None
+            # Two that dial each other at the same moment keep one connection, and this may have gone over the other.
+            return await self.presence(index, asks - 1) if asks > 1 and self.is_connected(index) else None
 
     @property
     def slowest_round_trip(self) -> float:

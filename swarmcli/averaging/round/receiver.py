@@ -172,17 +172,16 @@ class PartReceiver:
         """Those whose streams have not come while most have are asked: whoever still computes is waited for. One that
         takes part, or says nothing, is as slow as its parts would be."""
         tempo, since, loop = self._tempo, dict[int, float](), asyncio.get_running_loop()
-        await asyncio.sleep(tempo.patience)
         while True:
-            absent = self._waiting.keys() - tempo.begun.keys() - self._reducer.left_out.keys()
+            await asyncio.sleep(tempo.patience / 2)
+            absent = self._waiting.keys() & self._reducer.absent
             asked = loop.time()
-            for member in absent if 2 * len(absent) <= len(self._waiting) else ():
-                answer = await self._mates.presence(member)
+            for member in absent if 2 * len(absent) <= 1 + len(self._waiting) else ():
+                answer = await self._mates.presence(member, asks=1)
                 if answer is not None and answer.standing != "running":
                     since.pop(member, None)
                 elif loop.time() - since.setdefault(member, asked) >= tempo.patience / 2:
                     self._give_up(member, "it was too slow: its parts had not begun to come when those of others had")
-            await asyncio.sleep(tempo.patience / 2)
 
     def _give_up(self, member: int, reason: str) -> None:
         self._tempo.slow[member] = reason

@@ -122,8 +122,13 @@ class Reducer:
 
     async def begun(self) -> None:
         """Waits until each sender has named its weight, or is left out. Raises what the work was aborted with."""
-        while any(sender.weight is None and sender.left_out is None for sender in self._senders.values()):
+        while self.absent:
             await self._wait()
+
+    @property
+    def absent(self) -> set[int]:
+        """Senders that have not named their weight, and are not left out."""
+        return {index for index, each in self._senders.items() if each.weight is None and each.left_out is None}
 
     def has_all_of(self, sender: int) -> bool:
         """Whether nothing more is expected from a sender."""

@@ -281,12 +281,14 @@ class PartSender:
 
 async def _look_whether_begun(mates: Mates, tempo: Tempo, reducer: int) -> None:
     """A reducer that has not begun yet is late, not slow. Of one that sends parts this member's own reducer knows;
-    others are asked, once they are so late that it matters."""
+    others are asked, once they are so late that it matters. One that says nothing is slow."""
+    await asyncio.sleep(tempo.patience)
     while reducer not in tempo.begun:
+        asked = asyncio.get_running_loop().time()
+        answer = await mates.presence(reducer, asks=1)
+        if answer is None or answer.standing == "running":
+            tempo.begun.setdefault(reducer, asked)
         await asyncio.sleep(tempo.patience)
-        answer = await mates.presence(reducer) if reducer not in tempo.begun else None
-        if answer is not None and answer.standing == "running":
-            tempo.begun.setdefault(reducer, asyncio.get_running_loop().time())
 
 
 def check_senders(senders: Sequence[int], weights: Sequence[float], allowed: frozenset[int]) -> None:
