@@ -1,15 +1,17 @@
 """How one member comes to know the outcome of its round: it votes, follows a leader, and leads when it has to.
 
 Every follower asks the leader for the outcome when its round begins, and the answer is the decision itself. So a
-decision costs one message to each, and either end notices at once when the other is gone. Who loses its leader follows
-the next in rank that is alive, or leads itself if there is none before it: it proposes in ballots above zero. Nobody
-promises anything to a proposer while it follows one of a lower rank, so proposers seldom compete.
+decision costs one message to each, and either end notices at once when the other is gone. Who loses its leader, or
+finds it too slow, follows the next in rank that is alive, or leads itself if there is none before it: it proposes in
+ballots above zero. Nobody promises anything to a proposer while it follows one of a lower rank, so proposers seldom
+compete.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Collection
 
 import msgspec
 
@@ -25,6 +27,7 @@ from swarmcli.averaging.consensus.messages import (
     OutcomeAnswer,
     OutcomeQuestion,
     PrepareAnswer,
+    PresenceAnswer,
     VoteMessage,
 )
 from swarmcli.averaging.consensus.presence import AT_ONCE, PAUSES, Attendance, Mates
@@ -40,8 +43,8 @@ _SEARCH_DESERTED = 3.0  # … or, if so many are plainly gone that there is none
 _PER_LIAR = 8.0  # and so much for each hostile leader that may take its turn for nothing. In a guarded group the time
 # counts from the first leader that was lost, so that members do not search one after the other.
 _LONGEST_SEARCH = 120.0  # seconds for all ballots of one that finds a quorum, but comes to no result with it
-_LOOKS = (2.0, 2.0, 2.0, 4.0, 8.0)  # seconds between two looks at who waits for the leader; the last one repeats
-_TURN = 6.0  # seconds that a leader of a guarded group may be silent while a quorum waits for it …
+_LOOKS = (2.0, 2.0, 2.0, 2.5, 4.0, 8.0)  # seconds between two looks at who waits for the leader; the last one repeats
+_TURN = 6.0  # seconds that a leader may be silent while a quorum waits for it …
 _BALLOT = 13.0  # … longer by so much after each message of a ballot: others may hold it up for so long …
 _LONGEST_TURN = 30.0  # … and so many seconds in all
 _TURN_TRIPS = 10.0
@@ -64,7 +67,8 @@ class Agreement:
         """`lost`: who is not expected to take part. `unreachable`: whom this member does not follow, since they are
         lost or out of its reach; grows."""
         self._mates, self._votes, self._parts, self._options = mates, votes, parts, options
-        self._proposer = Proposer(mates, votes, parts)
+        self._passed = set(lost)  # leaders that did nothing, and members that were too slow here or in the try before
+        self._proposer = Proposer(mates, votes, parts, self._passed)
         self._attendance = Attendance(mates, options.to_begin)
         self._absent: asyncio.Queue[AbsenceNotice] = asyncio.Queue()  # of what the others are to hear
         self._cut_off: asyncio.Queue[int] = asyncio.Queue()  # members whose connection over a relay has ended
@@ -72,8 +76,8 @@ class Agreement:
         self._zero = BallotZero(mates, votes) if mates.me == 0 else None
         self._following = self._candidates()[0]
         self._gathered, self._settled = asyncio.Event(), asyncio.Event()
-        self._passed_over = asyncio.Event()  # the leader does nothing, although it could
-        self._passed: set[int] = set()  # leaders that did nothing
+        self._passed_over = asyncio.Event()  # the leader is too slow, or does nothing; or: a quorum waits here
+        self._askers: set[int] = set()  # who waits here for the outcome
         self._grants: dict[int, tuple[float, float]] = {}  # to these: from when on they get a promise, and the pause
         self._last_sign = -math.inf  # when it last did something, by the clock of the loop
         self._first_lost = math.inf  # when this member lost or passed over its first leader, by the clock of the loop
@@ -87,9 +91,7 @@ class Agreement:
         """Takes part until the outcome is known, or (None) known to stay unknown here."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                works = [self._pursue(), self._watch_time()]
-                if self._votes.guarded is not None:
-                    works.append(self._watch_leader())
+                works = (self._pursue(), self._watch_time(), self._watch_leader())
                 helpers = [tasks.create_task(work) for work in works]
                 await self._settled.wait()
                 for helper in helpers:
@@ -101,8 +103,9 @@ class Agreement:
             self._settled.set()
             del self._proposer, self._parts
 
-    async def vote(self, digest: bytes | None, reason: str = "") -> None:
-        """This member's own exchange has come to its end: with a result, or (None) with what is wrong.
+    async def vote(self, digest: bytes | None, reason: str = "", slow: Collection[int] = ()) -> None:
+        """This member's own exchange has come to its end: with a result, or (None) with what is wrong. `slow`: who kept
+        it waiting; whoever of them leads is passed over.
 
         An auxiliary has neither; it waits until a result is named to it. Never fails: whoever cannot hear it will
         notice that by itself.
@@ -110,6 +113,9 @@ class Agreement:
         signature = None if digest is None else self._votes.vote_zero(digest)
         vote = VoteMessage(self._mates.group.group_id, digest, reason, signature)
         self._gathered.set()
+        self._unreachable.update(slow)
+        self._passed.update(slow)
+        self._look_whether_passed_over()
         if reason:
             self._troubled = asyncio.get_running_loop().time()
         if digest is not None and signature is None:
@@ -145,6 +151,8 @@ class Agreement:
         """Answers another member: waits until the outcome is known, or (None) known to stay unknown here."""
         self._attendance.begun[asker].set()
         self._attendance.strangers.discard(asker)
+        self._askers.add(asker)
+        self._look_whether_passed_over()
         try:
             await self._settled.wait()
         except asyncio.CancelledError:
@@ -153,7 +161,17 @@ class Agreement:
             else:
                 self._lose(asker, "its connection to the leader ended")
             raise
+        finally:
+            self._askers.discard(asker)
         return self._votes.decided
+
+    def _look_whether_passed_over(self) -> None:
+        """This member passes over a leader that is too slow here, or that a quorum, with this member, has passed over:
+        whoever waits for the outcome here does not wait for a leader before this member."""
+        leader, ranks, quorum = self._following, self._mates.ranks, self._votes.quorum
+        behind = {asker for asker in self._askers & quorum.voters if ranks[asker] > ranks[leader]}
+        if leader in self._passed or len(behind) + self._votes.votes >= quorum.to_decide:
+            self._passed_over.set()
 
     def hear_absence(self, teller: int, notice: AbsenceNotice) -> None:
         """Raises CallRefused unless the teller leads, as seen from here."""
@@ -250,6 +268,7 @@ class Agreement:
             self._following = candidates[0]
             self._following = await self._first_alive(candidates)
             self._passed_over.clear()
+            self._look_whether_passed_over()
 
     async def _ask_unless_passed_over(self, leader: int) -> Decided | None:
         async with beside(self._ask(leader)) as asking, beside(self._passed_over.wait()) as passed:
@@ -267,7 +286,7 @@ class Agreement:
         return answer.decided
 
     async def _watch_leader(self) -> None:
-        """In a guarded group: passes over a leader that does nothing although enough voters wait for it.
+        """Passes over a leader that does nothing although enough voters wait for it.
 
         Who still exchanges parts is not waited for here, but by the leader: nobody can tell how long that may take.
         """
@@ -290,12 +309,9 @@ class Agreement:
         return silent or now - since > _LONGEST_TURN + trips
 
     async def _enough_wait(self) -> bool:
-        """Whether a quorum of voters, with this member, has nothing to do but to wait."""
-        others = self._votes.quorum.voters - {self._mates.me}
-        answers = await asyncio.gather(*(self._mates.presence(other) for other in others))
-        for answer in answers:
-            if answer is not None and answer.decided is not None and self.learn(answer.decided):
-                return False
+        """Whether a quorum of voters, with this member, has nothing to do but to wait for the leader."""
+        others = self._votes.quorum.voters - {self._mates.me, self._following}
+        answers = await asyncio.gather(*map(self._look_at, others))
         idle = sum(answer is not None and answer.idle for answer in answers)
         return idle + self._votes.votes >= self._votes.quorum.to_decide
 
@@ -321,10 +337,14 @@ class Agreement:
         return self._mates.over_relay(member) and await self._takes_part(member)
 
     async def _takes_part(self, member: int) -> bool:
+        answer = await self._look_at(member)
+        return answer is not None and answer.standing == "running"
+
+    async def _look_at(self, member: int) -> PresenceAnswer | None:
         answer = await self._mates.presence(member)
         if answer is not None and answer.decided is not None:
             self.learn(answer.decided)
-        return answer is not None and answer.standing == "running"
+        return answer
 
     # Leading
 
@@ -382,10 +402,12 @@ class Agreement:
     async def _propose_until_settled(self) -> None:
         """Ballot after ballot, until one decides or there has been no quorum for long."""
         loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE
-        begun = loop.time()
+        begun, wait = loop.time(), pause
         quorum, guarded = min(begun, self._first_lost), self._votes.guarded is not None
         longest = _SEARCH + _PER_LIAR * self._votes.quorum.hostile
         while not self._settled.is_set():
+            await _first(self._passed_over, within=wait)
+            self._passed_over.clear()
             if guarded and loop.time() > quorum + longest:
                 self.stop()
                 return
@@ -401,17 +423,15 @@ class Agreement:
                 wait = min(wait, max(_FIRST_PAUSE, search - loop.time()))
             if loop.time() > search:
                 self.stop()
-            else:
-                await asyncio.sleep(wait)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def _outcome_of_another_leader(self) -> Decided | None:
         """Where others follow one that goes before, and it can be reached by now, this member follows it too."""
         leader, ranks = self._proposer.follows, self._mates.ranks
+        if leader in self._passed:
+            return self._votes.decided  # whoever still follows it will pass it over too
         if leader is None or ranks.get(leader, math.inf) >= ranks[self._mates.me] or not await self._takes_part(leader):
             return self._votes.decided
-        if self._votes.guarded is not None and leader in self._passed:
-            return self._votes.decided  # whoever still follows it will pass it over too
         self._following = leader
         decided = await self._ask_unless_passed_over(leader)
         self._following = self._mates.me

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -210,21 +210,24 @@ class Parts(Protocol):
 class Proposer:
     """All ballots of one member in one round."""
 
-    def __init__(self, mates: Mates, votes: RoundVotes, parts: Parts) -> None:
+    def __init__(self, mates: Mates, votes: RoundVotes, parts: Parts, doubted: Set[int] = frozenset()) -> None:
+        """`doubted`: whom this member itself has found too slow; may grow."""
         self.follows: int | None = None  # a member of a lower rank that leads, as others see it
         self.had_quorum = False  # in the last ballot enough have promised
         self.deserted = False  # in the last ballot too few for a quorum could be reached, and that was plain at once
-        self._mates, self._votes, self._parts = mates, votes, parts
+        self._mates, self._votes, self._parts, self._doubted = mates, votes, parts, doubted
         self._highest = 0  # ballot that was used here or heard of
         self._among: set[int] = set()  # who is asked in the present ballot
         self._named: set[int] = set()  # whom some of those who promised name as too slow, or out of reach
         self._hasty = False
+        self._began = 0.0  # the first ballot, by the clock of the loop
 
     async def attempt(self, give_up: str = "", without: Collection[int] = ()) -> Decided | None:
         """One ballot. `give_up`: why the round is to be given up, if it is. `without`: members that are known not to
         take part. Returns the decision if there is one."""
         seen = max(self._highest, self._votes.acceptor.promised)
         self._highest = ballot_after(seen, self._mates.me, len(self._mates))
+        self._began = self._began or asyncio.get_running_loop().time()
         proposal = self._new_proposal()
         for member in without:
             proposal.lose(member)
@@ -325,7 +328,7 @@ class Proposer:
             case Free():
                 hope = None if give_up else self._held(reports, promised) or self._parts.again(reports)
                 return hope or self._aborted(reports, give_up or "those who are left cannot try again")
-        if proposal.may_abort and self.follows is None:
+        if proposal.may_abort and (self.follows is None or self._among <= self._doubted):
             return self._aborted(reports, give_up or "too few members are left to commit a result")
         return None
 
@@ -416,13 +419,17 @@ class Proposer:
             waiting = set(asked)
             try:
                 while waiting:
-                    patience = None
+                    patience, others = None, {asked[task] for task in waiting}
                     if enough():
-                        others = (asked[task] for task in waiting if asked[task] not in self._named)
-                        connected = any(map(self._mates.is_connected, others))
+                        connected = any(map(self._mates.is_connected, others - self._named))
                         patience = min(_STRAGGLERS, 2 * self._parts.patience) if connected else _UNREACHED
-                        if self._hasty:
+                        if self._hasty or others <= self._doubted:
                             patience = min(patience, _HASTE + _ROUND_TRIPS * self._mates.slowest_round_trip)
+                    elif not any(map(self._mates.is_connected, others - self._doubted)):
+                        # Who refuses may soon follow the proposer. Otherwise these are needed: each ballot gives them
+                        # more time.
+                        tried = asyncio.get_running_loop().time() - self._began
+                        patience = _UNREACHED + _ROUND_TRIPS * self._mates.slowest_round_trip + min(tried, _STRAGGLERS)
                     done, waiting = await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
                     for task in sorted(done, key=lambda each: asked[each]):
                         decision = hear(*task.result())

@@ -301,7 +301,7 @@ class Attempt:
             self.trouble = Gathered(complaint=f"not done within {self._time:.0f} s: {fraction:.0%} had come")
         self._slow.update(self._tempo.slow)
         digest = None if self.mates.auxiliary else self.holdings.digest
-        await self.agreement.vote(digest, self.trouble.reason)
+        await self.agreement.vote(digest, self.trouble.reason, self.doubted.keys() - self._receiver.late.keys())
 
     async def _gather(self) -> Gathered:
         """Averages of what is missing from reducers; of what others hold, copies of it."""

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.config import AllreduceOptions, Trust
 from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.errors import RoundFailed
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Outcome, Swarm
 from tests.suites import soak
@@ -104,6 +105,51 @@ def test_a_jammed_link_holds_nobody_else_up_for_long(
         async with Slow(kinds) as swarm:
             swarm.network.set_bandwidths(swarm.peers[slow].peer_id, uplink=uplink, downlink=downlink)
             check_others(swarm, await swarm.timed(), slow, at_most)
+
+    virtual_time.run(main(), timeout=2000)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.1, *soak([0.02, 0.05, 0.15, 0.2])])
+@pytest.mark.parametrize(("uplink", "downlink"), [(CRAWL, LINK), (LINK, CRAWL), (CRAWL, CRAWL)])
+@pytest.mark.parametrize(
+    ("members", "trust", "at_most"), [(3, "members", 2.0), (5, "members", 2.0), (5, "strangers", 6.5)]
+)
+def test_a_leader_whose_link_turns_slow_is_passed_over(
+    members: int, trust: Trust, at_most: float, uplink: float, downlink: float, after: float
+) -> None:
+    """`at_most`: seconds beyond the bound. Strangers compare what they confirm for 2 s, in each of two tries."""
+    if after < 0.1:
+        at_most += 3  # the leader's parts do not begin to come: it is asked, and has 3 s to answer
+
+    async def main() -> None:
+        async with Slow([TRAINER] * members, options=replace(OPTIONS, trust=trust)) as swarm:
+
+            async def jam() -> None:
+                await asyncio.sleep(after)
+                swarm.network.set_bandwidths(swarm.peers[0].peer_id, uplink=uplink, downlink=downlink)
+
+            check_others(swarm, await swarm.timed(jam), 0, BOUND + at_most)
+
+    virtual_time.run(main(), timeout=2000)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize(("uplink", "downlink"), [(CRAWL, LINK), (LINK, CRAWL)])
+@pytest.mark.parametrize("after", [0.0, 0.1])
+def test_a_pair_of_which_one_turns_slow_soon_knows_that_there_is_no_average(
+    slow: int, uplink: float, downlink: float, after: float
+) -> None:
+    async def main() -> None:
+        async with Slow([TRAINER] * 2) as swarm:
+
+            async def jam() -> None:
+                await asyncio.sleep(after)
+                swarm.network.set_bandwidths(swarm.peers[slow].peer_id, uplink=uplink, downlink=downlink)
+
+            seconds, outcome = (await swarm.timed(jam))[1 - slow]
+            assert isinstance(outcome, RoundFailed), outcome
+            # A slow follower gives the round up first, and the leader's questions come behind what it is sent.
+            assert seconds < BOUND + (5 if (slow, downlink) != (1, CRAWL) else 11)
 
     virtual_time.run(main(), timeout=2000)
 
