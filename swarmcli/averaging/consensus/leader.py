@@ -444,6 +444,7 @@ class Agreement:
         """A member is out of this leader's reach."""
         if self._following != self._mates.me or self._settled.is_set():
             return
+        self._proposer.absent.add(member)
         if self._zero is not None:
             self._zero.lose(member)
         self._announce(member, reason)

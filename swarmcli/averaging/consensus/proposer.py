@@ -58,6 +58,7 @@ from swarmcli.errors import CallRefused, NetworkError
 # than it may be slower than the others.
 _STRAGGLERS = 10.0
 _UNREACHED = 1.0  # the same for members without a connection
+_LOOK = 1.0  # seconds between two looks whether those who are waited for still take part
 _HASTE, _ROUND_TRIPS = 0.05, 4.0  # seconds and round trips, where the round is past its deadline
 _FOR_ALL, _SHARE = 1.0, 0.1  # seconds for the last voters at most, or so much of the time that the first ones took
 _AT_ONCE = 0.5  # seconds in which a dialed port refuses; one that is cut off or frozen says nothing
@@ -214,6 +215,7 @@ class Proposer:
         """`doubted`: whom this member itself has found too slow; may grow."""
         self.follows: int | None = None  # a member of a lower rank that leads, as others see it
         self.had_quorum = False  # in the last ballot enough have promised
+        self.absent: set[int] = set()  # to be told from outside: members that are out of reach, or do not come
         self.deserted = False  # in the last ballot too few for a quorum could be reached, and that was plain at once
         self._mates, self._votes, self._parts, self._doubted = mates, votes, parts, doubted
         self._highest = 0  # ballot that was used here or heard of
@@ -425,17 +427,18 @@ class Proposer:
                         patience = min(_STRAGGLERS, 2 * self._parts.patience) if connected else _UNREACHED
                         if self._hasty or others <= self._doubted:
                             patience = min(patience, _HASTE + _ROUND_TRIPS * self._mates.slowest_round_trip)
-                    elif not any(map(self._mates.is_connected, others - self._doubted)):
+                    elif not any(map(self._mates.is_connected, others - self._doubted - self.absent)):
                         # Who refuses may soon follow the proposer. Otherwise these are needed: each ballot gives them
                         # more time.
                         tried = asyncio.get_running_loop().time() - self._began
                         patience = _UNREACHED + _ROUND_TRIPS * self._mates.slowest_round_trip + min(tried, _STRAGGLERS)
-                    done, waiting = await asyncio.wait(waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                    timeout = _LOOK if patience is None else patience
+                    done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                     for task in sorted(done, key=lambda each: asked[each]):
                         decision = hear(*task.result())
                         if decision is not None:
                             return decision
-                    if not done:
+                    if not done and patience is not None:
                         break
             finally:
                 for task in waiting:

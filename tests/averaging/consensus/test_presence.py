@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Peer, Swarm
 
@@ -38,6 +39,27 @@ def test_a_connected_mate_that_knows_nothing_of_the_round_holds_nobody_for_long(
             assert len(holders) == 3 and ended[0] < 5
             for result in holders:
                 assert swarm.peers[3].peer_id in result.left_out
+
+    virtual_time.run(main(), timeout=2000)
+
+
+def test_of_a_pair_nobody_waits_for_long_for_one_that_does_not_begin_in_time() -> None:
+    """A leader that began the group, and knows nothing of it any more."""
+
+    async def deaf(peer: Peer, group: object) -> None:
+        await asyncio.sleep(500)
+
+    async def main() -> None:
+        async with Swarm([Kind(), Kind()]) as swarm:
+            ended: list[float] = []
+
+            async def watch() -> None:
+                await asyncio.wait(swarm.tasks[1:])
+                ended.append(asyncio.get_running_loop().time())
+
+            outcomes = await swarm.round(watch, scripts={0: deaf})
+            assert isinstance(outcomes[1], (RoundFailed, RoundUndecided))
+            assert ended[0] < 2 * swarm.options.to_begin + 10
 
     virtual_time.run(main(), timeout=2000)
 
