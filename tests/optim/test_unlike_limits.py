@@ -7,6 +7,7 @@ import pytest
 from tests.optim.unlike import Allowance, search
 from tests.suites import soak
 
+
 @pytest.mark.parametrize("drawn", [*range(2, 22), *soak([*range(22, 44), *range(45, 250)])])
 def test_epochs_end_whatever_the_peers_lend(drawn: int) -> None:
     """Three times T and five seconds."""
