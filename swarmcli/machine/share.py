@@ -24,7 +24,7 @@ class PeerShare:
     processor: float = 1.0  # of the time
     gpu: float = 1.0
     gpu_memory: float | None = None  # bytes; up to 1, a share of what the card has
-    peers: int = 1  # that divide upload and download
+    divided: float = 1.0  # the lower rate that the user has set, by this peer's: several peers have it together
 
 
 def share_of(limits: Limits, readings: Readings) -> PeerShare:
@@ -34,6 +34,7 @@ def share_of(limits: Limits, readings: Readings) -> PeerShare:
         return None if limit is None else max(LEAST_RATE, limit / readings.peers)
 
     memory = limits.gpu_memory
+    lower = min(filter(None, (limits.upload, limits.download)), default=None)
     return PeerShare(
         upload=rate(limits.upload),
         download=rate(limits.download),
@@ -41,5 +42,5 @@ def share_of(limits: Limits, readings: Readings) -> PeerShare:
         processor=limits.processor or 1.0,
         gpu=(limits.gpu or 1.0) / (readings.trainers if limits.gpu else 1),
         gpu_memory=None if memory is None else memory / readings.trainers,
-        peers=readings.peers,
+        divided=1.0 if lower is None else lower / (rate(lower) or lower),
     )

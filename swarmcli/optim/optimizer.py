@@ -414,13 +414,13 @@ class Optimizer(torch.optim.Optimizer):
         the run, and what it computes is dropped: the loop calls `step(batch_size=0)` instead. From any thread."""
         return None if self.auxiliary else self._trainer().seat.lost
 
-    def review_seat(self, sharing: int = 1) -> SeatLost | None:
+    def review_seat(self, divided: float = 1.0) -> SeatLost | None:
         """Finds out at once whether this trainer's samples can count, as after a change of its limits, and returns
-        `seat_lost`; otherwise each step does. `sharing`: how many peers divide what their user has set. From any thread
+        `seat_lost`; otherwise each step does. `divided`: what the user has set, by this peer's limits. From any thread
         but the loop's; without effect after `shutdown`."""
 
         async def review() -> None:
-            self._trainer().seat.sharing = sharing
+            self._trainer().seat.divided = divided
             self._trainer().review_seat()
 
         with suppress(RuntimeError, OptimizerError):  # the loop has ended

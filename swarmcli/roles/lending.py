@@ -23,14 +23,14 @@ class Lending:
         self._processors = processors
         self._device = CPU
         self._share = PeerShare()
-        self._rates_changed: Callable[[int], object] = bool
+        self._rates_changed: Callable[[float], object] = bool
         self.pace = pace
 
-    def when_rates_change(self, heed: Callable[[int], object]) -> None:
+    def when_rates_change(self, heed: Callable[[float], object]) -> None:
         """From now on `heed` is called in the governor's thread after each change of the link's limits, and once now:
-        with how many peers divide them."""
+        with by how much what the user has set is divided."""
         self._rates_changed = heed
-        heed(self._share.peers)
+        heed(self._share.divided)
 
     def compute_on(self, device: torch.device) -> None:
         """Says which device the trainer of this process computes on."""
@@ -41,7 +41,7 @@ class Lending:
         """From now on this peer takes so much."""
         if (share.upload, share.download) != (self._share.upload, self._share.download):
             self._limit_rates(share.upload, share.download)
-            self._rates_changed(share.peers)
+            self._rates_changed(share.divided)
         self._share = share
         self._processors.limit(share.threads)
         self._apply_to_device()

@@ -119,7 +119,7 @@ def test_the_peers_of_a_computer_share_its_link_and_its_card() -> None:
     given = limits(upload="2 MB/s", download="6 kB/s", processor="50%", gpu="50%", gpu_memory="8 GB", threads=4)
     alone, two = share_of(given, Readings(0.0)), share_of(given, Readings(0.0, peers=4, trainers=2))
     assert alone == PeerShare(2e6, 6e3, 4, 0.5, 0.5, 8 * GB)
-    assert two == PeerShare(5e5, LEAST_RATE, 4, 0.5, 0.25, 4 * GB, peers=4)
+    assert two == PeerShare(5e5, LEAST_RATE, 4, 0.5, 0.25, 4 * GB, divided=1.2)
     assert share_of(Limits(), Readings(0.0, trainers=2)) == PeerShare()
 
 

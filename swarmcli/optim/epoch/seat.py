@@ -21,7 +21,7 @@ class SeatLost:
 
     nbytes   that it would send in a round, and receive
     limit    bytes per second that its user lets it have; None: the others have seen how long it takes
-    sharing  how many peers of its user divide what that user has set
+    divided  what that user has set, by this limit: several peers of one user share it
     follows  it gets each average in time; otherwise it is away, as in a pause
     """
 
@@ -29,7 +29,7 @@ class SeatLost:
     nbytes: int
     limit: float | None
     follows: bool
-    sharing: int = 1
+    divided: float = 1.0
 
     @property
     def sentence(self) -> str:
@@ -37,8 +37,8 @@ class SeatLost:
         needs = roughly(self.reason.seconds)
         cause = "your link has been seen to need"
         if self.limit:
-            shared = f", which {self.sharing} of your peers share," if self.sharing > 1 else ""
-            cause = f"your limit of {amount(self.limit * self.sharing)}/s{shared} needs"
+            shared = ", which your peers here share," if self.divided > 1 else ""
+            cause = f"your limit of {amount(self.limit * self.divided)}/s{shared} needs"
         return (
             f"a round sends {amount(self.nbytes)}; {cause} {needs}, epochs take {roughly(self.reason.epoch)}: "
             "your samples cannot count here"
@@ -82,7 +82,7 @@ class OwnSeat:
 
     def __init__(self, averager: AveragerCore, peer: PeerID, target: float) -> None:
         self.lost: SeatLost | None = None
-        self.sharing = 1  # peers that divide the limits which their user has set
+        self.divided = 1.0  # what its user has set, by the limits of this peer
         self.seconds = 0.0  # that sending takes by these limits
         self._averager, self._peer, self._target = averager, peer, target
 
@@ -108,5 +108,5 @@ class OwnSeat:
             link, nbytes = self._averager.node.endpoint.rates, self._averager.layout.wire_bytes
             limit = link.lower if own.seconds >= reason.seconds else None
             slow = link.download.limit is not None and nbytes / link.download.limit > reason.epoch
-            self.lost = SeatLost(reason, nbytes, limit, follows=not slow, sharing=self.sharing)
+            self.lost = SeatLost(reason, nbytes, limit, follows=not slow, divided=self.divided)
         return (had is None) != (self.lost is None)
