@@ -260,6 +260,7 @@ class Plan:
     leaders: list[PeerID]  # by rank
     leader_of: dict[PeerID, PeerID]  # of each follower
     crowded: bool  # there is more than one group
+    rest: bool = False  # the last group is not full, and waits for those who are still to come
 
     @property
     def usual_size(self) -> float:
@@ -280,6 +281,7 @@ def make_plan(
     options: MatchmakingOptions,
     now: float,
     connected: Callable[[PeerID], bool] = lambda peer: False,
+    coming: float = 0,
 ) -> Plan:
     """The candidates in order of rank, cut into chunks of even size, each led by its first.
 
@@ -288,15 +290,26 @@ def make_plan(
     a herd of refusals; where knowledge differs by a few peers, the ends of the chunks move by as few positions, and a
     follower that asks the wrong leader asks the next one. Whoever is known to follow somebody else leads nobody. Where
     nobody can be dialed, those who are `connected` lead each other.
+
+    Where a remainder and those who may still be `coming` would fill a group, it is not shared: whoever has searched the
+    longest is in a full group, which begins at once, and the others wait together. So whoever is left over has a seat
+    in the next group.
     """
     can_lead = [entry for entry in ranked if entry.candidate.dialable]
     if not can_lead and any(connected(entry.peer_id) for entry in ranked):
         can_lead = list(ranked)
     able = {entry.peer_id for entry in can_lead if entry.follows_until <= now}
-    groups = count_groups(len(ranked), len(able), options.target_group_size, options.min_group_size)
+    size = options.target_group_size
+    chunks, rest = _cut(ranked, count_groups(len(ranked), len(able), size, options.min_group_size)), False
+    if size is not None and len(ranked) > size and size - len(ranked) % size <= min(coming, size - 1):
+        full = len(ranked) // size
+        last = sorted(entry.candidate.search for entry in ranked)[full * size - 1]
+        oldest = [entry for entry in ranked if entry.candidate.search <= last]
+        if rest := sum(entry.peer_id in able for entry in oldest) >= full:
+            chunks = [*_cut(oldest, full), [entry.peer_id for entry in ranked if entry.candidate.search > last]]
     leaders: list[PeerID] = []
     leader_of: dict[PeerID, PeerID] = {}
-    for chunk in _cut(ranked, groups):
+    for chunk in chunks:
         leader = next((peer for peer in chunk if peer in able), None)
         if leader is not None:
             leaders.append(leader)
@@ -305,7 +318,7 @@ def make_plan(
         else:
             continue
         leader_of.update((peer, leader) for peer in chunk if peer != leader)
-    return Plan(leaders, leader_of, crowded=groups > 1)
+    return Plan(leaders, leader_of, crowded=len(chunks) > 1, rest=rest)
 
 
 def count_groups(candidates: int, able: int, target_size: int | None, minimum_size: int) -> int:

@@ -459,7 +459,8 @@ class Search:
             # Whoever is slow to answer may still do so; meanwhile the next in rank is asked.
             present = [entry for entry in present if entry.peer_id not in self._asked]
         ranked = sorted([*present, self._own_entry], key=lambda entry: entry.rank)
-        return make_plan(ranked, self.options, now, self._connected)
+        coming = math.inf if self.me.bits else len(self.gathering.awaited())
+        return make_plan(ranked, self.options, now, self._connected, coming if self.gathering.awaits_holders else 0)
 
     def _reach_out(self, plan: Plan, expected: list[Entry], hoping: bool, now: float) -> bool:
         """Asks somebody, or else invites those who are expected. Returns whether this peer may come to follow."""
@@ -487,16 +488,17 @@ class Search:
         entries = self.known.entries
         order = [entries[peer] for peer in plan.nearest(self.me.peer_id) if peer in entries]
         with_room = [entry for entry in order if entry.full_until <= now]
-        # A leader with more than half a group keeps it, also where by what it has heard since another should lead.
-        stays = plan.crowded and 2 * len(self.gathering) > plan.usual_size
+        # A leader with more than half a group keeps it, also where by what it has heard since another should lead. One
+        # that was left over goes with its followers to whoever fills a group with them.
+        stays = plan.crowded and not plan.rest and 2 * len(self.gathering) > plan.usual_size
         if self.me.peer_id not in plan.leaders and not stays:
             named = entries.get(self._named) if self._named is not None else None
             if named is not None and named.full_until <= now and not self._doubts(named.peer_id, now):
                 with_room.insert(0, named)
             if (above := next((entry for entry in with_room if entry.rank < self.rank), None)) is not None:
                 return above
-        if self.options.target_group_size is None or hoping or stays:
-            return None
+        if self.options.target_group_size is None or hoping or stays or plan.rest:
+            return None  # a rest that asked would take the seats of those who have searched longer
         # This peer is stranded: too few have come and nobody else will. It asks any group with room; a peer that is
         # alone may ask leaders that rank behind it, since nobody follows it who would have to come along.
         alone = len(self.gathering) == 1
