@@ -7,7 +7,6 @@ import pytest
 from tests.optim.unlike import Allowance, search
 from tests.suites import soak
 
-
 BEYOND = [1, 44, 98, 203, 241]  # of 250, whose longest epoch takes up to ten seconds more than the aim
 
 
