@@ -63,7 +63,7 @@ class FakeOptimizer:
     def report(self) -> None:
         """Nobody asks within this test."""
 
-    def review_seat(self) -> None:
+    def review_seat(self, divided: float = 1.0) -> None:
         """Its samples count."""
 
     def peers(self) -> dict[Any, Any]:

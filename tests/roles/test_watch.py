@@ -430,8 +430,8 @@ def test_a_limit_for_which_the_run_waits_is_told_in_figures() -> None:
 
 
 def test_a_limit_that_several_peers_share_is_told_as_it_was_set() -> None:
-    lost = replace(LOST, limit=5e3, sharing=2)
-    assert "your limit of 10 kB/s, which 2 of your peers share, needs 3 min" in lost.sentence
+    lost = replace(LOST, limit=5e3, divided=2.0)
+    assert "your limit of 10 kB/s, which your peers here share, needs 3 min" in lost.sentence
     assert lost.remedy == "this computer follows the run and computes nothing; a higher limit brings it back"
 
 
