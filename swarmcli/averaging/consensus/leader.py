@@ -166,12 +166,16 @@ class Agreement:
         return self._votes.decided
 
     def _look_whether_passed_over(self) -> None:
-        """This member passes over a leader that is too slow here, or that a quorum, with this member, has passed over:
-        whoever waits for the outcome here does not wait for a leader before this member."""
-        leader, ranks, quorum = self._following, self._mates.ranks, self._votes.quorum
-        behind = {asker for asker in self._askers & quorum.voters if ranks[asker] > ranks[leader]}
-        if leader in self._passed or len(behind) + self._votes.votes >= quorum.to_decide:
+        """This member passes over a leader that is too slow here, or that a quorum of others has passed over."""
+        if self._following in self._passed or self._is_waited_for(alone=True):
             self._passed_over.set()
+
+    def _is_waited_for(self, *, alone: bool = False) -> bool:
+        """Whether a quorum, this member or others `alone`, would go on with this member in place of its leader: whoever
+        waits for the outcome here does not wait for that one. Fewer may only have lost their own connection to it."""
+        ranks, quorum = self._mates.ranks, self._votes.quorum
+        behind = {asker for asker in self._askers & quorum.voters if ranks[asker] > ranks[self._following]}
+        return len(behind) + (0 if alone else self._votes.votes) >= quorum.to_decide
 
     def hear_absence(self, teller: int, notice: AbsenceNotice) -> None:
         """Raises CallRefused unless the teller leads, as seen from here."""
@@ -295,7 +299,11 @@ class Agreement:
         watched, since = -1, 0.0
         while True:
             await asyncio.sleep(next(pauses, _LOOKS[-1]))
-            if self._following == self._mates.me or not self.idle or not await self._enough_wait():
+            if self._following == self._mates.me or not self.idle:
+                watched = -1
+            elif self._is_waited_for():
+                self._passed_over.set()
+            elif not await self._enough_wait():
                 watched = -1
             elif watched != self._following:
                 watched, since = self._following, loop.time()
