@@ -96,7 +96,7 @@ def test_a_link_that_others_find_slow_has_no_seat_and_gets_it_back_when_it_is_qu
                 await until(lambda: slow.core.seat.lost is not None)
                 epoch, began = quick.core.position.epoch, loop.time()
                 await until(lambda: quick.core.position.epoch >= epoch + 10)
-                assert loop.time() - began < 10 * 1.6 * usual + 10.0  # it is tried again now and then
+                assert loop.time() - began < 10 * 1.6 * usual + 30.0  # it is tried again now and then, for a round
                 swarm.network.set_bandwidths(slow.trainer.node.peer_id, uplink=10e6, downlink=10e6)
                 await until(lambda: slow.core.seat.lost is None and slow.epochs[-1].own_samples > 0)
 
