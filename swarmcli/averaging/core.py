@@ -400,6 +400,7 @@ class AveragerCore:
             lost = peer in lessons.lost and peer not in doubted
             self.suspicions.note(peer, reason, lost=lost)
             if self.suspicions.is_suspect(peer):
+                self._finder.miss([peer])
                 logger.info("%s: %s has no seat in the next group: %s", self.config.prefix, peer.short, reason)
         if self._round_time.learn(lessons.needed, seconds):
             logger.warning(

@@ -111,6 +111,36 @@ def test_a_round_that_fails_leaves_the_tensors_and_is_tried_again_without_the_cu
     run(main(), 1)
 
 
+@pytest.mark.parametrize("who", ["leader", "follower"])
+@pytest.mark.parametrize("way", ["uplink", "downlink"])
+def test_the_next_searches_do_not_wait_for_one_that_was_left_out_as_slow(who: str, way: str) -> None:
+    async def main() -> None:
+        loop, link, crawl = asyncio.get_running_loop(), 12.5e6, 10e3
+        options = AllreduceOptions(part_size_bytes=32 << 10, allreduce_timeout=60.0, trust="members", audit=0)
+        async with Averagers(1) as swarm:
+            peers = await swarm.add(4, shapes=((1 << 19,),), allreduce=options)
+            for peer in peers:
+                swarm.network.set_bandwidth(peer.peer_id, link)
+            for _ in range(2):
+                await all_results([peer.begin() for peer in peers])
+            controls = [peer.begin() for peer in peers]
+            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+            group = controls[0].group
+            assert group is not None
+            slow = next(peer for peer in peers if (peer.peer_id == group.leader) == (who == "leader"))
+            swarm.network.set_bandwidths(slow.peer_id, **{"uplink": link, "downlink": link, way: crawl})
+            others = [peer for peer in peers if peer is not slow]
+            await all_results([controls[peers.index(peer)] for peer in others])
+            for _ in range(3):
+                began = loop.time()
+                assert_one_group(await all_results([peer.begin() for peer in others]), others)
+                # The hash table asks the slow one too, and gives it two seconds: nobody who looks waits for more.
+                assert loop.time() - began < 3
+            controls[peers.index(slow)].cancel()
+
+    run(main(), 1)
+
+
 def test_one_that_does_not_hear_that_its_group_begins_is_not_waited_for() -> None:
     async def main() -> None:
         patient = AllreduceOptions()  # a member may take a minute for its last batch

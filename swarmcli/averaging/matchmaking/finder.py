@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -167,11 +167,15 @@ class GroupFinder:
         self._layout, self._own_terms = layout, own_terms
 
     def doubt(self, peers: Iterable[bytes]) -> None:
-        """These spoiled a round: the next group does not wait for them, though they may come."""
+        """These spoiled a round."""
         doubtful = [PeerID(peer) for peer in peers]
-        self._memory.mates -= frozenset(doubtful)
-        self._memory.note_missed(doubtful)
+        self.miss(doubtful)
         self.spare(doubtful)
+
+    def miss(self, peers: Collection[PeerID]) -> None:
+        """The last round went on without these: the next group does not wait for them, though they may come."""
+        self._memory.mates -= frozenset(peers)
+        self._memory.note_missed(peers)
 
     def spare(self, peers: Iterable[PeerID]) -> None:
         """These failed as reducers, though they say that they can be dialed: for a while, longer each time, groups that
