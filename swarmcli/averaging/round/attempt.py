@@ -43,6 +43,7 @@ from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.round.sender import Gathered, PartSender
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.round.signed import SignedLists
+from swarmcli.averaging.seats import SEATS
 from swarmcli.averaging.shares import reducers_among, slowest_link
 from swarmcli.averaging.weights import WeightBounds
 from swarmcli.events import PeerRefused
@@ -137,7 +138,11 @@ class Attempt:
         known = [statistics.median(usual)] if usual else []
         known += [group.planned] if group.planned > 0 else []
         if figures and min(figures) >= MIN_CLAIM and max(figures) <= MAX_CLAIM:
-            known.append(slowest_link(group.members, group.part_shares) * nbytes)
+            claimed = slowest_link(group.members, group.part_shares) * nbytes
+            if group.planned > 0:  # no seat was planned so slow: a link that only claims make slow is on trial
+                epoch = asyncio.get_running_loop().time() - self._service.committed
+                claimed = min(claimed, max(group.planned, SEATS.trial * epoch))
+            known.append(claimed)
         return max(known) + nbytes / pace.MODEST if known else None
 
     @property
@@ -160,6 +165,7 @@ class Attempt:
                 if not isinstance(decision, Committed):  # otherwise whoever is still being served is served
                     self._reducer.abort("the round was given up")
                 elif self._tempo.took:
+                    self._service.committed = asyncio.get_running_loop().time()
                     self._service.took.append((max(self._tempo.took), self._nbytes))
                 if self.audits is not None:
                     self.audits.leave()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -113,6 +114,7 @@ class AllreduceService:
         self.memory = ReusableBuffer()
         self.prefix = prefix
         self.took: deque[tuple[float, int]] = deque(maxlen=_LAST)  # by the slowest sender, over so many bytes
+        self.committed = -math.inf  # loop time of the last try that did
         self._rounds: dict[bytes, Round] = {}
         self._audits: OrderedDict[bytes, Audits] = OrderedDict()  # of the last tries: some accusations come late
         self._expected: dict[bytes, Group] = {}
