@@ -4,7 +4,8 @@
 
 Three hosts in network namespaces: a monitor and a trainer; the same with a second trainer that is limited from its
 start; and with one whose limit is set while it runs. Prints the epochs that the first trainer makes in that time, the
-longest of them, and their ratio to what it makes alone. What runs beside it on the machine counts: nothing should.
+longest of them, and their ratio to what it makes alone. Each host is a computer of its own, whose peers know none of the
+others' and compute with one thread. What runs beside it on the machine counts: nothing should.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks._homes import Internet, missing
 from swarmcli.cli.processes import Children
@@ -32,17 +34,16 @@ def measure(directory: Path, seconds: float, upload: str | None, later: bool) ->
             recipe = recipe.replace(small, larger)
         run = Swarm(directory, children, max_epochs=100_000, target=256, host="0.0.0.0")
         run.recipe.write_text(recipe.format(max_epochs=100_000, target=256, host="0.0.0.0", rate=3e-3))
-        machines = {name: internet.machine(name) for name in ("monitor", "quick", "slow")}
-        run.start_contact("monitor", "monitor", "--web", "0", prefix=machines["monitor"].prefix)
-        quick = run.start("join", "quick", prefix=machines["quick"].prefix)
+        hosts = {name: _host(internet, directory, name) for name in ("monitor", "quick", "slow")}
+        run.start_contact("monitor", "monitor", "--web", "0", **hosts["monitor"])
+        quick = run.start("join", "quick", **hosts["quick"])
         run.wait_for_epoch("quick", WARM_UP, quick)
-        environment = {"SWARM_CONFIG": str(directory / "config.yaml")}
         if upload is not None:
             words = [] if later else ["--limit", f"upload={upload}"]
-            slow = run.start("join", "slow", *words, prefix=machines["slow"].prefix, environment=environment)
+            slow = run.start("join", "slow", *words, **hosts["slow"])
             if later:
                 run.wait(lambda: any(each.own_samples for each in run.epochs("slow")), "the second one trains", slow)
-                (directory / "config.yaml").write_text(f"limits:\n  upload: {upload}\n")
+                _config(directory, "slow").write_text(f"limits:\n  upload: {upload}\n")
         first = run.epoch("quick")
         time.sleep(seconds)
         epochs = [each.seconds for each in run.epochs("quick") if each.epoch > first]
@@ -50,6 +51,16 @@ def measure(directory: Path, seconds: float, upload: str | None, later: bool) ->
             for line in run.events("slow")[-6:]:
                 print(f"      the slow one: {line.text}")
         return len(epochs), max(epochs, default=seconds), statistics.median(epochs or [seconds])
+
+
+def _host(internet: Internet, directory: Path, name: str) -> dict[str, Any]:
+    """How a peer is started there."""
+    places = {"SWARM_RUNTIME_DIR": str(directory / f"{name}-runtime"), "SWARM_CONFIG": str(_config(directory, name))}
+    return {"prefix": internet.machine(name).prefix, "environment": {**places, "OMP_NUM_THREADS": "1"}}
+
+
+def _config(directory: Path, name: str) -> Path:
+    return directory / f"{name}-config.yaml"
 
 
 def main() -> None:

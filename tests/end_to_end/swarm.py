@@ -82,9 +82,16 @@ class Swarm:
     def start_monitor(self, *arguments: str, name: str = "monitor") -> Child:
         return self.start_contact("monitor", name, "--port", "0", "--web", "0", *arguments)
 
-    def start_contact(self, verb: str, name: str, *arguments: str, prefix: Sequence[str] = ()) -> Child:
+    def start_contact(
+        self,
+        verb: str,
+        name: str,
+        *arguments: str,
+        prefix: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> Child:
         """Starts a peer, and waits until it can be the first contact of those that are started then."""
-        child = self.start(verb, name, *arguments, prefix=prefix)
+        child = self.start(verb, name, *arguments, prefix=prefix, environment=environment)
         self.wait(lambda: (self.home(name) / "peer.json").exists(), f"{name} is up", child)
         self.contact = self.told(name)["addresses"][0]
         return child
