@@ -4,8 +4,8 @@
 
 Three hosts in network namespaces: a monitor and a trainer; the same with a second trainer that is limited from its
 start; and with one whose limit is set while it runs. Prints the epochs that the first trainer makes in that time, the
-longest of them, and their ratio to what it makes alone. Each host is a computer of its own, whose peers know none of the
-others' and compute with one thread. What runs beside it on the machine counts: nothing should.
+longest of them, and their ratio to what it makes alone. Each host is a computer of its own: its peers know none of the
+others', and compute with one thread. What runs beside it on the machine counts: nothing should.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from swarmcli.averaging.control import (
 )
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
+from swarmcli.averaging.round import pace
 from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
-from swarmcli.averaging.round.pace import RoundTime
 from swarmcli.averaging.round.phases import PhasedAllreduce, PhaseNews, RoundProgram
 from swarmcli.averaging.round.plan import Layout, compression_term
 from swarmcli.averaging.round.service import AllreduceService
@@ -113,7 +113,7 @@ class AveragerCore:
             period=config.declare_state_period,
             courtesy=self.at_rest,
         )
-        self._round_time = RoundTime(config.allreduce.allreduce_timeout)
+        self._round_time = pace.RoundTime(config.allreduce.allreduce_timeout)
         self._rounds = TaskOwner()
         self._running = False
 
@@ -418,7 +418,13 @@ class AveragerCore:
 
     def _make_round(self, group: Group, weight: float) -> Allreduce | PhasedAllreduce:
         service, tensors = self._service, self._tensors
-        options = replace(self.config.allreduce, allreduce_timeout=self._round_time.seconds)
+        options = self.config.allreduce
+        options = replace(
+            options,
+            allreduce_timeout=self._round_time.of(group.planned),
+            # A reducer says nothing until the slowest sender has brought its first part, which may be all of its parts.
+            reducer_timeout=max(options.for_reducer, pace.LAST * group.planned),
+        )
         if self._program is None:
             return Allreduce(service, group, tensors, weight=weight, options=options)
         return PhasedAllreduce(service, self._news, group, tensors, self._program, weight=weight, options=options)

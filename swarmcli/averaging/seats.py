@@ -143,8 +143,9 @@ def decide(bids: Mapping[PeerID, Bid], target: float, options: SeatOptions = SEA
         if (felt_epoch := _epoch(target, pace, felt(each))) < best:
             seated, best, epoch = count, felt_epoch, _epoch(target, pace, each.seconds)
     unseated = {each.peer: NoSeat(each.seconds, epoch) for each in slow[seated:]}
-    # Whose samples never counted is on trial: its own word costs the others a part of one epoch at most.
-    times = [each.seconds if each.pace > 0 else min(each.seconds, options.trial * epoch) for each in slow[:seated]]
+    # Whose samples never counted is on trial: its own word costs those who are quick a part of one epoch at most.
+    most = options.trial * epoch if quick else math.inf
+    times = [each.seconds if each.pace > 0 else min(each.seconds, most) for each in slow[:seated]]
     planned = max(times, default=bound if witnesses else 0.0)
     return Seats(unseated, planned, epoch if math.isfinite(epoch) else options.unknown_epoch)
 

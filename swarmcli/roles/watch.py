@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from coordinator_web.source import Health, PeerStatus, RunStatus, State
+from swarmcli.averaging.round.pace import longest_sending
 from swarmcli.events import Evaluated, Event, ReachabilityChanged
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.progress import seconds_until
@@ -134,8 +135,10 @@ class RunWatch:
         needs, usual = optimizer.seconds_to_send, self._usual()
         if self._peer.role != "trainer" or usual is None or needs <= max(1.0, usual):
             return ""
-        most = self._peer.recipe.averaging.averaging_timeout
-        means = f"rounds are given up after {roughly(most)}" if needs > most else "the run waits for this computer"
+        most = longest_sending(self._peer.recipe.averaging.averaging_timeout)
+        means = "the run waits for this computer"
+        if needs > most:
+            means = f"a round that sends for more than {roughly(most)} is given up"
         return (
             f"a round sends {amount(optimizer.round_bytes)}; your limit needs {roughly(needs)}, epochs took "
             f"{roughly(usual)}: {means}; a higher limit helps"

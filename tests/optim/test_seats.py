@@ -95,7 +95,7 @@ def test_a_link_that_others_find_slow_has_no_seat_and_gets_it_back_when_it_is_qu
                 swarm.network.set_bandwidths(slow.trainer.node.peer_id, uplink=3 * SLOW, downlink=10e6)
                 await until(lambda: slow.core.seat.lost is not None)
                 first = quick.core.position.epoch
-                for epoch in range(first, first + 30):  # meanwhile it is tried again twice, with a cap on what that costs
+                for epoch in range(first, first + 30):  # it is tried again twice, with a cap on what that costs
                     began = loop.time()
                     await until(lambda epoch=epoch: quick.core.position.epoch > epoch)
                     assert loop.time() - began < 1.6 * usual + 3.0

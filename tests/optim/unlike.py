@@ -54,15 +54,15 @@ LIMITS_AND_PAUSES = ("upload", "upload", "download", "hours", "pause", "none")
 class Unlike:
     """One peer of a run: a trainer, a monitor or an auxiliary, with a link and a pace of its own."""
 
-    def __init__(self, node: DHTNode, role: Role, target: int, pace: float) -> None:
-        """`pace` is in samples per second; 0 for whoever does not compute."""
+    def __init__(self, node: DHTNode, role: Role, target: int, pace: float, elements: int = ELEMENTS) -> None:
+        """`pace` is in samples per second; 0 for whoever does not compute. `elements`: of float32, in the model."""
         self.node, self.role, self.pace, self.target = node, role, pace, target
         self.name = f"{role} {node.peer_id.short}"
         self.said: list[str] = []
         self.ends = False
         self.upload: float | None = None
         self.download: float | None = None
-        self._weights = torch.nn.Parameter(torch.zeros(ELEMENTS))
+        self._weights = torch.nn.Parameter(torch.zeros(elements))
         config = OptimizerConfig("run", target, description=PeerDescription(role, name=self.name))
         peer = PeerContext(node, config, averager_config(config, auxiliary=role == "auxiliary"))
         self.core: OptimizerCore | AuxiliaryCore
@@ -101,7 +101,7 @@ class Unlike:
                 await core.step(0)
             else:
                 await asyncio.sleep(BATCH / self.pace)
-                self._weights.grad = torch.full((ELEMENTS,), 1e-3)
+                self._weights.grad = torch.full_like(self._weights, 1e-3)
                 await core.step(BATCH)
 
     def limit(self, upload: float | None, download: float | None) -> None:

@@ -358,20 +358,26 @@ class GroupFinder:
             )
             for who, offer, speed in zip((join.candidate for join in joins), offers, speeds, strict=True)
         ]
-        members, shares = self._divide(said)
+        members, shares = self._divide(said, seats.epoch)
         group = Group.form(search.me.tag, members, shares, self._endpoint.random.randbytes(NONCE_BYTES), seats.planned)
         for join in joins[1:]:
             message = Begin(join.candidate.search, group, search.waited_in_vain)
             self._tasks.spawn(self._tell_begin(driver, join.candidate.peer_id, group, message))
         return group
 
-    def _divide(self, said: list[Member]) -> tuple[list[Member], tuple[float, ...]]:
-        """The members and their shares of the work, without what those cannot do who failed as reducers; if nobody else
-        is left, as they say. Raises NoReducerError."""
+    def _divide(self, said: list[Member], epoch: float) -> tuple[list[Member], tuple[float, ...]]:
+        """The members and their shares of the work, without what those cannot do who failed as reducers, have no seat,
+        or need longer than an epoch by a limit of their own; if nobody else is left, as they say.
+
+        Raises NoReducerError.
+        """
         now, least = asyncio.get_running_loop().time(), self._config.min_vector_size
         spared = {peer for peer, (until, _) in self._spared.items() if until > now}
         members = [_undialable(member) if member.peer_id in spared else member for member in said]
-        members = [member if member.seated else replace(member, bandwidth=0.0) for member in members]
+        members = [
+            member if member.seated and member.bid.seconds <= epoch else replace(member, bandwidth=0.0)
+            for member in members
+        ]
         with suppress(NoReducerError):
             return members, reducing_shares(members, self._layout.numel, least)
         try:

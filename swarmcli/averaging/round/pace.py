@@ -196,6 +196,12 @@ class RoundTime:
         """For the next round; None: no timeout was wished for."""
         return self._seconds
 
+    def of(self, planned: float) -> float | None:
+        """For a round in which sending should take so many seconds: enough for a sender to take three times that."""
+        if self._wished is None or self._seconds is None:
+            return None
+        return max(self._seconds, min(planned * TIMES / FOR_SENDERS, MOST_STRETCHED * self._wished))
+
     def learn(self, needed: float, taken: float) -> bool:
         """After a round that took so many seconds. `needed`: see Lessons. Returns whether the next one gets longer."""
         if self._wished is None or self._seconds is None:
@@ -206,6 +212,11 @@ class RoundTime:
         elif needed == 0:
             self._seconds = max(self._wished, min(before, 2 * MARGIN * taken))
         return self._seconds > before
+
+
+def longest_sending(wished: float) -> float:
+    """Seconds that sending may take where a round is wished to take so many: a slower one never ends."""
+    return FOR_SENDERS * MOST_STRETCHED * wished
 
 
 def usual_time(nbytes: int) -> float:
