@@ -6,13 +6,4 @@ from swarmcli.network.limits import Limits
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.transports.base import DirectTransport, Purpose, Transport
 
-__all__ = [
-    "DirectTransport",
-    "Endpoint",
-    "Identity",
-    "Limits",
-    "PeerID",
-    "Purpose",
-    "Stream",
-    "Transport",
-]
+__all__ = ["DirectTransport", "Endpoint", "Identity", "Limits", "PeerID", "Purpose", "Stream", "Transport"]

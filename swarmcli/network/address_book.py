@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from swarmcli.network.addresses import Scope, is_direct, readable
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESSES
+from swarmcli.recent import Recent
 
 _FIRST_PAUSE = 2.0  # seconds for which an address that did not answer is not tried again …
 _LONGEST_PAUSE = 600.0  # … which doubles with each failure in a row
@@ -30,7 +31,8 @@ class _Entry:
     told: tuple[str, ...] = ()  # what the peer says of itself
     heard: tuple[str, ...] = ()  # what others say of it; they may err or lie
     word: tuple[str, ...] = ()  # of the first two, what others can use
-    failures: dict[str, _Failures] = field(default_factory=dict)  # in a row, by address
+    # In a row, by address, the latest last.
+    failures: Recent[str, _Failures] = field(default_factory=partial(Recent, 2 * MAX_ADDRESSES))
 
 
 class AddressBook:
@@ -42,10 +44,9 @@ class AddressBook:
 
     def __init__(self, max_peers: int, now: Callable[[], float] = lambda: 0.0) -> None:
         """`now`: the loop's time in seconds, by which addresses that failed come up for another try."""
-        self._max_peers = max_peers
         self._now = now
-        self._met: OrderedDict[PeerID, _Entry] = OrderedDict()  # who has answered or told something
-        self._heard_of: OrderedDict[PeerID, _Entry] = OrderedDict()  # all others; as many again
+        self._met: Recent[PeerID, _Entry] = Recent(max_peers)  # who has answered or told something
+        self._heard_of: Recent[PeerID, _Entry] = Recent(max_peers)  # all others; as many again
 
     def __len__(self) -> int:
         return len(self._met) + len(self._heard_of)
@@ -71,8 +72,6 @@ class AddressBook:
         entry = self._met.get(peer) or self._heard_of.get(peer)
         if entry is None:
             entry = self._heard_of[peer] = _Entry()
-            if len(self._heard_of) > self._max_peers:
-                self._heard_of.popitem(last=False)
         # What was heard first keeps half of the places until it has failed, or a liar who repeats himself could drive
         # out what honest peers have said.
         first = entry.heard[-_FIRST_HEARD:]
@@ -88,12 +87,10 @@ class AddressBook:
         if entry is None:
             return
         now = self._now()
-        failures = entry.failures.pop(address, None) or _Failures(0, now, now)
+        failures = entry.failures.get(address) or _Failures(0, now, now)
         failures.count += 1
         failures.until = now + min(_FIRST_PAUSE * 2.0 ** min(failures.count - 1, 10), _LONGEST_PAUSE)
-        entry.failures[address] = failures  # the latest last: the oldest are forgotten first
-        while len(entry.failures) > 2 * MAX_ADDRESSES:
-            del entry.failures[next(iter(entry.failures))]
+        entry.failures[address] = failures
         entry.heard = _without(entry.heard, address)
         lasting = failures.count >= _PROVEN_FAILURES and now - failures.first >= _PROVEN_SECONDS
         if somebody_else or lasting:
@@ -130,9 +127,6 @@ class AddressBook:
     def _meet(self, peer: PeerID) -> _Entry:
         entry = self._heard_of.pop(peer, None) or self._met.get(peer) or _Entry()
         self._met[peer] = entry
-        self._met.move_to_end(peer)
-        if len(self._met) > self._max_peers:
-            self._met.popitem(last=False)
         return entry
 
     def _touch(self, peer: PeerID) -> None:

@@ -33,11 +33,12 @@ Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside 
     bytes of records                               16 MiB          64 MiB (256 MiB)      256 MiB       dht/limits.py
     records written, per second                    256             1024 (-)              -             dht/limits.py
     questions to the hash table, per second        500             2000 (-)              -             dht/limits.py
-    contacts that were named, before any answers   4 a search      -                     160 a search  dht/hearsay.py
+    contacts that were named, before any answers   4 a search      -                     160 a search  dht/lookup.py
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 
 _MIB = 1 << 20
@@ -54,6 +55,27 @@ OWN_DESCRIPTORS = 512
 _LEAST_CONNECTIONS = 64
 FREE_CALLS = 4  # unanswered, that a connection may have before the ledger is asked
 FREE_BYTES = 64 << 10  # of requests, of answers, of a message, that a connection may hold before the ledger is asked
+
+
+try:
+    import resource
+except ImportError:  # Windows has no such bound on sockets
+    resource = None  # type: ignore[assignment]
+
+
+def allow_descriptors(wanted: int) -> int:
+    """Raises the soft limit of this process to `wanted`, as far as the hard one permits; how many it may have then."""
+    if resource is None:
+        return sys.maxsize
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= allowed:
+        return max(soft, allowed)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    except (OSError, ValueError):  # macOS names a hard limit that it does not grant
+        return soft
+    return allowed
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections import Counter
@@ -18,6 +17,7 @@ from swarmcli.network.dialer import Dialer
 from swarmcli.network.identity import PeerID
 from swarmcli.network.ledger import Ledgers
 from swarmcli.network.limits import MAX_ADDRESSES
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.transports.base import Connection, Transport
 
@@ -63,8 +63,8 @@ class EndpointContext:
         self.punch_bulk: PunchBulk | None = None  # see Endpoint.punch_bulk
         self.tasks = TaskOwner()
         self.ledgers = Ledgers.of(self.limits.budgets)
-        self.book = AddressBook(self.limits.max_known_peers, _loop_time)
-        self.dialer = Dialer(transport, self.book, self.limits, _loop_time)
+        self.book = AddressBook(self.limits.max_known_peers, loop_time)
+        self.dialer = Dialer(transport, self.book, self.limits, loop_time)
         self.ended_traffic = Traffic()  # on connections that have ended, without those that others relayed
         self.violations: Counter[str] = Counter()  # broken rule → connections closed for it
 
@@ -81,7 +81,3 @@ class EndpointContext:
             self.violations[error.reason.partition(":")[0]] += 1  # a rule's name stands before the first colon
             self.events.emit(PeerRefused(connection.peer_id.text, error.reason))
             logger.warning("closed the connection to %s: %s", connection.peer_id.short, error.reason)
-
-
-def _loop_time() -> float:
-    return asyncio.get_running_loop().time()

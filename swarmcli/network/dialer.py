@@ -2,25 +2,87 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from swarmcli.errors import AddressError, ConnectError, WrongPeerError
 from swarmcli.network.address_book import AddressBook
-from swarmcli.network.addresses import Address, parse_address, scope_of
+from swarmcli.network.addresses import is_direct, parse_address, scope_of
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import Limits
-from swarmcli.network.token_bucket import TokenBucket
+from swarmcli.network.limits import DIAL_STAGGER, Limits
+from swarmcli.network.token_bucket import TokenBucket, TokenBuckets
 from swarmcli.network.transports.base import Connection, Purpose, Transport
-from swarmcli.network.transports.dialing import dial_any
 
 # Failures that say something about this machine, and nothing about the address.
 _OURS = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS)
 _TOO_MANY = "{} is not tried: too many addresses that others have named do not answer"
 _MOST_HOSTS = 1024  # whose budgets are remembered
+
+
+Dial: TypeAlias = Callable[[str], Awaitable[Connection]]
+
+# Seconds that silent direct addresses have before a relay is tried beside them: a TLS handshake with the other side of
+# the world takes less, and a connection that is needlessly relayed costs somebody else's link for as long as it stands.
+RELAY_PATIENCE = 1.5
+
+
+async def dial_any(dial: Dial, addresses: Sequence[str]) -> Connection:
+    """Dials all addresses, the next one while those before it are still silent; the first to answer wins. Relays stand
+    behind all others, and are tried when these have failed or are silent for long.
+
+    Raises ConnectError with what failed at each.
+    """
+    if len(addresses) == 1:
+        return await _dial(dial, addresses[0])
+    loop = asyncio.get_running_loop()
+    under_way: set[asyncio.Task[Connection]] = set()
+    winner: Connection | None = None
+    errors: list[ConnectError] = []
+    left = list(addresses)
+    due = loop.time()
+    try:
+        while left or under_way:
+            if left and (not under_way or loop.time() >= due):
+                under_way.add(loop.create_task(_dial(dial, left.pop(0))))
+                due = loop.time() + (RELAY_PATIENCE if left and not is_direct(left[0]) else DIAL_STAGGER)
+            patience = max(0.0, due - loop.time()) if left else None
+            done, _ = await asyncio.wait(under_way, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            for attempt in done:
+                try:
+                    winner = await attempt
+                except ConnectError as error:
+                    errors.append(error)
+                    under_way.discard(attempt)
+                else:
+                    return winner
+        raise ConnectError("; ".join(map(str, errors)), step=errors[-1].step, address=errors[-1].address)
+    finally:
+        try:
+            await _give_up(under_way, winner)
+        except asyncio.CancelledError:
+            if winner is not None:
+                winner.abort("given up while being dialed")
+            raise
+
+
+async def _dial(dial: Dial, address: str) -> Connection:
+    try:
+        return await dial(address)
+    except AddressError as error:
+        raise ConnectError(str(error), address=address) from error
+
+
+async def _give_up(attempts: set[asyncio.Task[Connection]], winner: Connection | None) -> None:
+    """Ends the other attempts; a connection that came about all the same is closed."""
+    for task in attempts:
+        task.cancel()
+    for outcome in await asyncio.gather(*attempts, return_exceptions=True):
+        if not isinstance(outcome, BaseException) and outcome is not winner:
+            outcome.abort("another address was faster")
 
 
 class Dialer:
@@ -49,7 +111,9 @@ class Dialer:
             raise AddressError(f"{address} cannot be dialed: this peer has no transport for it")
         connection = await transport.dial(address, expected, purpose, timeout)
         if connection.peer_id != transport.identity.peer_id:
-            self._book.answered(connection.peer_id, _bare(parsed))
+            # As the book keeps it: a direct one without the peer's id.
+            bare = str(replace(parsed, peer_id=None) if parsed.direct else parsed)
+            self._book.answered(connection.peer_id, bare)
             if parsed.scheme == "tcp" and scope_of(parsed.host) is None:  # a name, which others do not take from us
                 self._book.answered(connection.peer_id, connection.remote_address)
         return connection
@@ -94,37 +158,25 @@ class DialBudget:
     strangers can make this peer neither search a network nor burden a victim. Dials under way count as failed."""
 
     def __init__(self, limits: Limits, now: Callable[[], float]) -> None:
-        self._limits = limits
         self._now = now
         self._all = TokenBucket(limits.failed_dials_per_second, limits.failed_dials_burst)
-        self._hosts: OrderedDict[str, TokenBucket] = OrderedDict()
+        rate, burst = limits.failed_dials_per_second_per_host, limits.failed_dials_burst_per_host
+        self._hosts: TokenBuckets[str] = TokenBuckets(rate, burst, _MOST_HOSTS)
 
     def take(self, host: str) -> bool:
         """Whether one more dial may begin there; it counts as failed until it is given back."""
-        limits, now = self._limits, self._now()
-        if host not in self._hosts:
-            rate, burst = limits.failed_dials_per_second_per_host, limits.failed_dials_burst_per_host
-            self._hosts[host] = TokenBucket(rate, burst)
-        self._hosts.move_to_end(host)
-        if len(self._hosts) > _MOST_HOSTS:
-            self._hosts.popitem(last=False)
-        if not self._hosts[host].take_now(1, now):
+        there, now = self._hosts.of(host), self._now()
+        if not there.take_now(1, now):
             return False
         if not self._all.take_now(1, now):
-            self._hosts[host].give_back(1)
+            there.give_back(1)
             return False
         return True
 
     def give_back(self, host: str) -> None:
         """The peer has answered there."""
         self._all.give_back(1)
-        if host in self._hosts:
-            self._hosts[host].give_back(1)
-
-
-def _bare(address: Address) -> str:
-    """As the book keeps it: a direct one without the peer's id."""
-    return str(replace(address, peer_id=None) if address.direct else address)
+        self._hosts.of(host).give_back(1)
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -27,6 +27,7 @@ from swarmcli.network.addresses import Scheme, Scope, is_direct, parse_address, 
 from swarmcli.network.context import EndpointContext, Handler, PunchBulk, Traffic
 from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import set_within
 from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.rates import LinkRates
@@ -67,9 +68,8 @@ class SeenPeer:
     """What the current control connection tells of where the two ends are."""
 
     remote_address: str  # where this end sees the other one: the port is the listener's only if we dialed
-    observed_address: (
-        str | None
-    )  # where the other end says that it sees this one; None: it came to us, or a relay hides it
+    # Where the other end says that it sees this one; None: it came to us, or a relay hides it.
+    observed_address: str | None
     dialed: bool  # by this end; of a punched one, that it led the handshake
     relayed: bool
     punched: bool  # both ends dialed at once, through their routers
@@ -112,7 +112,7 @@ class Endpoint:
         self._context = context
         self._transport = transport
         self._more_transports: list[Transport] = []
-        self._never_listens = client_mode
+        self.never_listens = client_mode  # by its user's wish
         self._started = False
         self._control = ControlPool(context)
         self._streams = StreamPool(context, self._control)
@@ -136,12 +136,7 @@ class Endpoint:
     @property
     def client_mode(self) -> bool:
         """Whether nobody can dial this peer directly, by its user's wish or as was found out. It may change."""
-        return self._never_listens or (self._started and not self._context.direct)
-
-    @property
-    def never_listens(self) -> bool:
-        """Whether client mode is its user's wish."""
-        return self._never_listens
+        return self.never_listens or (self._started and not self._context.direct)
 
     @property
     def reachable(self) -> bool:
@@ -157,7 +152,7 @@ class Endpoint:
 
     async def start(self) -> None:
         """Listens, unless in client mode, and announces where. Raises ListenError."""
-        if not self._never_listens:
+        if not self.never_listens:
             self.listener_addresses = await self._transport.listen(self._dialed)
             self._context.direct = self.stated_addresses or self.listener_addresses
         self._started = True
@@ -200,7 +195,7 @@ class Endpoint:
         for address in (*(direct or ()), *(relayed or ())):
             parse_address(address)
         if direct is not None:
-            self._context.direct = tuple(direct) if not self._never_listens else ()
+            self._context.direct = tuple(direct) if not self.never_listens else ()
         if relayed is not None:
             self._context.relayed = tuple(relayed)
         if self._context.addresses != before and not self._closed:
@@ -331,7 +326,8 @@ class Endpoint:
 
         Whoever comes through a relay counts in a bucket of the relay's network, however many identities relay there.
         """
-        return self._control.prefix(peer)
+        channel = self._control.current(peer)
+        return channel.prefix if channel is not None else None
 
     async def connect(self, address: str, *, timeout: float) -> PeerID:
         """First contact at an address; with a peer id in it, only with that peer. Returns who answered.
@@ -459,7 +455,8 @@ class Endpoint:
         A peer can claim to be nearer than it is; see `ping_time`. One that answers late is believed up to
         `Limits.longest_round_trip`.
         """
-        return self._control.round_trip(peer)
+        channel = self._control.current(peer)
+        return channel.round_trip if channel is not None else None
 
     def ping_time(self, peer: PeerID) -> float | None:
         """Smoothed seconds from a ping to its pong, whatever the peer took. None: not known.
@@ -534,10 +531,8 @@ class Endpoint:
         probe = _Probe(heard)
         connection.start(probe)
         try:
-            async with asyncio.timeout(_PROBE_SECONDS):
-                await probe.ended.wait()
-        except TimeoutError:
-            await connection.close("held long enough")
+            if not await set_within(probe.ended, _PROBE_SECONDS):
+                await connection.close("held long enough")
         finally:
             self._probes.pop(connection, None)
             connection.abort("held long enough")

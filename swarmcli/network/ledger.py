@@ -79,10 +79,7 @@ class Account:
 
     def __init__(self, ledger: Ledger, identity: Hashable, prefix: Prefix, free: int = 0) -> None:
         self.held = 0
-        self.prefix = prefix
-        self._ledger = ledger
-        self._identity = identity
-        self._free = free
+        self.prefix, self._ledger, self._identity, self._free = prefix, ledger, identity, free
 
     def charge(self, amount: int) -> bool:
         """Takes so much more, if the ledger has it."""

@@ -194,6 +194,20 @@ async def offload(func: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) ->
     return await to_its_end(asyncio.get_running_loop().run_in_executor(None, lambda: call.pop()()))
 
 
+def loop_time() -> float:
+    """Seconds by the clock of the running loop."""
+    return asyncio.get_running_loop().time()
+
+
+async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Waits until an event is set, at most so long (None: without a bound). Returns whether it was."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
 async def to_its_end(work: Awaitable[T]) -> T:
     """For what must not be left half done: when the caller is cancelled, that goes on only after `work` has ended."""
     job = asyncio.ensure_future(work)

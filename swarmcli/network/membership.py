@@ -264,7 +264,7 @@ class Membership:
         if self._now() >= invitation.until:
             raise NotAMember(
                 "the invitation has ended; ask the owner for another one (`swarm invite`), or set the clock of the "
-                "computer that is wrong",
+                "computer that is wrong"
             )
 
     def _check_bearer(self, peer: PeerID, card: Pass) -> bytes:

@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections.abc import Callable, Hashable
 
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.token_bucket import TokenBucket
 
 # Bytes per second. Less would not carry what a peer of a run of twenty says besides its gradients: keepalives, calls,
@@ -37,13 +38,13 @@ class Way:
 
     def change(self, limit: float | None) -> None:
         """From now on so fast; None: as fast as it goes. Those who wait go on, or wait as long as the new rate asks."""
-        owed = max(0.0, self._opens - _now()) * self.limit if self.limit is not None else 0.0
+        owed = max(0.0, self._opens - loop_time()) * self.limit if self.limit is not None else 0.0
         self.limit = limit
         if limit is None:
             self._release()
             return
         self._bucket = TokenBucket(limit, max(_SMALLEST, _BURST * limit))
-        self._bucket.take(self._bucket.burst, _now())  # nothing is saved up, or each change would let a burst through
+        self._bucket.take(self._bucket.burst, loop_time())  # else each change would let a burst through
         self._opens = 0.0
         self.charge(owed)
         if self._waiting:
@@ -59,13 +60,13 @@ class Way:
     @property
     def is_open(self) -> bool:
         """Whether a bulk connection may pass a piece now."""
-        return self.limit is None or _now() >= self._opens
+        return self.limit is None or loop_time() >= self._opens
 
     def charge(self, nbytes: float) -> None:
         """So many bytes have passed, or pass now."""
         if self.limit is None:
             return
-        now = _now()
+        now = loop_time()
         seconds = self._bucket.take(nbytes, now)
         if seconds > _DEBT:
             self._bucket.give_back((seconds - _DEBT) * self.limit)
@@ -142,7 +143,3 @@ def check_rates(upload: float | None, download: float | None) -> None:
                 f"{name} of {rate:g} bytes per second is too little: a peer needs {LEAST_RATE:g} at least for what it"
                 " says besides its gradients (None: no limit; to send nothing, pause the peer)"
             )
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -31,6 +31,11 @@ class TaskOwner:
         task.add_done_callback(self._ended)
         return task
 
+    def keep(self, events: Events, *steps: Callable[[], Awaitable[None]]) -> None:
+        """Takes each of these steps again and again, see `keep`."""
+        for step in steps:
+            self.spawn(keep(step, events))
+
     async def join(self) -> None:
         """Waits until no task is left, of those too that are started meanwhile. Cancels nothing."""
         while self._tasks:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from swarmcli.recent import Recent
+
+K = TypeVar("K", bound=Hashable)
 
 
 class TokenBucket:
@@ -56,3 +62,15 @@ class TokenBucket:
         if now > self._at:
             self._tokens = min(self.burst, self._tokens + (now - self._at) * self.rate)
             self._at = now
+
+
+class TokenBuckets(Generic[K]):
+    """One bucket for each key, all alike. Of more than `most`, those that were quiet longest are forgotten first."""
+
+    def __init__(self, rate: float, burst: float, most: int) -> None:
+        self._rate, self._burst = rate, burst
+        self._buckets: Recent[K, TokenBucket] = Recent(most)
+
+    def of(self, key: K) -> TokenBucket:
+        bucket = self._buckets[key] = self._buckets.get(key) or TokenBucket(self._rate, self._burst)
+        return bucket

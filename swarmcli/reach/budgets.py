@@ -3,13 +3,9 @@ flood. All constants are here."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TypeVar
 
-from swarmcli.network.token_bucket import TokenBucket
-
-Key = TypeVar("Key")
+from swarmcli.network.token_bucket import TokenBucket, TokenBuckets
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +33,13 @@ class DialBudget:
     def __init__(self, limits: DialLimits = DialLimits()) -> None:
         self.limits = limits
         self._all = TokenBucket(limits.all_rate, limits.all_burst)
-        self._peers: OrderedDict[bytes, TokenBucket] = OrderedDict()
-        self._networks: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._peers: TokenBuckets[bytes] = TokenBuckets(limits.peer_rate, limits.peer_burst, limits.known)
+        self._networks: TokenBuckets[str] = TokenBuckets(limits.network_rate, limits.network_burst, limits.known)
 
     def take(self, peer: bytes, network: str, now: float) -> bool:
         """Whether `peer` may have one more host in `network` dialed; counts it if so.
 
         Identities cost nothing, so theirs is asked for first and the others bound what many of them do together.
         """
-        limits = self.limits
-        buckets = (
-            _bucket(self._peers, peer, limits.peer_rate, limits.peer_burst, limits.known),
-            _bucket(self._networks, network, limits.network_rate, limits.network_burst, limits.known),
-            self._all,
-        )
+        buckets = self._peers.of(peer), self._networks.of(network), self._all
         return all(bucket.take_now(1, now) for bucket in buckets)
-
-
-def _bucket(kept: OrderedDict[Key, TokenBucket], key: Key, rate: float, burst: float, most: int) -> TokenBucket:
-    bucket = kept.setdefault(key, TokenBucket(rate, burst))
-    kept.move_to_end(key)
-    if len(kept) > most:
-        kept.popitem(last=False)
-    return bucket

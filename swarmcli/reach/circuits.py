@@ -32,22 +32,16 @@ from swarmcli.errors import (
 from swarmcli.network.addresses import Address, Scheme, format_address, is_direct, parse_address
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.task_owner import TaskOwner
-from swarmcli.network.token_bucket import TokenBucket
+from swarmcli.network.token_bucket import TokenBuckets
 from swarmcli.network.transports.base import Accept, Connection, Purpose
+from swarmcli.network.transports.tcp import handshake
 from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
-from swarmcli.network.transports.tcp.handshake import (
-    Greeting,
-    certified_peer,
-    check_listener,
-    dialer_context,
-    greet_dialer,
-    greet_listener,
-    listener_context,
-)
 from swarmcli.network.transports.tcp.tls import TLSEngine
 from swarmcli.reach.relay_messages import CONNECT, INCOMING, PIECE, WINDOW, Connect, Data, Incoming
+from swarmcli.recent import Recent
 
 logger = logging.getLogger(__name__)
 
@@ -228,9 +222,9 @@ class RelayTransport:
         self._shared = Shared(endpoint.limits)
         self._tasks = TaskOwner()
         self._needed: Counter[PeerID] = Counter()  # relays to which a stream is being opened
-        self._unknown: dict[PeerID, float] = {}  # relays that a lookup has not found; until when none is tried again
+        self._unknown: Recent[PeerID, float] = Recent(_MAX_UNKNOWN)  # relays that a lookup did not find, until when
         self._handshakes: Counter[PeerID] = Counter()  # of incoming connections, by the relay that brings them
-        self._rates: dict[PeerID, TokenBucket] = {}  # of these, for the relays that may bring them
+        self._rates = TokenBuckets[PeerID](*_HANDSHAKE_RATE, _MAX_UNKNOWN)  # of these, for the relays that bring them
 
     @property
     def refusals(self) -> Counter[str]:
@@ -240,11 +234,11 @@ class RelayTransport:
     # Their contexts are made when they are needed: most peers of a swarm need neither.
     @cached_property
     def _dialer_context(self) -> Any:
-        return dialer_context()
+        return handshake.dialer_context()
 
     @cached_property
     def _listener_context(self) -> Any:
-        return listener_context(self.identity)
+        return handshake.listener_context(self.identity)
 
     async def listen(self, accept: Accept) -> tuple[str, ...]:
         """Takes the connections that relays bring from now on. Which addresses that makes, `relays.py` knows."""
@@ -289,28 +283,22 @@ class RelayTransport:
         seen = self._endpoint.seen(relay)
         if seen is not None and not seen.relayed:
             return
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         if not self._is_known(relay) and self._lookup is not None and self._unknown.get(relay, now) <= now:
             self._endpoint.learn(relay, tuple(await self._lookup(relay)))
             if not self._is_known(relay):
-                self._note_unknown(relay, now + _LOOKUP_PAUSE)
+                self._unknown[relay] = now + _LOOKUP_PAUSE
         if not self._is_known(relay):
             raise ConnectError(f"{address}: no address of the relay is known", address=address)
 
     def _is_known(self, relay: PeerID) -> bool:
         return any(map(is_direct, self._endpoint.addresses_of(relay)))
 
-    def _note_unknown(self, relay: PeerID, until: float) -> None:
-        self._unknown.pop(relay, None)
-        self._unknown[relay] = until
-        if len(self._unknown) > _MAX_UNKNOWN:
-            del self._unknown[next(iter(self._unknown))]
-
     async def _dial(self, relay: PeerID, target: PeerID, purpose: Purpose, address: str) -> TCPConnection:
-        def greet(engine: TLSEngine) -> Greeting:
-            listener = certified_peer(engine.peer_certificate)
-            check_listener(listener, target, self.identity.peer_id)
-            return greet_listener(self.identity, listener, purpose, self.membership)
+        def greet(engine: TLSEngine) -> handshake.Greeting:
+            listener = handshake.certified_peer(engine.peer_certificate)
+            handshake.check_listener(listener, target, self.identity.peer_id)
+            return handshake.greet_listener(self.identity, listener, purpose, self.membership)
 
         engine = TLSEngine(self._dialer_context, server_side=False)
         connection = TCPConnection(engine, greet, self._shared, dialed=True, relayed=True)
@@ -359,23 +347,18 @@ class RelayTransport:
     async def _incoming(self, relay: PeerID, stream: Stream, accept: Accept) -> None:
         if relay not in self.relays or stream.relayed:
             raise CallRefused("unwanted", "this peer has no reservation there")
-        if self._handshakes[relay] >= _MAX_HANDSHAKES or not self._may_bring(relay):
+        if self._handshakes[relay] >= _MAX_HANDSHAKES or not self._rates.of(relay).take_now(1, loop_time()):
             raise CallRefused("busy", "too many handshakes at once")
         engine = TLSEngine(self._listener_context, server_side=True)
 
-        def greet(engine: TLSEngine) -> Greeting:
-            return greet_dialer(self.identity, "", self.membership)  # nothing is seen of where the dialer is
+        def greet(engine: TLSEngine) -> handshake.Greeting:
+            return handshake.greet_dialer(self.identity, "", self.membership)  # nothing is seen of where the dialer is
 
         connection = TCPConnection(engine, greet, self._shared, dialed=False, relayed=True)
         self._admit(connection, relay, accept)
         socket = CircuitSocket(connection)
         connection.connection_made(socket)
         await socket.carry(stream)
-
-    def _may_bring(self, relay: PeerID) -> bool:
-        self._rates = {each: bucket for each, bucket in self._rates.items() if each in self.relays}
-        bucket = self._rates.setdefault(relay, TokenBucket(*_HANDSHAKE_RATE))
-        return bucket.take_now(1, asyncio.get_running_loop().time())
 
     def _admit(self, connection: TCPConnection, relay: PeerID, accept: Accept) -> None:
         self._handshakes[relay] += 1

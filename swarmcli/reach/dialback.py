@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
@@ -30,6 +29,7 @@ from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.wire.codec import decode_header, encode
 from swarmcli.reach.budgets import DialBudget
 from swarmcli.reach.verdict import Ask, Family, Surroundings, family_of, host_of, network_of
+from swarmcli.recent import Recent
 
 logger = logging.getLogger(__name__)
 
@@ -209,10 +209,8 @@ class DialBacks:
 
     def __init__(self, endpoint: Endpoint, around: Callable[[], Surroundings], news: Callable[[], None]) -> None:
         """`news` is called whenever a nonce has come."""
-        self._endpoint = endpoint
-        self._around = around
-        self._news = news
-        self._pending: OrderedDict[bytes, _Pending] = OrderedDict()
+        self._endpoint, self._around, self._news = endpoint, around, news
+        self._pending: Recent[bytes, _Pending] = Recent(_MAX_PENDING)
 
     async def ask(self, contact: PeerID, family: Family, port: int, known: Iterable[PeerID]) -> bytes | None:
         """Asks one contact; the nonce to look for, or None if it did not take it on."""
@@ -288,8 +286,6 @@ class DialBacks:
         now = asyncio.get_running_loop().time()
         pending = _Pending(contact, family, network_of(host), _scope(host), "", now)
         self._pending[request.nonce] = pending
-        while len(self._pending) > _MAX_PENDING:
-            self._pending.popitem(last=False)
         return pending
 
 

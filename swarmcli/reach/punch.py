@@ -32,6 +32,7 @@ from swarmcli.events import Event, PeerConnected, PeerDisconnected
 from swarmcli.network.addresses import Address, is_direct, parse_address, scope_of
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.network.transports.base import Connection, Family, LocalPort, Purpose
 from swarmcli.reach.budgets import DialBudget
@@ -192,7 +193,7 @@ class Puncher:
     def translation(self, family: Family) -> Translation | None:
         """What this peer's routers do, as far as it was found out in the last ten minutes."""
         kind, at = self._translations.get(family, (None, 0.0))
-        return kind if kind is not None and self._now() - at < _TRANSLATION_SECONDS else None
+        return kind if kind is not None and loop_time() - at < _TRANSLATION_SECONDS else None
 
     # ---- when
 
@@ -211,14 +212,11 @@ class Puncher:
 
     async def _keep(self) -> None:
         self._event.clear()
-        wait = self._begin_due()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait):
-                await self._event.wait()
+        await set_within(self._event, self._begin_due())
 
     def _begin_due(self) -> float:
         """Begins the attempts that are due; the seconds until the next one may be."""
-        now = self._now()
+        now, own = loop_time(), self._endpoint.peer_id
         if now - self._looked_at >= _LOOK_ANYWAY:
             self._looked_at = now
             self._relayed = set(self._connected)
@@ -231,15 +229,12 @@ class Puncher:
             due = self._patience.due(peer)
             if self._endpoint.round_trip(peer) is None:  # and so it has not even said where it can be dialed
                 due = max(due, now + _LOOK_SECONDS)
-            if due <= now and len(self._under_way) < _MAX_OWN and self._is_ours(peer):
+            if due <= now and len(self._under_way) < _MAX_OWN and (own < peer or self._direct(peer)):
                 self._under_way.add(peer)
                 self._tasks.spawn(self._leave_relay(peer))
             else:
                 soonest = min(soonest, max(due, now + _LOOK_SECONDS))
         return soonest - now
-
-    def _is_ours(self, peer: PeerID) -> bool:
-        return self._endpoint.peer_id < peer or bool(self._direct(peer))
 
     def _direct(self, peer: PeerID) -> tuple[str, ...]:
         return tuple(filter(is_direct, self._endpoint.addresses_of(peer)))
@@ -248,11 +243,11 @@ class Puncher:
         try:
             how = await self._connect(peer)
         except NetworkError as error:
-            self._patience.failed(peer, self._now())
+            self._patience.failed(peer, loop_time())
             logger.info("the connection to %s stays with its relay: %s", peer.short, error)
         else:
             self.successes += 1
-            self._patience.worked(peer, self._now())
+            self._patience.worked(peer, loop_time())
             logger.info("the connection to %s has left its relay: %s", peer.short, how)
         finally:
             self._under_way.discard(peer)
@@ -280,7 +275,7 @@ class Puncher:
         Raises NetworkError; then a relay has to carry it.
         """
         async with self._bulk_turns:
-            if self._bulk_paused.get(peer, 0.0) > self._now():
+            if self._bulk_paused.get(peer, 0.0) > loop_time():
                 raise ConnectError(f"no direct connection to {peer.short} came about lately")
             try:
                 connection = await self._punch(peer, Purpose.BULK)
@@ -292,7 +287,7 @@ class Puncher:
         return connection
 
     def _pause_bulk(self, peer: PeerID) -> None:
-        now = self._now()
+        now = loop_time()
         self._bulk_paused = {each: until for each, until in self._bulk_paused.items() if until > now}
         self._bulk_paused[peer] = now + _BULK_PAUSE
 
@@ -372,7 +367,7 @@ class Puncher:
         key = peer, ask.number
         if key in self._kept or len(self._kept) >= _MAX_KEPT or of_peer >= _MAX_KEPT_PER_PEER:
             raise CallRefused("busy", "too many ports are open for others")
-        if not self._asks[ask.purpose].take(peer, "", self._now()):
+        if not self._asks[ask.purpose].take(peer, "", loop_time()):
             raise CallRefused("budget", "ports were opened often enough for now")
         expiry = asyncio.get_running_loop().call_later(_KEEP_SECONDS, self._drop, key)
         kept = self._kept[key] = _Kept(_OwnEnd(), ask.purpose, expiry)
@@ -445,7 +440,7 @@ class Puncher:
         if kind is None:
             seen, kind = await find_translation(port, listeners, self._around().hosts)
             if kind is not None:
-                self._translations[family] = kind, self._now()
+                self._translations[family] = kind, loop_time()
         else:
             seen = await outer_address(port, listeners)
         if seen is not None and family_of(host_of(seen)) == family:
@@ -479,7 +474,7 @@ class Puncher:
     def _spend(self, peer: PeerID, purpose: Purpose, address: str) -> None:
         """Raises ConnectError if this peer has had others dialed often enough."""
         budget = self._control_budget if purpose is Purpose.CONTROL else self._bulk_budget
-        if not budget.take(peer, host_of(address), self._now()):
+        if not budget.take(peer, host_of(address), loop_time()):
             raise ConnectError(f"{address} was dialed often enough for now")
 
     async def _meet(
@@ -496,24 +491,21 @@ class Puncher:
         these dials are few, and each that fails takes as long as another, even if nothing was dialed."""
         if not addresses:
             return False
-        end = self._now() + _NEARBY_SECONDS
+        end = loop_time() + _NEARBY_SECONDS
         found = nearby(addresses, self._around().is_near)
-        if found and self._near_budget.take(peer, "", self._now()):
+        if found and self._near_budget.take(peer, "", loop_time()):
             try:
                 async with asyncio.timeout_at(end):
                     await self._endpoint.dial_directly(peer, found)
                 return True
             except (NetworkError, TimeoutError) as error:
                 logger.debug("%s was not found in this network: %r", peer.short, error)
-        await asyncio.sleep(end - self._now())
+        await asyncio.sleep(end - loop_time())
         return False
 
     def _near(self) -> tuple[str, ...]:
         """Where this peer listens in its own network."""
         return self._endpoint.listener_addresses[:MAX_NAMED]
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
 
 
 def _farthest(places: Collection[Address]) -> list[str]:

@@ -5,7 +5,6 @@ Pure logic, no I/O. What the other end names is hostile: it may be the address o
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,6 +14,7 @@ from swarmcli.network.addresses import Address, Scope, parse_address, scope_of
 from swarmcli.network.identity import PeerID
 from swarmcli.reach.budgets import DialLimits
 from swarmcli.reach.verdict import Family, family_of
+from swarmcli.recent import Recent
 
 TRIES = 3  # of one attempt; each sends one SYN
 # Seconds that a SYN has to cross the other end's. Systems send it again after 1 s (RFC 6298): a try shorter than that
@@ -109,7 +109,7 @@ class Patience:
     ago are forgotten first."""
 
     def __init__(self) -> None:
-        self._pairs: OrderedDict[PeerID, _Past] = OrderedDict()
+        self._pairs: Recent[PeerID, _Past] = Recent(_MAX_PAIRS)
 
     def due(self, peer: PeerID) -> float:
         """When this pair may be tried."""
@@ -137,10 +137,7 @@ class Patience:
         self._pairs.clear()
 
     def _pair(self, peer: PeerID) -> _Past:
-        pair = self._pairs.setdefault(peer, _Past())
-        self._pairs.move_to_end(peer)
-        if len(self._pairs) > _MAX_PAIRS:
-            self._pairs.popitem(last=False)
+        pair = self._pairs[peer] = self._pairs.get(peer) or _Past()
         return pair
 
 

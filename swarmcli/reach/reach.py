@@ -10,25 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from swarmcli.events import (
-    Event,
-    Noticed,
-    OwnAddressesChanged,
-    PeerConnected,
-    PeerDisconnected,
-    ReachabilityChanged,
-    WokeUp,
-)
+from swarmcli import events
 from swarmcli.network.addresses import Address, Scope, format_address, parse_address, scope_of
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESSES
+from swarmcli.network.loop_thread import set_within
 from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.reach.dialback import DialBacks, DialBackService, Proof, read_probe
 from swarmcli.reach.mapping import PortMapping
@@ -49,6 +41,7 @@ from swarmcli.reach.verdict import (
     judge,
     network_of,
 )
+from swarmcli.recent import Recent
 
 logger = logging.getLogger(__name__)
 
@@ -100,19 +93,19 @@ class Reach:
         self._joined = alone  # whether whoever is to be met first has been met
         self._wish = False  # to be dialed by nobody: the endpoint does not even listen
         self._mapping, self._relays = mapping, relays
-        self._around = Surroundings()
-        self.punch = Puncher(endpoint, around=lambda: self._around)
+        self.around = Surroundings()  # the interfaces of this machine, and the networks behind them
+        self.punch = Puncher(endpoint, around=lambda: self.around)
         self._stated: tuple[str, ...] = ()  # by the user; IP addresses alone …
         self._names: dict[str, tuple[str, ...]] = {}  # … of these host names, and of what was stated without one
         self._connected: dict[PeerID, None] = {}
-        self._sightings: OrderedDict[PeerID, tuple[Sighting, float]] = OrderedDict()  # with the time of the sighting
+        # With the time of the sighting.
+        self._sightings: Recent[PeerID, tuple[Sighting, float]] = Recent(_MAX_SIGHTINGS)
         self._service = DialBackService(endpoint, lambda: list(self._connected))
-        self._dial_backs = DialBacks(endpoint, lambda: self._around, self._news)
+        self._dial_backs = DialBacks(endpoint, lambda: self.around, self._news)
         self._rates = RateService(endpoint)
         self._nonces: dict[Family, tuple[bytes, ...]] = {}  # of each family's last check
-        self._mappings: dict[Family, PortMapping] = {}  # that routers were asked for …
+        self.mappings: dict[Family, PortMapping] = {}  # that routers were asked for …
         self._mapped: dict[Family, int] = {}  # … and the outer ports of those that stand
-        self._relays_run = False
         self._checked_at = float("-inf")  # loop time
         self._check_due = float("inf")
         self._checking = False
@@ -130,7 +123,7 @@ class Reach:
         """Begins to look. Where there is nobody to ask, the first verdict is there at once."""
         self._wish = self.endpoint.never_listens
         self._stated, self._names = await _resolved(self.endpoint.stated_addresses)
-        self._around = look_around(self.endpoint.listener_addresses)
+        self.around = look_around(self.endpoint.listener_addresses)
         self._service.start()
         self._rates.start()
         self.endpoint.on_probe = self._probed
@@ -140,8 +133,8 @@ class Reach:
         elif not self._wish:
             self.endpoint.announce(direct=())  # until the first verdict
         await self.punch.start()
-        if self._wish:
-            await self._start_relays()
+        if self._wish and self._relays is not None:
+            await self._relays.start()
         self._tasks.spawn(keep(self._keep, self.endpoint.events))
 
     async def settle(self, timeout: float) -> bool:
@@ -152,12 +145,7 @@ class Reach:
         """
         self._joined = True
         self._conclude()
-        try:
-            async with asyncio.timeout(timeout):
-                await self._settled.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await set_within(self._settled, timeout)
 
     async def close(self) -> None:
         """Ends everything, and gives back what routers and relays were asked for. Idempotent."""
@@ -167,8 +155,12 @@ class Reach:
         await self._service.close()
         self._rates.close()
         await self.punch.close()
-        await self._stop_relays()
-        await self._withdraw_mappings()
+        if self._relays is not None:
+            await self._relays.close()
+        mappings, self.mappings = self.mappings, {}
+        self._mapped.clear()
+        if mappings:
+            await asyncio.wait([asyncio.ensure_future(mapping.withdraw()) for mapping in mappings.values()])
 
     # What is known
 
@@ -190,16 +182,6 @@ class Reach:
     def connected(self) -> tuple[PeerID, ...]:
         """Who is connected at this moment."""
         return tuple(self._connected)
-
-    @property
-    def around(self) -> Surroundings:
-        """The interfaces of this machine, and the networks behind them."""
-        return self._around
-
-    @property
-    def mappings(self) -> Mapping[Family, PortMapping]:
-        """That routers were asked for."""
-        return self._mappings
 
     def sentence(self) -> str:
         """One sentence for people: what all this means for taking part."""
@@ -227,20 +209,20 @@ class Reach:
 
     # Evidence
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: events.Event) -> None:
         match event:
-            case PeerConnected(peer):
+            case events.PeerConnected(peer):
                 self._met(PeerID.parse(peer))
-            case PeerDisconnected(peer):
+            case events.PeerDisconnected(peer):
                 self._connected.pop(PeerID.parse(peer), None)
-            case WokeUp():
+            case events.WokeUp():
                 self._woke_up()
-            case OwnAddressesChanged():
+            case events.OwnAddressesChanged():
                 self._say()  # relays have been found, or lost
 
     def _woke_up(self) -> None:
         """Meanwhile the router may have forgotten a port, or this machine may be somewhere else."""
-        for mapping in self._mappings.values():
+        for mapping in self.mappings.values():
             mapping.refresh()
         if self.verdicts and self._any_beyond():
             self._checked_at = asyncio.get_running_loop().time() - _SOONEST + _RECONNECTED
@@ -257,11 +239,8 @@ class Reach:
             return  # made by both ends at once through their routers: it says nothing about whom others can dial
         now = asyncio.get_running_loop().time()
         self._sightings[peer] = Sighting(host, observed, came_in=seen.listened), now
-        self._sightings.move_to_end(peer)
-        while len(self._sightings) > _MAX_SIGHTINGS:
-            self._sightings.popitem(last=False)
         self._conclude()
-        if self._sightings[peer][0] in self._around.those_beyond(self._recent()):
+        if self._sightings[peer][0] in self.around.those_beyond(self._recent()):
             self._consider_check(family_of(host), observed)
 
     def _consider_check(self, family: Family, observed: str | None) -> None:
@@ -330,7 +309,7 @@ class Reach:
         """
         if self._wish:
             return
-        before = self._around
+        before = self.around
         try:
             around = look_around(self.endpoint.refresh_listener_addresses())
         except OSError as error:  # no descriptor is left, or an interface went while it was looked at
@@ -338,7 +317,7 @@ class Reach:
             return
         if around == before:
             return
-        self._around = around
+        self.around = around
         left = {family_of(host_of(address)) for address in set(before.addresses) - set(around.addresses)}
         if left:
             logger.info("this machine has other addresses now: %s", ", ".join(around.addresses))
@@ -354,13 +333,13 @@ class Reach:
         self._doubt_pause = _SOONEST
         for family in left:
             self._nonces.pop(family, None)
-        kept = [(peer, seen) for peer, seen in self._sightings.items() if family_of(seen[0].host) not in left]
-        self._sightings = OrderedDict(kept)
+        for peer in [peer for peer, (seen, _) in self._sightings.items() if family_of(seen.host) in left]:
+            del self._sightings[peer]
         self._dial_backs.forget()
         self.punch.forget()
-        for mapping in self._mappings.values():
+        for mapping in self.mappings.values():
             mapping.refresh()
-        dropped = self.endpoint.leave_network(self._around.hosts)
+        dropped = self.endpoint.leave_network(self.around.hosts)
         for peer in [peer for peer in self._connected if peer not in dropped]:
             self._met(peer)
         if was_beyond and not self._sightings:
@@ -382,7 +361,7 @@ class Reach:
         for peer in stale:
             if peer not in self._connected:
                 del self._sightings[peer]
-        around = self._around
+        around = self.around
         found = self._families()
         self._checking = True
         try:
@@ -391,7 +370,7 @@ class Reach:
                     group.create_task(self._check_family(family))
         finally:
             self._checking = False
-        if around is not self._around:
+        if around is not self.around:
             return  # it moved meanwhile; the next check is due already
         self._settled.set()
         self._conclude()
@@ -486,7 +465,7 @@ class Reach:
         order within is drawn by lot, so that a contact cannot count on being asked."""
         found: list[tuple[PeerID, str]] = []
         elsewhere: list[tuple[PeerID, str]] = []
-        beyond = set(self._around.those_beyond(self._recent()))
+        beyond = set(self.around.those_beyond(self._recent()))
         for peer in self._connected:
             sighting, _ = self._sightings.get(peer, (None, 0.0))
             if peer in without or sighting is None or sighting not in beyond:
@@ -506,7 +485,7 @@ class Reach:
     def _network_in(self, family: Family, peer: PeerID) -> str | None:
         for address in self.endpoint.addresses_of(peer):
             host = host_of(address)
-            if host and family_of(host) == family and self._around.beyond(Sighting(host)):
+            if host and family_of(host) == family and self.around.beyond(Sighting(host)):
                 return network_of(host)
         return None
 
@@ -518,20 +497,20 @@ class Reach:
     # Concluding
 
     def _families(self) -> list[Family]:
-        return families(self._around, self._recent(), self._stated)
+        return families(self.around, self._recent(), self._stated)
 
     def _recent(self) -> list[Sighting]:
         return [sighting for sighting, _ in self._sightings.values()]
 
     def _any_beyond(self) -> bool:
-        return bool(self._around.those_beyond(self._recent()))
+        return bool(self.around.those_beyond(self._recent()))
 
     def _stated_in(self, family: Family) -> tuple[str, ...]:
         return tuple(address for address in self._stated if family_of(host_of(address)) == family)
 
     def _judge(self, family: Family, nonces: Sequence[bytes]) -> Verdict:
         asks: list[Ask] = self._dial_backs.asks(nonces, asyncio.get_running_loop().time(), 0.0)
-        verdict = judge(family, self._around, self._recent(), asks, self._stated_in(family))
+        verdict = judge(family, self.around, self._recent(), asks, self._stated_in(family))
         mapped = self._mapped.get(family)
         if mapped is not None and verdict.how == "dialed back" and parse_address(verdict.address).port == mapped:
             return replace(verdict, how="mapped")
@@ -568,30 +547,28 @@ class Reach:
             return
         self._said = sentence
         scope = self.scope.name.lower()
-        event = ReachabilityChanged(self.dialable, scope, tuple(self.endpoint.addresses), sentence)
+        event = events.ReachabilityChanged(self.dialable, scope, tuple(self.endpoint.addresses), sentence)
         self.endpoint.events.emit(event)
         announced = set(self.endpoint.direct_addresses)
         if self._stated and self.dialable is not None and not announced.intersection(self._stated):
             where = ", ".join(self._stated)
             text = f"this peer was to be announced at {where}, but nobody's dial came in there, so it is not"
-            self.endpoint.events.emit(Noticed("warning", text))
+            self.endpoint.events.emit(events.Noticed("warning", text))
 
     # Helping itself
 
     async def _help(self) -> None:
         """Where nobody can dial this peer, relays carry its connections, and the router is asked for a port."""
-        if self.dialable:
-            await self._stop_relays()
-            return
-        await self._start_relays()
-        if self._mapping is None or not self.options.port_mapping:
+        if self._relays is not None:
+            await (self._relays.close() if self.dialable else self._relays.start())
+        if self.dialable or self._mapping is None or not self.options.port_mapping:
             return
         for verdict in self.verdicts:
             family = verdict.family
-            if family in self._mappings:
-                self._mappings[family].refresh()
+            if family in self.mappings:
+                self.mappings[family].refresh()
             elif verdict.dialable is False and not self._stated_in(family):
-                mapping = self._mappings[family] = self._mapping(self.endpoint.listen_port, family)
+                mapping = self.mappings[family] = self._mapping(self.endpoint.listen_port, family)
                 self._tasks.spawn(keep(partial(self._follow, family, mapping), self.endpoint.events))
 
     async def _follow(self, family: Family, mapping: PortMapping) -> None:
@@ -603,22 +580,6 @@ class Reach:
                 self._check_soon()
             if port is not None:
                 self._mapped[family] = port
-
-    async def _withdraw_mappings(self) -> None:
-        mappings, self._mappings = self._mappings, {}
-        self._mapped.clear()
-        if mappings:
-            await asyncio.wait([asyncio.ensure_future(mapping.withdraw()) for mapping in mappings.values()])
-
-    async def _start_relays(self) -> None:
-        if self._relays is not None and not self._relays_run:
-            self._relays_run = True
-            await self._relays.start()
-
-    async def _stop_relays(self) -> None:
-        if self._relays is not None and self._relays_run:
-            self._relays_run = False
-            await self._relays.close()
 
 
 async def _resolved(addresses: Sequence[str]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:

@@ -41,9 +41,8 @@ class RelayRecord(msgspec.Struct, frozen=True):
 
 
 Find = Callable[[], Awaitable[Mapping[PeerID, RelayRecord]]]
-Publish = Callable[
-    [RelayRecord, float], Awaitable[bool]
-]  # the record, and the seconds that it lasts; whether it is kept
+# The record, and the seconds that it lasts; whether it is kept.
+Publish = Callable[[RelayRecord, float], Awaitable[bool]]
 
 
 def read_record(value: object) -> RelayRecord | None:

@@ -21,33 +21,19 @@ from functools import partial
 from typing import NoReturn
 
 from swarmcli.errors import CallRefused, CallTimeout, EndOfStream, NetworkError, PeerUnreachable
-from swarmcli.network.descriptors import allow_descriptors
+from swarmcli.network.budgets import allow_descriptors
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.network.token_bucket import TokenBucket
-from swarmcli.reach.relay_messages import (
-    CONNECT,
-    INCOMING,
-    OFFER,
-    PIECE,
-    RESERVE,
-    WINDOW,
-    Ask,
-    Connect,
-    Data,
-    Incoming,
-    Offer,
-    Reserve,
-    Reserved,
-)
+from swarmcli.reach import relay_messages as messages
 from swarmcli.reach.relay_records import Publish, RelayRecord, advertise
 
 logger = logging.getLogger(__name__)
 
-_DATA = Data()
+_DATA = messages.Data()
 _LEAST = 1024  # bytes that any message counts for: what it costs the processor, when it is small or empty
 _BUCKETS = 4096  # peers and networks whose pace is remembered
 _OTHER_DESCRIPTORS = 256  # that this process may need besides those of its relay
@@ -100,9 +86,7 @@ class _Circuit:
     """One pair of streams. Ends when nothing passes for a while."""
 
     def __init__(self, ends: tuple[PeerID, PeerID], deadline: asyncio.Timeout, budgets: RelayBudgets) -> None:
-        self.ends = ends
-        self._deadline = deadline
-        self._budgets = budgets
+        self.ends, self._deadline, self._budgets = ends, deadline, budgets
         self._loop = asyncio.get_running_loop()
         self._moved_at = -math.inf
         self._halved = False
@@ -126,17 +110,11 @@ class Relay:
     """Serves reservations and circuits on an endpoint, from `start` to `close`."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        budgets: RelayBudgets = RelayBudgets(),
-        *,
-        publish: Publish | None = None,
+        self, endpoint: Endpoint, budgets: RelayBudgets = RelayBudgets(), *, publish: Publish | None = None
     ) -> None:
         """`find` and `publish` read and write the records of relays in the hash table; None: it is found by those
         alone that are connected to it."""
-        self._endpoint = endpoint
-        self._budgets = budgets
-        self._publish = publish
+        self._endpoint, self._budgets, self._publish = endpoint, budgets, publish
         self._tasks = TaskOwner()
         self._until: dict[PeerID, float] = {}  # client → when its reservation ends, in the loop's time
         self._networks: dict[PeerID, Prefix] = {}  # client → the network it reserved from
@@ -159,15 +137,15 @@ class Relay:
         It answers also while this peer cannot be dialed, and refuses.
         """
         self._budgets = _affordable(self._budgets)
-        self._endpoint.serve(OFFER, Ask, self._offer)
-        self._endpoint.serve(RESERVE, Reserve, self._reserve)
-        self._endpoint.serve_stream(CONNECT, Connect, self._connect)
+        self._endpoint.serve(messages.OFFER, messages.Ask, self._offer)
+        self._endpoint.serve(messages.RESERVE, messages.Reserve, self._reserve)
+        self._endpoint.serve_stream(messages.CONNECT, messages.Connect, self._connect)
         if self._publish is not None:
             self._tasks.spawn(keep(partial(advertise, self._record, self._publish), self._endpoint.events))
 
     async def close(self) -> None:
         """Takes nothing new; circuits that stand go on until the endpoint closes. Idempotent."""
-        self._endpoint.withdraw(OFFER, RESERVE, CONNECT)
+        self._endpoint.withdraw(messages.OFFER, messages.RESERVE, messages.CONNECT)
         await self._tasks.close()
         self._until.clear()
         self._networks.clear()
@@ -183,19 +161,19 @@ class Relay:
 
     # Reservations
 
-    async def _offer(self, peer: PeerID, request: Ask) -> Offer:
-        return Offer(isinstance(self._reservable(peer), Prefix), min(1.0, self.load))
+    async def _offer(self, peer: PeerID, request: messages.Ask) -> messages.Offer:
+        return messages.Offer(isinstance(self._reservable(peer), Prefix), min(1.0, self.load))
 
-    async def _reserve(self, peer: PeerID, request: Reserve) -> Reserved:
+    async def _reserve(self, peer: PeerID, request: messages.Reserve) -> messages.Reserved:
         if not request.wanted:
             self._forget(peer)
-            return Reserved(0.0)
+            return messages.Reserved(0.0)
         network = self._reservable(peer)
         if isinstance(network, CallRefused):
             self._refuse(network.code, str(network))
         self._until[peer] = asyncio.get_running_loop().time() + self._budgets.reservation_seconds
         self._networks[peer] = network
-        return Reserved(self._budgets.reservation_seconds)
+        return messages.Reserved(self._budgets.reservation_seconds)
 
     def _reservable(self, peer: PeerID) -> Prefix | CallRefused:
         """The network that this peer may reserve from; or why not."""
@@ -231,8 +209,8 @@ class Relay:
 
     # Circuits
 
-    async def _connect(self, source: PeerID, request: Connect, near: Stream) -> None:
-        near.narrow(PIECE, WINDOW)
+    async def _connect(self, source: PeerID, request: messages.Connect, near: Stream) -> None:
+        near.narrow(messages.PIECE, messages.WINDOW)
         target = request.target
         keys = self._admitted(source, target, near)
         self._used.update(keys)
@@ -285,8 +263,10 @@ class Relay:
         """Opens the stream to the client, and passes everything on until both ends are done. Raises CallRefused."""
         source, target = circuit.ends
         try:
-            async with self._endpoint.stream(target, INCOMING, Incoming(source), timeout=self._budgets.opening) as far:
-                far.narrow(PIECE, WINDOW)
+            async with self._endpoint.stream(
+                target, messages.INCOMING, messages.Incoming(source), timeout=self._budgets.opening
+            ) as far:
+                far.narrow(messages.PIECE, messages.WINDOW)
                 await self._splice(circuit, near, far)
         except (CallTimeout, PeerUnreachable) as error:
             self._refuse("unreachable", f"{target.short} did not come: {error}")
@@ -307,7 +287,7 @@ class Relay:
         buckets = [bucket for bucket in (*map(self._pace, circuit.ends), self._whole) if bucket is not None]
         try:
             while True:
-                _, payload = await source.receive(Data)
+                _, payload = await source.receive(messages.Data)
                 circuit.moved()
                 for bucket in buckets:  # one after the other: who waits for its own pace takes nothing from all
                     await bucket.wait(max(payload.nbytes, _LEAST))
@@ -322,7 +302,7 @@ class Relay:
         if rate is None:
             return None
         now = asyncio.get_running_loop().time()
-        return _remembered(self._peer_pace, peer, rate, max(rate * self._budgets.burst_seconds, PIECE), now)
+        return _remembered(self._peer_pace, peer, rate, max(rate * self._budgets.burst_seconds, messages.PIECE), now)
 
     def _refuse(self, code: str, words: str) -> NoReturn:
         self._refusals[code] += 1
@@ -330,7 +310,7 @@ class Relay:
 
 
 def _bucket(rate: float | None, burst_seconds: float) -> TokenBucket | None:
-    return None if rate is None else TokenBucket(rate, max(rate * burst_seconds, PIECE))
+    return None if rate is None else TokenBucket(rate, max(rate * burst_seconds, messages.PIECE))
 
 
 def _remembered(
@@ -356,7 +336,5 @@ def _affordable(budgets: RelayBudgets) -> RelayBudgets:
         return budgets
     logger.info("this relay takes less: the system allows %d open files, of %d", allowed, wanted)
     return replace(
-        budgets,
-        reservations=max(1, int(share * budgets.reservations)),
-        circuits=max(1, int(share * budgets.circuits)),
+        budgets, reservations=max(1, int(share * budgets.reservations)), circuits=max(1, int(share * budgets.circuits))
     )

@@ -17,6 +17,7 @@ from swarmcli.events import Event, PeerConnected, PeerDisconnected
 from swarmcli.network.addresses import Address, format_address
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import set_within
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.reach.circuits import RelayTransport
@@ -63,9 +64,7 @@ class Relays:
 
     def __init__(self, endpoint: Endpoint, transport: RelayTransport, *, find: Find) -> None:
         """`find()` reads who advertises itself as a relay. Those are asked, and the peers that are connected."""
-        self._endpoint = endpoint
-        self._transport = transport
-        self._find = find
+        self._endpoint, self._transport, self._find = endpoint, transport, find
         self._held: dict[PeerID, HeldRelay] = {}
         self._former: list[PeerID] = []  # relays that were held: it may be this machine that slept, or moved
         self._avoided: dict[PeerID, float] = {}  # until when, in the loop's time
@@ -110,10 +109,7 @@ class Relays:
 
     async def _keep(self) -> None:
         self._news.clear()
-        pause = await self._hold()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(pause):
-                await self._news.wait()
+        await set_within(self._news, await self._hold())
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, PeerDisconnected) and PeerID.parse(event.peer) in self._held:

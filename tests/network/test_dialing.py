@@ -8,7 +8,7 @@ import pytest
 
 from swarmcli.errors import AddressError, ConnectError
 from swarmcli.network import Identity, PeerID, Purpose
-from swarmcli.network.transports.dialing import DIAL_STAGGER, dial_any
+from swarmcli.network.dialer import DIAL_STAGGER, dial_any
 from tests.simulation import now, simulated
 
 PEER = Identity.from_seed(1).peer_id

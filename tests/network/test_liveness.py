@@ -8,7 +8,7 @@ import pytest
 
 from swarmcli.events import Event, PeerDisconnected
 from swarmcli.network import Limits, PeerID
-from swarmcli.network.control.liveness import Liveness
+from swarmcli.network.control.channel import Liveness
 from swarmcli.testing import MemoryNetwork, virtual_time
 from tests.simulation import simulated
 from tests.suites import soak

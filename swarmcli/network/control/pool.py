@@ -67,11 +67,6 @@ class ControlPool:
         pair = self._pairs.get(peer)
         return pair.current if pair is not None else None
 
-    def round_trip(self, peer: PeerID) -> float | None:
-        """See Endpoint.round_trip."""
-        channel = self.current(peer)
-        return channel.round_trip if channel is not None else None
-
     def ping_time(self, peer: PeerID) -> float | None:
         """See Endpoint.ping_time."""
         channel = self.current(peer)
@@ -87,13 +82,8 @@ class ControlPool:
             return _horizon(channel.connection)
         return self._farthest
 
-    def prefix(self, peer: PeerID) -> Prefix | None:
-        """See Endpoint.prefix."""
-        channel = self.current(peer)
-        return channel.prefix if channel is not None else None
-
     def prefix_of(self, connection: Connection) -> Prefix:
-        """The same for one connection."""
+        """See Endpoint.prefix; for one connection."""
         relay = parse_address(connection.remote_address).relay if connection.relayed else None
         through = self.current(relay) if relay is not None else None
         if through is not None and not through.connection.relayed:

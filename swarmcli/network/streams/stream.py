@@ -75,7 +75,7 @@ class Stream:
         self._reader: _Reader | None = None
         self._arriving: _Arrived | None = None  # its payload is being read
         self._paused = False
-        self._starved = False  # a payload waits for memory
+        self.starved = False  # a payload waits until there is memory: the budget is used up, and nobody receives
         self._account = account
         self._finished = False  # nothing more is sent from here
         self._error: Exception | None = None  # what `receive` raises once the queue is empty
@@ -182,7 +182,7 @@ class Stream:
 
     def _resume(self) -> None:
         if self._paused:
-            self._paused = self._starved = False
+            self._paused = self.starved = False
             self._connection.resume_reading()
 
     def _raise(self, error: Exception | None) -> None:
@@ -192,14 +192,9 @@ class Stream:
 
     # For the channel
 
-    @property
-    def starved(self) -> bool:
-        """Whether a payload waits until there is memory for it: the budget is used up, and nobody receives."""
-        return self._starved
-
     def try_again(self) -> None:
         """There may be memory now."""
-        if self._starved:
+        if self.starved:
             self._resume()
 
     def payload_buffer(self, piece: IncomingPiece, size: int) -> memoryview | None:
@@ -210,7 +205,7 @@ class Stream:
         reader = self._reader
         if reader is None or reader.arrived.done() or self._queue or reader.into is None:
             if not self._account.charge(size):
-                self._paused = self._starved = True
+                self._paused = self.starved = True
                 self._connection.pause_reading()
                 return None
             # The system gives the pages as the bytes come in, so a header alone costs next to nothing.

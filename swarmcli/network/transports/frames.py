@@ -147,9 +147,7 @@ class FrameWriter:
         self.bulk = False  # frames wait for their turns where the way out is limited
         self.mid_frame = False  # a frame is written in part: nothing else may be written
         self.turn = asyncio.Lock()  # frames do not interleave; whoever asks first writes first
-        self._limits = limits
-        self._on_torn = on_torn
-        self.way = way
+        self._limits, self._on_torn, self.way = limits, on_torn, way
         self._error: Exception | None = None
         self._writable = asyncio.Event()
         self._writable.set()

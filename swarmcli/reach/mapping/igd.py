@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from swarmcli.reach.mapping.gateway import (
-    LEASE,
-    Gateway,
-    GatewayError,
-    GatewayRefused,
-    Mapping,
-    MethodName,
-    outer_host,
-)
+from swarmcli.reach.mapping.gateway import LEASE, Gateway, GatewayError, GatewayRefused, Mapping, MethodName, outer_host
 
 if TYPE_CHECKING:
     from async_upnp_client.client import UpnpService

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from swarmcli.reach.mapping.gateway import (
-    Family,
-    Gateway,
-    GatewayError,
-    Mapping,
-    Method,
-    default_gateway,
-)
+from swarmcli.network.loop_thread import set_within
+from swarmcli.reach.mapping.gateway import Family, Gateway, GatewayError, Mapping, Method, default_gateway
 from swarmcli.reach.mapping.igd import UPnP
 from swarmcli.reach.mapping.pcp import PCP, NatPMP
 
@@ -75,7 +68,10 @@ class PortMapping:
             if first or self.current != before:
                 first, before = False, self.current
                 yield self.current
-            await self._pause()
+            seconds = SEARCH if self.current is None else RETRY if self._failures else RENEW
+            await asyncio.sleep(SPACING)
+            await set_within(self._asked_again, seconds - SPACING)
+            self._asked_again.clear()
 
     def refresh(self) -> None:
         """Asks again soon: after a wake-up, a change of interfaces, or a dial from outside that failed."""
@@ -137,11 +133,3 @@ class PortMapping:
 
     def _lose(self, problem: str) -> None:
         self.current, self._method, self._failures, self.problem = None, None, 0, problem
-
-    async def _pause(self) -> None:
-        seconds = SEARCH if self.current is None else RETRY if self._failures else RENEW
-        await asyncio.sleep(SPACING)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds - SPACING):
-                await self._asked_again.wait()
-        self._asked_again.clear()

@@ -7,18 +7,8 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
+from swarmcli.reach.mapping import packets
 from swarmcli.reach.mapping.gateway import LEASE, Gateway, GatewayError, Mapping, MethodName, outer_host
-from swarmcli.reach.mapping.packets import (
-    NONCE_BYTES,
-    SERVER_PORT,
-    Granted,
-    pcp_granted,
-    pcp_map_question,
-    pmp_address,
-    pmp_address_question,
-    pmp_granted,
-    pmp_map_question,
-)
 
 WAITS = (0.25, 0.5, 1.0)  # seconds for an answer, each after the question was sent once more (RFC 6886, section 3.1)
 MAX_WAITING_ANSWERS = 8  # datagrams that are not read yet; further ones are dropped
@@ -31,11 +21,11 @@ class PCP:
 
     name: MethodName = "PCP"
 
-    def __init__(self, gateway: Gateway, server_port: int = SERVER_PORT) -> None:
+    def __init__(self, gateway: Gateway, server_port: int = packets.SERVER_PORT) -> None:
         self._gateway = gateway
         self._server_port = server_port
         # Whoever shows the nonce of a mapping may change it: it stays the same as long as we ask this gateway.
-        self._nonce = os.urandom(NONCE_BYTES)
+        self._nonce = os.urandom(packets.NONCE_BYTES)
 
     async def ask(self, port: int, wanted: int) -> Mapping:
         granted = await self._map(port, wanted, LEASE)
@@ -46,10 +36,10 @@ class PCP:
     async def withdraw(self, port: int) -> None:
         await self._map(port, 0, 0)
 
-    async def _map(self, port: int, wanted: int, seconds: int) -> Granted:
-        question = pcp_map_question(self._gateway.local, port, wanted, seconds, self._nonce)
+    async def _map(self, port: int, wanted: int, seconds: int) -> packets.Granted:
+        question = packets.pcp_map_question(self._gateway.local, port, wanted, seconds, self._nonce)
         return await exchange(
-            self._gateway, self._server_port, question, lambda answer: pcp_granted(answer, port, self._nonce)
+            self._gateway, self._server_port, question, lambda answer: packets.pcp_granted(answer, port, self._nonce)
         )
 
 
@@ -58,19 +48,21 @@ class NatPMP:
 
     name: MethodName = "NAT-PMP"
 
-    def __init__(self, gateway: Gateway, server_port: int = SERVER_PORT) -> None:
+    def __init__(self, gateway: Gateway, server_port: int = packets.SERVER_PORT) -> None:
         self._gateway = gateway
         self._server_port = server_port
 
     async def ask(self, port: int, wanted: int) -> Mapping:
-        host = await self._exchange(pmp_address_question(), pmp_address)
-        granted = await self._exchange(pmp_map_question(port, wanted, LEASE), lambda answer: pmp_granted(answer, port))
+        host = await self._exchange(packets.pmp_address_question(), packets.pmp_address)
+        granted = await self._exchange(
+            packets.pmp_map_question(port, wanted, LEASE), lambda answer: packets.pmp_granted(answer, port)
+        )
         if granted.seconds == 0:
             raise GatewayError("it granted the port for no time")
         return Mapping(outer_host(host), granted.port, self.name, self._gateway.host)
 
     async def withdraw(self, port: int) -> None:
-        await self._exchange(pmp_map_question(port, 0, 0), lambda answer: pmp_granted(answer, port))
+        await self._exchange(packets.pmp_map_question(port, 0, 0), lambda answer: packets.pmp_granted(answer, port))
 
     async def _exchange(self, question: bytes, read: Callable[[bytes], T | None]) -> T:
         return await exchange(self._gateway, self._server_port, question, read)

@@ -54,9 +54,7 @@ class Shared:
     limits: Limits
     rates: LinkRates = field(default_factory=LinkRates)  # without limits where somebody else's connections carry these
     live: set[TCPConnection] = field(default_factory=set)  # with an open socket
-    refusals: Counter[str] = field(
-        default_factory=Counter
-    )  # connections that ended by a broken rule, by the error's class
+    refusals: Counter[str] = field(default_factory=Counter)  # connections that broke a rule, by the error's class
     encrypted: memoryview = field(default_factory=lambda: memoryview(bytearray(256 << 10)))
     decrypted: memoryview = field(default_factory=lambda: memoryview(bytearray(16 << 10)))  # one TLS record
     heads: dict[TCPConnection, int] = field(default_factory=dict)  # bytes of large messages under way, oldest first
@@ -109,9 +107,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         """`greeting` is begun when the TLS handshake is complete; `on_made` is called when the socket is there.
         `relayed`: what stands for the socket leads through another peer."""
         loop = asyncio.get_running_loop()
-        self.dialed = dialed
-        self.relayed = relayed
-        self.punched = punched
+        self.dialed, self.relayed, self.punched = dialed, relayed, punched
         self.observed_address: str | None = None
         self.remote_address = "tcp://unknown"
         self.prefix = prefix_of("unknown")
@@ -225,7 +221,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._advance_handshake()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._way_in.limit is not None and self._is_bulk:
+        if self._way_in.limit is not None and self._writer.bulk:
             return self._shared.encrypted[: self._way_in.piece]
         return self._shared.encrypted
 
@@ -350,14 +346,10 @@ class TCPConnection(asyncio.BufferedProtocol):
             logger.exception("a receiver failed; its connection with %s is closed", self.peer_id.short)
             self._end_in_order(ConnectionLost(f"closed by us: {error!r}"), "internal error")
 
-    @property
-    def _is_bulk(self) -> bool:
-        return self._writer.bulk
-
     def _hold_back(self) -> None:
         """Stops reading a bulk connection where more has come than may, until its turn: then the system's buffer fills
         up, and the other end has to wait."""
-        if self._is_bulk and self._phase is Phase.OPEN and not self._way_in.is_open:
+        if self._writer.bulk and self._phase is Phase.OPEN and not self._way_in.is_open:
             self._held_back = True
             self._socket.pause_reading()
             self._way_in.when_open(self, self._its_turn)
@@ -374,7 +366,7 @@ class TCPConnection(asyncio.BufferedProtocol):
     def follow_rates(self) -> None:
         """The limits may have changed."""
         limit = self._way_in.limit
-        if self._is_bulk and self._phase is Phase.OPEN:
+        if self._writer.bulk and self._phase is Phase.OPEN:
             self._reader.may_sleep = limit is None
             bound_window(self._socket.get_extra_info("socket"), None if limit is None else int(limit * _WINDOW))
 

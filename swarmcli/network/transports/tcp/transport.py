@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import ssl
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -27,26 +27,18 @@ from swarmcli.errors import (
     WrongPeerError,
 )
 from swarmcli.network.addresses import Address, Scheme, parse_address
-from swarmcli.network.budgets import HANDSHAKE_RATE, SHARED_HANDSHAKE_RATE
-from swarmcli.network.descriptors import allow_descriptors
+from swarmcli.network.budgets import HANDSHAKE_RATE, SHARED_HANDSHAKE_RATE, allow_descriptors
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.ledger import Ledger
 from swarmcli.network.limits import DIAL_STAGGER, Limits
+from swarmcli.network.loop_thread import set_within
 from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import Prefix, prefix_of
 from swarmcli.network.task_owner import tell_fault
-from swarmcli.network.token_bucket import TokenBucket
+from swarmcli.network.token_bucket import TokenBuckets
 from swarmcli.network.transports.base import Accept, Connection, Family, Purpose
+from swarmcli.network.transports.tcp import handshake
 from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
-from swarmcli.network.transports.tcp.handshake import (
-    Greeting,
-    certified_peer,
-    check_listener,
-    dialer_context,
-    greet_dialer,
-    greet_listener,
-    listener_context,
-)
 from swarmcli.network.transports.tcp.interfaces import announced_addresses
 from swarmcli.network.transports.tcp.local_port import TCPLocalPort
 from swarmcli.network.transports.tcp.tls import TLSEngine
@@ -87,7 +79,7 @@ class TCPTransport:
         self._shared = Shared(limits)
         self.rates = self._shared.rates
         self.rates.on_change = self._shared.follow_rates
-        self._dialer_context = dialer_context()
+        self._dialer_context = handshake.dialer_context()
         self._pending: dict[TCPConnection, float] = {}  # incoming, handshake under way → when it came; oldest first
         self._handshakes = Ledger(limits.budgets.handshakes)  # of these
         self._rates = _HandshakeRates()
@@ -97,7 +89,7 @@ class TCPTransport:
 
     @cached_property
     def _listener_context(self) -> ssl.SSLContext:
-        return listener_context(self.identity)
+        return handshake.listener_context(self.identity)
 
     @property
     def refusals(self) -> Counter[str]:
@@ -196,17 +188,15 @@ class TCPTransport:
             patience = since + self.limits.handshake_grace - asyncio.get_running_loop().time()
             if patience <= 0:
                 oldest.refuse("too many handshakes", _TOO_MANY)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(patience if patience > 0 else None):
-                    await self._room.wait()
+            await set_within(self._room, patience if patience > 0 else None)
 
     def _listening(
         self, *, on_made: Callable[[TCPConnection], None] | None = None, punched: bool = False
     ) -> TCPConnection:
         """A connection of which this end does not lead the handshake."""
 
-        def greet(engine: TLSEngine) -> Greeting:
-            return greet_dialer(self.identity, connection.remote_address, self.membership)
+        def greet(engine: TLSEngine) -> handshake.Greeting:
+            return handshake.greet_dialer(self.identity, connection.remote_address, self.membership)
 
         engine = TLSEngine(self._listener_context, server_side=True)
         connection = TCPConnection(engine, greet, self._shared, dialed=False, punched=punched, on_made=on_made)
@@ -239,7 +229,9 @@ class TCPTransport:
     # ---- dialing
 
     async def dial(self, address: str, expected: PeerID | None, purpose: Purpose, timeout: float) -> Connection:
-        place = _parse_tcp(address)
+        place = parse_address(address)
+        if place.scheme != "tcp":
+            raise AddressError(f"{address!r} is no address of this transport: expected tcp://host:port")
         if expected is not None and place.peer_id not in (None, expected):
             raise WrongPeerError(f"{address} is not an address of peer {expected.short}…", address=address)
         steps: list[ConnectStep] = ["name resolution"]  # how far it has come
@@ -270,10 +262,10 @@ class TCPTransport:
     def _leading(self, expected: PeerID | None, purpose: Purpose, *, punched: bool = False) -> TCPConnection:
         """A connection of which this end leads the handshake."""
 
-        def greet(engine: TLSEngine) -> Greeting:
-            listener = certified_peer(engine.peer_certificate)
-            check_listener(listener, expected, self.identity.peer_id)
-            return greet_listener(self.identity, listener, purpose, self.membership)
+        def greet(engine: TLSEngine) -> handshake.Greeting:
+            listener = handshake.certified_peer(engine.peer_certificate)
+            handshake.check_listener(listener, expected, self.identity.peer_id)
+            return handshake.greet_listener(self.identity, listener, purpose, self.membership)
 
         engine = TLSEngine(self._dialer_context, server_side=False)
         return TCPConnection(engine, greet, self._shared, dialed=True, punched=punched)
@@ -337,17 +329,11 @@ class _HandshakeRates:
     """How many handshakes each network may begin per second."""
 
     def __init__(self) -> None:
-        self._buckets: OrderedDict[Prefix, TokenBucket] = OrderedDict()
+        self._own: TokenBuckets[Prefix] = TokenBuckets(*HANDSHAKE_RATE, _MOST_PREFIXES)
+        self._shared: TokenBuckets[Prefix] = TokenBuckets(*SHARED_HANDSHAKE_RATE, _MOST_PREFIXES)
 
     def take(self, prefix: Prefix, now: float) -> bool:
-        bucket = self._buckets.get(prefix)
-        if bucket is None:
-            bucket = TokenBucket(*(SHARED_HANDSHAKE_RATE if prefix.shared else HANDSHAKE_RATE))
-            self._buckets[prefix] = bucket
-        self._buckets.move_to_end(prefix)
-        if len(self._buckets) > _MOST_PREFIXES:
-            self._buckets.popitem(last=False)
-        return bucket.take_now(1, now)
+        return (self._shared if prefix.shared else self._own).of(prefix).take_now(1, now)
 
 
 def _host_of(connected: socket.socket) -> str:
@@ -367,13 +353,6 @@ def _why(error: OSError, step: ConnectStep, timeout: float) -> str:
     if error.errno and str(error.strerror).startswith("Connect call failed"):  # asyncio's words, with the address again
         return os.strerror(error.errno)
     return error.strerror or str(error)
-
-
-def _parse_tcp(text: str) -> Address:
-    address = parse_address(text)
-    if address.scheme != "tcp":
-        raise AddressError(f"{text!r} is no address of this transport: expected tcp://host:port")
-    return address
 
 
 def _is_ip_address(host: str) -> bool:
