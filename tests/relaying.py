@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from swarmcli.dht import DHTNode
-from swarmcli.dht.relay_directory import RelayDirectory
+from swarmcli.dht.joining import RelayDirectory
 from swarmcli.reach.circuits import RelayTransport
 from swarmcli.reach.relaying import Relay, RelayBudgets
 from swarmcli.reach.relays import Relays

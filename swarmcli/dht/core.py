@@ -9,24 +9,15 @@ from typing import TypeVar
 
 import msgspec
 
+from swarmcli import errors
 from swarmcli.dht import messages
-from swarmcli.dht.hearsay import Hearsay
 from swarmcli.dht.limits import DHTLimits
-from swarmcli.dht.lookup import Ask, Lookup, traverse
+from swarmcli.dht.lookup import Ask, Hearsay, Lookup, traverse
 from swarmcli.dht.messages import FindReply, FindRequest, Question
 from swarmcli.dht.records import Record, id_to_bytes, key_id
 from swarmcli.dht.routing import Contact, Contacts, of_own_network, spread
 from swarmcli.dht.schema import RecordChecker, RecordValidator
 from swarmcli.dht.storage import OWN, Storage, Verdict, Writer
-from swarmcli.errors import (
-    CallRefused,
-    ConnectionLost,
-    NetworkError,
-    ProtocolViolation,
-    RemoteError,
-    UnknownMethod,
-    ValidationError,
-)
 from swarmcli.events import PeerRefused
 from swarmcli.network.addresses import Scope, is_direct, readable
 from swarmcli.network.endpoint import Endpoint
@@ -178,7 +169,7 @@ class NodeCore:
         now = self.now()
         try:
             self.checker.check(record, now)
-        except ValidationError:
+        except errors.ValidationError:
             return Verdict.REFUSED
         return self.storage.put(record, now, writer)
 
@@ -191,9 +182,9 @@ class NodeCore:
                 await asyncio.sleep(0)
             try:
                 if key_id(record.key) != target:
-                    raise ValidationError("bounds: the record belongs to another key than was asked for")
+                    raise errors.ValidationError("bounds: the record belongs to another key than was asked for")
                 self.checker.check(record, now)
-            except ValidationError as error:
+            except errors.ValidationError as error:
                 self.report(source, "record", f"sent a record that does not count: {error}")
             else:
                 good.append(record)
@@ -262,12 +253,12 @@ class NodeCore:
         request = messages.SyncRequest(self.listening, tuple(digests))
         return set((await self._ask(contact, messages.SYNC, request, messages.SyncReply)).wanted)
 
-    def impossible(self, peer: PeerID, reason: str) -> ValidationError:
+    def impossible(self, peer: PeerID, reason: str) -> errors.ValidationError:
         """Reports an impossible answer and bans the contact; the caller raises what is returned. `reason` is one of
         ours, never the peer's words."""
         self.contacts.ban(peer, self.loop_time())
         self.report(peer, reason, f"sent an impossible message: {reason}")
-        return ValidationError(reason)
+        return errors.ValidationError(reason)
 
     def _neighbours(self, contact: Contact, neighbours: Sequence[Contact], most: int) -> Sequence[Contact]:
         if len(neighbours) > most:
@@ -288,7 +279,7 @@ class NodeCore:
         """Like `_call`; a contact known from hearsay is a contact from now on, since it has answered."""
         peer = contact.peer_id
         if self.contacts.is_banned(peer, self.loop_time()):
-            raise ValidationError("the peer has sent impossible messages")
+            raise errors.ValidationError("the peer has sent impossible messages")
         if not self.endpoint.is_connected(peer):
             self.endpoint.learn(peer, contact.addresses, horizon=Scope.HOST)  # judged when it was heard
         answer = await self._call(peer, method, request, reply)
@@ -300,21 +291,21 @@ class NodeCore:
         try:
             try:
                 return await call()
-            except ProtocolViolation:
+            except errors.ProtocolViolation:
                 raise
-            except ConnectionLost:
+            except errors.ConnectionLost:
                 # Once more on a new connection: asking or storing twice is the same as once, and a connection may
                 # end because the peer gave it up for another.
                 return await call()
-        except (CallRefused, RemoteError):
+        except (errors.CallRefused, errors.RemoteError):
             raise
-        except UnknownMethod:  # it is no node of the hash table any more: nobody can dial it
+        except errors.UnknownMethod:  # it is no node of the hash table any more: nobody can dial it
             self.contacts.withdrawn(peer)
             raise
-        except ProtocolViolation:
+        except errors.ProtocolViolation:
             self.contacts.ban(peer, self.loop_time())
             raise
-        except NetworkError:
+        except errors.NetworkError:
             self.contacts.gone(peer, self.loop_time())
             raise
 

@@ -28,7 +28,6 @@ from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.reach.mapping import PortMapping
 from swarmcli.reach.reach import Reach, ReachOptions
 from swarmcli.reach.relaying import RelayBudgets
-from swarmcli.reach.verdict import Family
 
 logger = logging.getLogger(__name__)
 
@@ -197,12 +196,7 @@ class DHT:
 
     @overload
     def store(
-        self,
-        key: str,
-        value: Any,
-        expiration_time: float,
-        subkey: Subkey = None,
-        return_future: Literal[False] = False,
+        self, key: str, value: Any, expiration_time: float, subkey: Subkey = None, return_future: Literal[False] = False
     ) -> bool: ...
     @overload
     def store(
@@ -250,9 +244,7 @@ class DHT:
         self._do(add, False)
 
     def run_coroutine(
-        self,
-        coroutine: Coroutine[Any, Any, T] | Callable[[DHT, DHTNode], Awaitable[T]],
-        return_future: bool = False,
+        self, coroutine: Coroutine[Any, Any, T] | Callable[[DHT, DHTNode], Awaitable[T]], return_future: bool = False
     ) -> T | SwarmFuture[T]:
         """Runs a coroutine, or a function of this DHT and its node that returns one, on the loop thread."""
         if isinstance(coroutine, Coroutine):
@@ -309,7 +301,7 @@ class DHT:
                 undo,
                 options=self._reach_options,
                 relay_budgets=self._relay_budgets,
-                mapping=_port_mapping,
+                mapping=lambda port, family: PortMapping(port, family="ipv6" if family == "IPv6" else "ipv4"),
                 **self._node_options,
             )
             self._ends = undo.pop_all()
@@ -336,7 +328,3 @@ class DHT:
             coroutine.close()
             raise RuntimeError("this DHT is not running; start it with run_in_background()")
         return self._thread.submit(coroutine) if return_future else self._thread.run(coroutine)
-
-
-def _port_mapping(port: int, family: Family) -> PortMapping:
-    return PortMapping(port, family="ipv6" if family == "IPv6" else "ipv4")

@@ -37,11 +37,7 @@ class FirstContacts:
     """One search for somebody who answers."""
 
     def __init__(
-        self,
-        core: NodeCore,
-        timeout: float,
-        others: Callable[[], Iterable[str]] = tuple,
-        pauses: Pauses = Pauses(),
+        self, core: NodeCore, timeout: float, others: Callable[[], Iterable[str]] = tuple, pauses: Pauses = Pauses()
     ) -> None:
         """`timeout`: seconds; infinity: the search goes on until somebody answers, and then `others` is asked now and
         then for addresses that were not known before."""

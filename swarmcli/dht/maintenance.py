@@ -17,6 +17,7 @@ from swarmcli.errors import DHTError, NetworkError, OwnAddressError
 from swarmcli.events import Event, PeerDisconnected
 from swarmcli.network.addresses import Scope
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import set_within
 from swarmcli.network.task_owner import keep
 
 _PROBES = 4  # lost contacts tried at a time
@@ -54,23 +55,17 @@ class Maintenance:
                 group.create_task(keep(step, self._core.endpoint.events))
 
     async def _keep_pinging(self) -> None:
-        while True:
-            await self._somebody_to_ping.wait()
-            self._somebody_to_ping.clear()
-            peers, self._to_ping = list(self._to_ping), {}
-            await self._ping(peers)
+        await self._somebody_to_ping.wait()
+        self._somebody_to_ping.clear()
+        peers, self._to_ping = list(self._to_ping), {}
+        await self._ping(peers)
 
     async def _keep_probing(self) -> None:
-        while True:
-            await self._probe()
-            await asyncio.sleep(_BREATHER)
-            until_due = max(0.0, self._core.contacts.next_probe() - self._core.loop_time())
-            pause = min(until_due, self._core.jittered(self._core.limits.probe_interval))
-            try:
-                async with asyncio.timeout(pause):
-                    await self._somebody_lost.wait()
-            except TimeoutError:
-                continue
+        await self._probe()
+        await asyncio.sleep(_BREATHER)
+        until_due = max(0.0, self._core.contacts.next_probe() - self._core.loop_time())
+        pause = min(until_due, self._core.jittered(self._core.limits.probe_interval))
+        if await set_within(self._somebody_lost, pause):
             self._somebody_lost.clear()
 
     async def _keep_exploring(self) -> None:

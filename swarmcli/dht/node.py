@@ -198,7 +198,6 @@ class DHTNode:
     async def shutdown(self) -> None:
         """Ends the node and, if it owns it, the endpoint. Idempotent; leaves no task."""
         self._unsubscribe()
-        self._unsubscribe_own()
         if self._contact_changed in self.core.contacts.listeners:
             self.core.contacts.listeners.remove(self._contact_changed)
         self._service.stop()
@@ -211,11 +210,10 @@ class DHTNode:
     async def _join(self, initial_peers: Sequence[str], first_contacts: FirstContacts) -> None:
         # Before the first call: nodes that are met while joining ask back, and changes of contacts must be noted.
         self.core.contacts.listeners.append(self._maintenance.contact_changed)
-        self._unsubscribe = self.endpoint.events.subscribe(self._maintenance.on_event)
+        self._unsubscribe = self.endpoint.events.subscribe(self._on_event)
         self.core.contacts.listeners.append(self._replicator.contact_changed)
         self.core.contacts.listeners.append(self._contact_changed)
         self._turn()
-        self._unsubscribe_own = self.endpoint.events.subscribe(self._on_event)
         if initial_peers:
             self._maintenance.first_contacts = await first_contacts.find(initial_peers)
             self._moved.clear()  # whoever hears of this node now hears where it is
@@ -228,6 +226,7 @@ class DHTNode:
                 group.create_task(keep(step, self.endpoint.events))
 
     def _on_event(self, event: Event) -> None:
+        self._maintenance.on_event(event)
         if isinstance(event, OwnAddressesChanged):
             self._turn()
             self._moved.set()
@@ -245,10 +244,9 @@ class DHTNode:
 
     async def _keep_introducing(self) -> None:
         """The neighbours hear where this node can be dialed, or that it cannot be any more, as soon as that changes."""
-        while True:
-            await self._moved.wait()
-            self._moved.clear()
-            await self.core.explore(node_id(self.peer_id))
+        await self._moved.wait()
+        self._moved.clear()
+        await self.core.explore(node_id(self.peer_id))
 
     async def _store_records(self, records: list[Record]) -> list[bool]:
         """Whether each was stored; numbers those anew that a record from an earlier life of this owner outranks."""

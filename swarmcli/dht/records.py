@@ -6,7 +6,6 @@ import functools
 import hashlib
 import math
 import struct
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -16,6 +15,7 @@ from swarmcli.dht.limits import DHTLimits
 from swarmcli.errors import ValidationError
 from swarmcli.network import wire
 from swarmcli.network.identity import PEER_ID_BYTES, Identity, PeerID
+from swarmcli.recent import Recent
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -234,7 +234,7 @@ class Author:
         self._identities = {identity.peer_id: identity}
         self._limits = limits
         # (key, subkey) → the last number, and the latest expiration of everything written so far.
-        self._written: OrderedDict[tuple[str, bytes], tuple[int, float]] = OrderedDict()
+        self._written: Recent[tuple[str, bytes], tuple[int, float]] = Recent(_REMEMBERED)
 
     def adopt(self, identity: Identity) -> None:
         """From now on this author also writes what that identity owns."""
@@ -289,10 +289,8 @@ class Author:
 
     def _remember(self, record: Record) -> None:
         place = record.key, record.subkey
-        last, latest = self._written.pop(place, (0, 0.0))
+        last, latest = self._written.get(place, (0, 0.0))
         self._written[place] = max(last, record.sequence), max(latest, record.expiration)
-        if len(self._written) > _REMEMBERED:
-            self._written.popitem(last=False)
 
 
 def sign_record(identity: Identity, record: Record) -> Record:

@@ -8,8 +8,8 @@ what a merge of two halves of the network left behind.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from swarmcli.dht.core import BREATH, NodeCore
@@ -20,6 +20,8 @@ from swarmcli.dht.storage import Verdict
 from swarmcli.dht.writing import deliver
 from swarmcli.errors import DHTError, NetworkError
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import set_within
+from swarmcli.recent import Recent
 
 Work: TypeAlias = dict[PeerID, tuple[Contact, list[int]]]  # with whom to compare, and under which keys
 
@@ -27,7 +29,7 @@ _MOST_REMEMBERED = 16384
 
 
 class Replicator:
-    """Listens to changes in the routing table; `run` does the work until it is cancelled."""
+    """Listens to changes in the routing table; `run` does what is due, again and again (`keep`)."""
 
     def __init__(self, core: NodeCore) -> None:
         self._core = core
@@ -35,7 +37,7 @@ class Replicator:
         self._lost: dict[PeerID, Contact] = {}
         self._news = asyncio.Event()
         # With whom a key was compared last that had to be sent whole, and as what: not every time anew.
-        self._sent: OrderedDict[tuple[PeerID, int], int] = OrderedDict()
+        self._sent: Recent[tuple[PeerID, int], int] = Recent(_MOST_REMEMBERED)
 
     def contact_changed(self, change: Change, contact: Contact) -> None:
         if change != "doubtful":
@@ -46,25 +48,20 @@ class Replicator:
 
     async def run(self) -> None:
         """Waits for news or for the next general comparison."""
-        while True:
-            news = None
-            try:
-                async with asyncio.timeout(self._core.jittered(self._core.limits.sync_interval)):
-                    await self._news.wait()
-            except TimeoutError:
-                pass
-            else:
-                await asyncio.sleep(self._core.limits.sync_delay)  # a newcomer seldom comes alone
-                self._news.clear()
-                news = self._appeared, self._lost
-                self._appeared, self._lost = {}, {}
-                self._forget(news[0].keys())  # they may have started anew
-            if self._core.endpoint.client_mode:
-                continue  # nobody asks this node for what it may still hold
-            for rank, work in sorted((await self._plan(news)).items()):
-                # The nearest replica acts first; when the others compare, there is mostly nothing left to send.
-                await asyncio.sleep(rank * self._core.limits.sync_delay)
-                await self._sync(work)
+        news = None
+        if await set_within(self._news, self._core.jittered(self._core.limits.sync_interval)):
+            await asyncio.sleep(self._core.limits.sync_delay)  # a newcomer seldom comes alone
+            self._news.clear()
+            news = self._appeared, self._lost
+            self._appeared, self._lost = {}, {}
+            for place in [place for place in self._sent if place[0] in news[0]]:  # who may have started anew
+                del self._sent[place]
+        if self._core.endpoint.client_mode:
+            return  # nobody asks this node for what it may still hold
+        for rank, work in sorted((await self._plan(news)).items()):
+            # The nearest replica acts first; when the others compare, there is mostly nothing left to send.
+            await asyncio.sleep(rank * self._core.limits.sync_delay)
+            await self._sync(work)
 
     async def _plan(self, news: tuple[dict[PeerID, Contact], dict[PeerID, Contact]] | None) -> dict[int, Work]:
         """By this node's rank among the replicas of a key: who is to be compared with, and under which keys.
@@ -116,17 +113,7 @@ class Replicator:
                 if id_to_bytes(target) in wanted and self._sent.get((contact.peer_id, target)) != digest:
                     outcomes, _ = await deliver(self._core, contact, storage.records(target))
                     if all(outcome.verdict != Verdict.BUSY for outcome in outcomes):
-                        self._remember(contact.peer_id, target, digest)
-
-    def _remember(self, peer: PeerID, target: int, digest: int) -> None:
-        self._sent[peer, target] = digest
-        self._sent.move_to_end((peer, target))
-        if len(self._sent) > _MOST_REMEMBERED:
-            self._sent.popitem(last=False)
-
-    def _forget(self, peers: Collection[PeerID]) -> None:
-        for peer, target in [place for place in self._sent if place[0] in peers]:
-            del self._sent[peer, target]
+                        self._sent[contact.peer_id, target] = digest
 
 
 def _lost_a_holder(target: int, holders: Sequence[Contact], lost: Iterable[Contact]) -> bool:

@@ -16,6 +16,7 @@ from swarmcli.dht.records import ID_BITS, node_id
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.wire.messages import Addresses
+from swarmcli.recent import Recent
 
 # Of a contact: it is new in the table; it has left it; it was not heard of for long, and a newcomer waits.
 Change: TypeAlias = Literal["appeared", "lost", "doubtful"]
@@ -73,8 +74,8 @@ _prefix_of = lru_cache(maxsize=8192)(prefix_of_address)
 
 @dataclass(slots=True)
 class _Bucket:
+    replacements: Recent[PeerID, Contact]
     contacts: OrderedDict[PeerID, Contact] = field(default_factory=OrderedDict)  # least recently seen first
-    replacements: OrderedDict[PeerID, Contact] = field(default_factory=OrderedDict)
 
 
 _UNKNOWN = Prefix("name", "?")
@@ -93,7 +94,7 @@ class RoutingTable:
         self._networks: dict[PeerID, Prefix | None] = {}  # of the contacts, as they were when they came
         self._own_node = node_id(own)
         self._bucket_size = bucket_size
-        self._buckets = [_Bucket() for _ in range(ID_BITS)]
+        self._buckets = [_Bucket(Recent(bucket_size)) for _ in range(ID_BITS)]
         self._occupied = 0  # one bit per bucket that has contacts
         self._count = 0
 
@@ -127,8 +128,6 @@ class RoutingTable:
             self._count += 1
             return True, None
         bucket.replacements[contact.peer_id] = contact
-        if len(bucket.replacements) > self._bucket_size:
-            bucket.replacements.popitem(last=False)
         return False, next(iter(bucket.contacts.values()))
 
     def make_room(self, contact: Contact) -> Contact | None:
@@ -265,9 +264,8 @@ class Contacts:
         self.table = RoutingTable(own, bucket_size, prefix)
         self.listeners: list[Callable[[Change, Contact], None]] = []
         self._own = own
-        self._limits = limits
-        self._lost: OrderedDict[PeerID, _Lost] = OrderedDict()
-        self._banned: OrderedDict[PeerID, float] = OrderedDict()  # until when, in loop time
+        self._lost: Recent[PeerID, _Lost] = Recent(limits.max_evicted)
+        self._banned: Recent[PeerID, float] = Recent(limits.max_evicted)  # until when, in loop time
 
     def heard_from(self, contact: Contact, now: float) -> None:
         """A peer has called or answered, and this is where it has answered before or says that it is: never what others
@@ -291,8 +289,6 @@ class Contacts:
         lost, successor = self.table.failed(peer)
         if lost is not None:
             self._lost[peer] = _Lost(lost, now + _FIRST_PAUSE, _FIRST_PAUSE)
-            if len(self._lost) > self._limits.max_evicted:
-                self._lost.popitem(last=False)
             self._tell("lost", lost)
         elif known := self._lost.get(peer):
             known.pause = min(4 * known.pause, _LONGEST_PAUSE)
@@ -314,8 +310,6 @@ class Contacts:
         self.gone(peer, now)
         self._lost.pop(peer, None)
         self._banned[peer] = now + _BAN
-        if len(self._banned) > self._limits.max_evicted:
-            self._banned.popitem(last=False)
 
     def is_banned(self, peer: PeerID, now: float) -> bool:
         until = self._banned.get(peer)

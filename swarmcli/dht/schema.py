@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import typing
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, TypeAlias
@@ -27,6 +27,7 @@ from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import NO_SUBKEY, SIGNING_PURPOSE, TOMBSTONE, OwnedSubkey, Record, decode_subkey, decode_value
 from swarmcli.errors import ValidationError
 from swarmcli.network.identity import SIGNATURE_BYTES, verify
+from swarmcli.recent import Recent
 
 Check: TypeAlias = Callable[[Any], None]  # raises ValueError with the first thing that does not fit
 
@@ -198,8 +199,7 @@ class SignatureValidator:
     name = "signature"
 
     def __init__(self, *, remembered: int = 1 << 15) -> None:
-        self._good: OrderedDict[bytes, None] = OrderedDict()
-        self._remembered = remembered
+        self._good: Recent[bytes, None] = Recent(remembered)
         self.verifications = 0  # made so far, those answered from memory not counted
 
     def validate(self, record: Record) -> None:
@@ -222,8 +222,6 @@ class SignatureValidator:
         if not verify(subkey.owner, SIGNING_PURPOSE, record.signature, *record.signed_fields()):
             raise ValidationError(f"the signature is not {subkey.owner.short}'s for this record")
         self._good[digest] = None
-        if len(self._good) > self._remembered:
-            self._good.popitem(last=False)
 
 
 def _check_unowned(record: Record) -> None:

@@ -7,15 +7,55 @@ from collections.abc import Sequence
 
 from swarmcli.dht import messages
 from swarmcli.dht.core import BREATH, NodeCore
+from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.messages import Answer, Outcome
-from swarmcli.dht.metering import Meters
 from swarmcli.dht.records import Record, id_from_bytes, is_owned, key_id
 from swarmcli.dht.routing import Contact
 from swarmcli.dht.storage import Verdict, Writer
 from swarmcli.errors import CallRefused
 from swarmcli.network.identity import PeerID
+from swarmcli.network.prefix import Prefix
+from swarmcli.network.token_bucket import TokenBuckets
 
 _RECORD_WORK = 0.1  # of a question's, for one record in an answer and for one key that is compared
+
+
+_MOST = 4096  # peers and prefixes that are remembered: those that were quiet longest are forgotten first
+
+
+class Meter:
+    """One token bucket per peer, and one per prefix unless strangers share it. Times are the loop's, handed in."""
+
+    def __init__(self, rate: float, burst: float, factor: float, *, most: int = _MOST) -> None:
+        """`factor`: how many times a peer's budget is a prefix's."""
+        self._peers: TokenBuckets[PeerID] = TokenBuckets(rate, burst, most)
+        self._prefixes: TokenBuckets[Prefix] = TokenBuckets(factor * rate, factor * burst, most)
+
+    def take(self, peer: PeerID, prefix: Prefix, amount: float, now: float) -> bool:
+        """Whether both have so much left; counts it if so."""
+        own = self._peers.of(peer)
+        if not own.take_now(amount, now):
+            return False
+        if prefix.shared or self._prefixes.of(prefix).take_now(amount, now):
+            return True
+        own.give_back(amount)
+        return False
+
+    def owe(self, peer: PeerID, prefix: Prefix, amount: float, now: float) -> None:
+        """Counts what has been done already: it is missing later."""
+        self._peers.of(peer).take(amount, now)
+        if not prefix.shared:
+            self._prefixes.of(prefix).take(amount, now)
+
+
+class Meters:
+    """Of one node."""
+
+    def __init__(self, limits: DHTLimits) -> None:
+        factor = limits.prefix_factor
+        self.records = Meter(limits.writes_per_second, limits.write_burst, factor)
+        self.bytes = Meter(limits.bytes_per_second, limits.bytes_burst, factor)
+        self.work = Meter(limits.work_per_second, limits.work_burst, factor)
 
 
 class DHTService:
@@ -65,7 +105,8 @@ class DHTService:
             if answer.more:
                 room = 0  # the message is full: of the other questions not even the keys are looked through
             answers.append(answer)
-        self._owe(peer, _RECORD_WORK * (messages.MAX_RECORDS - left))
+        if work := _RECORD_WORK * (messages.MAX_RECORDS - left):
+            self._meters.work.owe(peer, self._core.writer(peer).prefix, work, self._core.loop_time())
         targets = list(dict.fromkeys(id_from_bytes(question.target) for question in request.questions))
         neighbours = await self._neighbours(peer, targets, request.contacts)
         return messages.FindReply(self._core.instance, neighbours, tuple(answers))
@@ -105,10 +146,6 @@ class DHTService:
         prefix = self._core.writer(peer).prefix
         if not self._meters.work.take(peer, prefix, work, self._core.loop_time()):
             raise CallRefused("busy", "this peer has been asked too much")
-
-    def _owe(self, peer: PeerID, work: float) -> None:
-        if work:
-            self._meters.work.owe(peer, self._core.writer(peer).prefix, work, self._core.loop_time())
 
     def _judge(self, writer: Writer, peer: PeerID, record: Record) -> Outcome:
         verdict = self._core.accept(record, writer)

@@ -383,9 +383,8 @@ class ReadCache:
 
     def __init__(self, limits: DHTLimits) -> None:
         self._limits = limits
-        self._entries: OrderedDict[int, tuple[list[Record], float]] = (
-            OrderedDict()
-        )  # and the loop time of their reading
+        # And the loop time of their reading.
+        self._entries: OrderedDict[int, tuple[list[Record], float]] = OrderedDict()
         self._size = 0
 
     def put(self, number: int, records: Mapping[bytes, Record], loop_time: float) -> None:

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from swarmcli.dht import DHTLimits, DHTNode, messages
+from swarmcli.dht.joining import RelayDirectory
 from swarmcli.dht.records import OwnedSubkey, encode_subkey, key_id, node_id
-from swarmcli.dht.relay_directory import RelayDirectory
 from swarmcli.reach.relay_records import RELAYS_KEY, RelayRecord
 from swarmcli.testing import Swarm
 from swarmcli.testing.adversary.base import LIES, Liar, all_lies

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from swarmcli.dht.hearsay import Hearsay
-from swarmcli.dht.lookup import Lookup
+from swarmcli.dht.lookup import Hearsay, Lookup
 from swarmcli.dht.routing import Contact, spread
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix, prefix_of_address

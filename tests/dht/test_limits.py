@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarmcli.dht.metering import Meter
+from swarmcli.dht.service import Meter
 from swarmcli.network.identity import Identity
 from swarmcli.network.prefix import prefix_of
 

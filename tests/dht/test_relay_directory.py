@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from swarmcli.dht import DHTNode
+from swarmcli.dht.joining import RelayDirectory
 from swarmcli.dht.records import OwnedSubkey, Record, encode_subkey, encode_value, sign_record
-from swarmcli.dht.relay_directory import RelayDirectory
 from swarmcli.dht.storage import Writer
 from swarmcli.network import Identity
 from swarmcli.network.prefix import prefix_of
