@@ -25,7 +25,8 @@ from swarmcli.errors import CallRefused, DHTError, NetworkError
 from swarmcli.events import Event, PeerBanned, PeerRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
-from swarmcli.network.task_owner import TaskOwner, keep
+from swarmcli.network.task_owner import TaskOwner
+from swarmcli.recent import Recent
 from swarmcli.tasks import Bell, on_executor
 
 MAX_BANS = 1024  # that others told of and are remembered, and as many that were found here
@@ -73,7 +74,7 @@ class Bans:
 
     def __init__(self, emit: Callable[[Event], None] = lambda event: None) -> None:
         """`emit` gets a PeerBanned for each new ban."""
-        self.found: OrderedDict[PeerID, Proof] = OrderedDict()  # by this peer, to be told to others
+        self.found: Recent[PeerID, Proof] = Recent(MAX_BANS)  # by this peer, to be told to others
         self._told: OrderedDict[PeerID, PeerID] = OrderedDict()  # culprit → who told it
         self._emit = emit
         self._listeners: dict[Callable[[PeerID], None], None] = {}
@@ -93,8 +94,6 @@ class Bans:
         if culprit not in self.found:
             self.found[culprit] = evidence
             self._told.pop(culprit, None)
-            while len(self.found) > MAX_BANS:
-                self.found.popitem(last=False)
             self._tell(evidence, known)
             self.news.ring()
         return True
@@ -138,8 +137,9 @@ class BanNews:
     def __init__(self, node: DHTNode, run: str) -> None:
         self.bans = Bans(node.endpoint.events.emit)
         self._node, self._run = node, run
+        self.method, self._key = f"bans.tell.{run}", f"{run}.bans"
         self._users = 0
-        self._false: OrderedDict[PeerID, None] = OrderedDict()  # who told something that proves nothing
+        self._false: Recent[PeerID, None] = Recent(MAX_FALSE_TELLERS)  # who told something that proves nothing
         self._read: dict[PeerID, int] = {}  # hashes of the records that were read last
         self._tasks = TaskOwner()
 
@@ -151,17 +151,12 @@ class BanNews:
             news = _SHARED[id(node), run] = cls(node, run)
         return news
 
-    @property
-    def method(self) -> str:
-        return f"bans.tell.{self._run}"
-
     def start(self) -> None:
         """Begins to listen and to tell, for as many users as have called it."""
         self._users += 1
         if self._users == 1:
             self._node.endpoint.serve(self.method, Told, self._hear)
-            for step in (self._keep_telling, self._keep_reading):
-                self._tasks.spawn(keep(step, self._node.endpoint.events))
+            self._tasks.keep(self._node.endpoint.events, self._keep_telling, self._keep_reading)
 
     async def stop(self) -> None:
         """One user less; with the last one it ends. What is known stays, for users to come."""
@@ -192,15 +187,14 @@ class BanNews:
 
     async def _keep_telling(self) -> None:
         """Whoever is connected hears at once, and the hash table again and again."""
-        while True:
-            news = asyncio.ensure_future(self.bans.news.wait())
-            try:
-                if self.bans.found:
-                    self.tell(self._node.endpoint.connected())
-                    await self._publish()
-                await asyncio.wait([news], timeout=LIFETIME / 2 if self.bans.found else None)
-            finally:
-                news.cancel()
+        news = asyncio.ensure_future(self.bans.news.wait())
+        try:
+            if self.bans.found:
+                self.tell(self._node.endpoint.connected())
+                await self._publish()
+            await asyncio.wait([news], timeout=LIFETIME / 2 if self.bans.found else None)
+        finally:
+            news.cancel()
 
     async def _tell_one(self, peer: PeerID, message: Told) -> None:
         try:
@@ -216,10 +210,6 @@ class BanNews:
             logger.debug("bans of %s are not in the hash table: %s", self._run, error)
 
     # What others found
-
-    @property
-    def _key(self) -> str:
-        return f"{self._run}.bans"
 
     async def _hear(self, peer: PeerID, message: Told) -> Heard:
         if peer in self._false or self.bans.is_banned(peer):
@@ -265,15 +255,11 @@ class BanNews:
             if self.bans.is_banned(evidence.culprit):
                 continue
             if not await on_executor(len(piece), evidence.verify):
-                self._distrust(teller)
+                self._false[teller] = None
+                refused = PeerRefused(teller.text, "it accused a peer without proof", what="evidence")
+                self._node.endpoint.events.emit(refused)
                 raise CallRefused("false evidence", "what it shows proves nothing")
             self.bans.take(evidence, teller)
-
-    def _distrust(self, teller: PeerID) -> None:
-        self._false[teller] = None
-        while len(self._false) > MAX_FALSE_TELLERS:
-            self._false.popitem(last=False)
-        self._node.endpoint.events.emit(PeerRefused(teller.text, "it accused a peer without proof", what="evidence"))
 
 
 # By node and run, as long as an averager holds it. It holds its node, so no other node has that id meanwhile.

@@ -299,9 +299,7 @@ class Chronicle:
     def __init__(self, control: StepControl, purpose: str, time: Callable[[], float]) -> None:
         self.seconds: dict[str, float] = {}
         self.group: Group | None = None
-        self._control = control
-        self._purpose = purpose
-        self._time = time
+        self._control, self._purpose, self._time = control, purpose, time
 
     @contextmanager
     def stage(self, stage: AveragingStage) -> Iterator[None]:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from swarmcli.network.identity import PeerID
+from swarmcli.recent import Recent
 
 MAX_NAMED = 32  # slow members in one witness; of more, the slowest
 MAX_SECONDS = 1e6  # that a member may say, of itself or of others: eleven days
@@ -200,7 +200,7 @@ class Sightings:
 
     def __init__(self, options: SeatOptions = SEATS) -> None:
         self._options = options
-        self._records: OrderedDict[PeerID, _Record] = OrderedDict()
+        self._records: Recent[PeerID, _Record] = Recent(MAX_PEERS)
         self._pace = self._quickest = 0.0
         self._reduces = False
         self._ended: float | None = None  # loop time of the last round that committed
@@ -245,8 +245,8 @@ class Sightings:
         if not self._reduces:
             return None
         named = [
-            Sighting(peer, self._seconds(record, now), min(record.pace, MAX_PACE), record.counted)
-            for peer, record in self._records.items()
+            Sighting(peer, min(each.recent) if now < each.named_until else 0.0, min(each.pace, MAX_PACE), each.counted)
+            for peer, each in self._records.items()
             if self._is_named(peer, now)
         ]
         slowest = sorted(named, key=lambda each: -each.seconds)[:MAX_NAMED]
@@ -256,15 +256,8 @@ class Sightings:
         record = self._records[peer]
         return record.said_slow or now < record.named_until
 
-    @staticmethod
-    def _seconds(record: _Record, now: float) -> float:
-        return min(record.recent) if now < record.named_until else 0.0
-
     def _record(self, peer: PeerID) -> _Record:
-        record = self._records.pop(peer, None) or _Record()
-        self._records[peer] = record  # the last one that was seen comes last
-        while len(self._records) > MAX_PEERS:
-            self._records.popitem(last=False)
+        record = self._records[peer] = self._records.get(peer) or _Record()
         return record
 
 

@@ -27,9 +27,7 @@ class CoreRunner(Generic[C]):
 
     def __init__(self, name: str, shutdown_timeout: float, *, daemon: bool = True) -> None:
         """`daemon`: the end of the main thread ends this too; otherwise the process lives until `shutdown`."""
-        self._name = name
-        self._shutdown_timeout = shutdown_timeout
-        self._daemon = daemon
+        self._name, self._shutdown_timeout, self._daemon = name, shutdown_timeout, daemon
         self._over = threading.Event()
         self._thread: LoopThread | None = None
         self._starting: SwarmFuture[C] | None = None

@@ -7,10 +7,10 @@ evidence, and ends in a ban (`bans.py`).
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from swarmcli.network.identity import PeerID
+from swarmcli.recent import Recent
 
 FIRST, LONGEST = 1, 16  # groups without a seat: after the first doubt, and at most; doubled with each further one
 SECONDS_PER_GROUP = 1.0  # for which an epoch waits for the samples of a doubted peer, instead of each group without it
@@ -29,7 +29,7 @@ class Suspicions:
     without that where no group can go well: those who are left may have nothing to average."""
 
     def __init__(self) -> None:
-        self._doubts: OrderedDict[PeerID, _Doubt] = OrderedDict()
+        self._doubts: Recent[PeerID, _Doubt] = Recent(MAX_SUSPECTS)
 
     def note(self, peer: PeerID, reason: str, *, lost: bool = False) -> None:
         """This peer gives cause for doubt: no seat in the next group, and in twice as many each further time.
@@ -37,11 +37,9 @@ class Suspicions:
         `lost`: the connection with it broke meanwhile, as when its address changes. That costs it no seat, unless it
         was in doubt already: whoever breaks its connections again and again gains nothing by it.
         """
-        known = self._doubts.pop(peer, None)
+        known = self._doubts.get(peer)
         groups = FIRST if known is None else min(2 * known.groups, LONGEST)
         self._doubts[peer] = _Doubt(reason, groups, 0 if lost and known is None else groups)
-        while len(self._doubts) > MAX_SUSPECTS:
-            self._doubts.popitem(last=False)
 
     def is_suspect(self, peer: PeerID) -> bool:
         """Whether it is to have no seat in the next group."""

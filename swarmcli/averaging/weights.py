@@ -14,12 +14,13 @@ Groups of fewer than four members with weight are left as they are: among two or
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarmcli.averaging.config import MIN_WEIGHT
 from swarmcli.network.identity import PeerID
+from swarmcli.recent import Recent
 
 LEAST = 4  # members with weight, from which on anything is bounded
 FIRST, GROWTH = 2.0, 4.0  # times the median, of anybody; and times what was seen of a peer in its last rounds
@@ -82,7 +83,7 @@ class Experience:
     """What one averager has seen others contribute: by that it says, where it leads, what to expect of them."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[PeerID, deque[float]] = OrderedDict()  # weights of its last rounds, in medians of each
+        self._seen: Recent[PeerID, deque[float]] = Recent(MAX_PEERS)  # weights of its last rounds, in medians of each
 
     def note(self, weights: Mapping[PeerID, float]) -> None:
         """A round has committed, in which so much was counted of each."""
@@ -91,11 +92,8 @@ class Experience:
             return
         median = _least_median(sorted(counted.values()), 0)
         for peer, weight in counted.items():
-            seen = self._seen.pop(peer, None) or deque(maxlen=REMEMBERED)
+            seen = self._seen[peer] = self._seen.get(peer) or deque(maxlen=REMEMBERED)
             seen.append(weight / median)
-            self._seen[peer] = seen
-        while len(self._seen) > MAX_PEERS:
-            self._seen.popitem(last=False)
 
     def ramps(self, members: Iterable[PeerID]) -> dict[PeerID, float]:
         """Of those of a group. Nobody is new where fewer than three are known: then all are."""

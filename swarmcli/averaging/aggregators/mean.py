@@ -88,9 +88,7 @@ class _MeanOfPart:
     def _add(self, values: torch.Tensor, weight: float) -> None:
         factor, total = weight / self._unit, self._total
         if self._begun:
-            total.add_(
-                values.to(total.dtype) * factor
-            )  # not with alpha=: that would round once where others round twice
+            total.add_(values.to(total.dtype) * factor)  # not with alpha=, which rounds once where others round twice
         elif values.dtype is total.dtype:
             torch.mul(values, factor, out=total)
         else:

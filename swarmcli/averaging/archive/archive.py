@@ -125,12 +125,7 @@ class RoundArchive:
         for _ in range(_LATE_TRIES):
             try:
                 kept = await self.fetch(
-                    donors,
-                    plan.layout,
-                    group_id=group.group_id,
-                    plan=plan,
-                    digest=digest,
-                    timeout=_LATE_DOWNLOAD,
+                    donors, plan.layout, group_id=group.group_id, plan=plan, digest=digest, timeout=_LATE_DOWNLOAD
                 )
                 return kept.averages, tuple(kept.parts(plan))
             except StateDownloadError:
@@ -167,13 +162,11 @@ class RoundArchive:
             if file is not None:
                 file.close()
         while len(self._rounds) > self._keep:
-            self._recycle(self._rounds.popleft().file)
-
-    def _recycle(self, file: UnnamedFile) -> None:
-        if file.in_use:
-            file.close()  # the mapping of whoever is still being served outlives that
-        else:
-            self._spare.append(file)
+            oldest = self._rounds.popleft().file
+            if oldest.in_use:
+                oldest.close()  # the mapping of whoever is still being served outlives that
+            else:
+                self._spare.append(oldest)
 
     def _tell(self, reason: str) -> None:
         if not self._said:

@@ -10,7 +10,6 @@ Everyone who judges computes the average again; nobody's word counts. The work i
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -108,7 +107,7 @@ class Case:
         about = self.statement.about(self.terms.part)
         if about is None or not self.statement.is_by(self.reducer, self.where):
             return False
-        return about == (self._digest(self.senders, self.weights), inputs_hash(self.inputs))
+        return about == (digest_of(self.terms.part, self.senders, self.weights, self.average), inputs_hash(self.inputs))
 
     def is_complete(self) -> bool:
         """Whether it can be judged: all is here that the reducer signed for."""
@@ -148,9 +147,6 @@ class Case:
         if is_equal(self.terms, redone, values) or is_within(self.terms, redone, values, TRUE_WITHIN):
             return Verdict.TRUE
         return Verdict.UNCLEAR if is_within(self.terms, redone, values, tolerances) else Verdict.FALSE
-
-    def _digest(self, senders: Sequence[int], weights: Sequence[float]) -> bytes:
-        return digest_of(self.terms.part, senders, weights, self.average)
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,7 @@ from __future__ import annotations
 import asyncio
 
 from swarmcli.averaging.consensus.acceptor import RoundVotes
-from swarmcli.averaging.consensus.messages import (
-    Compare,
-    CompareAnswer,
-    Confirm,
-    ConfirmAnswer,
-    Decided,
-    Prepared,
-)
+from swarmcli.averaging.consensus.messages import Compare, CompareAnswer, Confirm, ConfirmAnswer, Decided, Prepared
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.consensus.strangers import Confirms
 from swarmcli.errors import NetworkError

@@ -16,20 +16,9 @@ from collections.abc import Collection
 import msgspec
 
 from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.consensus import messages
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.comparing import gather_confirms
-from swarmcli.averaging.consensus.messages import (
-    MAX_WORDS,
-    AbsenceNotice,
-    Decided,
-    Decision,
-    Noted,
-    OutcomeAnswer,
-    OutcomeQuestion,
-    PrepareAnswer,
-    PresenceAnswer,
-    VoteMessage,
-)
 from swarmcli.averaging.consensus.presence import AT_ONCE, PAUSES, Attendance, Mates
 from swarmcli.averaging.consensus.proposer import BallotZero, Parts, Proposer
 from swarmcli.errors import CallRefused, NetworkError
@@ -70,7 +59,7 @@ class Agreement:
         self._passed = set(lost)  # leaders that did nothing, and members that were too slow here or in the try before
         self._proposer = Proposer(mates, votes, parts, self._passed)
         self._attendance = Attendance(mates, options.to_begin)
-        self._absent: asyncio.Queue[AbsenceNotice] = asyncio.Queue()  # of what the others are to hear
+        self._absent: asyncio.Queue[messages.AbsenceNotice] = asyncio.Queue()  # of what the others are to hear
         self._cut_off: asyncio.Queue[int] = asyncio.Queue()  # members whose connection over a relay has ended
         self._lost, self._unreachable = lost, unreachable
         self._zero = BallotZero(mates, votes) if mates.me == 0 else None
@@ -87,7 +76,7 @@ class Agreement:
 
     # What happens here
 
-    async def run(self) -> Decision | None:
+    async def run(self) -> messages.Decision | None:
         """Takes part until the outcome is known, or (None) known to stay unknown here."""
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -111,7 +100,7 @@ class Agreement:
         notice that by itself.
         """
         signature = None if digest is None else self._votes.vote_zero(digest)
-        vote = VoteMessage(self._mates.group.group_id, digest, reason, signature)
+        vote = messages.VoteMessage(self._mates.group.group_id, digest, reason, signature)
         self._gathered.set()
         self._unreachable.update(slow)
         self._passed.update(slow)
@@ -134,11 +123,11 @@ class Agreement:
 
     # What comes from others
 
-    def hear(self, voter: int, vote: VoteMessage) -> None:
+    def hear(self, voter: int, vote: messages.VoteMessage) -> None:
         """A vote has arrived. Raises CallRefused unless this member leads, and for one that nobody may cast."""
         if self._zero is None:
             raise CallRefused("not leading", "votes go to the leader")
-        if vote.digest is not None and voter in self._mates.auxiliaries:
+        if vote.digest is not None and voter in self._mates.group.auxiliaries:
             raise CallRefused("vote", "an auxiliary accepts what is named to it")
         if self._settled.is_set():
             return
@@ -147,7 +136,7 @@ class Agreement:
             self._announce(voter, vote.reason)
         self._check_zero()
 
-    async def tell_outcome(self, asker: int) -> Decided | None:
+    async def tell_outcome(self, asker: int) -> messages.Decided | None:
         """Answers another member: waits until the outcome is known, or (None) known to stay unknown here."""
         self._attendance.begun[asker].set()
         self._attendance.strangers.discard(asker)
@@ -177,23 +166,23 @@ class Agreement:
         behind = {asker for asker in self._askers & quorum.voters if ranks[asker] > ranks[self._following]}
         return len(behind) + (0 if alone else self._votes.votes) >= quorum.to_decide
 
-    def hear_absence(self, teller: int, notice: AbsenceNotice) -> None:
+    def hear_absence(self, teller: int, notice: messages.AbsenceNotice) -> None:
         """Raises CallRefused unless the teller leads, as seen from here."""
         if self.follows(teller) is not None:
             raise CallRefused("not leading", "only the leader says who is absent")
         if not self._settled.is_set():
             self._parts.absent(notice.member, notice.reason)
 
-    async def prepare(self, proposer: int, ballot: int) -> PrepareAnswer:
+    async def prepare(self, proposer: int, ballot: int) -> messages.PrepareAnswer:
         """Promises once nothing more comes by itself; or says whom this member follows instead."""
         self.note_sign(proposer)
         if self.follows(proposer) is None:
             await self.gathered()
         leader, votes = self.follows(proposer), self._votes
         if leader is not None and votes.decided is None:
-            return PrepareAnswer(promised=votes.acceptor.promised, follows=leader)
+            return messages.PrepareAnswer(promised=votes.acceptor.promised, follows=leader)
         if votes.decided is None and not self._grants_to(proposer):
-            return PrepareAnswer(promised=votes.acceptor.promised)
+            return messages.PrepareAnswer(promised=votes.acceptor.promised)
         answer = votes.prepare(ballot)
         promises = answer.promise is not None or answer.signed is not None or not votes.votes
         if not promises or self._settled.is_set():
@@ -220,7 +209,7 @@ class Agreement:
         """Waits until this member's own exchange has come to its end, or the outcome is known."""
         await _first(self._gathered, self._settled)
 
-    def learn(self, decided: Decided) -> bool:
+    def learn(self, decided: messages.Decided) -> bool:
         """Believes what its votes prove, and is done. Returns whether it does."""
         if self._votes.learn(decided):
             self._settled.set()
@@ -238,10 +227,10 @@ class Agreement:
 
     # Following
 
-    async def _send_vote(self, vote: VoteMessage) -> None:
+    async def _send_vote(self, vote: messages.VoteMessage) -> None:
         for _ in range(1 + _RELAYS):
             try:
-                await self._mates.ask(0, "vote", vote, Noted, self._options.for_reducer)
+                await self._mates.ask(0, "vote", vote, messages.Noted, self._options.for_reducer)
             except NetworkError as error:
                 # The question that waits at the leader ends the same way, and says what follows; unless it is only the
                 # relay that is lost.
@@ -274,16 +263,16 @@ class Agreement:
             self._passed_over.clear()
             self._look_whether_passed_over()
 
-    async def _ask_unless_passed_over(self, leader: int) -> Decided | None:
+    async def _ask_unless_passed_over(self, leader: int) -> messages.Decided | None:
         async with beside(self._ask(leader)) as asking, beside(self._passed_over.wait()) as passed:
             await asyncio.wait([asking, passed], return_when=asyncio.FIRST_COMPLETED)
             return asking.result() if asking.done() else None
 
-    async def _ask(self, member: int) -> Decided | None:
+    async def _ask(self, member: int) -> messages.Decided | None:
         """None: it does not know and never will, or cannot be reached."""
-        question = OutcomeQuestion(self._mates.group.group_id)
+        question = messages.OutcomeQuestion(self._mates.group.group_id)
         try:
-            answer = await self._mates.ask(member, "outcome", question, OutcomeAnswer)
+            answer = await self._mates.ask(member, "outcome", question, messages.OutcomeAnswer)
         except NetworkError:
             return None
         self._votes.note_all(answer.twice)
@@ -348,7 +337,7 @@ class Agreement:
         answer = await self._look_at(member)
         return answer is not None and answer.standing == "running"
 
-    async def _look_at(self, member: int) -> PresenceAnswer | None:
+    async def _look_at(self, member: int) -> messages.PresenceAnswer | None:
         answer = await self._mates.presence(member)
         if answer is not None and answer.decided is not None:
             self.learn(answer.decided)
@@ -433,7 +422,7 @@ class Agreement:
                 self.stop()
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _outcome_of_another_leader(self) -> Decided | None:
+    async def _outcome_of_another_leader(self) -> messages.Decided | None:
         """Where others follow one that goes before, and it can be reached by now, this member follows it too."""
         leader, ranks = self._proposer.follows, self._mates.ranks
         if leader in self._passed:
@@ -460,7 +449,9 @@ class Agreement:
 
     def _announce(self, member: int, reason: str) -> None:
         """Nobody need wait for a member: the reducers above all, who do not notice it by themselves."""
-        self._absent.put_nowait(AbsenceNotice(self._mates.group.group_id, member, reason[:MAX_WORDS]))
+        self._absent.put_nowait(
+            messages.AbsenceNotice(self._mates.group.group_id, member, reason[: messages.MAX_WORDS])
+        )
         self._parts.absent(member, reason)
 
     async def _tell_of_absence(self) -> None:
@@ -471,10 +462,10 @@ class Agreement:
                     if other != notice.member:
                         tasks.create_task(self._tell(other, notice))
 
-    async def _tell(self, other: int, notice: AbsenceNotice) -> None:
+    async def _tell(self, other: int, notice: messages.AbsenceNotice) -> None:
         while True:
             try:
-                await self._mates.ask(other, "absence", notice, Noted, AT_ONCE)
+                await self._mates.ask(other, "absence", notice, messages.Noted, AT_ONCE)
                 return
             except CallRefused:
                 # It has not noticed yet that its leader is gone, which takes up to 20 s for one that is frozen. If it

@@ -53,10 +53,6 @@ class Mates:
         return {index: rank for rank, index in enumerate(order)}
 
     @property
-    def auxiliaries(self) -> frozenset[int]:
-        return frozenset(index for index, member in enumerate(self.group.members) if member.auxiliary)
-
-    @property
     def auxiliary(self) -> bool:
         """Whether this member is one."""
         return self.group.members[self.me].auxiliary

@@ -16,11 +16,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Set
-from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
 
+from swarmcli.averaging.consensus import messages
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.ballots import (
     ZERO,
@@ -35,24 +35,10 @@ from swarmcli.averaging.consensus.ballots import (
 )
 from swarmcli.averaging.consensus.certificate import signed, value_hash
 from swarmcli.averaging.consensus.comparing import gather_confirms
-from swarmcli.averaging.consensus.messages import (
-    MAX_WORDS,
-    Aborted,
-    Again,
-    Certificate,
-    Committed,
-    Decided,
-    Prepare,
-    PrepareAnswer,
-    Prepared,
-    Propose,
-    ProposeAnswer,
-    Report,
-    VoteMessage,
-)
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.consensus.strangers import GuardedProposal, GuardedTally
 from swarmcli.errors import CallRefused, NetworkError
+from swarmcli.network.loop_thread import set_within
 
 # Seconds for a member that is connected and still receives averages, once a majority has promised: at most, and no more
 # than it may be slower than the others.
@@ -74,17 +60,17 @@ class BallotZero:
     def __init__(self, mates: Mates, votes: RoundVotes) -> None:
         self.failed = asyncio.Event()  # it comes to no decision by itself
         self.enough = asyncio.Event()  # in a guarded group: so many have voted, or cannot, that the rest get a moment
-        self.decided: Decided | None = None
+        self.decided: messages.Decided | None = None
         self._began = asyncio.get_running_loop().time()
         self._complete = asyncio.Event()  # nobody else is expected to vote
         self._mates, self._votes = mates, votes
-        self._tally = Tally(len(mates), mates.auxiliaries)
+        self._tally = Tally(len(mates), mates.group.auxiliaries)
         self._guarded = GuardedTally(votes.quorum)
         self._signatures: dict[int, bytes] = {}
         self._ended: set[int] = set()  # who has said how its exchange ended
         self._voted, self._named = asyncio.Event(), asyncio.Event()  # somebody has; the auxiliaries are to be asked
 
-    def hear(self, voter: int, vote: VoteMessage) -> None:
+    def hear(self, voter: int, vote: messages.VoteMessage) -> None:
         """A member holds the result, or says that it does not come to hold it. Its first vote stands.
 
         Raises CallRefused for a vote without the voter's signature.
@@ -93,12 +79,12 @@ class BallotZero:
         if vote.digest is None:
             self.lose(voter)
             return
-        signature, value = vote.signature, Committed(vote.digest)
+        signature, value = vote.signature, messages.Committed(vote.digest)
         if signature is None or not self._votes.is_vote(voter, ZERO, value, signature):
             raise CallRefused("vote", "a vote is signed by the voter")
         if self._votes.guarded is not None:
             self._guarded.accept(voter, vote.digest, signature)
-            self._votes.note(Certificate(ZERO, "vote", value_hash(value), {voter: signature}))
+            self._votes.note(messages.Certificate(ZERO, "vote", value_hash(value), {voter: signature}))
         elif self._votes.acceptor.promised == ZERO:
             self._accept(voter, vote.digest, signature)
         self._look()
@@ -109,38 +95,34 @@ class BallotZero:
         self._guarded.lose(member)
         self._look()
 
-    async def prepared(self) -> Prepared | None:
+    async def prepared(self) -> messages.Prepared | None:
         """In a guarded group: what a quorum has voted for, once the others have had a moment to vote too. None: no
         quorum has voted for one result."""
         await self.enough.wait()
-        with suppress(TimeoutError):
-            moment = min(_FOR_ALL, _SHARE * (asyncio.get_running_loop().time() - self._began))
-            async with asyncio.timeout(moment + self._mates.slowest_round_trip):
-                await self._complete.wait()
+        moment = min(_FOR_ALL, _SHARE * (asyncio.get_running_loop().time() - self._began))
+        await set_within(self._complete, moment + self._mates.slowest_round_trip)
         return self._guarded.prepared
 
     async def ask_auxiliaries(self, heard: Callable[[], None], patience: float) -> None:
         """Names the result to them, once that is needed, or has been held by one for so many seconds while others still
         wait for it; `heard` is called after each answer."""
         await self._voted.wait()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                await self._named.wait()
+        await set_within(self._named, patience)
         digest = self._tally.held_by_most
         if digest is None or self._votes.acceptor.promised > ZERO:
             return
         async with asyncio.TaskGroup() as tasks:
-            for member in sorted(self._mates.auxiliaries):
+            for member in sorted(self._mates.group.auxiliaries):
                 tasks.create_task(self._ask_auxiliary(member, digest, heard))
 
     async def _ask_auxiliary(self, member: int, digest: bytes, heard: Callable[[], None]) -> None:
-        question = Propose(self._mates.group.group_id, ZERO, Committed(digest))
+        question = messages.Propose(self._mates.group.group_id, ZERO, messages.Committed(digest))
         signature: bytes | None = None
         try:
             if member == self._mates.me:
                 signature = self._votes.vote_zero(digest)
             else:
-                signature = (await self._mates.ask(member, "propose", question, ProposeAnswer)).signature
+                signature = (await self._mates.ask(member, "propose", question, messages.ProposeAnswer)).signature
         except NetworkError:
             pass
         valid = signature is not None and self._votes.is_vote(member, ZERO, question.value, signature)
@@ -157,7 +139,7 @@ class BallotZero:
         decision = self._tally.accept(member, digest)
         if decision is not None:
             supporters = {each: self._signatures[each] for each in self._tally.supporters(digest)}
-            self.decided = Decided(decision, signed(supporters, ZERO, "accept", decision))
+            self.decided = messages.Decided(decision, signed(supporters, ZERO, "accept", decision))
 
     def _look(self) -> None:
         if self._votes.guarded is not None:
@@ -174,8 +156,8 @@ class BallotZero:
             return
         # Where most of those with tensors live and lack it, the others are not waited for: they may be what was too
         # slow for these, or hold it alone.
-        lacking = self._ended - self._signatures.keys() - self._mates.auxiliaries
-        if self._tally.hopeless or 2 * len(lacking) >= len(self._mates) - len(self._mates.auxiliaries):
+        lacking = self._ended - self._signatures.keys() - self._mates.group.auxiliaries
+        if self._tally.hopeless or 2 * len(lacking) >= len(self._mates) - len(self._mates.group.auxiliaries):
             self.failed.set()
             return
         # Where the votes of those with tensors may be enough, auxiliaries need not be troubled.
@@ -194,14 +176,14 @@ class Parts(Protocol):
     def patience(self) -> float:
         """Seconds that one member may be slower than the others."""
 
-    def report(self) -> Report: ...
+    def report(self) -> messages.Report: ...
     def holds(self, digest: bytes) -> bool:
         """Whether the whole result of this digest is here."""
 
     async def obtain(self, digest: bytes) -> None:
         """Tries to come to hold this result, by copies of what others hold."""
 
-    def again(self, reports: Mapping[int, Report]) -> Again | None:
+    def again(self, reports: Mapping[int, messages.Report]) -> messages.Again | None:
         """How those who report can try again; None: they cannot."""
 
     def absent(self, member: int, reason: str) -> None:
@@ -224,13 +206,15 @@ class Proposer:
         self._hasty = False
         self._began = 0.0  # the first ballot, by the clock of the loop
 
-    async def attempt(self, give_up: str = "", without: Collection[int] = ()) -> Decided | None:
+    async def attempt(self, give_up: str = "", without: Collection[int] = ()) -> messages.Decided | None:
         """One ballot. `give_up`: why the round is to be given up, if it is. `without`: members that are known not to
         take part. Returns the decision if there is one."""
         seen = max(self._highest, self._votes.acceptor.promised)
         self._highest = ballot_after(seen, self._mates.me, len(self._mates))
         self._began = self._began or asyncio.get_running_loop().time()
-        proposal = self._new_proposal()
+        proposal: Proposal | GuardedProposal = Proposal(self._highest, len(self._mates))
+        if self._votes.guarded is not None:
+            proposal = GuardedProposal(self._highest, self._votes.electorate)
         for member in without:
             proposal.lose(member)
         self._among = set(self._mates.others) - set(without)
@@ -247,22 +231,19 @@ class Proposer:
         value = self._value(proposal, promised, give_up)
         return None if value is None else await self._propose(proposal, value)
 
-    def _new_proposal(self) -> Proposal | GuardedProposal:
-        if self._votes.guarded is None:
-            return Proposal(self._highest, len(self._mates))
-        return GuardedProposal(self._highest, self._votes.electorate)
-
     # Phase 1
 
-    async def _prepare(self, proposal: Proposal | GuardedProposal) -> tuple[Decided | None, dict[int, PrepareAnswer]]:
+    async def _prepare(
+        self, proposal: Proposal | GuardedProposal
+    ) -> tuple[messages.Decided | None, dict[int, messages.PrepareAnswer]]:
         """The decision, if somebody knows it; and what those say who promised. To give up, enough for that will do."""
         self.follows = None
-        prepare = Prepare(self._mates.group.group_id, proposal.ballot)
-        promised: dict[int, PrepareAnswer] = {}
+        prepare = messages.Prepare(self._mates.group.group_id, proposal.ballot)
+        promised: dict[int, messages.PrepareAnswer] = {}
         own = self._votes.prepare(proposal.ballot)
         self._note(proposal, self._mates.me, own, promised)
 
-        def hear(member: int, answer: PrepareAnswer | None) -> Decided | None:
+        def hear(member: int, answer: messages.PrepareAnswer | None) -> messages.Decided | None:
             if answer is not None and answer.decided is not None:
                 return self._proved(answer.decided)
             if answer is not None:
@@ -273,12 +254,12 @@ class Proposer:
         def enough() -> bool:
             return not isinstance(proposal.state, Waiting) or (self._hasty and proposal.may_abort)
 
-        known = await self._ask_all("prepare", prepare, PrepareAnswer, hear, enough)
+        known = await self._ask_all("prepare", prepare, messages.PrepareAnswer, hear, enough)
         if self._mates.me in promised:
             promised[self._mates.me] = msgspec.structs.replace(own, report=self._parts.report())
         return known, promised
 
-    def _proved(self, decided: Decided) -> Decided | None:
+    def _proved(self, decided: messages.Decided) -> messages.Decided | None:
         """What somebody says was decided, if its votes prove it."""
         return self._votes.decided if self._votes.learn(decided) else None
 
@@ -286,8 +267,8 @@ class Proposer:
         self,
         proposal: Proposal | GuardedProposal,
         member: int,
-        answer: PrepareAnswer | None,
-        promised: dict[int, PrepareAnswer],
+        answer: messages.PrepareAnswer | None,
+        promised: dict[int, messages.PrepareAnswer],
     ) -> None:
         if answer is None:
             proposal.lose(member)
@@ -299,7 +280,7 @@ class Proposer:
             self._see(answer.promised)
             self.follows = answer.follows if answer.follows is not None else self.follows
 
-    def _is_promise(self, proposal: Proposal | GuardedProposal, member: int, answer: PrepareAnswer) -> bool:
+    def _is_promise(self, proposal: Proposal | GuardedProposal, member: int, answer: messages.PrepareAnswer) -> bool:
         """In a guarded group auxiliaries promise nothing, and their reports count all the same."""
         if isinstance(proposal, Proposal):
             if answer.promise is not None:
@@ -320,7 +301,7 @@ class Proposer:
     # Between the phases
 
     def _value(
-        self, proposal: Proposal | GuardedProposal, promised: dict[int, PrepareAnswer], give_up: str
+        self, proposal: Proposal | GuardedProposal, promised: dict[int, messages.PrepareAnswer], give_up: str
     ) -> Value | None:
         """What to propose; None: nothing, in this ballot."""
         reports = {member: answer.report for member, answer in promised.items() if answer.report is not None}
@@ -334,7 +315,7 @@ class Proposer:
             return self._aborted(reports, give_up or "too few members are left to commit a result")
         return None
 
-    def _held(self, reports: Mapping[int, Report], promised: Collection[int]) -> Committed | None:
+    def _held(self, reports: Mapping[int, messages.Report], promised: Collection[int]) -> messages.Committed | None:
         """The result that enough can accept at once, if there is one: those who hold it, and auxiliaries that vote.
 
         One that fewer hold is not proposed. Whoever accepts it binds all later ballots to it, and whether the others
@@ -345,31 +326,31 @@ class Proposer:
         free = {report.digest for member, report in reports.items() if member not in failed}
         counts = Counter(report.digest for report in reports.values() if report.digest is not None)
         for digest, holders in counts.most_common(1):
-            votes = holders + len(self._mates.auxiliaries.intersection(promised) & quorum.voters)
+            votes = holders + len(self._mates.group.auxiliaries.intersection(promised) & quorum.voters)
             if digest in free and votes >= quorum.to_decide:
-                return Committed(digest)
+                return messages.Committed(digest)
         return None
 
-    def _aborted(self, reports: Mapping[int, Report], why: str) -> Aborted:
+    def _aborted(self, reports: Mapping[int, messages.Report], why: str) -> messages.Aborted:
         """Names the reasons of all, and those whose fault it seems to be: who is silent is suspected too."""
         members = set(range(len(self._mates)))
         suspects = (members - reports.keys()) | {member for report in reports.values() for member in report.failed}
         words = "; ".join(filter(None, dict.fromkeys([why, *(report.reason for report in reports.values())])))
-        return Aborted(words[:MAX_WORDS], tuple(sorted(suspects & members)))
+        return messages.Aborted(words[: messages.MAX_WORDS], tuple(sorted(suspects & members)))
 
     # Phase 2
 
-    async def _propose(self, proposal: Proposal | GuardedProposal, value: Value) -> Decided | None:
+    async def _propose(self, proposal: Proposal | GuardedProposal, value: Value) -> messages.Decided | None:
         proposal.propose(value)
-        message = Propose(self._mates.group.group_id, proposal.ballot, value)
+        message = messages.Propose(self._mates.group.group_id, proposal.ballot, value)
         if isinstance(proposal, GuardedProposal):
             message = msgspec.structs.replace(message, promises=proposal.promises, prepared=proposal.prepared)
-        if isinstance(value, Committed):
+        if isinstance(value, messages.Committed):
             await self._parts.obtain(value.digest)
-        held = isinstance(value, Committed) and self._parts.holds(value.digest)
+        held = isinstance(value, messages.Committed) and self._parts.holds(value.digest)
         signatures: dict[int, bytes] = {}
 
-        def hear(member: int, answer: ProposeAnswer | None) -> Decided | None:
+        def hear(member: int, answer: messages.ProposeAnswer | None) -> messages.Decided | None:
             if answer is not None and answer.decided is not None:
                 return self._proved(answer.decided)
             if answer is None:
@@ -382,7 +363,7 @@ class Proposer:
             else:
                 signatures[member] = answer.signature
                 if proposal.accepted(member) is not None:
-                    return Decided(value, signed(signatures, proposal.ballot, "accept", value))
+                    return messages.Decided(value, signed(signatures, proposal.ballot, "accept", value))
             return None
 
         def enough() -> bool:
@@ -391,7 +372,7 @@ class Proposer:
 
         decided = hear(self._mates.me, self._votes.accept(message, held))
         if decided is None:
-            decided = await self._ask_all("propose", message, ProposeAnswer, hear, enough)
+            decided = await self._ask_all("propose", message, messages.ProposeAnswer, hear, enough)
         prepared = proposal.certificate if isinstance(proposal, GuardedProposal) else None
         if decided is None and prepared is not None:
             decided = await gather_confirms(self._mates, self._votes, prepared)
@@ -404,9 +385,9 @@ class Proposer:
         name: str,
         request: Any,
         answer_type: type[Any],
-        hear: Callable[[int, Any], Decided | None],
+        hear: Callable[[int, Any], messages.Decided | None],
         enough: Callable[[], bool],
-    ) -> Decided | None:
+    ) -> messages.Decided | None:
         """Asks the others at the same time, and tells `hear` of each answer (None: it cannot be reached) until that
         returns a decision, which is returned. Once there are `enough`, stragglers get a moment and no more."""
 

@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import Any
 
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.matchmaking.messages import LIFETIME, Candidate, Rank, rank_of
 from swarmcli.errors import FingerprintError
 from swarmcli.network.identity import PeerID
+from swarmcli.recent import Recent
 
 MIN_SETTLE = 0.015  # seconds of quiet after which peers that start together have met …
 SETTLE_FACTOR = 3.0  # … and at least so many times as long as it took to declare and read
@@ -42,8 +42,9 @@ class Memory:
         self.mates: frozenset[PeerID] = frozenset()  # who was in its last group, and is expected again for a while
         self.only_mates = False  # of the peers that look for no group now, only mates are waited for
         self.holders: dict[PeerID, Candidate] = {}  # the peers of the bucket, as they last declared themselves
-        self._finished: dict[PeerID, bytes] = {}  # peer → its last search that is known to have ended
-        self._missed: dict[PeerID, tuple[bytes, int]] = {}  # peer → its search at that time, how often in a row
+        self._finished: Recent[PeerID, bytes] = Recent(MAX_CANDIDATES)  # peer → its last search known to have ended
+        # peer → its search at that time, how often in a row
+        self._missed: Recent[PeerID, tuple[bytes, int]] = Recent(MAX_CANDIDATES)
 
     def read(self, declared: Sequence[Candidate]) -> None:
         """The declarations of the bucket, complete: who is not among them has left."""
@@ -52,8 +53,7 @@ class Memory:
 
     def finish(self, peer: PeerID, search: bytes) -> None:
         """This search of that peer, and so all before it, has ended; what others still say about it is out of date."""
-        self._finished[peer] = max(search, self._finished.pop(peer, b""))
-        _keep_newest(self._finished)
+        self._finished[peer] = max(search, self._finished.get(peer, b""))
 
     def has_finished(self, candidate: Candidate) -> bool:
         """Whether this search of it, or a later one, has ended."""
@@ -63,9 +63,8 @@ class Memory:
         """These were waited for in vain, or could not be reached."""
         for peer in peers:
             if self.waits_for(peer):
-                _, times = self._missed.pop(peer, (b"", 0))
+                _, times = self._missed.get(peer, (b"", 0))
                 self._missed[peer] = (self._search_of(peer), times + 1)
-        _keep_newest(self._missed)
 
     def note_present(self, peers: Iterable[PeerID]) -> None:
         """These are in a group with this peer."""
@@ -87,11 +86,6 @@ class Memory:
         since a follower reads no declarations."""
         holder = self.holders.get(peer)
         return max(holder.search if holder is not None else b"", self._finished.get(peer, b""))
-
-
-def _keep_newest(notes: dict[PeerID, Any]) -> None:
-    while len(notes) > MAX_CANDIDATES:
-        del notes[next(iter(notes))]
 
 
 @dataclass(slots=True)

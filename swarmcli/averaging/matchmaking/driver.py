@@ -30,7 +30,8 @@ from swarmcli.errors import CallRefused, NetworkError, NoReducerError, UnknownMe
 from swarmcli.events import PeerRefused
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.task_owner import TaskOwner, keep
+from swarmcli.network.loop_thread import set_within
+from swarmcli.network.task_owner import TaskOwner
 
 FIRST_PAUSE = 0.1  # seconds at most between the first two reads of the declarations; each pause is twice the last …
 LAST_PAUSE = 4.0  # … up to this
@@ -62,12 +63,8 @@ class SearchDriver:
         is to begin in this one's place."""
         self.search = search
         self.group: Group | None = None
-        self._endpoint = endpoint
-        self._prefix = prefix
-        self._declarations = declarations
-        self._control = control
-        self._farewells = farewells
-        self._outdated = outdated
+        self._endpoint, self._prefix, self._declarations = endpoint, prefix, declarations
+        self._control, self._farewells, self._outdated = control, farewells, outdated
         self._loop = asyncio.get_running_loop()
         self._jobs = TaskOwner()
         self._wake = asyncio.Event()
@@ -85,8 +82,7 @@ class SearchDriver:
         """
         self._control.listen(self._on_control)
         try:
-            for job in (self._keep_declared, self._keep_followers, self._push_progress):
-                self._jobs.spawn(keep(job, self._endpoint.events))
+            self._jobs.keep(self._endpoint.events, self._keep_declared, self._keep_followers, self._push_progress)
             return await self._drive(begin)
         finally:
             self._control.listen(None)
@@ -174,7 +170,11 @@ class SearchDriver:
             if moves.failure is not None:
                 raise moves.failure
             if moves.begin:
-                self.group = self._begin(begin)
+                try:
+                    self.group = begin()
+                except NoReducerError as error:  # nobody in it can reduce: is there time to wait for one more member?
+                    if not self.search.reopen(str(error), self._loop.time()):
+                        raise
                 continue
             self._watch()
             if followed is not None and self.search.leader is None:
@@ -194,16 +194,6 @@ class SearchDriver:
         for peer, leader in moves.invite:
             self._jobs.spawn(self._request(peer, Invitation(self.search.me, leader), self.search.on_reply))
         self._leave(moves.leave)
-
-    def _begin(self, begin: Callable[[], Group]) -> Group | None:
-        """The group; None if nobody in it can reduce, and there is time to wait for one more member. Raises
-        NoReducerError."""
-        try:
-            return begin()
-        except NoReducerError as error:
-            if not self.search.reopen(str(error), self._loop.time()):
-                raise
-            return None
 
     def _watch(self) -> None:
         """Whoever matters for the group is lost as soon as its connection ends, or at once if there is none."""
@@ -283,20 +273,17 @@ class SearchDriver:
                 pause = 0.0
             self._read_due.clear()
             pause = min(2 * pause, LAST_PAUSE) or min(FIRST_PAUSE, settling.trip)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._read_due.wait()
+            await set_within(self._read_due, pause)
 
     async def _keep_followers(self) -> None:
         """Heartbeats to every follower, so that it knows that somebody leads it, and this peer that it is there."""
-        while True:
-            gathering = self.search.gathering
-            blocked = gathering.blocked[:MAX_REASON]
-            beat = Heartbeat(self.search.me.search, gathering.patience, len(gathering), blocked)
-            for peer in gathering.followers:
-                if peer not in self._beating:
-                    self._jobs.spawn(self._beat(peer, beat))
-            await asyncio.sleep(gathering.beat_interval)
+        gathering = self.search.gathering
+        blocked = gathering.blocked[:MAX_REASON]
+        beat = Heartbeat(self.search.me.search, gathering.patience, len(gathering), blocked)
+        for peer in gathering.followers:
+            if peer not in self._beating:
+                self._jobs.spawn(self._beat(peer, beat))
+        await asyncio.sleep(gathering.beat_interval)
 
     async def _beat(self, peer: PeerID, beat: Heartbeat) -> None:
         self._beating.add(peer)
@@ -316,23 +303,20 @@ class SearchDriver:
 
     async def _push_progress(self) -> None:
         """Tells the leader at once, and then again after a pause that grows with the group."""
-        while True:
-            await self._progress_due.wait()
-            self._progress_due.clear()
-            leader = self.search.leader
-            if leader is None or self.search.gathering.target is None:
-                continue
-            try:
-                pulse: Pulse = await self.call(leader.peer_id, Progress(self.search.me.search, self._control.progress))
-            except NetworkError as error:
-                # Heartbeats and the watch on the connection decide about the leader; its successor is told anew.
-                logger.debug("the leader did not take the progress: %s", error)
-            else:
-                if not pulse.together:
-                    self.search.drop_leader(leader.peer_id, self._loop.time())
-                    self._wake.set()
-            # Over at once when this peer stops to wait for its group.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(MIN_PUSH_INTERVAL, self.search.leader_has / PUSHES_PER_SECOND)):
-                    await self._control.urgent.wait()
-            self._control.urgent.clear()
+        await self._progress_due.wait()
+        self._progress_due.clear()
+        leader = self.search.leader
+        if leader is None or self.search.gathering.target is None:
+            return
+        try:
+            pulse: Pulse = await self.call(leader.peer_id, Progress(self.search.me.search, self._control.progress))
+        except NetworkError as error:
+            # Heartbeats and the watch on the connection decide about the leader; its successor is told anew.
+            logger.debug("the leader did not take the progress: %s", error)
+        else:
+            if not pulse.together:
+                self.search.drop_leader(leader.peer_id, self._loop.time())
+                self._wake.set()
+        # Over at once when this peer stops to wait for its group.
+        await set_within(self._control.urgent, max(MIN_PUSH_INTERVAL, self.search.leader_has / PUSHES_PER_SECOND))
+        self._control.urgent.clear()

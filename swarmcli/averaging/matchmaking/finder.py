@@ -49,6 +49,7 @@ from swarmcli.network.addresses import is_direct
 from swarmcli.network.identity import PeerID
 from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.network.wire.codec import decode_body
+from swarmcli.recent import Recent
 
 SPARED = 60.0  # seconds for which a peer that failed as a reducer gets nothing to reduce; doubled each time …
 MOST_SPARED = 6  # … so often
@@ -85,22 +86,19 @@ class GroupFinder:
         self.driver: SearchDriver | None = None
         self.unfaithful: set[PeerID] = set()  # leaders that gathered a group and did not begin it; to be cleared
         self._endpoint = node.endpoint
-        self._config = config
-        self._layout = layout
-        self._own_terms = own_terms
-        self._suspicions = suspicions
-        self._untold = untold
-        self._declined = declined
+        self._config, self._layout, self._own_terms = config, layout, own_terms
+        self._suspicions, self._untold, self._declined = suspicions, untold, declined
         self._tasks = TaskOwner()
         self._turn = asyncio.Lock()
         self._ban_news = ban_news or BanNews.of(node, config.run or config.prefix)
         self.experience = Experience()
         self.sightings = Sightings()
         self._memory = Memory(self._ban_news.bans.is_banned)
-        self._begun: dict[Bucket, Group] = {}  # the last groups that began with this peer, oldest first
+        self._begun: Recent[Bucket, Group] = Recent(MAX_BEGUN)  # the last groups that began with this peer
         self._declarations = Declarations(node, config.prefix)
         self._last_search, self._last_tag = bytes(SEARCH_BYTES), b""
-        self._spared: dict[PeerID, tuple[float, int]] = {}  # who failed as a reducer: until when, and how often
+        # who failed as a reducer: until when, and how often
+        self._spared: Recent[PeerID, tuple[float, int]] = Recent(MAX_CANDIDATES)
         self._asking: Search | None = None  # under way or over: a leader that it has asked may begin late
         self._coming: set[PeerID] = set()  # for whom the next group keeps a seat, see keep_seat
         self._keeps_seats_from = -math.inf  # loop time
@@ -182,10 +180,8 @@ class GroupFinder:
         this peer draws up give them nothing to reduce that somebody would have to dial them for."""
         now = asyncio.get_running_loop().time()
         for peer in peers:
-            _, times = self._spared.pop(peer, (0.0, 0))
+            _, times = self._spared.get(peer, (0.0, 0))
             self._spared[peer] = now + SPARED * 2 ** min(times, MOST_SPARED), times + 1
-        while len(self._spared) > MAX_CANDIDATES:
-            del self._spared[next(iter(self._spared))]
 
     def give_up_leader(self) -> None:
         """The leader that this peer follows in the search under way should have begun: another one is to lead."""
@@ -232,13 +228,7 @@ class GroupFinder:
         self._declarations.say(search.me)
         prefix, tasks = self._config.prefix, self._tasks
         driver = SearchDriver(
-            search,
-            self._endpoint,
-            prefix,
-            self._declarations,
-            control,
-            tasks,
-            lambda: self._is_outdated(search),
+            search, self._endpoint, prefix, self._declarations, control, tasks, lambda: self._is_outdated(search)
         )
         self.driver = driver
         self._begun.pop(search.me.bucket, None)
@@ -415,8 +405,6 @@ class GroupFinder:
         memory.only_mates = memory.newcomer = False
         self.group_bits = next_bits(self.group_bits, group, search.me.peer_id, size or len(group))
         self._begun[search.me.bucket] = group
-        while len(self._begun) > MAX_BEGUN:
-            del self._begun[next(iter(self._begun))]
 
     # What others say; see messages
 

@@ -263,15 +263,11 @@ class Allreduce:
         )
 
     def _certificate(self, digest: bytes | None) -> RoundCertificate | None:
-        decided, purposes = self._attempts[-1].decided, [] if len(self._attempts) == 1 else [self._purpose]
+        decided, tries = self._attempts[-1].decided, len(self._attempts)
         if decided is None or digest is None:
             return None
+        purposes = [f"try {tries - 1}"] if tries > 1 else []
         return RoundCertificate.of(self.group, self._options.trust, purposes, digest, decided.votes)
-
-    @property
-    def _purpose(self) -> str:
-        """Of the group of the last try."""
-        return f"try {len(self._attempts) - 1}"
 
     def _failed_reducers(self, again: Again) -> tuple[PeerID, ...]:
         failed = (set(self._plan.by_reducer) & set(again.members)) - set(again.reducers)

@@ -86,7 +86,7 @@ class Attempt:
         self._lost = everyone - members
         self._unreachable = unreachable
         unreachable |= self._lost - {mates.me}
-        senders = sorted(members - mates.auxiliaries)
+        senders = sorted(members - mates.group.auxiliaries)
         mine, results = (mine if mates.me in senders else None), holdings.results
         ramps = {index: group.members[index].ramp for index in senders}
         bounds = WeightBounds(options.max_share, ramps)
@@ -104,10 +104,11 @@ class Attempt:
         self._nbytes = nbytes = sum(part.payload_bound for part in plan.parts)
         planned, trip = self._planned(nbytes), mates.slowest_round_trip
         self._tempo = tempo = Tempo(self._time, planned, trip, nbytes, mates.endpoint.rates)
+        self.sending = tempo.sending  # member index → seconds that it took to send; see Lessons
         tempo.indirect = frozenset(filter(mates.over_relay, others))
         # What this member sends and reduces itself counts as one of the streams: so it shows in a group of two that the
         # other one alone is slow. What auxiliaries send shows that it is not this member's own way in.
-        signs = 1 + len(mates.auxiliaries & plan.by_reducer.keys() - {mates.me} if mine is not None else ())
+        signs = 1 + len(mates.group.auxiliaries & plan.by_reducer.keys() - {mates.me} if mine is not None else ())
         parts_pace = Pace(tempo, len(others) + signs)
         averages_pace = Pace(tempo, len(plan.by_reducer), averages=True)
         self._receiver = PartReceiver(
@@ -199,11 +200,6 @@ class Attempt:
         return {member for member in late if self._receiver.late[member] or member in self._sender.lost}
 
     @property
-    def sending(self) -> dict[int, float]:
-        """Member index → seconds that it took to send; see Lessons."""
-        return self._tempo.sending
-
-    @property
     def bytes_sent(self) -> int:
         return sum(stream.bytes_sent for stream in chain(self._sender.streams, self._receiver.streams))
 
@@ -266,7 +262,7 @@ class Attempt:
         # Of two that cannot reach each other both are named, and others reduce; if all are named, whom fewest name.
         named = Counter(member for report in reports.values() for member in set(report.failed))
         able = [member for member in sorted(reports) if named[member] == min(named[each] for each in reports)]
-        senders = sorted(reports.keys() - mates.auxiliaries)
+        senders = sorted(reports.keys() - mates.group.auxiliaries)
         held = common_digests([report.digests for report in reports.values()], len(plan.parts))
         if self._again is not None:  # what somebody could not copy in this try is held by nobody, whoever claims it
             held = unless_missing(held, self._again.held, [reports[member].digests for member in senders])

@@ -47,7 +47,7 @@ class Copier:
         this round; grows."""
         self._mates, self._holdings, self._results, self._options = mates, holdings, results, options
         self._failed = failed
-        self._senders = frozenset(range(len(mates))) - mates.auxiliaries
+        self._senders = frozenset(range(len(mates))) - mates.group.auxiliaries
 
     async def obtain(self, digest: bytes) -> bool:
         """Copies what is missing of the result with this digest. False: nobody in reach gave it."""

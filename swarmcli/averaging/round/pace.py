@@ -189,12 +189,8 @@ class RoundTime:
     """
 
     def __init__(self, wished: float | None) -> None:
-        self._wished, self._seconds = wished, wished
-
-    @property
-    def seconds(self) -> float | None:
-        """For the next round; None: no timeout was wished for."""
-        return self._seconds
+        self._wished = wished
+        self.seconds = wished  # for the next round; None: no timeout was wished for
 
     def of(self, planned: float) -> float | None:
         """For a round in which sending should take so many seconds: enough for a sender to take three times that."""
@@ -204,14 +200,14 @@ class RoundTime:
 
     def learn(self, needed: float, taken: float) -> bool:
         """After a round that took so many seconds. `needed`: see Lessons. Returns whether the next one gets longer."""
-        if self._wished is None or self._seconds is None:
+        if self._wished is None or self.seconds is None:
             return False
-        before = self._seconds
+        before = self.seconds
         if 0 < needed < math.inf:
-            self._seconds = min(max(before, MARGIN * needed), MOST_STRETCHED * self._wished)
+            self.seconds = min(max(before, MARGIN * needed), MOST_STRETCHED * self._wished)
         elif needed == 0:
-            self._seconds = max(self._wished, min(before, 2 * MARGIN * taken))
-        return self._seconds > before
+            self.seconds = max(self._wished, min(before, 2 * MARGIN * taken))
+        return self.seconds > before
 
 
 def longest_sending(wished: float) -> float:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -38,6 +37,8 @@ from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.compression import CompressionInfo, TensorDescriptor
 from swarmcli.errors import CallRefused, NetworkError, RoundFailed, RoundUndecided
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
+from swarmcli.recent import Recent
 from swarmcli.tasks import Bell, forgetful, on_all_processors
 
 MOST_STEPS = 9  # all-reduces of one round, after which it is given up
@@ -115,7 +116,7 @@ class PhaseNews:
     def __init__(self, service: AllreduceService) -> None:
         self._service = service
         self._method = service.method("step")
-        self._rounds: OrderedDict[bytes, _Round] = OrderedDict()
+        self._rounds: Recent[bytes, _Round] = Recent(_REMEMBERED)
         self._bell = Bell()
 
     def start(self) -> None:
@@ -135,8 +136,6 @@ class PhaseNews:
         """While the block runs, those who ask about this round wait for what is not known yet. Gives a function that
         tells the answer for one step more."""
         round_ = self._rounds[group.group_id] = _Round(group)
-        while len(self._rounds) > _REMEMBERED:
-            self._rounds.popitem(last=False)
 
         def tell(answer: StepAnswer) -> None:
             round_.answers.append(answer)
@@ -152,7 +151,7 @@ class PhaseNews:
         """From the leader, or the first who knows. Raises RoundUndecided if nobody does."""
         mates = Mates(self._service.endpoint, self._service.method, group)
         for member in mates.others:
-            if member not in mates.auxiliaries:
+            if member not in mates.group.auxiliaries:
                 try:
                     return await mates.ask(member, "step", StepQuestion(group.group_id, steps), StepAnswer)
                 except NetworkError:
@@ -201,7 +200,7 @@ class PhasedAllreduce:
         self._steps = [group.derived(f"step {number}") for number in range(MOST_STEPS)]
         self.lessons = Lessons()  # known once `run` has ended, however it ended
         self._done: list[AllreduceResult] = []
-        self._deadline = _now() + (options.allreduce_timeout or math.inf)
+        self._deadline = loop_time() + (options.allreduce_timeout or math.inf)
 
     async def run(self) -> AllreduceResult:
         """Takes part until the outcome is known. Raises RoundFailed or RoundUndecided, as Allreduce does."""
@@ -274,7 +273,7 @@ class PhasedAllreduce:
         infos = self._options.tensor_infos or [
             CompressionInfo(TensorDescriptor.of(tensor), index) for index, tensor in enumerate(self._tensors)
         ]
-        left = max(self._deadline - _now(), _LEAST_TIME)
+        left = max(self._deadline - loop_time(), _LEAST_TIME)
         return replace(
             self._options,
             tensor_infos=tuple(infos[index] for index in self._program.phases[phase]),
@@ -327,7 +326,3 @@ class PhasedAllreduce:
         if last is None:
             return None
         return msgspec.structs.replace(last, nonce=self.group.nonce, derivations=(f"step {number}", *last.derivations))
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -160,7 +160,7 @@ class PartSender:
         # Where averages are audited, those that their reducer has not signed in the end do not count.
         if reducer not in got.failures or self._audits is None:
             got.averages += averages
-        if reducer not in got.failures and reducer in self._mates.auxiliaries:
+        if reducer not in got.failures and reducer in self._mates.group.auxiliaries:
             self._parts_pace.note_end()
 
     @forgetful

@@ -15,32 +15,11 @@ import torch
 
 from swarmcli.averaging.bans import Bans
 from swarmcli.averaging.config import Trust
+from swarmcli.averaging.consensus import messages as consensus
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.ballots import ZERO
 from swarmcli.averaging.consensus.comparing import compare, confirm
 from swarmcli.averaging.consensus.leader import Agreement
-from swarmcli.averaging.consensus.messages import (
-    MAX_WORDS,
-    AbsenceNotice,
-    Committed,
-    Compare,
-    CompareAnswer,
-    Confirm,
-    ConfirmAnswer,
-    HoldingsAnswer,
-    HoldingsQuestion,
-    Noted,
-    OutcomeAnswer,
-    OutcomeQuestion,
-    Prepare,
-    PrepareAnswer,
-    PresenceAnswer,
-    PresenceQuestion,
-    Propose,
-    ProposeAnswer,
-    Standing,
-    VoteMessage,
-)
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.evidence import DoubleVote
 from swarmcli.averaging.group import Group
@@ -52,6 +31,7 @@ from swarmcli.averaging.round.plan import Plan
 from swarmcli.errors import CallRefused, NetworkError, RoundFailed
 from swarmcli.memory import ReusableBuffer
 from swarmcli.network import Endpoint, PeerID, Stream
+from swarmcli.recent import Recent
 from swarmcli.tasks import Bell, forgetful
 
 _CALLS = ("vote", "outcome", "absence", "presence", "prepare", "propose", "confirm", "compare", "holdings")
@@ -116,7 +96,7 @@ class AllreduceService:
         self.took: deque[tuple[float, int]] = deque(maxlen=_LAST)  # by the slowest sender, over so many bytes
         self.committed = -math.inf  # loop time of the last try that did
         self._rounds: dict[bytes, Round] = {}
-        self._audits: OrderedDict[bytes, Audits] = OrderedDict()  # of the last tries: some accusations come late
+        self._audits: Recent[bytes, Audits] = Recent(_AUDITED)  # of the last tries: some accusations come late
         self._expected: dict[bytes, Group] = {}
         self._votes: OrderedDict[bytes, RoundVotes] = OrderedDict()  # of rounds that are or were here
         self._kept: dict[bytes, Holdings] = {}  # of the round that was committed last, by step
@@ -131,15 +111,15 @@ class AllreduceService:
         self.endpoint.serve_stream(method("copy"), CopyRequest, self._copy)
         self.endpoint.serve_stream(method("inputs"), InputsRequest, self._inputs)
         self.endpoint.serve_stream(method("accuse"), AccusationHeader, self._accusation)
-        serve(method("vote"), VoteMessage, self._vote)
-        serve(method("outcome"), OutcomeQuestion, self._outcome)
-        serve(method("absence"), AbsenceNotice, self._absence)
-        serve(method("presence"), PresenceQuestion, self._presence)
-        serve(method("prepare"), Prepare, self._prepare)
-        serve(method("propose"), Propose, self._propose)
-        serve(method("confirm"), Confirm, self._confirm)
-        serve(method("compare"), Compare, self._compare)
-        serve(method("holdings"), HoldingsQuestion, self._holdings)
+        serve(method("vote"), consensus.VoteMessage, self._vote)
+        serve(method("outcome"), consensus.OutcomeQuestion, self._outcome)
+        serve(method("absence"), consensus.AbsenceNotice, self._absence)
+        serve(method("presence"), consensus.PresenceQuestion, self._presence)
+        serve(method("prepare"), consensus.Prepare, self._prepare)
+        serve(method("propose"), consensus.Propose, self._propose)
+        serve(method("confirm"), consensus.Confirm, self._confirm)
+        serve(method("compare"), consensus.Compare, self._compare)
+        serve(method("holdings"), consensus.HoldingsQuestion, self._holdings)
 
     def close(self) -> None:
         """Answers nobody any more; whoever waits for a round that has not begun is refused. Idempotent."""
@@ -179,8 +159,6 @@ class AllreduceService:
         if round_.audits is not None:
             self._forget_inputs()  # those of the try before
             self._audits[group_id] = round_.audits
-            while len(self._audits) > _AUDITED:
-                self._audits.popitem(last=False)
         self._tell_begun([group_id])
         try:
             yield votes
@@ -203,17 +181,17 @@ class AllreduceService:
         self.leave(*tries(group))
         if group.leader == self.endpoint.peer_id:
             return  # whoever asks it for the outcome is told that it does not know, and follows the next in rank
-        vote = VoteMessage(group.group_id, None, "it left before the round began")
+        vote = consensus.VoteMessage(group.group_id, None, "it left before the round began")
         try:
-            await self.endpoint.call(group.leader, self.method("vote"), vote, Noted, timeout=_DECLINING)
+            await self.endpoint.call(group.leader, self.method("vote"), vote, consensus.Noted, timeout=_DECLINING)
         except NetworkError as error:
             logger.debug("the leader did not hear that this peer has left: %s", error)
 
     async def note_absence(self, group: Group, member: PeerID, reason: str) -> None:
         """At the leader: a member could not be told that the group begins, so nobody need wait for it."""
-        words = f"it did not learn that the round began: {reason}"[:MAX_WORDS]
+        words = f"it did not learn that the round began: {reason}"[: consensus.MAX_WORDS]
         try:
-            await self._take_vote(member, VoteMessage(group.group_id, None, words))
+            await self._take_vote(member, consensus.VoteMessage(group.group_id, None, words))
         except CallRefused as error:
             logger.debug("the round is over without %s: %s", member.short, error)
 
@@ -261,38 +239,38 @@ class AllreduceService:
         if header.group_id in self._rounds:
             self._rounds[header.group_id].drop_false()
 
-    async def _vote(self, peer: PeerID, message: VoteMessage) -> Noted:
+    async def _vote(self, peer: PeerID, message: consensus.VoteMessage) -> consensus.Noted:
         await self._take_vote(peer, message)
-        return Noted()
+        return consensus.Noted()
 
-    async def _take_vote(self, peer: PeerID, message: VoteMessage) -> None:
+    async def _take_vote(self, peer: PeerID, message: consensus.VoteMessage) -> None:
         """Once the round has begun here. Raises CallRefused if it does not, or is over."""
         round_, member = await self._running(peer, message.group_id)
         round_.agreement.hear(member, message)
 
-    async def _absence(self, peer: PeerID, notice: AbsenceNotice) -> Noted:
+    async def _absence(self, peer: PeerID, notice: consensus.AbsenceNotice) -> consensus.Noted:
         round_, teller = await self._running(peer, notice.group_id)
         round_.agreement.hear_absence(teller, notice)
-        return Noted()
+        return consensus.Noted()
 
-    async def _outcome(self, peer: PeerID, question: OutcomeQuestion) -> OutcomeAnswer:
+    async def _outcome(self, peer: PeerID, question: consensus.OutcomeQuestion) -> consensus.OutcomeAnswer:
         votes = await self._begun(question.group_id)
         member, round_ = votes.member(peer), self._rounds.get(question.group_id)
         if votes.decided is None and round_ is not None:
             await round_.agreement.tell_outcome(member)
-        return OutcomeAnswer(votes.decided, votes.twice)
+        return consensus.OutcomeAnswer(votes.decided, votes.twice)
 
-    async def _presence(self, peer: PeerID, question: PresenceQuestion) -> PresenceAnswer:
+    async def _presence(self, peer: PeerID, question: consensus.PresenceQuestion) -> consensus.PresenceAnswer:
         votes, group_id = self._votes.get(question.group_id), question.group_id
         if votes is None or not votes.begun:
             group = self._expected.get(group_id)
-            return PresenceAnswer("expected" if group is not None and peer in group else "unknown")
+            return consensus.PresenceAnswer("expected" if group is not None and peer in group else "unknown")
         votes.member(peer)
-        standing: Standing = "over" if votes.over else "running"
+        standing: consensus.Standing = "over" if votes.over else "running"
         round_ = self._rounds.get(group_id)
-        return PresenceAnswer(standing, votes.decided, idle=round_ is None or round_.agreement.idle)
+        return consensus.PresenceAnswer(standing, votes.decided, idle=round_ is None or round_.agreement.idle)
 
-    async def _prepare(self, peer: PeerID, message: Prepare) -> PrepareAnswer:
+    async def _prepare(self, peer: PeerID, message: consensus.Prepare) -> consensus.PrepareAnswer:
         votes = await self._begun(message.group_id)
         votes.check_proposer(peer, message.ballot)
         round_ = self._rounds.get(message.group_id)
@@ -300,18 +278,22 @@ class AllreduceService:
             return await round_.agreement.prepare(votes.member(peer), message.ballot)
         return votes.prepare(message.ballot)
 
-    async def _propose(self, peer: PeerID, message: Propose) -> ProposeAnswer:
+    async def _propose(self, peer: PeerID, message: consensus.Propose) -> consensus.ProposeAnswer:
         votes = await self._begun(message.group_id)
         votes.check_proposer(peer, message.ballot)
         round_, value = self._rounds.get(message.group_id), message.value
         if round_ is not None:
             round_.agreement.note_sign(votes.member(peer))
-        if round_ is not None and isinstance(value, Committed) and message.ballot == votes.acceptor.promised > ZERO:
+        if (
+            round_ is not None
+            and isinstance(value, consensus.Committed)
+            and message.ballot == votes.acceptor.promised > ZERO
+        ):
             await round_.obtain(value.digest)
-        held = round_ is not None and isinstance(value, Committed) and round_.holds(value.digest)
+        held = round_ is not None and isinstance(value, consensus.Committed) and round_.holds(value.digest)
         return votes.accept(message, held)
 
-    async def _confirm(self, peer: PeerID, message: Confirm) -> ConfirmAnswer:
+    async def _confirm(self, peer: PeerID, message: consensus.Confirm) -> consensus.ConfirmAnswer:
         votes = await self._begun(message.group_id)
         votes.check_proposer(peer, message.prepared.votes.ballot)
         round_ = self._rounds.get(message.group_id)
@@ -321,7 +303,7 @@ class AllreduceService:
         self._settle(message.group_id, votes)
         return answer
 
-    async def _compare(self, peer: PeerID, message: Compare) -> CompareAnswer:
+    async def _compare(self, peer: PeerID, message: consensus.Compare) -> consensus.CompareAnswer:
         """Answered at once, also by a member that is expected: it must know of the certificate when it begins."""
         votes, group = self._votes.get(message.group_id), self._expected.get(message.group_id)
         if votes is None and group is not None and peer in group:
@@ -339,12 +321,12 @@ class AllreduceService:
         if round_ is not None and (votes.decided is not None or votes.void):
             round_.agreement.stop()
 
-    async def _holdings(self, peer: PeerID, question: HoldingsQuestion) -> HoldingsAnswer:
+    async def _holdings(self, peer: PeerID, question: consensus.HoldingsQuestion) -> consensus.HoldingsAnswer:
         holdings = await self._held_for(peer, question.group_id)
         same = holdings is not None and holdings.plan.fingerprint == question.plan
         if holdings is None or not same:
-            return HoldingsAnswer()
-        return HoldingsAnswer(holdings.digests, {} if holdings.signed is None else holdings.signed.told)
+            return consensus.HoldingsAnswer()
+        return consensus.HoldingsAnswer(holdings.digests, {} if holdings.signed is None else holdings.signed.told)
 
     # Finding the round
 
