@@ -20,7 +20,7 @@ from swarmcli.journal import printable
 
 if TYPE_CHECKING:
     from swarmcli.roles.invitations import Visitor
-    from swarmcli.roles.netreport import FamilyReport, MappingReport, NetReport, PeerReport
+    from swarmcli.roles.netcheck import FamilyReport, MappingReport, NetReport, PeerReport
 
 Run = Annotated[
     str | None, typer.Argument(metavar="LINK|RECIPE", help="The run whose peers are asked; without it nobody is.")
@@ -89,8 +89,7 @@ def options_of(run: str | None, peers: Sequence[str]) -> dict[str, Any]:
 def find(options: dict[str, Any]) -> NetReport:
     """Takes part in the network of the run for up to a minute, and asks its peers. `options`: see `options_of`."""
     from swarmcli.dht import DHT
-    from swarmcli.roles.netcheck import ask_peers, look_around
-    from swarmcli.roles.netreport import NetReport
+    from swarmcli.roles.netcheck import NetReport, ask_peers, look_around
 
     if not options["initial_peers"]:
         return asyncio.run(look_around(port=options.get("port", 0), port_mapping=options.get("port_mapping", True)))

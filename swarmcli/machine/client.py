@@ -25,12 +25,7 @@ def get(peer: LocalPeer, path: str, *, registry: LocalPeers | None = None, timeo
 
 
 def post(
-    peer: LocalPeer,
-    path: str,
-    body: Mapping[str, Any],
-    *,
-    registry: LocalPeers | None = None,
-    timeout: float = SECONDS,
+    peer: LocalPeer, path: str, body: Mapping[str, Any], *, registry: LocalPeers | None = None, timeout: float = SECONDS
 ) -> Any:
     """Asks for a change: "pause", "resume", "stop". Raises ControlError."""
     return ask(peer, "POST", path, body, registry=registry, timeout=timeout)

@@ -140,9 +140,7 @@ class Seldom(Generic[T]):
     """A reading that is taken at most once in so many seconds. One that fails is unknown."""
 
     def __init__(self, seconds: float, read: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
-        self._seconds = seconds
-        self._read = read
-        self._clock = clock
+        self._seconds, self._read, self._clock = seconds, read, clock
         self._at = -math.inf
         self._value: T | None = None
 

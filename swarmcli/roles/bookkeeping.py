@@ -22,7 +22,8 @@ from swarmcli.dht import DHTNode
 from swarmcli.errors import CallRefused, NetworkError
 from swarmcli.events import Booked, BookHead, Contribution, EpochCredited, Event, Noticed, PeerSeen
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.task_owner import TaskOwner, keep
+from swarmcli.network.task_owner import TaskOwner
+from swarmcli.roles import statements
 from swarmcli.roles.contributions import (
     Book,
     Dispute,
@@ -38,20 +39,6 @@ from swarmcli.roles.contributions import (
     merged,
     most_samples,
     samples_of,
-)
-from swarmcli.roles.statements import (
-    BOOK,
-    BOOK_SECONDS,
-    ENTRY,
-    Attestation,
-    BookWanted,
-    EntryWanted,
-    Page,
-    Pages,
-    entries_of,
-    fetch_attestation,
-    fetch_book,
-    told_by,
 )
 from swarmcli.tasks import on_executor
 
@@ -115,10 +102,10 @@ class Surroundings:
 class Standing:
     """How a peer stands in the book of a run; `monitors` of them say so."""
 
-    attestations: tuple[Attestation, ...]
+    attestations: tuple[statements.Attestation, ...]
 
     @property
-    def best(self) -> Attestation:
+    def best(self) -> statements.Attestation:
         """Of the monitor that knows most of the run: of the lower median of what they say of the samples, where there
         are three."""
         ranked = sorted(self.attestations, key=lambda each: each.entry.samples)
@@ -149,7 +136,7 @@ class Bookkeeper:
         self._noted: list[EpochCredited] = []  # epochs that wait for that
         self._listed: tuple[float, list[Contribution], Basis] = (float("-inf"), [], Basis())
         self._making = asyncio.Lock()  # of pages: for all who ask at one moment once
-        self._pages: list[tuple[float, Pages]] = []  # the newest two, and when they were made
+        self._pages: list[tuple[float, statements.Pages]] = []  # the newest two, and when they were made
         self._revised = False  # other monitors' books have changed this one since
         self._seen: set[str] = set()  # who was there since it was last written
         self._doubts: dict[tuple[str, str], bool] = {}  # monitor and peer of a dispute → whether it was told
@@ -161,16 +148,15 @@ class Bookkeeper:
 
     def start(self) -> None:
         endpoint = self._around.node.endpoint
-        endpoint.serve(BOOK, BookWanted, self._answer_page)
-        endpoint.serve(ENTRY, EntryWanted, self._answer_entry)
+        endpoint.serve(statements.BOOK, statements.BookWanted, self._answer_page)
+        endpoint.serve(statements.ENTRY, statements.EntryWanted, self._answer_entry)
         self._unsubscribe = endpoint.events.subscribe(self._note)
-        for step in (self._keep_looking, self._keep_comparing):
-            self._tasks.spawn(keep(step, self._around.node.endpoint.events))
+        self._tasks.keep(endpoint.events, self._keep_looking, self._keep_comparing)
 
     async def close(self) -> None:
         """Writes what is not written yet. Idempotent."""
         self._unsubscribe()
-        self._around.node.endpoint.withdraw(BOOK, ENTRY)
+        self._around.node.endpoint.withdraw(statements.BOOK, statements.ENTRY)
         await self._tasks.close()
         self._count()
         self._write(self._seen)
@@ -287,7 +273,7 @@ class Bookkeeper:
         pages = await asyncio.gather(*map(self._fetch, self._around.bookkeepers()))
         told: dict[PeerID, Told] = {}
         for page in filter(None, pages):
-            monitor, book = page[0], told_by(page[1])
+            monitor, book = page[0], statements.told_by(page[1])
             await self._reach(book.until.epoch)
             if not self._book.knows(book.until):
                 logger.debug("the book of %s is of an epoch that is not known here", monitor.short)
@@ -305,10 +291,10 @@ class Bookkeeper:
             self._tell(disputes)
         return True
 
-    async def _fetch(self, monitor: PeerID) -> tuple[PeerID, Page] | None:
+    async def _fetch(self, monitor: PeerID) -> tuple[PeerID, statements.Page] | None:
         try:
-            async with asyncio.timeout(BOOK_SECONDS):
-                return monitor, await fetch_book(self._around.node.endpoint, monitor, self._around.run_id)
+            async with asyncio.timeout(statements.BOOK_SECONDS):
+                return monitor, await statements.fetch_book(self._around.node.endpoint, monitor, self._around.run_id)
         except ValueError as error:
             self._object(monitor, str(error))
         except (NetworkError, TimeoutError) as error:
@@ -349,7 +335,7 @@ class Bookkeeper:
 
     # what it hands out
 
-    async def _answer_page(self, peer: PeerID, wanted: BookWanted) -> Page:
+    async def _answer_page(self, peer: PeerID, wanted: statements.BookWanted) -> statements.Page:
         self._check(wanted.run_id)
         if not wanted.digest:
             return (await self._newest()).page(wanted.page)
@@ -358,7 +344,7 @@ class Bookkeeper:
                 return pages.page(wanted.page)
         raise CallRefused("gone", "that book has been written on")
 
-    async def _answer_entry(self, peer: PeerID, wanted: EntryWanted) -> Attestation:
+    async def _answer_entry(self, peer: PeerID, wanted: statements.EntryWanted) -> statements.Attestation:
         self._check(wanted.run_id)
         return (await self._newest()).attestation(wanted.peer)
 
@@ -366,7 +352,7 @@ class Bookkeeper:
         if run_id != self._around.run_id:
             raise CallRefused("run", f"this peer takes part in {self._around.run_id!r}")
 
-    async def _newest(self) -> Pages:
+    async def _newest(self) -> statements.Pages:
         """Made anew only now and then, however many ask."""
         async with self._making:
             now = asyncio.get_running_loop().time()
@@ -375,12 +361,12 @@ class Bookkeeper:
                 self._pages = [(now, await self._aside(self._cut)), *self._pages[:1]]
             return self._pages[0][1]
 
-    def _lasting(self, pages: Pages) -> float:
+    def _lasting(self, pages: statements.Pages) -> float:
         return PAGES_SECONDS if pages.statement.until == self._book.until else min(PAGES_OF_BEFORE, PAGES_SECONDS)
 
-    def _cut(self) -> Pages:
+    def _cut(self) -> statements.Pages:
         around, book = self._around, self._book
-        return Pages(
+        return statements.Pages(
             around.identity,
             around.run_id,
             around.run,
@@ -450,7 +436,7 @@ class BookReader:
         told = around.one_of_each_network(dict(filter(None, pages)))
         if not told:
             return
-        entries = agreed([entries_of(page) for page in told.values()])
+        entries = agreed([statements.entries_of(page) for page in told.values()])
         if own not in entries and (standing := await self.standing()) is not None:
             entries[own] = standing.best.entry
         until = max((page.statement.until for page in told.values()), key=lambda mark: mark.epoch)
@@ -467,14 +453,14 @@ class BookReader:
         samples = max(1, *(page.statement.until.samples for page in told.values()))
         self._basis = Basis(monitors=len(told), accounted=samples_of(entries) / samples if whole else None)
 
-    async def _first_page(self, monitor: PeerID) -> tuple[PeerID, Page] | None:
+    async def _first_page(self, monitor: PeerID) -> tuple[PeerID, statements.Page] | None:
         endpoint, run_id = self._around.node.endpoint, self._around.run_id
         try:
-            page = await fetch_book(endpoint, monitor, run_id, most_pages=1)
+            page = await statements.fetch_book(endpoint, monitor, run_id, most_pages=1)
         except (NetworkError, ValueError) as error:
             logger.debug("no book from %s: %s", monitor.short, error)
             return None
-        return (monitor, page) if samples_of(entries_of(page)) <= self._most else None
+        return (monitor, page) if samples_of(statements.entries_of(page)) <= self._most else None
 
     @property
     def _most(self) -> float:
@@ -493,10 +479,10 @@ class BookReader:
 async def ask_for_standing(around: Surroundings, last: EpochCredited | None) -> Standing | None:
     """A peer's own part, as the bookkeepers sign it; None where none of them answers within two seconds. One that has
     yet to count the `last` epoch that this peer knows of is asked again, for about as long."""
-    loop, found = asyncio.get_running_loop(), dict[PeerID, Attestation]()
+    loop, found = asyncio.get_running_loop(), dict[PeerID, statements.Attestation]()
     own, until = around.node.peer_id, loop.time() + ASK_SECONDS
 
-    def is_behind(attestation: Attestation | None) -> bool:
+    def is_behind(attestation: statements.Attestation | None) -> bool:
         return attestation is None or (last is not None and attestation.until.epoch < last.epoch)
 
     async def ask(monitor: PeerID) -> None:
@@ -504,7 +490,9 @@ async def ask_for_standing(around: Surroundings, last: EpochCredited | None) -> 
             while is_behind(found.get(monitor)) and loop.time() < until:
                 if monitor in found:
                     await asyncio.sleep(ASK_AGAIN)
-                found[monitor] = await fetch_attestation(around.node.endpoint, monitor, around.run_id, own, ASK_SECONDS)
+                found[monitor] = await statements.fetch_attestation(
+                    around.node.endpoint, monitor, around.run_id, own, ASK_SECONDS
+                )
         except (NetworkError, ValueError) as error:
             logger.debug("nothing of this peer's part from %s: %s", monitor.short, error)
 

@@ -89,9 +89,18 @@ class Summary:
         """Listens to the peer's events."""
         match event:
             case EpochAdvanced():
-                self._note_epoch(event)
+                self.epoch, self.lineage = event.epoch, event.lineage
+                self.epochs += 1
+                self.samples += event.own_samples
+                if event.loss is not None:
+                    self.last_loss = event.loss
+                    self.first_loss = event.loss if self.first_loss is None else self.first_loss
             case RoundFinished():
-                self._note_round(event)
+                self.rounds[event.outcome] += 1
+                self.bytes_sent += event.bytes_sent
+                self.bytes_received += event.bytes_received
+                if event.reason:
+                    self.failures = [*self.failures, event.reason][-MAX_FAILURES:]
             case RoundsReplayed():
                 self.replays += event.rounds
                 self.epoch, self.lineage = event.epoch, event.lineage
@@ -104,22 +113,6 @@ class Summary:
             case StateDonated():
                 self.donations += 1
                 self.bytes_sent += event.bytes
-
-    def _note_epoch(self, event: EpochAdvanced) -> None:
-        self.epoch, self.lineage = event.epoch, event.lineage
-        self.epochs += 1
-        self.samples += event.own_samples
-        if event.loss is not None:
-            self.last_loss = event.loss
-            if self.first_loss is None:
-                self.first_loss = event.loss
-
-    def _note_round(self, event: RoundFinished) -> None:
-        self.rounds[event.outcome] += 1
-        self.bytes_sent += event.bytes_sent
-        self.bytes_received += event.bytes_received
-        if event.reason:
-            self.failures = [*self.failures, event.reason][-MAX_FAILURES:]
 
     def write(self, path: Path) -> None:
         """Writes the file whole or not at all."""
@@ -258,7 +251,9 @@ class RunPeer:
             undo.callback(self.events.subscribe(self._listener))
         undo.callback(self.events.subscribe(self.summary.note))
         self.lending = Lending(self.dht.limit_rates, self.processors, self.pace)
-        self.governor = undo.enter_context(self._governor())  # first: limits hold for the first byte too
+        sensors = sensors_for(files_of(recipe, self.home.path), LocalPeers().living)
+        governor = GovernorThread(self.limits, sensors, self.activity, self.lending.take, self._warn)
+        self.governor = undo.enter_context(governor)  # first: limits hold for the first byte too
         self.dht.run_in_background(await_ready=True)
         no_more()
         if self.dht.membership is not None:
@@ -268,10 +263,6 @@ class RunPeer:
         self.dht.run_coroutine(self._ask_for_admission())
         self._remember(self.acquaintances())
         undo.callback(self.events.subscribe(self._keep_remembering))
-
-    def _governor(self) -> GovernorThread:
-        sensors = sensors_for(files_of(self.recipe, self.home.path), LocalPeers().living)
-        return GovernorThread(self.limits, sensors, self.activity, self.lending.take, self._warn)
 
     def _warn(self, text: str) -> None:
         self.events.emit(Noticed("warning", text))

@@ -71,11 +71,7 @@ class ReachMaps:
     """A context manager: inside it others are answered. They are asked when a map is wanted, by worker threads."""
 
     def __init__(
-        self,
-        dht: DHT,
-        run_id: str,
-        peers: Callable[[], Iterable[PeerID]],
-        look: Callable[[], RunStatus],
+        self, dht: DHT, run_id: str, peers: Callable[[], Iterable[PeerID]], look: Callable[[], RunStatus]
     ) -> None:
         """`peers`: the others of the run."""
         self._dht = dht
@@ -136,10 +132,7 @@ class ReachMaps:
 
 
 def map_of(
-    status: RunStatus,
-    me: PeerID,
-    own: Mapping[PeerID, tuple[Way, bool]],
-    told: Mapping[PeerID, Mapping[PeerID, Way]],
+    status: RunStatus, me: PeerID, own: Mapping[PeerID, tuple[Way, bool]], told: Mapping[PeerID, Mapping[PeerID, Way]]
 ) -> ReachMap:
     """Of each pair one edge: by this peer's own connection, or else as one of the two says."""
     shown = {peer.peer_id: peer for peer in status.peers}

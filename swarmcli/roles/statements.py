@@ -117,8 +117,7 @@ class Pages:
         count = -(-len(self.ranked) // ON_A_PAGE)
         digest = digest_of([self._cut(number) for number in range(count)])
         self.statement = signed(
-            identity,
-            Statement(run_id, run, told.until, told.since, vouched, witnessed, count, digest, now),
+            identity, Statement(run_id, run, told.until, told.since, vouched, witnessed, count, digest, now)
         )
 
     def _cut(self, number: int) -> list[tuple[PeerID, Entry]]:
@@ -178,10 +177,6 @@ async def fetch_book(endpoint: Endpoint, monitor: PeerID, run_id: str, *, most_p
     if statement.pages <= most_pages and digest_of(signed) != statement.digest:
         raise ValueError("its book is another one than it has signed")
     peers, entries = zip(*(line for page in pages for line in page), strict=True) if any(pages) else ((), ())
-    return _whole(statement, peers, entries)
-
-
-def _whole(statement: Statement, peers: tuple[PeerID, ...], entries: tuple[Entry, ...]) -> Page:
     if len(set(peers)) != len(peers):
         raise ValueError("its book names a peer twice")
     return Page(statement, peers, entries)

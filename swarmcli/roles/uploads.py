@@ -17,13 +17,7 @@ from swarmcli.recipe import UploadSettings
 from swarmcli.training import STREAM
 
 FIRST_WAIT, LONGEST_WAIT = 10.0, 600.0  # seconds between two tries
-OF_TRAINING = (
-    MANIFEST,
-    TRAINING,
-    EVALUATION,
-    OWNER,
-    STREAM,
-)  # of no use to who uses the model
+OF_TRAINING = (MANIFEST, TRAINING, EVALUATION, OWNER, STREAM)  # of no use to who uses the model
 STAGED = "upload-"  # in the home: what is sent, under names that last as long as that takes
 
 Send = Callable[[Path, str], str]  # a directory and what to say of it; where it is now
@@ -63,7 +57,7 @@ class Uploads:
         try:
             _stage(checkpoint, directory)
         except OSError as error:
-            self._tell("warning", f"epoch {epoch} is not uploaded: {error}")
+            self._events.emit(Noticed("warning", f"epoch {epoch} is not uploaded: {error}"))
             return
         message = f"epoch {epoch}" + ("" if loss is None else f", evaluation loss {loss:.4f}")
         with self._condition:
@@ -81,7 +75,7 @@ class Uploads:
             self._thread.join(0.2)  # in pieces: a signal sets what `stopped` looks at
         left = self._sending or self._waiting
         if self._thread.is_alive() and left is not None:
-            self._tell("info", f"{left.message} was not uploaded; the checkpoint is on this computer")
+            self._events.emit(Noticed("info", f"{left.message} was not uploaded; the checkpoint is on this computer"))
 
     def _work(self) -> None:
         wait = self._first_wait
@@ -112,14 +106,11 @@ class Uploads:
             text = without_tokens(f"{staged.message} is not uploaded yet: {_first_line(error)}")
             if _first_line(error) != self._told:
                 self._told = _first_line(error)
-                self._tell("warning", text)
+                self._events.emit(Noticed("warning", text))
             return False
         self._told = ""
-        self._tell("info", without_tokens(f"{staged.message} is at {place}"))
+        self._events.emit(Noticed("info", without_tokens(f"{staged.message} is at {place}")))
         return True
-
-    def _tell(self, level: str, text: str) -> None:
-        self._events.emit(Noticed("warning" if level == "warning" else "info", text))
 
 
 def _stage(checkpoint: Path, directory: Path) -> None:
