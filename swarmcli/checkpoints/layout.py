@@ -22,7 +22,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,11 @@ def checkpoints_below(path: Path, run_id: str | None = None) -> list[Path]:
     found = [place for place in places if _READABLE.fullmatch(place.name)]
     if run_id is not None:
         found = [place for place in found if _run_of(place) in (run_id, None)]
+    return newest_first(found)
+
+
+def newest_first(found: Iterable[Path]) -> list[Path]:
+    """Checkpoints by their epochs, those of one epoch by when they were written."""
     return sorted(found, key=lambda place: (epoch_of(place), _changed_at(place)), reverse=True)
 
 

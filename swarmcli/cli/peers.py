@@ -179,7 +179,8 @@ class PagedOptions(PeerOptions):
     resume: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH", help="Begin from a checkpoint (a directory, or 'latest' for the newest below output_dir)."
+            metavar="PATH",
+            help="Begin from a checkpoint (a directory, or 'latest': the newest in --home or output_dir).",
         ),
     ] = None
     web: Annotated[

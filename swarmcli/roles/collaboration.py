@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from swarmcli.averaging import Aggregator, CenteredClip, Mean, Median, TrimmedMean
-from swarmcli.checkpoints.layout import checkpoints_below, epoch_of, find_checkpoint
+from swarmcli.checkpoints.layout import checkpoints_below, epoch_of, find_checkpoint, newest_first
 from swarmcli.compression import (
     BFloat16Compression,
     BlockwiseQuantization,
@@ -96,7 +96,7 @@ class Collaboration:
         if auxiliary:
             self.model = outline
         else:
-            checkpoint = find_resumed(recipe, resume) if resume else None
+            checkpoint = find_resumed(recipe, resume, peer.home.path) if resume else None
             self.model = self.task.build_model()
             if checkpoint is not None:
                 checkpoint.restore_model(self.model)
@@ -308,17 +308,23 @@ def make_aggregator(settings: AggregatorSettings) -> Aggregator:
             return Mean(settings.gate)
 
 
-def find_resumed(recipe: Recipe, resume: str) -> Checkpoint:
+def find_resumed(recipe: Recipe, resume: str, home: Path) -> Checkpoint:
     """The checkpoint that `resume` names, read. Raises CheckpointError."""
-    return load_checkpoint(resumed_place(recipe, resume), recipe.run_id)
+    return load_checkpoint(resumed_place(recipe, resume, home), recipe.run_id)
 
 
-def resumed_place(recipe: Recipe, resume: str) -> Path:
-    """Where the checkpoint at the path `resume` is, or with "latest" the newest that any peer of this machine wrote.
+def resumed_place(recipe: Recipe, resume: str, home: Path) -> Path:
+    """Where the checkpoint at the path `resume` is, or with "latest" the newest one of the run below its output_dir and
+    in `home`, which `--home` may have placed elsewhere.
 
     Raises CheckpointError when there is none.
     """
-    place = recipe.output_dir / recipe.run_id if resume == "latest" else Path(resume)
-    if not place.exists():
-        raise CheckpointError(f"--resume {resume}: {place} does not exist")
-    return find_checkpoint(place)
+    if resume == "latest":
+        places = recipe.output_dir / recipe.run_id, home
+        found = newest_first(each for place in places for each in checkpoints_below(place, recipe.run_id))
+        if not found:
+            raise CheckpointError(f"--resume latest: neither {places[0]} nor {home} holds a checkpoint of this run")
+        return found[0]
+    if not Path(resume).exists():
+        raise CheckpointError(f"--resume {resume}: {resume} does not exist")
+    return find_checkpoint(Path(resume))

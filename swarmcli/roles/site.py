@@ -158,7 +158,7 @@ def run_site_leader(
     Raises SiteError when the site has lost a process, or one of them has failed, and CheckpointError, when the site has
     been left, if the run's result could not be written.
     """
-    place = resumed_place(peer.recipe, resume) if resume else None
+    place = resumed_place(peer.recipe, resume, peer.home.path) if resume else None
     site.share(wire.encode(Introduction(bytes(peer.peer_id), peer.home.path.name)))
     commands = LeaderCommands(site)
     collaboration, mode = _collaborate(peer, commands, compute)

@@ -10,6 +10,7 @@ from torch import nn
 
 from swarmcli.averaging import CenteredClip, Mean, Median, TrimmedMean
 from swarmcli.compression import Float16Compression, NoCompression
+from swarmcli.errors import CheckpointError
 from swarmcli.optim import GradientAverager, Optimizer
 from swarmcli.recipe import Recipe, load_recipe
 from swarmcli.recipe.settings import Codec
@@ -19,9 +20,11 @@ from swarmcli.roles.collaboration import (
     device_in_words,
     grad_averager,
     mode_options,
+    resumed_place,
     timing_options,
 )
 from swarmcli.training import Compute, optimizer_factory, parameter_groups
+from tests.checkpoints.shelves import fill
 from tests.recipe.recipes import small
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -114,3 +117,17 @@ def test_the_devices_of_a_site_are_counted() -> None:
     alone, first_of_four = Compute(torch.device("cuda", 1)), Compute(torch.device("cuda", 0), torch.bfloat16)
     assert device_in_words(small(), alone) == "cuda:1 (float32)"
     assert device_in_words(small("local.site.processes=4"), first_of_four) == "4 × cuda (bfloat16)"
+
+
+def test_the_latest_checkpoint_is_looked_for_also_in_a_home_elsewhere(tmp_path: Path) -> None:
+    recipe, home = small(f"output_dir={tmp_path / 'runs'}"), tmp_path / "home"
+    with pytest.raises(CheckpointError, match=r"--resume latest: neither .*small nor .*home holds a checkpoint"):
+        resumed_place(recipe, "latest", home)
+    older = fill(tmp_path / "runs" / "small" / "trainer-1" / "checkpoints" / "epoch-000003", 3, "small")
+    assert resumed_place(recipe, "latest", home) == older
+    newer = fill(home / "checkpoints" / "epoch-000004", 4, "small")
+    fill(home / "checkpoints" / "epoch-000009", 9, "another run")
+    assert resumed_place(recipe, "latest", home) == newer
+    assert resumed_place(recipe, str(older), home) == older
+    with pytest.raises(CheckpointError, match="does not exist"):
+        resumed_place(recipe, str(tmp_path / "nowhere"), home)
