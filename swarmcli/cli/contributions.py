@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmcli.cli.console import day, err, out, plain_table, plural
+from swarmcli.cli.local import running_homes
 from swarmcli.errors import SwarmError, UsageError
 from swarmcli.events import Contribution
 from swarmcli.journal import megabytes, printable, short
@@ -335,7 +336,8 @@ def write(
         typer.Option(
             "--home",
             metavar="DIR",
-            help="The peer's directory. Default: that of your only peer on this computer that gives something.",
+            help="The peer's directory. Default: that of your only peer on this computer that gives something, "
+            "or of several the only one that runs.",
         ),
     ] = None,
     to: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")] = Path("certificate.json"),
@@ -449,7 +451,7 @@ def _entry(entry: Any) -> Mapping[str, Any]:
 
 
 def only_home() -> Path:
-    """The only home on this computer of a peer that gives something, of which more than its files are known."""
+    """The only home on this computer of a peer that gives something, or of several the only one whose peer runs."""
     from swarmcli.cli.link import link_files, places_of
 
     places = places_of(None).directories
@@ -458,6 +460,8 @@ def only_home() -> Path:
     giving = sorted(home for home in homes if not home.name.startswith("monitor")) or sorted(homes)
     if not giving:
         raise UsageError("no peer on this computer has taken part in a run; name its directory with --home")
+    living = running_homes()
+    giving = [home for home in giving if home in living] or giving
     if len(giving) > 1:
         named = "".join(f"\n  {home}" for home in giving[:20])
         raise UsageError(f"{len(giving)} peers are known on this computer; say which with --home:{named}")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from swarmcli.cli.local import running_homes
 from swarmcli.errors import JournalError, UsageError
 from swarmcli.journal import JOURNAL_NAME, JournalReader
 
@@ -16,13 +17,15 @@ Which = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN|HOME]",
-        help="A run by its name, or a peer's directory or journal. Default: the only one here or of this user.",
+        help="A run by its name, or a peer's directory or journal. Default: the only one here or of this "
+        "user, or of those the only one that runs.",
     ),
 ]
 
 
 def journal_of(which: str | None) -> Path:
-    """Of a path, of the name of a run, or the only one there is. Raises JournalError, UsageError."""
+    """Of a path, of the name of a run, or the only one there is; of several that of a peer that runs. Raises
+    JournalError, UsageError."""
     if which is not None and Path(which).exists():
         return find_journal(Path(which))
     if which is None:
@@ -33,9 +36,12 @@ def journal_of(which: str | None) -> Path:
     if not found:
         named = f"of the run {which} " if which else ""
         raise UsageError(f"no journal {named}is known on this computer; name the directory of a peer")
+    running = _of_running(found)
+    found = running or found
     if len(found) > 1 and which is None:
         named = "".join(f"\n  {file.parent}" for file in found[:MOST_NAMED])
-        raise UsageError(f"{len(found)} peers of yours have a journal; name one of these directories, or a run:{named}")
+        are = "run now" if running else "have a journal"
+        raise UsageError(f"{len(found)} peers of yours {are}; name one of these directories, or a run:{named}")
     # Of several peers of a run a monitor saw most; otherwise the one that wrote last.
     return max(found, key=lambda file: (file.parent.name.startswith("monitor"), file.stat().st_mtime))
 
@@ -48,6 +54,11 @@ def known_journals() -> list[Path]:
     return [file for place in places_of_runs() for depth in depths for file in place.glob(depth + JOURNAL_NAME)]
 
 
+def _of_running(journals: list[Path]) -> list[Path]:
+    homes = running_homes()
+    return [file for file in journals if file.parent.resolve() in homes]
+
+
 def _is_of(file: Path, run_id: str) -> bool:
     try:
         with JournalReader(file) as reader:
@@ -57,7 +68,8 @@ def _is_of(file: Path, run_id: str) -> bool:
 
 
 def find_journal(path: Path | None) -> Path:
-    """The file itself, or the one journal in a directory or up to three levels below it."""
+    """The file itself, or the one journal in a directory or up to three levels below it; of several that of the only
+    peer that runs."""
     where = path if path is not None else Path()
     if not where.exists():
         raise JournalError(f"{where} does not exist; give a journal ({JOURNAL_NAME}) or a directory that holds one")
@@ -70,6 +82,8 @@ def find_journal(path: Path | None) -> Path:
     ]
     if len(found) == 1:
         return found[0]
+    if len(running := _of_running(found)) == 1:
+        return running[0]
     if not found:
         raise JournalError(f"there is no {JOURNAL_NAME} in {where.absolute()} or below; give the path of one")
     found.sort(key=lambda each: each.stat().st_mtime, reverse=True)

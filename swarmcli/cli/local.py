@@ -42,6 +42,11 @@ def chosen(
     return found
 
 
+def running_homes() -> set[Path]:
+    """The directories of this user's running peers, resolved."""
+    return {Path(peer.home).resolve() for peer in LocalPeers().peers()}
+
+
 def described(peer: LocalPeer) -> str:
     """For example: Ada (trainer of stdlib-lm)."""
     return printable(f"{peer.label} ({peer.role} of {peer.run_id})")

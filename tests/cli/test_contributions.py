@@ -25,6 +25,7 @@ from swarmcli.cli.contributions import (
 from swarmcli.cli.link import Places
 from swarmcli.errors import UsageError
 from swarmcli.events import Contribution
+from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.network.identity import Identity
 from swarmcli.roles import asking
 from swarmcli.roles.asking import Given, Report, ask_for_books
@@ -174,11 +175,19 @@ def test_a_monitor_that_tells_its_book_for_ever_is_waited_for_a_minute(monkeypat
 def test_an_owner_gets_the_certificate_of_the_trainer_beside_his_monitor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SWARM_RUNTIME_DIR", str(tmp_path / "runtime"))
     homes = [tmp_path / "runs" / name for name in ("monitor-1", "trainer-1", "texts")]
     for home in homes:
         home.mkdir(parents=True)
         (home / LINK).write_text("a link")
     monkeypatch.setattr("swarmcli.cli.link.places_of", lambda what: Places([homes[0]]))
     assert only_home() == homes[1].resolve()
+    (tmp_path / "runs" / "trainer-2").mkdir()
+    (tmp_path / "runs" / "trainer-2" / LINK).write_text("a link")
+    with pytest.raises(UsageError, match="2 peers are known"):
+        only_home()
+    with LocalPeers().entered(LocalPeer.here("trainer", "run", tmp_path / "runs" / "trainer-2")):
+        assert only_home() == (tmp_path / "runs" / "trainer-2").resolve()
+    (tmp_path / "runs" / "trainer-2" / LINK).unlink()
     (homes[1] / LINK).unlink()
     assert only_home() == homes[0].resolve()

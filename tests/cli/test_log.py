@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import typer
+from msgspec.structs import replace
 from rich.console import Console
 from typer.testing import CliRunner
 
 from swarmcli.cli.console import day
 from swarmcli.cli.journals import find_journal, journal_of
 from swarmcli.cli.log import Selection, followed, log, show
-from swarmcli.errors import JournalError
+from swarmcli.errors import JournalError, UsageError
 from swarmcli.events import CheckpointWritten, EpochAdvanced, PeerRefused, PeerSeen, RoundFinished
 from swarmcli.journal import Journal, JournalReader, RunRecord
+from swarmcli.machine.registry import LocalPeer, LocalPeers
 
 ALICE, BOB = "a" * 52, "b" * 52
 START = 1_790_000_000.0
@@ -226,6 +231,37 @@ def test_where_the_command_is_given_none_lies_the_only_one_of_the_user_is_meant(
     monkeypatch.setenv("SWARM_DATA_DIR", str(path.parent.parent))
     assert journal_of(None) == path
     assert journal_of("stdlib-lm") == path
+
+
+@pytest.fixture
+def two(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The journals of two peers of a run, the second written last; `living` makes one of them run."""
+    monkeypatch.setenv("SWARM_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    other = tmp_path / "monitor-1" / "journal.sqlite"
+    write_run(other)
+    return path, other
+
+
+def living(home: Path) -> AbstractContextManager[object]:
+    return LocalPeers().entered(LocalPeer.here("trainer", "stdlib-lm", home))
+
+
+def test_of_several_peers_the_one_that_runs_is_meant(two: tuple[Path, Path], tmp_path: Path) -> None:
+    path, other = two
+    assert journal_of("stdlib-lm") == other, "of those that do not run a monitor saw most"
+    with pytest.raises(UsageError, match="2 peers of yours have a journal"):
+        journal_of(None)
+    with living(path.parent):
+        assert journal_of(None) == journal_of("stdlib-lm") == find_journal(tmp_path) == path
+    parent = psutil.Process(os.getppid())
+    second = replace(LocalPeer.here("monitor", "stdlib-lm", other.parent), pid=parent.pid, started=parent.create_time())
+    with living(path.parent), LocalPeers().entered(second):
+        with pytest.raises(UsageError, match=r"2 peers of yours run now; name one"):
+            journal_of(None)
+        assert journal_of("stdlib-lm") == other
 
 
 # ---- the command
