@@ -160,8 +160,9 @@ def members(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="LINK|RECIPE|DIRECTORY",
-            help="Which run: a link, a recipe, or a peer's directory. Default: the only run of this computer.",
+            metavar="LINK|RECIPE|DIRECTORY|RUN",
+            help="Which run: a link, a recipe, a peer's directory, or its name. Default: the only run of this "
+            "computer.",
         ),
     ] = None,
     sort: Annotated[
@@ -230,8 +231,7 @@ def _visitor(run: _Run) -> Visitor | None:
 
     if run.recipe is not None:
         return of_recipe(run.recipe) if run.recipe.access == "invite" else None
-    assert run.link is not None
-    return LinkedRun(run.link).visitor()
+    return LinkedRun(run.link).visitor() if run.link is not None else None
 
 
 def _told_here(run_id: str) -> _ToldHere | None:
@@ -310,12 +310,29 @@ def _run_named(what: str | None, overrides: list[str], peers: list[str]) -> _Run
         return _Run(recipe.run_id, _contacts_of(recipe, peers), recipe)
     from swarmcli.cli.link import contacts_of, links_of
 
-    found = links_of(what)
+    try:
+        found = links_of(what)
+    except UsageError:
+        if what is None or Path(what).exists() or not (known := _known_in(what)):
+            raise
+        return _Run(what, [*peers, *known])
     if len(found) > 1:
         named = "".join(f"\n  {home}  {each.run_id}" for home, each in found.items())
         raise UsageError(f"peers of {len(found)} runs are known here; say which with one of these directories:{named}")
     ((home, link),) = found.items()
     return _Run(link.run_id, [*peers, *contacts_of(home, link)], link=link)
+
+
+def _known_in(run_id: str) -> list[str]:
+    """Whom a peer of this user in a run knows, where none has given out a link; `[]`: there is no such peer."""
+    from swarmcli.cli.journals import journal_of
+    from swarmcli.roles.home import addresses_in, remembered
+
+    try:
+        home = journal_of(run_id).parent
+    except UsageError:
+        return []
+    return list(dict.fromkeys([*addresses_in(home / "peer.json", "addresses"), *remembered(home)]))
 
 
 def _contacts_of(recipe: Recipe, peers: list[str]) -> list[str]:

@@ -20,8 +20,9 @@ def link(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="LINK|RECIPE|DIRECTORY",
-            help="Which run: a recipe, a peer's directory or one above it, or a link. Default: all of this machine.",
+            metavar="LINK|RECIPE|DIRECTORY|RUN",
+            help="Which run: a recipe, a peer's directory or one above it, a link, or its name. Default: all of this "
+            "machine.",
         ),
     ] = None,
     copyable: Annotated[
@@ -101,7 +102,7 @@ class Places:
 
 def places_of(what: str | None) -> Places:
     """Where to look. Peers that run now are looked at wherever their homes are, unless a directory is named."""
-    from swarmcli.machine.places import data_directory
+    from swarmcli.machine.places import data_directory, places_of_runs
     from swarmcli.machine.registry import LocalPeers
     from swarmcli.recipe import is_link, load_recipe, parse_link
     from swarmcli.roles.linked import LinkedRun
@@ -115,7 +116,7 @@ def places_of(what: str | None) -> Places:
     if Path(what).is_file():
         recipe = load_recipe(what)
         return Places([recipe.output_dir / recipe.run_id, *living], recipe.run_id)
-    return Places([Path(what)])
+    return Places([Path(what)]) if Path(what).exists() else Places(places_of_runs(), what)
 
 
 def link_files(directory: Path) -> Iterator[Path]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import typer
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
+from swarmcli.cli.closed import _Run, _run_named
 from swarmcli.cli.link import contacts_of, link
 from swarmcli.errors import UsageError
+from swarmcli.journal import Journal, RunRecord
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.network.identity import Identity
 from swarmcli.recipe import Link, digest_of, parse_recipe
@@ -78,6 +81,30 @@ def test_a_peer_that_runs_is_found_by_its_link_and_its_recipe_wherever_its_home_
             assert said(what)[0] == f'swarm join "{own}"'
     with pytest.raises(UsageError, match="no peer of the run small on this machine"):
         said(own)
+
+
+def test_a_run_is_found_by_its_name_where_its_journal_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = home(tmp_path / "runs" / "small" / "monitor-1", "203.0.113.7:1")
+    home(tmp_path / "runs" / "other" / "monitor-1", "203.0.113.8:1", run_id="other")
+    assert said("small")[0] == f'swarm join "{own}"'
+    named = _run_named("small", [], [])
+    assert (named.run_id, named.link, named.contacts) == ("small", own, list(own.addresses))
+    with pytest.raises(UsageError, match="no peer of the run nowhere on this machine has given out a link"):
+        said("nowhere")
+
+
+def test_a_peer_that_gave_out_no_link_knows_whom_to_ask_about_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    client = tmp_path / "runs" / "small" / "trainer-1"
+    Journal(client / "journal.sqlite", run=RunRecord("small", "trainer", PEER.text, "Ada", "0.1.0"), clock=time.time).close()
+    with pytest.raises(UsageError, match="no peer of the run small"):
+        _run_named("small", [], [])
+    monitor = f"tcp://203.0.113.8:31330/{PEER}"
+    (client / "contacts.json").write_text(json.dumps([monitor]))
+    assert _run_named("small", [], []) == _Run("small", [monitor])
 
 
 def test_copyable_is_the_link_alone(tmp_path: Path) -> None:
