@@ -37,17 +37,32 @@ def validate(
         else load_recipe(recipe, overrides or ())
     )
     fingerprint = fingerprint_of(loaded)
+    no_link = "" if linked else _why_no_link(loaded)
     found = {} if quick or linked else _try_out(loaded)
     if as_json:
         values = loaded.model_dump(mode="json")
-        typer.echo(json.dumps({"values": values, "fingerprint": fingerprint, **found}, indent=2))
+        typer.echo(json.dumps({"values": values, "fingerprint": fingerprint, "no_link": no_link, **found}, indent=2))
         return
-    for name, text in {**_summary(loaded), **found, "keys that must agree": str(len(fingerprint))}.items():
+    link = {"link": no_link.replace("\n", "; ") or "brings it to whoever joins"}
+    for name, text in {**_summary(loaded), **link, **found, "keys that must agree": str(len(fingerprint))}.items():
         typer.echo(f"{name:<21} {printable(text, 2000)}")
     if linked:
         typer.echo("the link's recipe is in order; nothing was written, and no data were read")
     else:
-        typer.echo(f"{recipe} is in order" + (" as far as the file goes" if quick else ""))
+        alone = ", for those who have the file" if no_link else ""
+        typer.echo(f"{recipe} is in order" + (" as far as the file goes" if quick else "") + alone)
+
+
+def _why_no_link(recipe: Recipe) -> str:
+    """What a peer that joins with this file would say of its link; "": a link brings the recipe to others."""
+    from swarmcli.errors import RecipeError
+    from swarmcli.recipe.offered import offered
+
+    try:
+        offered(recipe)
+    except RecipeError as error:
+        return str(error)
+    return ""
 
 
 def _of_link(text: str, overrides: Sequence[str], *, told: bool) -> Recipe:

@@ -62,6 +62,15 @@ def test_quick_looks_at_the_file_only(recipe: Path) -> None:
     assert "is in order as far as the file goes" in output and "parameters" not in output
 
 
+def test_it_says_whether_the_recipe_can_travel_in_a_link(recipe: Path) -> None:
+    assert "link                  brings it to whoever joins\n" in run(recipe, "--quick")
+    output = run(recipe, "--quick", "--set", f"datasets.0.path={recipe.parent / 'texts'}")
+    assert "This run cannot be joined by a link: " in output
+    assert "datasets.0.path leads out of the run's data directory" in output and "local.data_dir" in output
+    assert "is in order as far as the file goes, for those who have the file" in output
+    assert "cannot be joined" in json.loads(run(recipe, "--json", "--quick", "--set", "datasets.0.path=~/x"))["no_link"]
+
+
 def test_json_holds_values_and_fingerprint(recipe: Path) -> None:
     found = json.loads(run(recipe, "--json", "--quick", "--set", "seed=9"))
     assert found["values"]["seed"] == 9 and found["values"]["optimizer"]["name"] == "adamw"
