@@ -1,4 +1,4 @@
-"""`swarm init`: a recipe with comments after three questions, and for a closed run its key."""
+"""`swarm init`: a recipe with comments after four questions, and for a closed run its key."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeVar, get_args
+from typing import Annotated, NamedTuple, TypeVar
 
 import typer
 
 from swarmcli.cli.console import aloud, err, out
 from swarmcli.errors import RecipeError, UsageError
-from swarmcli.recipe.templates import STDLIB, TemplateName, compose
+from swarmcli.recipe.templates import STDLIB, TEMPLATES, TemplateName, compose
 
 RECIPE = "recipe.yaml"  # in a directory
 SUFFIXES = (".yaml", ".yml")
+USUAL: TemplateName = "small"
+LOOK_BYTES = 4096  # of a file, whether it is text
 Answer = TypeVar("Answer")
 
 
@@ -33,6 +35,7 @@ class Data(NamedTuple):
 class Answers(NamedTuple):
     run_id: str
     data: Data
+    template: TemplateName
     invite: bool
 
 
@@ -40,7 +43,9 @@ def init(
     place: Annotated[
         str, typer.Argument(metavar="[DIR|RECIPE]", help="A directory, made if need be, or the recipe file to write.")
     ] = RECIPE,
-    template: Annotated[TemplateName, typer.Option(help="What kind of run.")] = "small",
+    template: Annotated[
+        TemplateName | None, typer.Option(help=f"What kind of run. Default: {USUAL}.", show_default=False)
+    ] = None,
     run_id: Annotated[str | None, typer.Option(help="The name of the run. Default: the directory's or file's.")] = None,
     data: Annotated[
         str | None,
@@ -61,7 +66,8 @@ def init(
 ) -> None:
     """Begin a run of your own: write a recipe with comments, and for a closed run its key.
 
-    At a terminal it asks three questions: what the run is called, what the model learns from, and who takes part.
+    At a terminal it asks four questions: what the run is called, what the model learns from, how large it is, and who
+    takes part.
 
     Templates: small (any laptop trains it in minutes, to see how everything works), medium (11 million parameters, for
     laptops and desktop computers), gpt2 (86 million, for graphics cards), slow-links (as medium, with one exchange of
@@ -77,8 +83,8 @@ def init(
     if file.exists():
         raise UsageError(f"{file} is there already; name another directory or file, or remove it")
     asks = not yes and sys.stdin.isatty()
-    chosen = _ask(file, run_id, data, invite, asks)
-    key = _write(file, template, chosen)
+    chosen = _ask(file, run_id, data, template, invite, asks)
+    key = _write(file, chosen)
     shown = shlex.quote(str(file))
     err.print(f"wrote {file}" + (f" and the run key {key}, which is yours alone" if key else ""), soft_wrap=True)
     if chosen.data.is_of_files:
@@ -101,8 +107,10 @@ def _file_of(place: str) -> Path:
     return path if path.suffix in SUFFIXES and not path.is_dir() else path / RECIPE
 
 
-def _ask(file: Path, run_id: str | None, data: str | None, invite: bool | None, asks: bool) -> Answers:
-    """Three questions, those aside that the command line has answered; what it says is checked before any is asked."""
+def _ask(
+    file: Path, run_id: str | None, data: str | None, template: TemplateName | None, invite: bool | None, asks: bool
+) -> Answers:
+    """Four questions, those aside that the command line has answered; what it says is checked before any is asked."""
     name = _usual_name(file) if run_id is None else _name(run_id)
     texts = Data(STDLIB) if data is None else _data_for(file, data)
     if run_id is None and asks:
@@ -113,11 +121,14 @@ def _ask(file: Path, run_id: str | None, data: str | None, invite: bool | None, 
             f"Hugging Face Hub (owner/name); or {STDLIB}: the sources of Python, to try it at once."
         )
         texts = _answer(question, STDLIB, lambda said: _data_for(file, said))
+    if template is None and asks:
+        kinds = "".join(f"\n  {name}: {each.about}" for name, each in TEMPLATES.items())
+        template = _answer(f"How large is the model?{kinds}", USUAL, _template)
     if invite is None and asks:
         invite = _answer(
             "Who takes part: whoever has the link (open), or only whom you invite (invite)?", "open", _access
         )
-    return Answers(name, texts, bool(invite))
+    return Answers(name, texts, template or USUAL, bool(invite))
 
 
 def _answer(question: str, default: str, read: Callable[[str], Answer]) -> Answer:
@@ -150,6 +161,13 @@ def _name(text: str) -> str:
     return text
 
 
+def _template(text: str) -> TemplateName:
+    found = [name for name in TEMPLATES if text and name.startswith(text.lower())]
+    if len(found) == 1:
+        return found[0]
+    raise UsageError(f"{text!r} is none of {', '.join(TEMPLATES)}")
+
+
 def _access(text: str) -> bool:
     """Whether the run is closed. A word that is neither is asked for again: a run that should be closed is not opened
     by a guess."""
@@ -169,20 +187,40 @@ def _data_for(file: Path, data: str) -> Data:
         if re.fullmatch(r"[\w.-]+/[\w.-]+", data) and not data.startswith("."):
             return Data(data)  # a dataset of the Hub
         raise UsageError(f"{data} is no directory with texts on this computer, nor the name of a dataset (owner/name)")
+    if not _holds_text(path):
+        raise UsageError(f"{data} holds no text; put text files there, or name another directory")
     absolute, base = path.resolve(), file.absolute().parent.resolve()
     if absolute.is_relative_to(base):
         return Data(f"./{absolute.relative_to(base).as_posix()}", is_of_files=True)
     return Data(f"./{absolute.name}", absolute.parent.as_posix(), is_of_files=True)
 
 
-def _write(file: Path, template: TemplateName, chosen: Answers) -> Path | None:
+def _holds_text(path: Path) -> bool:
+    """Whether a file, or one below a directory, can be learned from: hidden files and those with zero bytes are not."""
+    below = path.glob("**/*") if path.is_dir() else [path]
+    return any(
+        _is_text(file)
+        for file in below
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
+
+
+def _is_text(file: Path) -> bool:
+    try:
+        with file.open("rb") as stream:
+            begins = stream.read(LOOK_BYTES)
+    except OSError:
+        return False
+    return bool(begins.strip()) and b"\0" not in begins
+
+
+def _write(file: Path, chosen: Answers) -> Path | None:
     """Writes the recipe; of a closed run the key first, whose path it gives."""
     from swarmcli.recipe import load_recipe, parse_recipe
     from swarmcli.recipe.run_key import RunKey
 
-    assert template in get_args(TemplateName)
     texts = {"data": chosen.data.path, "data_dir": chosen.data.begins}
-    parse_recipe(compose(file.name, chosen.run_id, template=template, **texts))  # before anything is written
+    parse_recipe(compose(file.name, chosen.run_id, template=chosen.template, **texts))  # before anything is written
     key: Path | None = None
     public = ""
     try:
@@ -190,7 +228,8 @@ def _write(file: Path, template: TemplateName, chosen: Answers) -> Path | None:
         if chosen.invite:
             key = file.with_name(f"{chosen.run_id}.run-key")
             public = RunKey.create(key).public.text
-        text = compose(str(file), chosen.run_id, template=template, **texts, public=public, key=key.name if key else "")
+        keys = {"public": public, "key": key.name if key else ""}
+        text = compose(str(file), chosen.run_id, template=chosen.template, **texts, **keys)
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)
             os.fsync(stream.fileno())

@@ -1,4 +1,4 @@
-"""`swarm init`: recipes that are in order, three questions, and nothing written over."""
+"""`swarm init`: recipes that are in order, four questions, and nothing written over."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ app.command()(init)
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my texts").mkdir()
+    (tmp_path / "my texts" / "a.txt").write_text("text")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -96,23 +97,42 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return asked
 
 
-def test_three_questions_are_asked_at_a_terminal_and_those_that_are_answered_are_not(asked: Asked) -> None:
-    asked.answers = iter(["called-so", "my texts", "invited"])
+def test_a_directory_without_text_is_refused_before_anything_is_written(here: Path) -> None:
+    texts = here / "other"
+    (texts / ".git").mkdir(parents=True)
+    (texts / ".git" / "config").write_text("hidden files are no texts")
+    (texts / "empty.txt").touch()
+    (texts / "picture.png").write_bytes(b"\x89PNG\0\0\0")
+    for named in ("other", "other/picture.png"):
+        with pytest.raises(UsageError, match=f"{named} holds no text; put text files there"):
+            said("run", "--data", named)
+    assert not (here / "run").exists()
+    (texts / "below").mkdir()
+    (texts / "below" / "a.txt").write_text("text")
+    assert said("run", "--data", "other")
+
+
+def test_four_questions_are_asked_at_a_terminal_and_those_that_are_answered_are_not(asked: Asked) -> None:
+    asked.answers = iter(["called-so", "my texts", "medium", "invited"])
     said("a")
     recipe = load_recipe("a/recipe.yaml")
-    assert len(asked) == 3 and (recipe.run_id, recipe.access) == ("called-so", "invite")
+    assert len(asked) == 4 and (recipe.run_id, recipe.access) == ("called-so", "invite")
+    assert recipe.sequence_len == TEMPLATES["medium"].sequence_len
+    assert all(f"{name}: {template.about}" in asked[2] for name, template in TEMPLATES.items())
     asked.clear()
     asked.answers = iter(["open"])
-    said("b", "--run-id", "b", "--data", "stdlib")
+    said("b", "--run-id", "b", "--data", "stdlib", "--template", "small")
     assert len(asked) == 1 and load_recipe("b/recipe.yaml").access == "open"
     said("c", "--yes")
     assert len(asked) == 1 and sys.stdin is not None
 
 
 def test_an_answer_that_is_not_understood_is_asked_for_again_and_opens_no_run(asked: Asked) -> None:
-    asked.answers = iter(["no name!", "d", "?", "stdlib", "only whom I invite", "", "private", "closed"])
+    asked.answers = iter(
+        ["no name!", "d", "?", "stdlib", "huge", "s", "sm", "only whom I invite", "", "private", "closed"]
+    )
     said("d")
-    assert len(asked) == 8 and load_recipe("d/recipe.yaml").access == "invite"
+    assert len(asked) == 11 and load_recipe("d/recipe.yaml").access == "invite"
 
 
 def test_of_a_closed_run_it_does_not_promise_that_its_link_is_enough() -> None:
