@@ -352,8 +352,9 @@ class Session:
     def _farewell(self) -> str:
         summary = self.peer.summary
         work = f" after {summary.samples:,} samples" if self._role == "trainer" else ""
+        lost = f"; {summary.lost:,} more are lost, of an epoch that had not ended" if summary.lost else ""
         over = "the run has finished; " if self._watch is not None and self._watch.state == "finished" else ""
-        return f"{over}left at epoch {summary.epoch}{work}; my files are in {self.peer.home.path}"
+        return f"{over}left at epoch {summary.epoch}{work}{lost}; my files are in {self.peer.home.path}"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

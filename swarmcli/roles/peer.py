@@ -74,6 +74,7 @@ class Summary:
     lineage: str = ""
     epochs: int = 0  # stepped by this process
     samples: int = 0  # computed by this process and counted in an epoch; of a site, in its lives before as well
+    lost: int = 0  # computed for an epoch that had not ended when this process left
     first_loss: float | None = None
     last_loss: float | None = None
     rounds: dict[str, int] = field(default_factory=lambda: {"committed": 0, "failed": 0, "undecided": 0})
@@ -471,6 +472,8 @@ class RunPeer:
         summary = self.summary
         summary.epoch = optimizer.local_epoch
         summary.digest = "" if optimizer.auxiliary else optimizer.state_digest()
+        if self.role == "trainer" and optimizer.use_gradient_averaging:
+            summary.lost = optimizer.local_progress.samples_accumulated
         try:
             summary.write(self.home.summary)
         except OSError as error:

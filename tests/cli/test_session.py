@@ -16,7 +16,7 @@ from swarmcli.errors import AddressError, ListenError
 from swarmcli.machine.registry import VARIABLE, LocalPeer, LocalPeers
 from swarmcli.recipe import load_recipe, parse_recipe
 from swarmcli.roles.activity import HURRIED_SECONDS, STAY_SECONDS, Activity
-from swarmcli.roles.peer import LINK
+from swarmcli.roles.peer import LINK, Summary
 from tests.recipe.recipes import small
 from tests.roles.test_links import lost, peer
 
@@ -116,6 +116,17 @@ def test_ctrl_c_says_how_one_leaves_sooner(capsys: pytest.CaptureFixture[str]) -
     activity.hands_in = lambda stays: (1200, 240.0)
     signalled(activity)(signal.SIGINT, False)
     assert capsys.readouterr().err == "Ctrl-C again or `swarm stop --now` leaves without it\n"
+
+
+def test_who_leaves_is_told_what_is_lost(tmp_path: Path) -> None:
+    session = Session("trainer", parse_recipe(RECIPE.read_text(), [], name="a recipe.yaml"), [], None)
+    summary = Summary("run", "trainer", "Ada", "a" * 52, epoch=3, samples=1536)
+    session.peer = cast(Any, SimpleNamespace(summary=summary, home=SimpleNamespace(path="h")))
+    assert session._farewell() == "left at epoch 3 after 1,536 samples; my files are in h"
+    summary.lost = 368
+    assert session._farewell() == (
+        "left at epoch 3 after 1,536 samples; 368 more are lost, of an epoch that had not ended; my files are in h"
+    )
 
 
 def test_who_joins_a_run_once_more_is_told_of_his_peer_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

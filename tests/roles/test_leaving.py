@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +22,7 @@ from swarmcli.roles.home import Home
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.run import run_monitor, run_trainer
 from swarmcli.roles.watch import RunWatch
-from swarmcli.training import CheckpointStore, load_checkpoint
+from swarmcli.training import STREAM, CheckpointStore, load_checkpoint
 from tests.recipe.recipes import small
 
 PATIENCE = 200.0  # seconds, for a busy machine
@@ -207,6 +208,17 @@ def test_who_leaves_first_leaves_its_state_to_the_other(start: Any) -> None:
     assert outcome.startswith("not saved: peer one holds epoch"), outcome
     assert other.saved == []
     assert one.leave() == f"saved epoch {one.epoch} at {one.home / 'checkpoints' / f'epoch-{one.epoch:06d}'}"
+
+
+def test_what_a_lone_trainer_computed_of_an_epoch_that_has_not_ended_is_told_as_lost(start: Any) -> None:
+    one = start("one")
+    one.reach(2)
+    one.peer.activity.stop()  # as Ctrl-C does
+    assert one.end().startswith("saved epoch")
+    summary, stream = one.peer.summary, json.loads((one.home / STREAM).read_text())["stream"]
+    drawn = json.loads(stream)[2]["drawn"]
+    assert summary.samples + summary.lost == 8 * drawn
+    assert (summary.lost > 0) is any("samples are not handed in" in each for each in one.notices)
 
 
 def test_one_trainer_keeps_every_epochs_and_the_next_takes_over(start: Any) -> None:
