@@ -138,13 +138,15 @@ class DashboardSource:
         own = next((each for each in contributions if each.peer == status.peer_id), None)
         rank, ranked = views.rank(contributions, status.peer_id)
         basis = self._providers.basis()
+        pace = me.samples_per_second if me else 0.0
         shown = Me(
             peer_id=status.peer_id,
             name=status.name,
             role=status.role,
-            sentence=views.sentence(status, activity, me.samples_per_second if me else 0.0),
+            sentence=views.sentence(status, activity, pace),
             connectivity=status.reach,
             activity=activity,
+            samples_per_second=pace,
             share=me.share if me else None,
             samples=own.samples if own else self._totals.own_samples,
             hours=own.hours if own else 0.0,

@@ -151,6 +151,7 @@ class Me:
     sentence: str  # what it does at this moment
     connectivity: str  # who can dial it, and what that means for taking part
     activity: ActivityShown = field(default_factory=ActivityShown)
+    samples_per_second: float = 0.0  # as in the sentence
     share: float | None = None  # of the samples of the last epochs, 0 to 1
     samples: int = 0  # that rounds accepted, over all its starts
     hours: float = 0.0  # that it was there, over all its starts

@@ -113,7 +113,9 @@ def sentence(status: RunStatus, activity: ActivityShown, rate: float) -> str:
             return f"Finished: the run has reached its last epoch, {status.epoch:,}"
     match status.role:
         case "trainer":
-            return f"Training at {rate:,.0f} samples a second, {where}"
+            # As format.js shows a rate: the card below this sentence has the same number.
+            speed = f"{rate:,.0f}" if rate >= 10 or rate == 0 else f"{rate:.1f}"
+            return f"Training at {speed} samples a second, {where}"
         case "auxiliary":
             return f"Helping the others to average, {where}"
         case _:

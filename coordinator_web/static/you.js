@@ -28,8 +28,11 @@ function draw({ run, me }) {
   write($("share"), percent(me.share));
   write($("samples"), count(me.samples));
   write($("hours"), hours(me.hours));
-  write($("rank"), me.rank === null ? "–" : ordinal(me.rank));
-  write($("ranked"), me.ranked > 0 ? `of ${count(me.ranked)}${me.told_by && `, ${me.told_by}`}` : "\u00a0");
+  const computes = me.activity.state === "running" && ["training", "averaging"].includes(run.state);
+  write($("speed"), rate(computes ? me.samples_per_second : 0));
+  const placed = me.rank !== null && me.ranked > 1; // who is alone has no place
+  write($("rank"), placed ? ordinal(me.rank) : "–");
+  write($("ranked"), placed ? `of ${count(me.ranked)}${me.told_by && `, ${me.told_by}`}` : "\u00a0");
   write($("connectivity"), me.connectivity || "Not known yet.");
   write($("traffic"), `${bytes(me.totals.bytes_sent)} sent, ${bytes(me.totals.bytes_received)} received for averaging`);
   say($("alarm"), run.alarm);
@@ -142,8 +145,7 @@ const work = new Chart($("work-chart"), {
 const lookBack = again(HISTORY_SECONDS, async () => {
   if (here.state === null) return;
   try {
-    const [{ peer }, epochs] = await Promise.all([get(`peers/${encodeURIComponent(here.state.me.peer_id)}`), get("epochs")]);
-    write($("speed"), rate(here.state.me.activity.state === "paused" ? 0 : peer.samples_per_second));
+    const epochs = await get("epochs");
     const mine = epochs.filter((each) => each.samples > 0 && each.seconds > 0); // not what only others tell of
     work.show(mine.map((each) => ({ x: each.epoch, value: each.own_samples / each.seconds })));
   } catch {

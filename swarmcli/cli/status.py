@@ -129,7 +129,7 @@ def _run(run: dict[str, Any], counts: dict[str, Any]) -> Iterator[str]:
 def _mine(me: dict[str, Any]) -> Iterator[str]:
     yield f"{me['samples']:,} samples"
     yield f"{me['share']:.0%} of the last epochs" if me["share"] is not None else ""
-    yield f"number {me['rank']} of {me['ranked']} {me['told_by']}".rstrip() if me["rank"] else ""
+    yield f"number {me['rank']} of {me['ranked']} {me['told_by']}".rstrip() if me["rank"] and me["ranked"] > 1 else ""
 
 
 def _moment(seconds: float) -> str:

@@ -28,7 +28,7 @@ from swarmcli.machine.registry import VARIABLE, LocalPeer, LocalPeers
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.roles.activity import Activity
 from swarmcli.roles.controls import PeerControls
-from tests.web.fake_source import FakeRun
+from tests.web.fake_source import TRAINERS, FakeRun
 
 
 class RunningPeer:
@@ -99,6 +99,13 @@ def test_status_tells_what_each_does(ada: RunningPeer) -> None:
     (told,) = json.loads(swarm("status", "--json")[1])
     assert (told["name"], told["state"]["run"]["epoch"]) == ("Ada", 3)
     assert told["page"] == f"{ada.entry.peer.api}/?token=Ada"
+
+
+def test_status_gives_who_is_alone_no_place(ada: RunningPeer) -> None:
+    ada.run.people = [replace(TRAINERS[0], me=True), TRAINERS[1]]
+    assert "number 1 of 2" in CliRunner().invoke(app, ["status"]).stdout
+    ada.run.people.pop()
+    assert "number" not in CliRunner().invoke(app, ["status"]).stdout
 
 
 def test_status_says_that_the_run_stands_and_that_samples_cannot_count(ada: RunningPeer) -> None:

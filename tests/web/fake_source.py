@@ -170,6 +170,7 @@ class FakeRun:
             name=status.name,
             role=status.role,
             sentence=views.sentence(status, self.activity, mine.samples_per_second if mine else 0.0),
+            samples_per_second=mine.samples_per_second if mine else 0.0,
             connectivity=REACH,
             activity=self.activity,
             share=mine.share if mine else None,

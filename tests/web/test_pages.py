@@ -13,7 +13,18 @@ from coordinator_web import views
 from coordinator_web.values import Alert
 
 from .conftest import PATIENCE, Open, Serve, expect_text
-from .fake_source import PAUSED, STALLED, START, FakeControls, FakeRun, as_shown, large_run, volunteer
+from .fake_source import (
+    PAUSED,
+    STALLED,
+    START,
+    TRAINERS,
+    FakeControls,
+    FakeRun,
+    as_shown,
+    large_run,
+    peer_row,
+    volunteer,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -30,6 +41,7 @@ def test_a_volunteer_pauses_goes_on_and_leaves_by_click(serve: Serve, open_page:
     page = open_page(url, "?token=secret")
     assert "secret" not in page.url
     expect_text(page, "#sentence", "Training at 168 samples a second, epoch 87 of 200")
+    expect_text(page, "#speed", "168")
     expect_text(page, "#rank", "2nd")
     expect_text(page, "#share", "32 %")
     page.wait_for_selector("#work-chart path.line", state="attached")
@@ -62,6 +74,18 @@ def test_a_volunteer_pauses_goes_on_and_leaves_by_click(serve: Serve, open_page:
     assert page.get_by_role("button", name="Hand in, then leave").is_hidden()
     page.get_by_role("button", name="Leave at once", exact=True).click()
     page.wait_for_selector("dialog", state="hidden")
+
+
+def test_headline_and_card_name_one_speed_and_who_is_alone_has_no_place(serve: Serve, open_page: Open) -> None:
+    run = FakeRun(finished_epochs=8, people=[peer_row("ada", me=True, samples_per_second=7.34)])
+    page = open_page(serve(run).url, "")
+    expect_text(page, "#sentence", "Training at 7.3 samples a second, epoch 8 of 200")
+    expect_text(page, "#speed", "7.3")
+    assert page.inner_text("#rank") == "–" and page.inner_text("#ranked").strip() == ""
+    run.people = [replace(run.people[0], samples_per_second=12.7), *TRAINERS[1:2]]
+    expect_text(page, "#sentence", "Training at 13 samples a second, epoch 8 of 200")
+    assert page.inner_text("#speed") == "13", "both come with one message"
+    assert page.inner_text("#rank") == "2nd"
 
 
 def test_limits_are_moved_on_the_page_and_a_wrong_one_is_told(serve: Serve, open_page: Open) -> None:
