@@ -55,7 +55,7 @@ export class Chart {
   constructor(container, { label, empty, describe, onLook, onRange = () => {}, fromZero = false, smoothed = false, marked = false }) {
     this.container = container;
     this.options = { label, empty, describe, onLook, onRange, fromZero, smoothed, marked };
-    this.points = []; // of the first line: {x, value}, by x
+    this.points = []; // of the first line: {x, value, begins}, by x; one that `begins` is not joined to the one before
     this.second = []; // of the second
     this.axis = "epoch"; // or "time"
     this.range = null; // what is seen of the axis; null: all
@@ -163,16 +163,30 @@ export class Chart {
     return values.map((value, i) => `${i ? "L" : "M"}${this.x(points[i].x).toFixed(1)} ${this.y(value).toFixed(1)}`).join("");
   }
 
-  lines(height) {
-    const values = this.seen.map((point) => point.value);
+  pieces() {
+    const pieces = [];
+    for (const point of this.seen) {
+      if (pieces.length === 0 || point.begins) pieces.push([]);
+      pieces.at(-1).push(point);
+    }
+    return pieces;
+  }
+
+  piece(points, height) {
+    const values = points.map((point) => point.value);
     const smoothed = this.options.smoothed && this.smoothing > 0 && values.length >= SMOOTH_FROM;
-    const shown = this.path(this.seen, smoothed ? smooth(values, this.smoothing) : values);
+    const shown = this.path(points, smoothed ? smooth(values, this.smoothing) : values);
     const bottom = height - MARGIN.bottom;
-    const ends = [this.x(this.seen[0].x), this.x(this.seen.at(-1).x)];
+    const ends = [this.x(points[0].x), this.x(points.at(-1).x)];
     const drawn = [svg("path", { class: "area", d: `${shown}L${ends[1].toFixed(1)} ${bottom}L${ends[0].toFixed(1)} ${bottom}Z` })];
-    if (smoothed) drawn.push(svg("path", { class: "raw", d: this.path(this.seen) }));
+    if (smoothed) drawn.push(svg("path", { class: "raw", d: this.path(points) }));
     drawn.push(svg("path", { class: "line", d: shown }));
     if (values.length === 1) drawn.push(svg("circle", { class: "dot", r: 3.5, cx: ends[0], cy: this.y(values[0]) }));
+    return drawn;
+  }
+
+  lines(height) {
+    const drawn = this.pieces().flatMap((points) => this.piece(points, height));
     if (this.seenSecond.length > 0) {
       drawn.push(svg("path", { class: "line second", d: this.path(this.seenSecond) }));
       if (this.options.marked && this.seenSecond.length <= 60) drawn.push(...this.seenSecond.map(({ x, value }) => this.diamond(x, value)));

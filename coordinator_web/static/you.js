@@ -142,12 +142,26 @@ const work = new Chart($("work-chart"), {
   smoothed: true,
 });
 
+// Epochs in which this peer was not there are a gap in the line: those that only others tell of, and those that nobody
+// told here, which are further apart than thinning out leaves them.
+function worked(epochs) {
+  const points = [];
+  const usual = Math.min(...epochs.slice(1).map((each, i) => each.epoch - epochs[i].epoch));
+  let last = null;
+  for (const each of epochs) {
+    const mine = each.samples > 0 && each.seconds > 0;
+    const apart = last === null || each.epoch - last > 2 * usual - 1;
+    if (mine) points.push({ x: each.epoch, value: each.own_samples / each.seconds, begins: apart });
+    last = mine ? each.epoch : null;
+  }
+  return points;
+}
+
 const lookBack = again(HISTORY_SECONDS, async () => {
   if (here.state === null) return;
   try {
     const epochs = await get("epochs");
-    const mine = epochs.filter((each) => each.samples > 0 && each.seconds > 0); // not what only others tell of
-    work.show(mine.map((each) => ({ x: each.epoch, value: each.own_samples / each.seconds })));
+    work.show(worked(epochs));
   } catch {
     // the connection that is lost is told already; a peer that is not listed yet has no history
   }

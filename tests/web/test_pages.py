@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import pytest
 
 from coordinator_web import views
 from coordinator_web.values import Alert
+from swarmcli.events import EpochAdvanced
 
 from .conftest import PATIENCE, Open, Serve, expect_text
 from .fake_source import (
@@ -21,6 +23,7 @@ from .fake_source import (
     FakeControls,
     FakeRun,
     as_shown,
+    epoch_row,
     large_run,
     peer_row,
     volunteer,
@@ -86,6 +89,23 @@ def test_headline_and_card_name_one_speed_and_who_is_alone_has_no_place(serve: S
     expect_text(page, "#sentence", "Training at 13 samples a second, epoch 8 of 200")
     assert page.inner_text("#speed") == "13", "both come with one message"
     assert page.inner_text("#rank") == "2nd"
+
+
+def test_the_line_of_ones_work_has_a_gap_where_the_peer_was_not_there(serve: Serve, open_page: Open) -> None:
+    class Away(FakeRun):
+        """Of epochs 4 to 6 nobody told it, of epoch 10 others did."""
+
+        def epochs(self, **span: Any) -> Sequence[EpochAdvanced]:
+            told = replace(epoch_row(10), samples=0, own_samples=0, seconds=0.0)
+            seen = [each for each in super().epochs(**span) if each.epoch not in (4, 5, 6)]
+            return [told if each.epoch == 10 else each for each in seen]
+
+    page = open_page(serve(volunteer(Away(finished_epochs=11))).url, "")
+    lines = page.locator("#work-chart path.line")
+    lines.first.wait_for(state="attached")
+    drawn = [path.get_attribute("d") or "" for path in lines.all()]
+    assert [path.count("L") + 1 for path in drawn] == [3, 3, 1]  # epochs 1 to 3, 7 to 9, 11
+    assert page.locator("#work-chart circle.dot").count() == 1
 
 
 def test_limits_are_moved_on_the_page_and_a_wrong_one_is_told(serve: Serve, open_page: Open) -> None:
