@@ -52,6 +52,7 @@ from swarmcli.roles.observer import Observer
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.reach_map import ReachMaps
 from swarmcli.roles.watch import RunWatch
+from swarmcli.training.device import has_card
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -239,6 +240,7 @@ class Session:
             self._asked_to_stop,
             apply=self.peer.governor.look,
             seat=watch.seat,
+            has_card=has_card(),
         )
         providers = Providers(
             activity=controls.activity,

@@ -11,6 +11,8 @@ from swarmcli.errors import ControlError
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.roles.activity import STAY_SECONDS, Activity, asked
 
+OF_CARD = ("gpu", "gpu_memory")
+
 
 class PeerControls:
     """Of one peer. For any thread."""
@@ -23,14 +25,17 @@ class PeerControls:
         *,
         apply: Callable[[], object] = bool,
         seat: Callable[[], str] = str,
+        has_card: bool = True,
         end_process: Callable[[int], object] = os._exit,
     ) -> None:
         """`ask_to_stop` hears that the role ends because its user asked for it. `apply` has changed limits hold at
-        once, and then `seat` says why the samples of this trainer cannot count; "": they can."""
+        once, and then `seat` says why the samples of this trainer cannot count; "": they can. Without `has_card` (a
+        graphics card) limits of one are shown only where somebody has set them."""
         self._activity = activity
         self._limits = limits
         self._ask_to_stop = ask_to_stop
         self._apply, self._seat = apply, seat
+        self._has_card = has_card
         self._end_process = end_process
 
     def activity(self) -> ActivityShown:
@@ -63,7 +68,10 @@ class PeerControls:
         self._end_process(130)
 
     def limits(self) -> Mapping[str, Any]:
-        return {"limits": self._limits.shown(), "seat": self._seat()}
+        shown = self._limits.shown()
+        if not self._has_card:
+            shown = {key: each for key, each in shown.items() if key not in OF_CARD or each["from"]}
+        return {"limits": shown, "seat": self._seat()}
 
     def change_limits(self, changes: Mapping[str, Any], *, keep: bool) -> None:
         """Raises RecipeError, which says what such a limit may be."""

@@ -96,6 +96,11 @@ def _in_its_precision(recipe: Recipe, device: torch.device) -> Compute:
     return Compute(device, torch.bfloat16 if wants_bfloat16 else None)
 
 
+def has_card() -> bool:
+    """Whether torch finds a graphics card on this machine."""
+    return _best_device() != "cpu"
+
+
 def _best_device() -> str:
     if torch.cuda.is_available():
         return "cuda"
