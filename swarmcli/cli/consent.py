@@ -150,7 +150,8 @@ def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
     whose = "as the contact says" if demand.pace_is_told else "which is a guess"
     pace = f"an epoch in {format_time(demand.pace)}, {whose}"
     whom = " for each trainer that it helps" if role == "auxiliary" else ""
-    relays = role != "trainer" if recipe.local.relay is None else recipe.local.relay
+    # Whom nobody can dial carries nothing for others, whatever it was told.
+    relays = (role != "trainer" if recipe.local.relay is None else recipe.local.relay) and not recipe.local.client_mode
     rate = megabytes(recipe.local.relay_rate or RelayBudgets().rate or 0)
     others = f"; besides, it carries the connections of others, at most {rate} a second (--no-relay: none)"
     return (

@@ -89,6 +89,8 @@ def test_who_computes_nothing_reads_nothing() -> None:
     assert "connections of others, at most 32.0 MB a second" in sheet(small(), "auxiliary")["traffic"]
     assert "at most 1.0 MB a second" in sheet(small("local.relay_rate=1e6"), "monitor")["traffic"]
     assert "carries" not in sheet(small("local.relay=false"), "monitor")["traffic"]
+    for more in ((), ("local.relay=true",)):
+        assert "carries" not in sheet(small("local.client_mode=true", *more), "auxiliary")["traffic"]
     assert "state" in sheet(small(), "monitor")["download"]
 
 
