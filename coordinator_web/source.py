@@ -236,8 +236,13 @@ class DashboardSource:
         return views.page_of_rounds(self.rounds(after=after, limit=limit), names)
 
     def events(self, *, after: int = 0, limit: int = 200) -> Sequence[Line]:
-        """Lines for people with an id above `after`, oldest first; the newest `limit` of them."""
-        return self._read(lambda reader: reader.events(self._run_id, after=after, limit=limit, details=False)) or ()
+        """Lines for people with an id above `after`, oldest first; the newest `limit` of them. Evaluations are in the
+        history: as lines there are so many of them that nobody would find the others."""
+
+        def read(reader: JournalReader) -> list[Line]:
+            return reader.events(self._run_id, after=after, limit=limit, details=False, without="evaluation")
+
+        return self._read(read) or ()
 
     def failures(self) -> Sequence[Failure]:
         """Why rounds failed or went on without somebody, the most frequent first."""

@@ -119,10 +119,14 @@ class JournalReader:
         """Rounds whose row id is above `after`."""
         return self._rows(RoundFinished, "run IN ({runs}) AND id > ?", (run_id, after), "id", limit)
 
-    def events(self, run_id: str, *, after: int = 0, limit: int | None = None, details: bool = True) -> list[Line]:
-        """Lines whose row id is above `after`; without `details`, only those that people should read."""
-        where = "run IN ({runs}) AND id > ?" + ("" if details else " AND level != 'detail'")
-        return self._rows(Line, where, (run_id, after), "id", limit, "" if details else "INDEXED BY events_told")
+    def events(
+        self, run_id: str, *, after: int = 0, limit: int | None = None, details: bool = True, without: str = ""
+    ) -> list[Line]:
+        """Lines whose row id is above `after`; without `details`, only those that people should read. `without`: a kind
+        that is left out."""
+        where = "run IN ({runs}) AND id > ? AND kind != ?" + ("" if details else " AND level != 'detail'")
+        index = "" if details else "INDEXED BY events_told"
+        return self._rows(Line, where, (run_id, after, without), "id", limit, index)
 
     def added(
         self, run_id: str, name: str, *, after: int, limit: int | None = None

@@ -123,6 +123,7 @@ def test_the_losses_of_others_fill_in_when_their_reports_arrive(world: World) ->
 def test_rounds_and_lines_come_as_they_were_and_only_the_new_ones(world: World) -> None:
     world.journal.record(PeerSeen(CAROL, "carol", "trainer", 1, 5, 2.0, False))
     world.journal.record(PeerConnected(BOB, "tcp://h:1"))
+    world.journal.record(Evaluated(1, 4.0, 256))  # many of these, and nobody would find the others
     world.round(1)
     world.journal.record(Noticed("warning", "hot"))
     world.written()
