@@ -208,8 +208,11 @@ class EpochEnd:
         if self._group.begun:
             outcome = await self._average_together()
         elif self.has_enough and await self._is_alone(patient=_now() - began < self._config.matchmaking_time / 2):
-            self._mention_the_unreachable()
-            outcome = await self._average_alone()
+            if await self._helpers_begin():
+                outcome = await self._average_together()
+            else:
+                self._mention_the_unreachable()
+                outcome = await self._average_alone()
         else:
             return None
         if not isinstance(outcome, Committed):
@@ -228,6 +231,13 @@ class EpochEnd:
         surroundings = await self._group.unless_begun(self._directory.surroundings(self._replica.position))
         self.left_behind = surroundings == "behind"
         return surroundings == "alone" or (surroundings == "followed" and not patient)
+
+    async def _helpers_begin(self) -> bool:
+        """Whether the round begins with auxiliaries alone. One that leads hears of this peer's samples a moment later,
+        and if this peer had stepped by itself by then, the round would fail there."""
+        reports = [self._directory.others.get(peer) for peer in self._group.company]
+        helped = any(report is not None and report.role == "auxiliary" for report in reports)
+        return self._group.begun or (helped and await self._group.wait_until_begun(LOOK_AROUND))
 
     async def _average_together(self) -> Outcome:
         weight = await self._freeze()

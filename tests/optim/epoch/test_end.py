@@ -44,6 +44,7 @@ class Story:
     replays = True
     has_strayed = False
     unseated = False
+    company: ClassVar[list[PeerID]] = []
     position = LineagePosition(3, 72, bytes(32))
 
     def __init__(
@@ -55,7 +56,7 @@ class Story:
         self.samples = samples
         self.begun = True
         self.broken: Exception | None = None
-        self.company = True
+        self.answering = True
         self.outcomes = list(outcomes)
         self.replica = self
         self.mode, self.rule = SimpleNamespace(timing=timing), EpochRule(24)
@@ -75,7 +76,7 @@ class Story:
 
     @property
     def hearing(self) -> SimpleNamespace:
-        return SimpleNamespace(answers=lambda peer: self.company)
+        return SimpleNamespace(answers=lambda peer: self.answering)
 
     def holders(self) -> list[PeerID]:
         return [OTHER]
@@ -217,7 +218,7 @@ def test_what_no_round_used_is_given_back(timing: Timing, outcome: Outcome) -> N
 def test_a_round_that_everybody_else_has_left_is_no_warning() -> None:
     for company, warnings in ((True, 1), (False, 0)):
         story = Story(Timing.AT_ONCE, [Undecided("no quorum")])
-        story.company = company
+        story.answering = company
         virtual_time.run(story.run())
         assert len(story.warnings) == warnings
 

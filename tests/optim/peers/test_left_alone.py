@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from swarmcli.events import EpochAdvanced, StateDownloaded
+from swarmcli.events import EpochAdvanced, RoundFinished, StateDownloaded
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, auxiliary, record, until
@@ -123,3 +123,22 @@ def test_only_auxiliaries_are_left_and_trainers_come_back(seed: int, kept: bool)
             await helper.shutdown()
 
     virtual_time.run(main(), seed=seed, timeout=300)
+
+
+@pytest.mark.parametrize("latency", [0.001, 0.02, 0.05])
+def test_an_auxiliary_beside_one_trainer_begins_no_round_that_the_trainer_steps_without(latency: float) -> None:
+    async def main() -> None:
+        async with Swarm(latency=latency) as swarm, Work() as work:
+            alone = await swarm.trainer(seed=1)
+            helper = await auxiliary(swarm)
+            helped = record(helper.node, RoundFinished)
+            helping = asyncio.ensure_future(assist(helper))
+            work.begin(alone, until=20)
+            await work.done()
+            assert {each.outcome for each in helped} == {"committed"}
+            assert len(alone.epochs) == 20
+            helping.cancel()
+            await asyncio.wait([helping])
+            await helper.shutdown()
+
+    virtual_time.run(main(), timeout=300)
