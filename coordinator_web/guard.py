@@ -86,8 +86,8 @@ class Guard:
         if self._token is None or _equal(brought, self._token) or _equal(brought, self._control):
             return None
         return PlainTextResponse(
-            "This dashboard asks for its token: open the link that the command printed, or send the token as "
-            "'Authorization: Bearer …'.\n",
+            "This dashboard asks for its token: open the link that the command printed (`swarm status` prints it, too) "
+            "or send the token as 'Authorization: Bearer …'.\n",
             401,
             {"WWW-Authenticate": "Bearer"},
         )

@@ -1,6 +1,6 @@
 // Asks this peer. Errors are Errors whose message a person can read.
 
-export const NEEDS_TOKEN = "This page may only look. To change something, open the link that the command printed: it brings the token along.";
+export const NEEDS_TOKEN = "This page may only look. To change something, type “swarm status” on the computer on which this peer runs, and open the address behind “page”: it brings the token along.";
 
 export async function asked(path, options) {
   let response;

@@ -8,7 +8,8 @@ let token = "";
 
 // Out of the address, so that it stays neither in the history nor in a link that somebody copies.
 function adopt() {
-  const found = new URLSearchParams(location.hash.slice(1)).get("control");
+  const fragment = new URLSearchParams(location.hash.slice(1));
+  const found = fragment.get("control") ?? fragment.get("token"); // as somebody writes it who knows `?token=`
   try {
     if (found) localStorage.setItem(KEY, found);
     token = localStorage.getItem(KEY) ?? "";

@@ -45,14 +45,20 @@ export function offerLimits(change) {
   }
 }
 
-// `limits`: key → {value, text, from}. `seat`: why its samples cannot count, and what one of them was said to lead to.
-export function showLimits(limits, canControl, seat) {
+// `limits`: key → {value, text, from}. `allowed`: to change them; null: not known yet. Who may not is shown those that
+// are set, as words. `seat`: why its samples cannot count, and what one of them was said to lead to.
+export function showLimits(limits, allowed, seat) {
   if (seat === "" && waiting === 0) sayOfSeat("", "");
+  const looks = allowed === false;
+  for (const part of ["limits-change", "limits-keeping"]) $(part).hidden = looks;
+  $("limits-none").hidden = !looks || LIMITS.some(({ key }) => (limits[key]?.value ?? null) !== null);
   for (const { key } of LIMITS) {
     const limit = limits[key];
     const { node, set, input } = shown.get(key);
-    node.hidden = limit === undefined;
-    input.disabled = !canControl;
+    node.hidden = limit === undefined || (looks && limit.value === null);
+    input.disabled = allowed !== true;
+    input.hidden = looks;
+    say(node.querySelector(".told"), looks && !node.querySelector("output") ? limit?.text ?? "" : ""); // a slider tells it
     if (limit === undefined || unsent.has(key) || input === document.activeElement && input.matches("[type=text], [type=number]")) continue;
     set(limit.value ?? null, limit.text ?? "");
     say(node.querySelector(".source"), limit.from ?? "");
@@ -108,7 +114,9 @@ function frame({ key, title, help }, input, ...more) {
   const why = element("p", "alarm refused");
   why.role = "alert";
   why.hidden = true;
-  return element("div", "limit", label, ...more, input, about, source, seat, why);
+  const told = element("p", "value told");
+  told.hidden = true;
+  return element("div", "limit", label, ...more, told, input, about, source, seat, why);
 }
 
 function slider({ steps, text, none = "no limit", ...limit }) {

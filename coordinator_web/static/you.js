@@ -40,7 +40,7 @@ function draw({ run, me }) {
   say($("seat"), run.seat);
   say($("notice"), run.notice);
   drawRun(run);
-  showLimits(me.limits.limits ?? {}, allowed === true, run.seat);
+  showLimits(me.limits.limits ?? {}, allowed, run.seat);
 }
 
 function drawActivity(me) {
@@ -60,6 +60,7 @@ function drawActivity(me) {
   write($("stop"), over ? "Leave at once…" : "Leave the run…");
   $("stop-after").hidden = over;
   write($("stop-not"), over ? "Wait" : "Stay");
+  $("controls").hidden = allowed === false; // it shows what it may
   for (const id of ["resume", "pause", "stop"]) $(id).disabled = allowed !== true || busy;
   say($("control-note"), allowed === false ? NEEDS_TOKEN : "");
 }

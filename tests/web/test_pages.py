@@ -169,14 +169,24 @@ def test_a_limit_that_leaves_no_part_says_so_where_it_is_set_until_that_is_over(
 
 
 def test_without_the_token_the_page_only_shows_and_says_so(serve: Serve, open_page: Open) -> None:
-    run = volunteer(FakeRun(finished_epochs=8, limits=as_shown(), activity=PAUSED))
+    run = volunteer(FakeRun(finished_epochs=8, limits=as_shown(upload="3 MB/s", hours="22:00-08:00"), activity=PAUSED))
     controls = FakeControls(run)
     server = serve(run, controls=controls, control_token="secret")
-    page = open_page(server.url, "")
+    page = open_page(server.url, "", viewport={"width": 360, "height": 800})
     expect_text(page, "#sentence", "Paused: on battery")
     page.wait_for_selector("#control-note:not([hidden])")
-    assert "open the link that the command printed" in page.inner_text("#control-note")
-    assert page.locator("#pause").is_disabled() and page.locator("#limit-upload").is_disabled()
+    assert "swarm status" in page.inner_text("#control-note")  # which prints the address with the token
+    assert page.get_by_role("button", name="Pause").count() == 0
+    assert page.get_by_role("slider", name="Upload").count() == 0
+    told = [each.split() for each in page.locator("#limits .limit:not([hidden])").all_inner_texts()]
+    assert [each[:2] for each in told] == [["Upload", "3"], ["Hours", "22:00-08:00"]]
+    assert page.locator("#limits-keeping").is_hidden()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    run.limits = as_shown()
+    page.wait_for_selector("#limits-none")
+    changing = open_page(server.url, "#token=secret")  # as somebody writes it who knows `?token=`
+    changing.wait_for_selector("#limit-upload:enabled")
+    assert "secret" not in changing.url and changing.locator("#limit-hours").is_visible()
     other = open_page(server.url, "?token=secret")  # and then the peer is started anew, with another token
     other.wait_for_selector("#pause:enabled")
     other.evaluate("localStorage.setItem('swarm-control', 'of an earlier start')")
