@@ -12,6 +12,7 @@ import { learnNames, roundsNote, showFailures, showRounds, showStragglers } from
 const MOST_ROUNDS = 60;
 const MOST_EVENTS = 120;
 const SLOWLY_SECONDS = 10; // between two looks at what seldom changes
+const WRITTEN_MS = 1000; // from an evaluation until the loss of its checkpoint is written down
 
 const STATES = {
   waiting: "Waiting for trainers",
@@ -26,7 +27,7 @@ const STATES = {
 
 const RESTING = ["waiting", "synchronizing", "stranded", "standing", "finished"]; // no rate is told
 
-const view = { rounds: [], events: [], epoch: null };
+const view = { rounds: [], events: [], epoch: null, evaluated: null };
 
 function merge(old, fresh, most) {
   const known = new Map(old.map((item) => [item.id, item]));
@@ -170,9 +171,11 @@ async function lookSlowly() {
 
 function drawCheckpoints(checkpoints) {
   say($("checkpoints-empty"), checkpoints.length ? "" : "None at this peer. Where the recipe asks for them, a monitor writes them, or a trainer where there is none.");
+  const best = checkpoints.find((each) => each.best);
+  const open = best && checkpoints.some((each) => each.loss === null && each.epoch > best.epoch); // it may be better
   reconcile($("checkpoints"), checkpoints, (each) => each.name, createCheckpoint, (node, each) => {
-    const marks = [each.latest ? "newest" : "", each.best ? "best" : ""].filter(Boolean).join(", ");
-    const loss = each.loss === null ? "" : `loss ${decimal(each.loss)} on data kept aside`;
+    const marks = [each.latest ? "newest" : "", each.best ? (open ? "best of those evaluated" : "best") : ""].filter(Boolean).join(", ");
+    const loss = each.loss !== null ? `loss ${decimal(each.loss)} on data kept aside` : best ? "not evaluated yet" : "";
     write(node.querySelector(".sub"), [marks, bytes(each.bytes), day(each.time), loss].filter(Boolean).join(" · "));
   });
 }
@@ -198,6 +201,9 @@ follow({
     drawState(state);
     if (view.epoch !== state.run.epoch) curves.reload();
     view.epoch = state.run.epoch;
+    const evaluated = state.evaluation?.epoch ?? null;
+    if (view.evaluated !== evaluated) setTimeout(look, WRITTEN_MS);
+    view.evaluated = evaluated;
   },
   rounds(data) {
     learnNames(data.names);
@@ -210,7 +216,7 @@ follow({
   },
 });
 
-again(SLOWLY_SECONDS, () => lookSlowly().catch(() => {})); // the connection that is lost is told already
+const look = again(SLOWLY_SECONDS, () => lookSlowly().catch(() => {})); // the connection that is lost is told already
 
 $("qr-toggle").addEventListener("click", () => {
   const shown = $("qr-toggle").getAttribute("aria-expanded") !== "true";

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ def open_page(chromium: Browser) -> Iterator[Open]:
     assert errors == []
 
 
-def expect_text(page: Page, selector: str, text: str | Sequence[str]) -> None:
+def expect_text(page: Page, selector: str, text: str | re.Pattern[str] | Sequence[str]) -> None:
     """Waits for the text of the one element of that kind, or for those of all of them: a page that has a connection
     may still wait for its lists and curves."""
     from playwright.sync_api import expect

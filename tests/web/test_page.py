@@ -340,6 +340,29 @@ def test_nothing_jumps_while_the_run_goes_on(serve: Serve, open_page: Open) -> N
     assert page.evaluate("window.moved") == []
 
 
+def test_the_best_checkpoint_is_the_best_of_those_evaluated_while_a_later_one_is_not(
+    serve: Serve, open_page: Open
+) -> None:
+    class Evaluating(FakeRun):
+        measured = False
+
+        def checkpoints(self) -> Sequence[CheckpointShown]:
+            newest, older = super().checkpoints()[:2]
+            best = replace(older, best=not self.measured)
+            return [newest if self.measured else replace(newest, loss=None, best=False), best]
+
+    run = Evaluating(finished_epochs=49)
+    page = open_page(serve(run).url)
+    expect_text(page, "#checkpoints .sub >> nth=0", re.compile("^newest · .*not evaluated yet$"))
+    expect_text(page, "#checkpoints .sub >> nth=1", re.compile("^best of those evaluated · .*on data kept aside$"))
+    run.measured, run.finished_epochs = (
+        True,
+        50,
+    )  # an evaluation has come: the page looks without waiting its ten seconds
+    expect_text(page, "#checkpoints .sub >> nth=0", re.compile("^newest, best · "))
+    expect_text(page, "#checkpoints .sub >> nth=1", re.compile(r"^12\.4 MB · "))
+
+
 def test_it_follows_the_colour_scheme_of_the_reader(serve: Serve, open_page: Open) -> None:
     url = serve(FakeRun()).url
     paper = "getComputedStyle(document.body).backgroundColor"
