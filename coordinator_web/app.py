@@ -35,6 +35,7 @@ def create_app(
     *,
     token: str | None = None,
     hosts: Sequence[str] = (),
+    addresses: Sequence[str] = (),
     controls: Controls | None = None,
     control_token: str = "",
 ) -> FastAPI:
@@ -42,13 +43,14 @@ def create_app(
 
     `token`: whoever wants to look has to know it (None: everyone who reaches the port may look).
     `hosts`: names by which browsers may ask for it, beyond addresses and localhost.
+    `addresses`: where other computers find it, as `http://host:port`, best first.
     `controls`: what its own user may change, with the `control_token`.
     """
     app = FastAPI(title="swarm", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.source, app.state.feed = source, Feed(source)
     app.state.control_token = control_token if controls is not None else ""
     app.include_router(api)
-    app.include_router(pages(source))
+    app.include_router(pages(source, addresses, token))
     if controls is not None:
         app.include_router(control(controls, control_token), prefix="/api/v1")
     app.add_middleware(Guard, hosts=tuple(hosts), token=token, control=control_token or None)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import html
 import io
+import ipaddress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 import segno
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import FileResponse, Response
 
 from coordinator_web.source import DashboardSource, RunStatus
@@ -63,9 +66,14 @@ LINKED = (YOU, RUN, MAP, CONTRIBUTIONS, RUNS)
 FRAMED = (*LINKED, PEER)
 
 
-def pages(source: DashboardSource) -> APIRouter:
-    """Everything that a browser opens or loads by itself."""
+def pages(source: DashboardSource, addresses: Sequence[str] = (), token: str | None = None) -> APIRouter:
+    """Everything that a browser opens or loads by itself. `addresses`, `token`: see `create_app`."""
     page = APIRouter()
+
+    def elsewhere(request: Request, path: str) -> str:
+        """Where other computers find something of this page; "": nowhere."""
+        base = _asked_for(request) or next(iter(addresses), "")
+        return f"{base}/{path}" + (f"?token={token}" if token else "") if base else ""
 
     @page.get("/")
     def index() -> Response:
@@ -78,16 +86,16 @@ def pages(source: DashboardSource) -> APIRouter:
         return _html(framed(PEER, source.look()))  # the script asks for the peer that the address names
 
     @page.get("/join")
-    def join() -> Response:
-        return _html(join_page(source.look()))
+    def join(request: Request) -> Response:
+        return _html(join_page(source.look(), with_code=elsewhere(request, "join") != ""))
 
-    @page.get("/link.svg")
-    def code() -> Response:
-        """A new link is another picture under the same name; the page asks for it with another query."""
-        link = source.look().link
-        if not link:
-            raise HTTPException(404, "this run has no link")
-        return Response(qr_code(link), media_type="image/svg+xml")
+    @page.get("/join.svg")
+    def code(request: Request) -> Response:
+        """The address of the page /join, which a phone can open; the link in it only `swarm` can."""
+        address = elsewhere(request, "join")
+        if not address:
+            raise HTTPException(404, "no other computer can open this page")
+        return Response(qr_code(address), media_type="image/svg+xml")
 
     @page.get("/static/{name}")
     def asset(name: str) -> Response:
@@ -131,8 +139,23 @@ def _text(name: str) -> str:
     return (STATIC / name).read_text(encoding="utf-8")
 
 
-def join_page(status: RunStatus) -> str:
-    """The two steps for somebody who has nothing installed. It needs no script but for its buttons."""
+def _asked_for(request: Request) -> str:
+    """The address under which a browser has asked, where others may ask likewise; behind a proxy with TLS that of the
+    proxy. "": it is one of this computer's own."""
+    try:
+        name, port = request.url.hostname or "localhost", request.url.port
+    except ValueError:
+        return ""
+    with suppress(ValueError):
+        if name == "localhost" or ipaddress.ip_address(name).is_loopback:
+            return ""
+    scheme = "https" if request.headers.get("x-forwarded-proto") == "https" else request.url.scheme
+    return f"{scheme}://{f'[{name}]' if ':' in name else name}{f':{port}' if port else ''}"
+
+
+def join_page(status: RunStatus, *, with_code: bool = False) -> str:
+    """The two steps for somebody who has nothing installed. It needs no script but for its buttons. `with_code`: with
+    a picture of the page's address."""
     values = {
         "run_id": status.run_id,
         "install": status.install,
@@ -140,7 +163,7 @@ def join_page(status: RunStatus) -> str:
         "reach": status.link_reach,
         "round": _round_in_words(status),
         "with_round": "" if status.round_bytes else "hidden",
-        "with_link": "" if status.link else "hidden",
+        "with_code": "" if with_code else "hidden",
         "with_reach": "" if status.link_reach else "hidden",
         "finished": "" if status.state == "finished" else "hidden",
     }
@@ -158,9 +181,9 @@ def _round_in_words(status: RunStatus) -> str:
     )
 
 
-def qr_code(link: str) -> bytes:
+def qr_code(text: str) -> bytes:
     """An SVG, dark on light in every colour scheme: that is what readers of such codes look for."""
     picture = io.BytesIO()
-    code = segno.make_qr(link, error="m")
+    code = segno.make_qr(text, error="m")
     code.save(picture, kind="svg", xmldecl=False, omitsize=True, border=3, dark="#1b1d21", light="#ffffff")
     return picture.getvalue()

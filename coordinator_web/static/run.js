@@ -27,7 +27,8 @@ const STATES = {
 
 const RESTING = ["waiting", "synchronizing", "stranded", "standing", "finished"]; // no rate is told
 
-const view = { rounds: [], events: [], epoch: null, evaluated: null };
+const CODE = "/join.svg"; // the address of the page /join; there is none where only this computer can open it
+const view = { rounds: [], events: [], epoch: null, evaluated: null, code: false };
 
 function merge(old, fresh, most) {
   const known = new Map(old.map((item) => [item.id, item]));
@@ -105,16 +106,12 @@ function drawInvite(run) {
   write($("invite-heading"), first && run.epoch === 0 ? "Waiting for the first trainer" : "Join this run");
   $("invite").classList.toggle("prominent", first);
   say($("link-reach"), run.link_reach);
-  const linked = run.link !== "";
-  write($("invite-hint"), linked ? "Run this on any computer that has swarm installed." : "Run this on a computer that has swarm and the recipe file.");
-  $("qr-toggle").hidden = !linked;
+  write($("invite-hint"), run.link !== "" ? "Run this on any computer that has swarm installed." : "Run this on a computer that has swarm and the recipe file.");
+  $("qr-toggle").hidden = !view.code;
   const picture = $("qr");
-  picture.hidden = !linked || !(first || $("qr-toggle").getAttribute("aria-expanded") === "true");
+  picture.hidden = !view.code || !(first || $("qr-toggle").getAttribute("aria-expanded") === "true");
   $("invite").classList.toggle("with-code", !picture.hidden);
-  if (!picture.hidden && picture.dataset.link !== run.link) {
-    picture.dataset.link = run.link;
-    picture.src = `/link.svg?${encodeURIComponent(run.link)}`; // another link, another picture
-  }
+  if (!picture.hidden && !picture.src) picture.src = CODE;
 }
 
 function drawOwn(own) {
@@ -223,5 +220,10 @@ $("qr-toggle").addEventListener("click", () => {
   $("qr-toggle").setAttribute("aria-expanded", String(shown));
   drawInvite(here.state.run);
 });
+
+fetch(CODE).then((answer) => {
+  view.code = answer.ok;
+  if (here.state) drawInvite(here.state.run);
+}).catch(() => {}); // the connection that is lost is told already
 
 copyButtons();

@@ -270,7 +270,7 @@ class Session:
         sockets = [each for each in dict.fromkeys((self._web, self._local)) if each is not None]
         if not sockets:
             return ""
-        exposed = is_exposed(self._web_host, self._web_names)
+        exposed = self._web is not None and is_exposed(self._web_host, self._web_names)
         control = secrets.token_urlsafe(24)
         # A page that nobody asked for is nobody else's to see, on a computer that several people use.
         token = (
@@ -281,7 +281,10 @@ class Session:
             from coordinator_web.app import create_app
 
             hosts = [self._web_host, *self._web_names]
-            return create_app(source, hosts=hosts, token=token, controls=controls, control_token=control)
+            addresses = self._web_addresses() if exposed else ()
+            return create_app(
+                source, hosts=hosts, addresses=addresses, token=token, controls=controls, control_token=control
+            )
 
         self._exit.enter_context(serving(make_app, sockets))
         if self._local is not None:
@@ -311,13 +314,18 @@ class Session:
         out.print(f"dashboard: {address}" + (f"?token={own}" if own else ""), soft_wrap=True)
         if is_exposed(self._web_host, self._web_names):
             query = f"?token={token}"
-            urls = [each.replace("tcp://", "http://") for each in announced_addresses(self._web_host, port)]
-            places = [f"{url}/{query}" for url in urls] + [
+            places = [f"{url}/{query}" for url in self._web_addresses()] + [
                 f"{name} with /{query} behind it" for name in self._web_names
             ]
             err.print(f"from other computers: {', '.join(places)}", soft_wrap=True)
             err.print("whoever has that link can look; nothing can be changed there")
         return address
+
+    def _web_addresses(self) -> list[str]:
+        """Where other computers find the page, without names that only its operator knows."""
+        assert self._web is not None
+        port = self._web.getsockname()[1]
+        return [each.replace("tcp://", "http://") for each in announced_addresses(self._web_host, port)]
 
     def _asked_to_stop(self) -> None:
         """By this user's command or page."""

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from coordinator_web.feed import Feed
-from coordinator_web.pages import ASSETS, FRAMED, STATIC
+from coordinator_web.pages import ASSETS, FRAMED, STATIC, qr_code
 from coordinator_web.tables import csv_of
 from swarmcli.events import Contribution
 
@@ -122,23 +122,30 @@ def test_the_page_for_newcomers_is_whole_without_a_script_and_escapes_what_stran
     assert "pipx install swarmcli" in text and "swarm join &quot;swarm://" in text
 
 
-def test_the_link_is_drawn_on_the_server_as_long_as_there_is_one(serve: Serve) -> None:
-    run = FakeRun()
-    with httpx.Client(base_url=serve(run).url) as client:
-        drawn = client.get("/link.svg")
-        assert drawn.headers["content-type"].startswith("image/svg+xml") and drawn.text.startswith("<svg")
-        run.link = run.link.replace("203.0.113.7", "203.0.113.8")
-        assert client.get("/link.svg").text != drawn.text
-        run.link = "swarm://" + "x" * 2040  # the longest that there can be
-        assert client.get("/link.svg").status_code == 200
-        run.link, run.join_line = "", "swarm join recipe.yaml --peer tcp://203.0.113.7:1"
-        assert client.get("/link.svg").status_code == 404
-        assert 'src="/link.svg" alt="QR code of the link" width="180" height="180" hidden' in client.get("/join").text
+def test_the_code_holds_the_address_of_the_page_which_a_phone_can_open(serve: Serve) -> None:
+    def drawn(url: str, *, host: str, **headers: str) -> bytes | None:
+        answer = httpx.get(url + "join.svg", headers={"host": host, "authorization": "Bearer look", **headers})
+        code = answer.content if answer.status_code == 200 else None
+        hidden = httpx.get(url + "join", headers={"host": host, "authorization": "Bearer look"}).text.count(
+            '180" hidden'
+        )
+        assert hidden == (code is None)
+        return code
+
+    alone = serve(FakeRun()).url
+    assert drawn(alone, host="127.0.0.1:8080") is None and drawn(alone, host="localhost:x") is None
+    assert drawn(alone, host="192.0.2.7:8080") == qr_code("http://192.0.2.7:8080/join")
+    assert drawn(alone, host="[2001:db8::7]") == qr_code("http://[2001:db8::7]/join")
+    shown = serve(FakeRun(), addresses=["http://192.0.2.7:8080"], token="look", hosts=["swarm.example"]).url
+    assert drawn(shown, host="127.0.0.1:8080") == qr_code("http://192.0.2.7:8080/join?token=look")
+    behind = {"host": "swarm.example", "x-forwarded-proto": "https"}
+    assert drawn(shown, **behind) == qr_code("https://swarm.example/join?token=look")
+    assert httpx.get(shown + "join.svg").status_code == 401
 
 
 def test_nothing_can_be_changed(serve: Serve) -> None:
     with httpx.Client(base_url=serve(FakeRun()).url) as client:
-        for path in ("/", "/join", "/link.svg", "/api/v1/state", "/api/v1/peers", "/api/v1/stream"):
+        for path in ("/", "/join", "/join.svg", "/api/v1/state", "/api/v1/peers", "/api/v1/stream"):
             assert {client.request(method, path).status_code for method in ("POST", "PUT", "DELETE", "PATCH")} == {405}
 
 
