@@ -12,6 +12,7 @@ import socket
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from swarmcli.roles.invitations import Visitor
 
 CONTACT_SECONDS = 10.0  # for all that is asked of one contact
+CLOCK_SECONDS = 5.0  # for its answer to the ping with which a connection begins, which tells its clock
 MOST_CONTACTS = 16
 OFF_SECONDS = 30.0  # of the clock: the swarm corrects it, but hours and ends of invitations come at other times
 LAYERS = ("name", "TCP", "TLS", "identity", "version", "invitation", "recipe")
@@ -161,6 +163,8 @@ def check_contacts(context: Context) -> Iterator[Finding]:
     )
     if offsets:
         yield clock_finding(statistics.median(offsets))
+    elif context.reached:
+        yield Finding("clock", "SKIP", "no contact has told its own")
 
 
 def _visitor(context: Context) -> Visitor | None:
@@ -195,8 +199,13 @@ class _WatchedClock(Clock):
 
     measured: float | None = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = asyncio.Event()
+
     def observe(self, peer: bytes, sent: float, received: float, replied: float, returned: float, **how: Any) -> None:
         self.measured = ((received - sent) + (replied - returned)) / 2
+        self.told.set()
         super().observe(peer, sent, received, replied, returned, **how)
 
 
@@ -212,9 +221,11 @@ async def _meet(context: Context, address: str, identity: Any, membership: Any) 
         await endpoint.start()
         peer = await endpoint.connect(address, timeout=CONTACT_SECONDS)
         took = 1000 * (time.monotonic() - began)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(clock.told.wait(), CLOCK_SECONDS)
         same = await _has_same_recipe(context, endpoint, peer)
     except (NetworkError, FingerprintError) as error:
-        return _broken(address, error), None
+        return _broken(address, error), clock.measured
     finally:
         await endpoint.close()
     rest = "" if same is None else ", the same recipe" if same else ", but it does not say whether it is in the run"

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -27,10 +27,14 @@ from swarmcli.cli import service
 from swarmcli.cli.doctor import computer, homes, machine, run
 from swarmcli.cli.doctor.finding import Check, Context, Finding, bounded
 from swarmcli.cli.service import Systemd
+from swarmcli.clock import Clock
 from swarmcli.journal import JOURNAL_NAME
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.machine.sensors import VARIABLE as SENSORS
+from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
+from swarmcli.network.loop_thread import LoopThread
+from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.recipe import Link, parse_link
 from swarmcli.recipe.run_key import RunKey
 from swarmcli.recipe.ticket import Ticket
@@ -315,6 +319,31 @@ def another_peer(world: World) -> Findings:
     return contact(world, world.until.enter_context(listener(speaks_version_9)))
 
 
+def a_clock_two_hours_behind(world: World) -> Findings:
+    """Of a link that this computer has not joined: nothing else is asked of its contact."""
+    thread = LoopThread.acquire()
+    world.until.callback(thread.release)
+    endpoint = Endpoint(TCPTransport(OTHER, host="127.0.0.1"), clock=Clock(lambda: time.time() + 7200.0))
+    thread.run(endpoint.start())
+    world.until.callback(lambda: thread.run(endpoint.close()))
+    place = endpoint.addresses[0].removeprefix("tcp://").partition("/")[0]
+    world.context.link = Link(OTHER.peer_id, (place,), "small", "a" * 32)
+    return run.check_contacts(world.context)
+
+
+def a_port_that_is_filtered(world: World) -> Findings:
+    """What is sent there is dropped, as by a firewall: a full queue of connections does the same."""
+    world.set.setattr(run, "CONTACT_SECONDS", 0.5)
+    server = world.until.enter_context(closing(socket.socket()))
+    server.bind(("127.0.0.1", 0))
+    server.listen(0)
+    for _ in range(4):
+        waiting = world.until.enter_context(closing(socket.socket()))
+        waiting.setblocking(False)
+        waiting.connect_ex(server.getsockname())
+    return contact(world, f"tcp://127.0.0.1:{server.getsockname()[1]}")
+
+
 class Fault(NamedTuple):
     break_it: Callable[[World], Findings]
     named: str  # words of the line that names it …
@@ -333,6 +362,8 @@ FAULTS = [
     Fault(a_directory_of_others, "you may not write", "set SWARM_DATA_DIR"),
     Fault(a_clock_without_battery, "it is the year 1970", "set the clock"),
     Fault(a_clock_that_is_off, "7,200 s behind the contacts'", "set the clock"),
+    Fault(a_clock_two_hours_behind, "clock: this computer's clock is 7,200 s behind the contacts'", "set the clock"),
+    Fault(a_port_that_is_filtered, "TCP: ", "if no contact answers, a firewall"),
     Fault(an_unknown_limit, "config.yaml:2", "did you mean upload"),
     Fault(a_battery, "would pause now: on battery", "swarm limits set", "WARN"),
     Fault(other_hours, "on again at 22:00", "swarm limits set", "WARN"),
