@@ -55,6 +55,7 @@ class Clock:
         self._monotonic = monotonic or _monotonic
         self._anchor: float | None = None  # raw() less monotonic()
         self._samples: OrderedDict[bytes, _Sample] = OrderedDict()
+        self._beyond: dict[bytes, float] = {}  # of dialed peers whose clocks are further off than is corrected
         self._changed = False
         self._first_sample = math.inf  # when it was taken, on the monotonic clock
         self._offset = 0.0
@@ -92,6 +93,14 @@ class Clock:
             self._asked = monotonic
             return self._offset
 
+    @property
+    def uncorrected(self) -> float:
+        """By how many seconds this machine's clock is behind those of most peers that it dialed, where that is more
+        than the swarm corrects; 0: it is not."""
+        with self._lock:
+            near = sum(sample.dialed for sample in self._samples.values())
+            return statistics.median(self._beyond.values()) if len(self._beyond) > near else 0.0
+
     def observe(
         self,
         peer: bytes,
@@ -111,8 +120,14 @@ class Clock:
         delay = (returned - sent) - (replied - received)
         offset = ((received - sent) + (replied - returned)) / 2
         # Comparisons written so that NaN fails them. Slightly negative delays come from clocks that tick unlike.
-        if not (-0.001 <= delay <= MAX_DELAY and abs(offset) <= MAX_OFFSET):
+        if not (-0.001 <= delay <= MAX_DELAY and abs(offset) < math.inf):
             return
+        with self._lock:
+            self._beyond.pop(peer, None)
+            if abs(offset) > MAX_OFFSET:
+                if dialed and len(self._beyond) < MAX_PEERS:
+                    self._beyond[peer] = offset
+                return
         now = self._monotonic()
         known = self._samples.get(peer)  # samples are put in by one thread, which is this one
         if known is not None and delay >= known.delay and now - known.taken < SAMPLE_LIFE:

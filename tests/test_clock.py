@@ -113,6 +113,25 @@ def test_impossible_measurements_are_ignored() -> None:
     assert clock.now() == now
 
 
+def test_a_clock_that_is_further_off_than_is_corrected_is_told_by_most_of_those_that_were_dialed() -> None:
+    machine = Machine()
+    ahead, right = Machine(wrong=7200.0), Machine()
+
+    def ask(peer: bytes, other: Machine, *, dialed: bool = True) -> None:
+        sent, there = machine.clock.raw(), other.clock.raw()
+        machine.clock.observe(peer, sent, there, there, sent, dialed=dialed)
+
+    ask(b"came by itself", ahead, dialed=False)
+    assert machine.clock.uncorrected == 0.0
+    ask(b"one", ahead)
+    assert machine.clock.uncorrected == pytest.approx(7200.0) and machine.clock.offset == 0.0
+    ask(b"another", right)
+    assert machine.clock.uncorrected == 0.0
+    ask(b"one", right)
+    ask(b"third", ahead)
+    assert machine.clock.uncorrected == 0.0
+
+
 def test_the_fastest_exchange_counts_most() -> None:
     """A call that took a second says little: with its way there slow, its offset is half a second wrong."""
     machine, other = Machine(), Machine(wrong=10)

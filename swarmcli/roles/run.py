@@ -16,7 +16,7 @@ from swarmcli.roles.checkpoints import saving
 from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration
 from swarmcli.roles.pausing import Pauses
 from swarmcli.roles.peer import RunPeer
-from swarmcli.roles.watch import RunWatch
+from swarmcli.roles.watch import RunWatch, clock_alarm
 from swarmcli.training import STREAM, CollaborativeOptimizer, LoopResult, LoopSettings, TrainingLoop, stream_seed
 
 
@@ -91,6 +91,8 @@ def pauses_of(
 
 def come_into_step(collaboration: Collaboration, steps: Steps) -> None:
     """Joins the run, and downloads its state if this peer has another."""
+    if wrong := clock_alarm(collaboration.peer.dht.clock.uncorrected):
+        collaboration.peer.events.emit(Noticed("warning", wrong))
     steps.load_state_from_peers()
     last = collaboration.peer.recipe.max_epochs
     if last is not None and steps.local_epoch >= last:

@@ -93,6 +93,7 @@ class RunWatch:
             ),
             reach=self._reach,
             result=peer.saved,
+            alarm=(clock := clock_alarm(peer.dht.clock.uncorrected)),
         )
         if optimizer is None:
             return status
@@ -115,7 +116,7 @@ class RunWatch:
             samples_per_second=0.0 if state == "standing" else math.fsum(rates),
             eta_seconds=eta if 0 < eta < math.inf and state in GOES_ON else None,  # at 0 a round ends the epoch
             run_eta_seconds=self._run_eta(epoch, eta) if state in GOES_ON else None,
-            alarm=alarm(optimizer),
+            alarm=clock or alarm(optimizer),
             waits=waits,
             seat=self.seat(),
             download=optimizer.downloading,
@@ -278,6 +279,17 @@ def _row(
         loss=report.loss,
         trouble=f"its last round was {report.last_outcome}: {report.last_reason}" if failed else "",
         drift=report.drift,
+    )
+
+
+def clock_alarm(behind: float) -> str:
+    """What helps where this computer's clock is so many seconds behind the others', beyond what is corrected; 0: "" """
+    if not behind:
+        return ""
+    return (
+        f"The clock of this computer is about {roughly(abs(behind))} {'behind' if behind > 0 else 'ahead of'} those of "
+        "the peers that it dialed, more than the swarm corrects: they may take what this peer says for expired. Set "
+        "it, switch on setting it by the network, and start this peer again."
     )
 
 

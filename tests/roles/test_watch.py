@@ -10,7 +10,7 @@ from swarmcli.averaging.seats import NoSeat
 from swarmcli.events import EpochAdvanced, EpochReported, Evaluated, Event, Events, ReachabilityChanged
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.epoch.seat import SeatLost
-from swarmcli.roles.watch import RunWatch, alarm, mode_in_words
+from swarmcli.roles.watch import RunWatch, alarm, clock_alarm, mode_in_words
 from tests.recipe.recipes import small
 
 TRAINER = Identity.from_seed(1).peer_id
@@ -90,7 +90,7 @@ def watching(optimizer: FakeOptimizer, *epochs: float, max_epochs: int | None = 
     optimizer.target = recipe.target_batch_size
     optimizer.rate = recipe.target_batch_size / 8
     events = Events()
-    clock = SimpleNamespace(now=lambda: 1.0)
+    clock = SimpleNamespace(now=lambda: 1.0, uncorrected=0.0)
     watch = RunWatch(
         cast(
             Any,
@@ -456,3 +456,13 @@ def test_a_download_of_the_state_is_told_and_no_end_of_the_epoch() -> None:
     assert status.eta_seconds is None and status.run_eta_seconds is None
     optimizer.phase = "training"  # one that had fallen behind
     assert watching(optimizer, 4.0).look().state == "synchronizing"
+
+
+def test_a_clock_that_is_two_hours_off_is_an_alarm_that_says_what_helps() -> None:
+    assert clock_alarm(0.0) == ""
+    behind, ahead = clock_alarm(7200.0), clock_alarm(-7200.0)
+    assert behind.startswith("The clock of this computer is about 2.0 h behind") and "Set it" in behind
+    assert "2.0 h ahead of" in ahead
+    watch = watching(FakeOptimizer(512))
+    watch._peer.dht.clock.uncorrected = 7200.0
+    assert watch.look().alarm == clock_alarm(7200.0)
