@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + os.cpu_count()))')
 
-.PHONY: demo test e2e soak test-oldest wheels lint docs bench bench-peers install clean
+.PHONY: demo test e2e soak test-oldest wheel wheels lint docs bench bench-peers install clean
 
 install: $(VENV)/.installed
 
@@ -52,6 +52,12 @@ test-oldest: .venv-oldest/.installed
 	    $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -e '.[test]' -c constraints-oldest.txt
 	touch $@
+
+# The file from which others install this very version: `swarm monitor RECIPE --wheel FILE` hands it out.
+wheel: install
+	rm -rf build
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@ls dist/*.whl
 
 # Whether all that is needed at run time can be installed on Windows and macOS too; asks the package index.
 wheels: install

@@ -17,6 +17,7 @@ from coordinator_web.pages import pages
 from coordinator_web.source import DashboardSource
 from coordinator_web.tables import EXPORTS, csv_of
 from coordinator_web.views import SORTED_BY
+from coordinator_web.wheel import Wheel
 from swarmcli.journal import Axis
 
 After = Annotated[int, Query(ge=-1, le=2**62, description="only rows above this epoch or id")]
@@ -36,6 +37,7 @@ def create_app(
     token: str | None = None,
     hosts: Sequence[str] = (),
     addresses: Sequence[str] = (),
+    wheel: Wheel | None = None,
     controls: Controls | None = None,
     control_token: str = "",
 ) -> FastAPI:
@@ -44,13 +46,14 @@ def create_app(
     `token`: whoever wants to look has to know it (None: everyone who reaches the port may look).
     `hosts`: names by which browsers may ask for it, beyond addresses and localhost.
     `addresses`: where other computers find it, as `http://host:port`, best first.
+    `wheel`: the file that newcomers install swarm from; this one and no other is handed out.
     `controls`: what its own user may change, with the `control_token`.
     """
     app = FastAPI(title="swarm", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.source, app.state.feed = source, Feed(source)
     app.state.control_token = control_token if controls is not None else ""
     app.include_router(api)
-    app.include_router(pages(source, addresses, token))
+    app.include_router(pages(source, addresses, token, wheel))
     if controls is not None:
         app.include_router(control(controls, control_token), prefix="/api/v1")
     app.add_middleware(Guard, hosts=tuple(hosts), token=token, control=control_token or None)

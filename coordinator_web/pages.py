@@ -16,8 +16,10 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import FileResponse, Response
 
 from coordinator_web.source import DashboardSource, RunStatus
+from coordinator_web.wheel import NAME, Wheel
 from swarmcli.words import amount, roughly
 
+WHEEL = f"wheel/{NAME}"
 STATIC = Path(__file__).parent / "static"
 SCRIPTS = (
     "api",
@@ -66,8 +68,13 @@ LINKED = (YOU, RUN, MAP, CONTRIBUTIONS, RUNS)
 FRAMED = (*LINKED, PEER)
 
 
-def pages(source: DashboardSource, addresses: Sequence[str] = (), token: str | None = None) -> APIRouter:
-    """Everything that a browser opens or loads by itself. `addresses`, `token`: see `create_app`."""
+def pages(
+    source: DashboardSource,
+    addresses: Sequence[str] = (),
+    token: str | None = None,
+    wheel: Wheel | None = None,
+) -> APIRouter:
+    """Everything that a browser opens or loads by itself. `addresses`, `token`, `wheel`: see `create_app`."""
     page = APIRouter()
 
     def elsewhere(request: Request, path: str) -> str:
@@ -87,7 +94,14 @@ def pages(source: DashboardSource, addresses: Sequence[str] = (), token: str | N
 
     @page.get("/join")
     def join(request: Request) -> Response:
-        return _html(join_page(source.look(), with_code=elsewhere(request, "join") != ""))
+        file = elsewhere(request, WHEEL) or f"{request.base_url}{WHEEL}"
+        return _html(join_page(source.look(), wheel, file, with_code=elsewhere(request, "join") != ""))
+
+    if wheel is not None:
+
+        @page.get(f"/{WHEEL}")  # a path of our own, and not one that a request names
+        def installed() -> Response:
+            return Response(wheel.data, media_type="application/octet-stream")
 
     @page.get("/join.svg")
     def code(request: Request) -> Response:
@@ -153,12 +167,21 @@ def _asked_for(request: Request) -> str:
     return f"{scheme}://{f'[{name}]' if ':' in name else name}{f':{port}' if port else ''}"
 
 
-def join_page(status: RunStatus, *, with_code: bool = False) -> str:
-    """The two steps for somebody who has nothing installed. It needs no script but for its buttons. `with_code`: with
-    a picture of the page's address."""
+def join_page(status: RunStatus, wheel: Wheel | None = None, file: str = "", *, with_code: bool = False) -> str:
+    """The two steps for somebody who has nothing installed. It needs no script but for its buttons. `file`: where the
+    wheel is; `with_code`: with a picture of the page's address."""
+    extra = status.install.removeprefix("swarmcli")
+    if wheel is not None:
+        named = f"{status.install} @ " if extra else ""
+        install = f'pipx install "{named}{file}#sha256={wheel.sha256}"'
+        source = "It comes from the peer that shows this page, in the version of the run, and its SHA-256 is checked."
+    else:
+        install = f'pipx install "./{NAME}{extra}"'
+        source = f"The package index does not have it yet: get the file {NAME} from whoever sent you the link."
     values = {
         "run_id": status.run_id,
-        "install": status.install,
+        "install": install,
+        "source": source,
         "join_line": status.join_line,
         "reach": status.link_reach,
         "round": _round_in_words(status),

@@ -102,7 +102,7 @@ class RunStatus:
     mode: str = ""  # how the run averages, in words
     join_line: str = ""  # the command with which others join
     link: str = ""  # the link in it; "": others need the recipe file
-    install: str = "pipx install swarmcli"  # what somebody types before who has nothing installed
+    install: str = "swarmcli"  # what somebody installs before who has nothing, perhaps with an extra
     link_reach: str = ""  # for whom the link is no use, or why there is none
     reach: str = ""  # who can dial the peer that shows it, and what that means for taking part, in a sentence
     result: str = ""  # of a run that has finished: what became of its model at this peer, in words

@@ -190,10 +190,21 @@ class PagedOptions(PeerOptions):
         str,
         typer.Option(help="The interface of the dashboard; on another than this machine's own it asks for a token."),
     ] = "127.0.0.1"
+    wheel: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Hand out this file, which `make wheel` builds, for newcomers to install."),
+    ] = None
 
     def session(self, role: Role, recipe: Recipe, contacts: Sequence[str], **more: Any) -> Session:
         return super().session(
-            role, recipe, contacts, web_port=self.web, web_host=self.web_host, web_names=self.web_name, **more
+            role,
+            recipe,
+            contacts,
+            web_port=self.web,
+            web_host=self.web_host,
+            web_names=self.web_name,
+            wheel=self.wheel,
+            **more,
         )
 
 

@@ -26,7 +26,7 @@ from swarmcli.cli.contributions import thanks
 from swarmcli.cli.ending import INTERRUPTS, ExitCode, stop_on_signals
 from swarmcli.cli.live import LiveView
 from swarmcli.cli.site.process import SiteProcess
-from swarmcli.errors import ListenError, MembershipError, NoDonorReachable
+from swarmcli.errors import ListenError, MembershipError, NoDonorReachable, UsageError
 from swarmcli.events import (
     EpochAdvanced,
     Event,
@@ -56,6 +56,8 @@ from swarmcli.training.device import has_card
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+    from coordinator_web.wheel import Wheel
 
 logger = logging.getLogger(__name__)
 
@@ -105,10 +107,12 @@ class Session:
         web_port: int | None = None,
         web_host: str = "127.0.0.1",
         web_names: Sequence[str] = (),
+        wheel: Path | None = None,
         process: SiteProcess | None = None,
     ) -> None:
         """`port`: where this peer listens if the recipe names none; 0: where it did before. `web_port`: where the
-        dashboard is served; None: nowhere. `web_names`: under which browsers may ask for it. `process`: this one is
+        dashboard is served; None: nowhere. `web_names`: under which browsers may ask for it. `wheel`: the
+        file that it hands out for newcomers to install. `process`: this one is
         rank 0 of a site, and asked to stop as such."""
         self._role = role
         self._recipe = recipe
@@ -120,6 +124,8 @@ class Session:
         self._web_port = web_port
         self._web_host = web_host
         self._web_names = tuple(web_names)
+        self._wheel_file = wheel
+        self._wheel: Wheel | None = None
         self._web: socket.socket | None = None  # where the page is served, if that was asked for
         self._local: socket.socket | None = None  # where this user's other processes ask; perhaps the same
         self._process = process
@@ -135,6 +141,8 @@ class Session:
         recipe = self._recipe
         for contact in self._contacts:
             parse_address(contact)
+        if self._wheel_file is not None:
+            self._wheel = self._read_wheel(self._wheel_file)
         with ExitStack() as undo:
             self._reserve_web(undo)  # before anybody can meet a peer that would leave at once for want of the port
             home = undo.enter_context(self._claim_home(recipe))
@@ -155,6 +163,15 @@ class Session:
             undo.enter_context(stopping(self._signalled))
             self._exit = undo.pop_all()
         return self
+
+    def _read_wheel(self, file: Path) -> Wheel:
+        from coordinator_web.wheel import Wheel
+
+        if self._web_port is None:
+            raise UsageError("--wheel needs the page that hands it out: add --web PORT")
+        wheel = Wheel.read(file)
+        err.print(f"the page /join hands out {file.name}, SHA-256 {wheel.sha256}", soft_wrap=True)
+        return wheel
 
     def _say_where_it_begins(self, recipe: Recipe) -> None:
         if self._contacts or recipe.network.initial_peers:
@@ -283,7 +300,13 @@ class Session:
             hosts = [self._web_host, *self._web_names]
             addresses = self._web_addresses() if exposed else ()
             return create_app(
-                source, hosts=hosts, addresses=addresses, token=token, controls=controls, control_token=control
+                source,
+                hosts=hosts,
+                addresses=addresses,
+                wheel=self._wheel,
+                token=token,
+                controls=controls,
+                control_token=control,
             )
 
         self._exit.enter_context(serving(make_app, sockets))

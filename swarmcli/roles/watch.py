@@ -87,7 +87,7 @@ class RunWatch:
             mode=mode_in_words(recipe),
             join_line=command_of(link) if link else self._join_line,
             link=str(link or ""),
-            install=install_command(recipe),
+            install=package_of(recipe),
             link_reach=" ".join(
                 filter(None, [reach_in_words(link) if link else peer.no_link, access_in_words(recipe)])
             ),
@@ -245,10 +245,10 @@ def _pauses(report: PeerReport) -> bool:
     return report.pause in ("pausing", "paused")
 
 
-def install_command(recipe: Recipe) -> str:
-    """What somebody types who has nothing installed but pipx."""
+def package_of(recipe: Recipe) -> str:
+    """What somebody installs who is to take part."""
     hub = any(isinstance(dataset, HuggingFaceDataset) for dataset in recipe.datasets)
-    return 'pipx install "swarmcli[datasets]"' if hub else "pipx install swarmcli"
+    return "swarmcli[datasets]" if hub else "swarmcli"
 
 
 def _row(

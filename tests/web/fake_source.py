@@ -75,6 +75,7 @@ class FakeRun:
     join_line: str = JOIN_LINE
     link: str = LINK
     link_reach: str = ""
+    install: str = "swarmcli"
     part: float = 0.62  # of the epoch that is under way
     with_own: bool = False
     alarm: str = ""
@@ -133,6 +134,7 @@ class FakeRun:
             join_line=self.join_line,
             link=self.link,
             link_reach=self.link_reach,
+            install=self.install,
             mode=self.mode,
             reach=REACH,
             result=self.result,

@@ -119,7 +119,7 @@ def test_the_page_for_newcomers_is_whole_without_a_script_and_escapes_what_stran
     run = FakeRun(run_id=attack, link_reach=attack)
     text = httpx.get(serve(run).url + "join").text
     assert "<script>alert" not in text and "&lt;script&gt;alert(1)&lt;/script&gt;&#x27;&quot;&amp;$run_id" in text
-    assert "pipx install swarmcli" in text and "swarm join &quot;swarm://" in text
+    assert "pipx install &quot;./swarmcli-" in text and "swarm join &quot;swarm://" in text
 
 
 def test_the_code_holds_the_address_of_the_page_which_a_phone_can_open(serve: Serve) -> None:
