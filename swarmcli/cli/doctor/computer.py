@@ -31,7 +31,7 @@ def check_python(context: Context) -> Iterator[Finding]:
     """Python, and whether the packages that swarm needs are there, in versions that it can use."""
     from packaging.requirements import Requirement
 
-    wrong = []
+    wrong, fitting = [], []
     for text in metadata.requires(DISTRIBUTION) or ():
         needed = Requirement(text)
         if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
@@ -40,11 +40,13 @@ def check_python(context: Context) -> Iterator[Finding]:
             found = metadata.version(needed.name)
         except metadata.PackageNotFoundError:
             wrong.append(f"{needed.name} is missing")
-            continue
-        if not needed.specifier.contains(found, prereleases=True):
+        else:
+            if needed.specifier.contains(found, prereleases=True):
+                continue
             wrong.append(f"{needed.name} is {found}, and swarm needs {needed.specifier}")
+        fitting.append(f'"{needed.name}{needed.specifier}"')
     if wrong:
-        yield Finding("Python", "FAIL", ", ".join(wrong), f"{sys.executable} -m pip install --upgrade {DISTRIBUTION}")
+        yield Finding("Python", "FAIL", ", ".join(wrong), f"{sys.executable} -m pip install {' '.join(fitting)}")
     else:
         yield Finding("Python", "OK", f"{sys.version.split()[0]} with all packages, swarm {_version()}")
 

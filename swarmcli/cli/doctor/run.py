@@ -49,7 +49,7 @@ FIXES = {
     "TLS": "another program answers there, or something in between, such as a proxy or a hotel's login page: ask for a "
     "new link, or try another network",
     "identity": "ask for a new link: the peer that this one names is not there any more",
-    "version": "update the older one: `pip install --upgrade swarmcli`",
+    "version": "update the older one: the page /join of the run has the line that installs its version",
     "invitation": "ask the owner of the run for a link with an invitation (`swarm invite`)",
     "recipe": "use the recipe file that the others use, or join by a link, which brings it",
 }

@@ -352,8 +352,8 @@ class Fault(NamedTuple):
 
 
 FAULTS = [
-    Fault(a_missing_package, "no-such-package is missing", "pip install"),
-    Fault(an_old_package, "and swarm needs >=99", "pip install"),
+    Fault(a_missing_package, "no-such-package is missing", '-m pip install "no-such-package>=1"'),
+    Fault(an_old_package, "and swarm needs >=99", '-m pip install "numpy>=99"'),
     Fault(a_product_that_is_wrong, "float32: a product of matrices comes out wrong", "do not train on it"),
     Fault(a_device_that_fails, "no kernel image", "update the driver"),
     Fault(a_device_that_is_not_there, "device: ", "set it to auto, or to cpu"),
