@@ -13,6 +13,7 @@ import torch
 from swarmcli.errors import OptimizerError
 from swarmcli.optim.gradients.accumulator import lent
 from swarmcli.optim.state.lineage import LINEAGE_BYTES, TORN, LineagePosition, first_lineage, hash_tensors, is_count
+from swarmcli.optim.state.meaning import fit_schedule, fit_settings, schedule_of, settings_of
 from swarmcli.optim.state.statistics import by_parameter, fit, read_place, statistics_of, to_plain
 from swarmcli.state.distant import AnyTensor, fill
 from swarmcli.state.snapshot import copied
@@ -128,10 +129,10 @@ class TrainingState:
             "epoch": self.position.epoch,
             "samples_seen": self.position.samples,
             "lineage": self.position.lineage,
-            "groups": [to_plain(_settings(group)) for group in groups],
+            "groups": [settings_of(group) for group in groups],
             "numbers": numbers,
             "apart": self.apart,
-            "scheduler": to_plain(self.scheduler.state_dict()) if self.scheduler is not None else None,
+            "scheduler": schedule_of(self.scheduler) if self.scheduler is not None else None,
         }
         return CapturedState(metadata, tensors)
 
@@ -146,25 +147,30 @@ class TrainingState:
         position = read_position(metadata)
         self.check_tensors(captured.tensors)
         statistics, numbers = self._statistics_in(captured)
-        groups = self.optimizer.state_dict()["param_groups"]
-        fitted = fit([_settings(group) for group in groups], metadata.get("groups"), "groups")
-        schedule: Any = metadata.get("scheduler")
-        if self.scheduler is None and schedule is not None:
-            raise ValueError("scheduler: the donor has one, this peer has none")
-        if self.scheduler is not None:
-            schedule = fit(self.scheduler.state_dict(), schedule, "scheduler")
+        groups, schedule = self.fit(metadata)
 
         # All that can be refused is checked by here, and statistics are staged beside the old ones, before a tensor
         # changes: a donor's state is taken over wholly or not at all.
-        merged = [{**group, **new} for group, new in zip(groups, fitted, strict=True)]
-        with self.statistics.staged(statistics, numbers, merged) as install:
+        with self.statistics.staged(statistics, numbers, groups) as install:
             self.position = TORN  # whatever interrupts this: nobody trains, donates or saves such parameters
             for name, own in self._own_tensors().items():
                 fill(own, captured.tensors[name])
             install()
         if self.scheduler is not None:
-            self.scheduler.load_state_dict(dict(schedule))
+            self.scheduler.load_state_dict(schedule)
         self.position, self.apart = position, metadata.get("apart") is True
+
+    def fit(self, metadata: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The parameter groups of the optimizer, and the state of the scheduler ({}: there is none), as another peer's
+        state has them. Raises ValueError if its settings are not those that this peer's optimizer and scheduler have.
+        """
+        groups = fit_settings(self.optimizer.state_dict()["param_groups"], metadata.get("groups"))
+        schedule = metadata.get("scheduler")
+        if self.scheduler is not None:
+            return groups, fit_schedule(self.scheduler, schedule, [group["lr"] for group in groups])
+        if schedule is not None:
+            raise ValueError("scheduler: it has one, this peer has none")
+        return groups, {}
 
     def checkpoint(self) -> dict[str, Any]:
         """The optimizer's state_dict, and under "swarm" the scheduler, the position and a digest of the parameters."""
@@ -175,7 +181,7 @@ class TrainingState:
             "lineage": self.position.lineage.hex(),
             "apart": self.apart,
             "parameters": self.digest(),
-            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+            "scheduler": schedule_of(self.scheduler) if self.scheduler is not None else None,
             "gradients": {name: tensor.detach().clone() for name, tensor in (self.shared | self.own).items()},
         }
         return {**self.optimizer.state_dict(), "swarm": swarm}
@@ -199,9 +205,12 @@ class TrainingState:
         saved, kept = swarm.get("gradients", {}), self.shared | self.own  # by the method of averaging them
         if {name: tensor.shape for name, tensor in saved.items()} != {n: tensor.shape for n, tensor in kept.items()}:
             raise ValueError("the checkpoint is of a run that averages its gradients by another method")
-        self.optimizer.load_state_dict({key: value for key, value in checkpoint.items() if key != "swarm"})
+        saved_groups = to_plain(checkpoint.get("param_groups"))
+        groups, schedule = self.fit({"groups": saved_groups, "scheduler": to_plain(swarm.get("scheduler"))})
+        groups = [{**group, "params": its["params"]} for group, its in zip(groups, saved_groups, strict=True)]
+        self.optimizer.load_state_dict({"state": checkpoint["state"], "param_groups": groups})
         if self.scheduler is not None:
-            self.scheduler.load_state_dict(swarm["scheduler"])
+            self.scheduler.load_state_dict(schedule)
         for name, tensor in kept.items():
             tensor.copy_(saved[name])
         self.position, self.apart = position, swarm.get("apart") is True
@@ -245,19 +254,16 @@ class TrainingState:
         return tensors, numbers
 
 
-def read_position(metadata: Mapping[str, Any]) -> LineagePosition:
+def read_position(metadata: Any) -> LineagePosition:
     """The position that a state's metadata names. Raises ValueError if it names none."""
+    if not isinstance(metadata, Mapping):
+        raise ValueError(f"expected a mapping, got {metadata!r:.60}")
     epoch, samples, lineage = (metadata.get(key) for key in ("epoch", "samples_seen", "lineage"))
     if not isinstance(epoch, int) or not isinstance(samples, int) or not is_count(epoch, samples):
         raise ValueError(f"epoch and samples_seen: expected counts, got {epoch!r:.40} and {samples!r:.40}")
     if not isinstance(lineage, bytes) or len(lineage) != LINEAGE_BYTES:
         raise ValueError(f"lineage: expected {LINEAGE_BYTES} bytes, got {lineage!r:.80}")
     return LineagePosition(epoch, samples, lineage)
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """In one order, whoever made the group: states that are equal are then described by equal bytes."""
-    return {key: group[key] for key in sorted(group) if key not in ("params", "param_names")}
 
 
 def _mapping(metadata: Mapping[str, Any], key: str) -> Mapping[str, Any]:

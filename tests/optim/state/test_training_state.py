@@ -99,7 +99,7 @@ def test_step_moves_the_standing() -> None:
         pytest.param(lambda m, t: m.update(groups=[]), id="no groups"),
         pytest.param(lambda m, t: m["groups"][0].update(lr="high"), id="learning rate no number"),
         pytest.param(lambda m, t: m["groups"][0].update(lr=float("nan")), id="learning rate NaN"),
-        pytest.param(lambda m, t: m["groups"][0].update(params=[0]), id="foreign setting"),
+        pytest.param(lambda m, t: m["groups"][0].update(foreign=1), id="foreign setting"),
         pytest.param(lambda m, t: m.update(scheduler=None), id="no scheduler"),
         pytest.param(lambda m, t: m["scheduler"].update(last_epoch=[1]), id="scheduler value of another kind"),
         pytest.param(lambda m, t: m.update(numbers=[]), id="numbers no mapping"),
@@ -124,3 +124,5 @@ def test_a_state_that_does_not_fit_changes_nothing(change) -> None:
 def test_read_position_refuses_metadata_without_one() -> None:
     with pytest.raises(ValueError, match="epoch"):
         read_position({})
+    with pytest.raises(ValueError, match="mapping"):
+        read_position([])

@@ -1,0 +1,116 @@
+"""Peers with unlike versions of torch hold equal states, hand them to each other, and read each other's checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.optim.state.meaning import fit_schedule, schedule_of
+from swarmcli.optim.state.training_state import TrainingState
+from swarmcli.state.snapshot import PinnedState, Snapshot
+from tests.optim.other_torch import OldLambdaLR, OldSequentialLR, old_adamw
+from tests.optim.state.test_training_state import advance, travelled
+
+L = torch.optim.lr_scheduler
+
+
+def sequence(kind: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Any:
+    return kind(optimizer, [L.LinearLR(optimizer), L.CosineAnnealingLR(optimizer, 10)], milestones=[3])
+
+
+SCHEDULES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "lambda": (
+        lambda optimizer: OldLambdaLR(optimizer, lambda epoch: 1 / (1 + epoch)),
+        lambda optimizer: L.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch)),
+    ),
+    "sequential": (
+        lambda optimizer: sequence(OldSequentialLR, optimizer),
+        lambda optimizer: sequence(L.SequentialLR, optimizer),
+    ),
+}
+
+
+def new_adamw(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.01, foreach=True)
+
+
+def peer(*, old: bool, seed: int, schedule: str) -> TrainingState:
+    generator = torch.Generator().manual_seed(seed)
+    parameters = [torch.randn(4, 3, generator=generator).requires_grad_()]
+    optimizer = (old_adamw if old else new_adamw)(parameters)
+    return TrainingState("run", optimizer, SCHEDULES[schedule][0 if old else 1](optimizer))
+
+
+def manifest(state: TrainingState) -> bytes:
+    captured = state.capture()
+    return PinnedState(Snapshot(b"version", captured.metadata, captured.tensors)).manifest
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("old_donor", [True, False])
+def test_a_newcomer_with_another_version_goes_on_bit_identically(schedule: str, old_donor: bool) -> None:
+    donor = peer(old=old_donor, seed=1, schedule=schedule)
+    newcomer = peer(old=not old_donor, seed=2, schedule=schedule)
+    advance(donor, 5, seed=3)
+    newcomer.restore(travelled(donor.capture()))
+    assert manifest(newcomer) == manifest(donor), "what is hashed does not say who made it"
+    for state in (donor, newcomer):
+        advance(state, 5, seed=6)
+    assert newcomer.digest() == donor.digest()
+    assert manifest(newcomer) == manifest(donor)
+    assert newcomer.scheduler.get_last_lr() == donor.scheduler.get_last_lr()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("old_writer", [True, False])
+def test_a_checkpoint_of_another_version_is_read(schedule: str, old_writer: bool) -> None:
+    writer = peer(old=old_writer, seed=1, schedule=schedule)
+    reader = peer(old=not old_writer, seed=1, schedule=schedule)
+    advance(writer, 5, seed=3)
+    saved = writer.checkpoint()
+    # As former versions of swarm wrote it.
+    former = {**saved, "swarm": {**saved["swarm"], "scheduler": writer.scheduler.state_dict()}}
+    for checkpoint in (saved, former):
+        with torch.no_grad():
+            reader.parameters[0].copy_(writer.parameters[0])
+        reader.load_checkpoint(checkpoint)
+        assert manifest(reader) == manifest(writer)
+    assert reader.optimizer.param_groups[0]["foreach"] is old_writer, "how it computes is each peer's own"
+
+
+def test_no_key_of_a_version_is_in_a_state() -> None:
+    state = peer(old=False, seed=1, schedule="sequential")
+    metadata = state.capture().metadata
+    assert set(metadata["groups"][0]) == {"lr", "betas", "eps", "weight_decay", "initial_lr"}
+    schedules = [metadata["scheduler"], *metadata["scheduler"]["schedulers"]]
+    assert not [key for schedule in schedules for key in schedule if key.startswith("_")]
+
+
+def test_what_is_off_may_be_left_out_and_comes_back_as_off() -> None:
+    donor, newcomer = (peer(old=False, seed=seed, schedule="lambda") for seed in (1, 2))
+    newcomer.optimizer.param_groups[0]["amsgrad"] = True
+    newcomer.restore(travelled(donor.capture()))
+    assert newcomer.optimizer.param_groups[0]["amsgrad"] is False
+    donor.optimizer.param_groups[0]["amsgrad"] = True
+    newcomer.restore(travelled(donor.capture()))
+    assert newcomer.optimizer.param_groups[0]["amsgrad"] is True
+
+
+def test_a_schedule_of_ones_own_keeps_what_is_private_in_it() -> None:
+    class Counting(L.LRScheduler):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self._calls = 0
+            super().__init__(optimizer)
+
+        def get_lr(self) -> list[float]:
+            self._calls += 1
+            return [0.1 / self._calls for _ in self.optimizer.param_groups]
+
+    one, other = (Counting(torch.optim.SGD([torch.zeros(1)], lr=0.1)) for _ in range(2))
+    one.optimizer.step()
+    one.step()
+    other.load_state_dict(fit_schedule(other, schedule_of(one), [0.05]))
+    assert other._calls == one._calls == 2
