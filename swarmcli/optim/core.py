@@ -87,6 +87,7 @@ class OptimizerCore:
             doubt=self.directory.doubt,
             network=self.directory.network_of,
             alike=self.mode.averages_gradients and self.mode.target_group_size is None,
+            tolerance=self.mode.state.tolerance,
         )
         self._catch_up = CatchUp(peer, self._work, self.directory, self._exchange, self._group)
         self.seat = OwnSeat(averager, node.peer_id, config.target_batch_size)

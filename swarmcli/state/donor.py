@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Annotated, ParamSpec, TypeVar
 
 import msgspec
+import torch
 
 from swarmcli.errors import CallRefused, EndOfStream, SiteError
 from swarmcli.network import Endpoint, PeerID, Stream
@@ -26,6 +27,7 @@ from swarmcli.tasks import Bell, beside, unless_stuck
 P = ParamSpec("P")
 T = TypeVar("T")
 
+LIBRARY = f"torch {torch.__version__.partition('+')[0]}"  # by which this peer's states are made
 MAX_CHUNKS_AT_ONCE = 64  # of one request
 MAX_DIGESTS_AT_ONCE = 64
 MAX_NAMED = 8  # other holders of the state in one message
@@ -60,9 +62,10 @@ class InLine(msgspec.Struct, frozen=True, tag=True):
 
 class ManifestHeader(msgspec.Struct, frozen=True, tag=True):
     """The donor sends this when the downloader's turn has come, with the manifest as the payload. `pin` names the
-    snapshot in questions for digests."""
+    snapshot in questions for digests, `library` by what the donor's states are made."""
 
     pin: Token
+    library: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class ChunkRequest(msgspec.Struct, frozen=True):
@@ -195,7 +198,7 @@ class StateDonor:
         """Sends what is asked for; returns how many bytes of chunks that were."""
         given, state = 0, pin.state
         async with unless_stuck(stream, _PATIENCE):
-            await stream.send(ManifestHeader(pin.token), state.manifest)
+            await stream.send(ManifestHeader(pin.token, LIBRARY), state.manifest)
         while True:
             try:
                 async with asyncio.timeout(_PATIENCE):

@@ -21,6 +21,7 @@ from swarmcli.network.addresses import is_direct
 from swarmcli.network.loop_thread import offload
 from swarmcli.state.assembly import Assembly, DonorDigests, DownloadedState, Unequal
 from swarmcli.state.donor import (
+    LIBRARY,
     MAX_CHUNKS_AT_ONCE,
     ChunkHeader,
     ChunkRequest,
@@ -32,7 +33,7 @@ from swarmcli.state.donor import (
 )
 from swarmcli.state.snapshot import MAX_MANIFEST, StateOutline, read_manifest
 from swarmcli.tasks import Bell, beside, unless_silent
-from swarmcli.words import amount, roughly
+from swarmcli.words import amount, printable, roughly
 
 _PARALLEL = 4  # donors that give something at a time
 _MOST_VISITS = 8  # those included in whose line this peer waits
@@ -261,7 +262,13 @@ class _Visit:
         try:
             async with download.endpoint.stream(self.peer, method, request, timeout=_OPENING) as stream:
                 header, manifest = await self._wait_in_line(stream)
-                assembly = download.join(bytes(manifest))
+                try:
+                    assembly = download.join(bytes(manifest))
+                except ValueError as error:
+                    if header.library == LIBRARY:
+                        raise
+                    there = printable(header.library, 40) or "an unknown library"
+                    raise ValueError(f"{error} (it has {there}, this peer {LIBRARY})") from error
                 chunks = assembly.layout.chunks
                 digests = DonorDigests(download.endpoint, download.prefix, self.peer, header.pin, chunks)
                 self.in_line, self.fetching = False, True

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -13,6 +14,7 @@ from swarmcli.events import Noticed, PeerRefused, StateDonated, StateDownloaded
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import offload, to_its_end
+from swarmcli.optim.state.drift import TOLERANCE, Sketch, Sketcher, distance
 from swarmcli.optim.state.lineage import LineagePosition, hash_tensors
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import CapturedState, read_position
@@ -43,8 +45,10 @@ class StateExchange:
         doubt: Callable[[Iterable[PeerID]], None] = lambda peers: None,
         network: Callable[[PeerID], Hashable] = lambda peer: peer,
         alike: bool = True,
+        tolerance: float = TOLERANCE,
     ) -> None:
-        """`doubt` is told who gave out a state that others contradict; `network` in which bucket a peer counts then.
+        """`doubt` is told who gave out a state that others contradict, and that differs from theirs by more than
+        `tolerance` of its length; `network` in which bucket a peer counts then.
         `alike`: peers of one lineage hold equal states, so that they can be compared.
         `courtesy` returns when this peer does not need its link for a round.
 
@@ -55,7 +59,7 @@ class StateExchange:
         self._endpoint = endpoint
         self._prefix = run_id
         self._replica = replica
-        self._doubt, self._network, self._alike = doubt, network, alike
+        self._doubt, self._network, self._alike, self._tolerance = doubt, network, alike, tolerance
         self._donor = StateDonor(endpoint, run_id, self._provide, donated=self._donated, courtesy=courtesy)
         self._progress: DownloadProgress | None = None
 
@@ -87,8 +91,9 @@ class StateExchange:
         """Takes over the state at `wanted` from these donors, best first; gradients so far are dropped.
 
         Donors that are reached over relays are asked when no other one gives it. A state that more of the `witnesses`
-        contradict than bear out is refused, its donors are doubted, and others are asked. `parameters`: the SHA-256
-        that those of this state have by the owner's word, which needs no witnesses.
+        contradict than bear out is refused, and others are asked; its donors are doubted, unless it differs from the one
+        that is taken over by rounding alone. `parameters`: the SHA-256 that those of this state have by the owner's
+        word, which needs no witnesses.
 
         `timeout` is in seconds. Raises StateDownloadError, with what failed at each donor; nothing has changed then,
         unless what came could not be read here: then the state may be torn, see TrainingState.restore.
@@ -130,6 +135,8 @@ class StateExchange:
     ) -> DownloadedState:
         """From one donor after the other, until what comes is not contradicted."""
         attempts: dict[str, str] = {}
+        refused: dict[PeerID, _Likeness] = {}
+        sketcher = Sketcher(self._endpoint.random.randbytes(16))  # nobody can prepare a state for it
         while True:
             state = await download_state(
                 self._endpoint,
@@ -146,19 +153,26 @@ class StateExchange:
                 false = await offload(_hash_of_parameters, state) != parameters
             else:
                 false = contradicted(state.root, state.donors, await asking.roots(), self._network)
+            if refused or false:
+                likeness = await offload(_likeness, state, sketcher)
             if not false:
+                # Replicas with other libraries or processors differ in their last bits: an honest minority stands by
+                # its word.
+                self._doubt(donor for donor, its in refused.items() if not its.is_close(likeness, self._tolerance))
                 return state
-            self._doubt(state.donors)
+            refused |= dict.fromkeys(state.donors, likeness)
             for donor in state.donors:
                 attempts[donor.text] = "it gives out another state than the others hold under this lineage"
                 self._endpoint.events.emit(PeerRefused(donor.text, attempts[donor.text], "state"))
             if not {donor.text for donor in [*donors, *relayed]} - attempts.keys():
+                self._doubt(refused)
                 raise StateDownloadError("the state that came is not the one that others hold", attempts)
 
     def _check(self, outline: StateOutline) -> None:
         """Before memory is allocated for it. Raises ValueError."""
         read_position(outline.metadata)
         self._replica.state.check_tensors(outline.descriptors)
+        self._replica.state.fit(outline.metadata)
 
     async def _restore(self, wanted: LineagePosition, state: DownloadedState) -> None:
         try:
@@ -191,6 +205,29 @@ class StateExchange:
 
     def _donated(self, peer: PeerID, snapshot: Snapshot, sent: int) -> None:
         self._endpoint.events.emit(StateDonated(peer.text, snapshot.metadata["epoch"], sent))
+
+
+@dataclass(frozen=True)
+class _Likeness:
+    """What a state is, so that another one can be compared with it when this one is gone."""
+
+    names: frozenset[str]
+    sketches: Mapping[str, Sketch]  # of parameters, of statistics, …
+
+    def is_close(self, other: _Likeness, tolerance: float) -> bool:
+        return self.names == other.names and all(
+            distance(sketch, other.sketches[kind]) <= tolerance for kind, sketch in self.sketches.items()
+        )
+
+
+def _likeness(state: DownloadedState, sketcher: Sketcher) -> _Likeness:
+    kinds: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(state.contents):
+        tensor = state.contents[name]
+        if tensor.dtype.is_floating_point:
+            here = tensor if isinstance(tensor, torch.Tensor) else loaded(tensor)
+            kinds.setdefault(name.partition("/")[0], []).append(here)
+    return _Likeness(frozenset(state.contents), {kind: sketcher.sketch(held) for kind, held in kinds.items()})
 
 
 def _hash_of_parameters(state: DownloadedState) -> bytes:
