@@ -38,8 +38,10 @@ class AuxiliaryCore:
         parameters: Sequence[torch.Tensor],
         mode: Mode | None = None,
         states: Sequence[Slot] = (),
+        buffers: Sequence[torch.Tensor] = (),
     ) -> None:
-        """`states`: what the trainers average of their states, where they do so regularly."""
+        """`states`: what the trainers average of their states, where they do so regularly; `buffers`: like those that
+        they average with their gradients."""
         self.node = node = peer.node
         self.config = config = peer.config
         self.position = _NOWHERE
@@ -52,7 +54,7 @@ class AuxiliaryCore:
         self.mode = mode or Synchronous()
         # Tensors like the trainers' are made and never touched, so they are not in memory either.
         like = [torch.empty_like(p, device="cpu").requires_grad_(p.requires_grad) for p in parameters]
-        self._averager = self.mode.assisting_averager(node, peer.averaging, like)
+        self._averager = self.mode.assisting_averager(node, peer.averaging, like, buffers)
         self._group = PreformedGroup(
             self._averager,
             config,

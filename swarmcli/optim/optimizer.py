@@ -160,7 +160,7 @@ class Optimizer(torch.optim.Optimizer):
         self.scaled_steps: ScaledSteps | None = None  # an auxiliary takes none
         if auxiliary:
             states = list(state_slots(self._parameters, self.opt, self.mode.state.statistics, extra_tensors))
-            self._core = AuxiliaryCore(peer, self._parameters, self.mode, states)
+            self._core = AuxiliaryCore(peer, self._parameters, self.mode, states, extra_tensors)
         else:
             trained = Trained(self.opt, self.scheduler, extra_tensors, placement)
             self._core = core = OptimizerCore(peer, trained, self.mode, site)

@@ -46,6 +46,7 @@ from swarmcli.training import (
     load_checkpoint,
     optimizer_factory,
     parameter_groups,
+    saved_buffers,
 )
 from swarmcli.training.memory import check_memory
 from swarmcli.training.outline import keep_outline, outline_of
@@ -122,6 +123,7 @@ class Collaboration:
             target_batch_size=recipe.target_batch_size,
             optimizer=optimizer_factory(recipe),
             params=parameter_groups(recipe, self.model),
+            extra_tensors=saved_buffers(self.model),
             scheduler=lambda made: build_scheduler(recipe, made),
             matchmaking_time=averaging.matchmaking_time,
             averaging_timeout=averaging.averaging_timeout,

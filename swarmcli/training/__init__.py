@@ -1,7 +1,7 @@
 """Tasks, their data, and the loop that computes gradients for the swarm."""
 
 from swarmcli.training.causal_lm import build_task
-from swarmcli.training.checkpoint import Checkpoint, load_checkpoint
+from swarmcli.training.checkpoint import Checkpoint, load_checkpoint, saved_buffers
 from swarmcli.training.checkpoint_store import CheckpointStore
 from swarmcli.training.device import Compute, choose_compute
 from swarmcli.training.loop import CollaborativeOptimizer, LoopResult, LoopSettings, TrainingLoop
@@ -34,5 +34,6 @@ __all__ = [
     "optimizer_factory",
     "optimizer_kind",
     "parameter_groups",
+    "saved_buffers",
     "stream_seed",
 ]

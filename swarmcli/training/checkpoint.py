@@ -112,6 +112,13 @@ def _owners_signature(path: Path) -> str:
         raise CheckpointError(f"{path / OWNER} cannot be read: {error}; remove it, or sign again") from error
 
 
+def saved_buffers(model: nn.Module) -> list[Tensor]:
+    """The buffers that a model saves with its weights, batch norm's for example: what is learned beside parameters."""
+    parameters = {id(parameter) for parameter in model.parameters()}
+    saved = model.state_dict(keep_vars=True).values()
+    return list({id(each): each for each in saved if id(each) not in parameters}.values())
+
+
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Frozen parameters and saved buffers too; of tensors that share memory (tied weights) only the first name."""
     found: dict[str, Tensor] = {}

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -31,11 +32,12 @@ from swarmcli.files.durable import write_file
 from swarmcli.machine.places import cache_directory
 from swarmcli.machine.registry import is_own_directory, make_private
 from swarmcli.recipe import Recipe, digest_of, parse_recipe
+from swarmcli.training.checkpoint import saved_buffers
 from swarmcli.training.memory import sizes_of_config
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """One parameter."""
+    """One parameter or buffer."""
 
     size: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]]
     dtype: str  # as torch calls it
@@ -52,11 +54,12 @@ MOST_FILES, MOST_FILE_BYTES = 32, 1 << 20
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What the process says: the parameters in their order, or what is wrong with the recipe."""
+    """What the process says: the parameters and buffers in their order, or what is wrong with the recipe."""
 
     parameters: list[Shape] = []
     config: dict[str, float] = {}  # the model's sizes, by which its memory is estimated
     refused: str = ""
+    buffers: list[Shape] = []  # that are saved with the weights
 
 
 def outline_of(recipe: Recipe) -> nn.Module:
@@ -89,19 +92,24 @@ def outline_in_process(recipe: Recipe) -> nn.Module:
 def _module_of(told: Told) -> nn.Module:
     """Raises ValueError or RuntimeError for what no process of this module says."""
     outline = nn.Module()
-    for index, shape in enumerate(told.parameters):
+    for index, shape in enumerate([*told.parameters, *told.buffers]):
         dtype = getattr(torch, shape.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"{shape.dtype!r} is no dtype")
         tensor = torch.empty(shape.size, dtype=dtype, device="meta")
-        outline.register_parameter(str(index), nn.Parameter(tensor, requires_grad=shape.trained))
+        if index < len(told.parameters):
+            outline.register_parameter(str(index), nn.Parameter(tensor, requires_grad=shape.trained))
+        else:
+            outline.register_buffer(str(index), tensor)
     outline.config = SimpleNamespace(**told.config)  # type: ignore[assignment]  # as models of transformers have it
     return outline
 
 
 def _told_of(model: nn.Module) -> Told:
-    shapes = [Shape(list(p.shape), str(p.dtype).partition(".")[2], p.requires_grad) for p in model.parameters()]
-    return Told(shapes, sizes_of_config(model))
+    def shapes(tensors: Iterable[torch.Tensor]) -> list[Shape]:
+        return [Shape(list(t.shape), str(t.dtype).partition(".")[2], t.requires_grad) for t in tensors]
+
+    return Told(shapes(model.parameters()), sizes_of_config(model), buffers=shapes(saved_buffers(model)))
 
 
 def _output_within_bounds(process: subprocess.Popen[bytes], recipe: Recipe) -> tuple[bytes, bytes]:

@@ -280,7 +280,7 @@ def test_after_days_the_state_is_downloaded_from_those_who_went_on() -> None:
 
 def test_a_pause_during_a_download_ends_it_and_it_begins_anew_behind_the_pause() -> None:
     async def main() -> None:
-        size = {"extra_tensors": [torch.zeros(200_000)], "pace": 0.5}
+        size = {"extra_tensors": [torch.zeros(800_000, dtype=torch.bool)], "pace": 0.5}
         async with Swarm() as swarm, volunteers(swarm, 2, **size) as everyone:
             await come_to(everyone, 2)
             late = Volunteer(await swarm.trainer(seed=2, **size))

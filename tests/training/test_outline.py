@@ -15,7 +15,7 @@ from torch import nn
 import swarmcli
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
-from swarmcli.training import outline
+from swarmcli.training import outline, saved_buffers
 from swarmcli.training.memory import sizes_of_config
 from swarmcli.training.outline import keep_outline, outline_of
 from tests.training.small_tasks import small
@@ -36,12 +36,15 @@ def model() -> nn.Module:
     made[1].weight = made[0].weight  # tied weights are one parameter
     made[1].bias.requires_grad = False
     made.register_parameter("packed", nn.Parameter(torch.zeros(2, dtype=torch.uint8, device="meta"), False))
+    made.register_buffer("running", torch.zeros(3, device="meta"))
+    made.register_buffer("mask", torch.zeros(4, device="meta"), persistent=False)
     made.config = SimpleNamespace(hidden_size=3, vocab_size=5, attn_pdrop=0.5)  # type: ignore[assignment]
     return made
 
 
 def shapes(of: nn.Module) -> list[tuple[object, ...]]:
-    return [(each.shape, each.dtype, each.device.type, each.requires_grad) for each in of.parameters()]
+    tensors = [*of.parameters(), *saved_buffers(of)]
+    return [(each.shape, each.dtype, each.device.type, each.requires_grad) for each in tensors]
 
 
 @pytest.fixture

@@ -216,15 +216,17 @@ class GradientMethod:
     that failed calls for nothing, since nothing that outlives a round has changed: `load` may simply follow again.
 
     This one averages the means as they are, in place, by one all-reduce weighted by samples: nothing outlives a round.
+    `beside` are averaged with them in the same round as they are.
     """
 
     program: RoundProgram | None = None  # the phases of a round; None: one all-reduce over `tensors`
 
-    def __init__(self, accumulator: GradientAccumulator) -> None:
+    def __init__(self, accumulator: GradientAccumulator, beside: Sequence[torch.Tensor] = ()) -> None:
         # Dense mean gradients in host memory, in the shapes of the parameters; valid after `finish`.
         self.averaged: Sequence[torch.Tensor] = accumulator.means
         # What the averager is made with, and keeps of committed rounds for replays.
-        self.tensors: Sequence[torch.Tensor] = accumulator.means
+        self.tensors: Sequence[torch.Tensor] = [*accumulator.means, *beside]
+        self.beside = tuple(beside)
 
     @property
     def shared(self) -> Mapping[str, torch.Tensor]:

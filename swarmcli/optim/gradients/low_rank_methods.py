@@ -76,8 +76,8 @@ class LowRankMethod(GradientMethod, ABC):
     name: str
     redraws_stuck = False  # whether columns of P that say nothing are asked for again with other columns of Q
 
-    def __init__(self, accumulator: GradientAccumulator, rank: Rank) -> None:
-        super().__init__(accumulator)
+    def __init__(self, accumulator: GradientAccumulator, rank: Rank, beside: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__(accumulator, beside)
         shapes = [rank.matrix(mean.shape) for mean in accumulator.means]
         self.indices = [index for index, extents in enumerate(shapes) if extents is not None]
         self.matrices = [
@@ -91,6 +91,7 @@ class LowRankMethod(GradientMethod, ABC):
             *(m.p for m in self.matrices),
             *(m.q for m in self.matrices),
             *self.rest,
+            *self.beside,
         ]
         self.program: LowRankProgram = LowRankProgram(
             self, f"{self.name} {rank.averager_rank} {float(rank.min_compression_ratio)}"
@@ -147,8 +148,8 @@ class PowerSGDMethod(LowRankMethod):
 
     name = "powersgd"
 
-    def __init__(self, accumulator: GradientAccumulator, rank: Rank) -> None:
-        super().__init__(accumulator, rank)
+    def __init__(self, accumulator: GradientAccumulator, rank: Rank, beside: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__(accumulator, rank, beside)
         self._residuals = [torch.zeros_like(matrix.mean) for matrix in self.matrices]
 
     @property
@@ -196,8 +197,8 @@ class PowerEFMethod(LowRankMethod):
     # that P, of which nothing is left in the error, and every second round would do nothing.
     redraws_stuck = True
 
-    def __init__(self, accumulator: GradientAccumulator, rank: Rank) -> None:
-        super().__init__(accumulator, rank)
+    def __init__(self, accumulator: GradientAccumulator, rank: Rank, beside: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__(accumulator, rank, beside)
         self._estimates = [torch.zeros_like(mean) for mean in accumulator.means]
         self._of_matrices = [
             self._estimates[index].view(matrix.mean.shape)
@@ -275,7 +276,8 @@ class LowRankRun:
         if self._method.matrices and phase == P_PHASE:
             return self._own_products()
         pairs = zip(self._method.differences(), self._p, strict=True)
-        return [difference.transposed_times(p) for difference, p in pairs] + self._method.differences_of_rest()
+        products = [difference.transposed_times(p) for difference, p in pairs]
+        return [*products, *self._method.differences_of_rest(), *self._method.beside]
 
     @torch.no_grad()
     def take(self, phase: int, averages: Sequence[torch.Tensor]) -> int | None:

@@ -82,9 +82,12 @@ class Trained:
         *,
         shared: Mapping[str, torch.Tensor] | None = None,
         own: Mapping[str, torch.Tensor] | None = None,
+        extra_tensors: Sequence[torch.Tensor] | None = None,
     ) -> TrainingState:
-        """With what a mode keeps beside the parameters, see TrainingState."""
-        return TrainingState(run_id, self.optimizer, self.scheduler, self.extra_tensors, shared=shared, own=own)
+        """With what a mode keeps beside the parameters, see TrainingState; `extra_tensors` in the place of the
+        model's."""
+        extra = self.extra_tensors if extra_tensors is None else extra_tensors
+        return TrainingState(run_id, self.optimizer, self.scheduler, extra, shared=shared, own=own)
 
 
 class AccumulatorFactory(Protocol):
@@ -226,10 +229,14 @@ class Mode(ABC):
 
     @abstractmethod
     def assisting_averager(
-        self, node: DHTNode, config: AveragerConfig, parameters: Sequence[torch.Tensor]
+        self,
+        node: DHTNode,
+        config: AveragerConfig,
+        parameters: Sequence[torch.Tensor],
+        buffers: Sequence[torch.Tensor] = (),
     ) -> AveragerCore:
-        """What reduces for the trainers at an auxiliary. `parameters`: tensors that are never touched, of the shapes of
-        the trainers' parameters."""
+        """What reduces for the trainers at an auxiliary. `parameters`, `buffers`: tensors that are never touched, of
+        the shapes of the trainers' ones."""
 
     @property
     def averages_gradients(self) -> bool:

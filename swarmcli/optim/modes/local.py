@@ -51,7 +51,11 @@ class LocalUpdates(Mode):
         return LocalWork(self, peer, replica)
 
     def assisting_averager(
-        self, node: DHTNode, config: AveragerConfig, parameters: Sequence[torch.Tensor]
+        self,
+        node: DHTNode,
+        config: AveragerConfig,
+        parameters: Sequence[torch.Tensor],
+        buffers: Sequence[torch.Tensor] = (),
     ) -> AveragerCore:
         return AveragerCore([ROUND_TENSOR.clone()], node, config)
 

@@ -13,6 +13,7 @@ from swarmcli.averaging import AveragerCore
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
 from swarmcli.optim.gradients.low_rank_methods import LowRankMethod, PowerEFMethod, PowerSGDMethod, Rank
 from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.optim.state.buffers import room_for
 
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
@@ -40,21 +41,25 @@ class LowRank(Synchronous):
         return Rank(self.averager_rank, self.min_compression_ratio)
 
     @abstractmethod
-    def method(self, accumulator: GradientAccumulator) -> LowRankMethod: ...
+    def method(self, accumulator: GradientAccumulator, beside: Sequence[torch.Tensor] = ()) -> LowRankMethod: ...
 
     def assisting_averager(
-        self, node: DHTNode, config: AveragerConfig, parameters: Sequence[torch.Tensor]
+        self,
+        node: DHTNode,
+        config: AveragerConfig,
+        parameters: Sequence[torch.Tensor],
+        buffers: Sequence[torch.Tensor] = (),
     ) -> AveragerCore:
         """It needs to know the program of the rounds. Memory that nobody writes to costs nothing."""
-        method = self.method(GradientAccumulator([p for p in parameters if p.requires_grad]))
+        method = self.method(GradientAccumulator([p for p in parameters if p.requires_grad]), room_for(buffers))
         return AveragerCore(method.tensors, node, config, program=method.program)
 
 
 class PowerSGD(LowRank):
-    def method(self, accumulator: GradientAccumulator) -> PowerSGDMethod:
-        return PowerSGDMethod(accumulator, self.rank)
+    def method(self, accumulator: GradientAccumulator, beside: Sequence[torch.Tensor] = ()) -> PowerSGDMethod:
+        return PowerSGDMethod(accumulator, self.rank, beside)
 
 
 class PowerEF(LowRank):
-    def method(self, accumulator: GradientAccumulator) -> PowerEFMethod:
-        return PowerEFMethod(accumulator, self.rank)
+    def method(self, accumulator: GradientAccumulator, beside: Sequence[torch.Tensor] = ()) -> PowerEFMethod:
+        return PowerEFMethod(accumulator, self.rank, beside)

@@ -12,6 +12,7 @@ import torch
 from swarmcli.averaging import AveragerCore
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod, sum_type
 from swarmcli.optim.modes.base import GivenUp, Mode
+from swarmcli.optim.state.buffers import Buffers, room_for
 from swarmcli.optim.state.replica import Replica
 from swarmcli.tasks import OFFLOAD_FROM, on_executor
 from swarmcli.threads import on_one_thread
@@ -32,27 +33,33 @@ ACCUMULATE_HERE = 32 << 20
 class Synchronous(Mode):
     """All peers hold the same parameters, which step once per epoch with the average of everyone's gradients."""
 
-    def method(self, accumulator: GradientAccumulator) -> GradientMethod:
-        """How the gradients are averaged."""
-        return GradientMethod(accumulator)
+    def method(self, accumulator: GradientAccumulator, beside: Sequence[torch.Tensor] = ()) -> GradientMethod:
+        """How the gradients are averaged, and `beside` as they are."""
+        return GradientMethod(accumulator, beside)
 
     def build(self, peer: PeerContext, trained: Trained, site: SiteHooks) -> EpochWork:
         if site.companions is not None:
             raise ValueError("companions: where gradients are averaged nobody has parameters of its own")
         parameters = [p for p in trained.placement.model_parameters if p.requires_grad]
         accumulator = site.make_accumulator(parameters, reuse=self.reuse_grad_buffers)
-        method = self.method(accumulator)
+        buffers = Buffers(trained.extra_tensors)
+        method = self.method(accumulator, buffers.means)
         shared = dict(method.shared)
         if self.share_gradients:
             shared |= {f"average/{index}": mean for index, mean in enumerate(method.averaged)}
-        replica = Replica(trained.state(peer.config.run_id, shared=shared, own=method.own), trained.placement)
+        state = trained.state(peer.config.run_id, shared=shared, own=method.own, extra_tensors=buffers.own)
+        replica = Replica(state, trained.placement, buffers=buffers)
         return GradientWork(self, peer, replica, accumulator, method)
 
     def assisting_averager(
-        self, node: DHTNode, config: AveragerConfig, parameters: Sequence[torch.Tensor]
+        self,
+        node: DHTNode,
+        config: AveragerConfig,
+        parameters: Sequence[torch.Tensor],
+        buffers: Sequence[torch.Tensor] = (),
     ) -> AveragerCore:
         means = [torch.empty(p.shape, dtype=sum_type(p.dtype)) for p in parameters if p.requires_grad]
-        return AveragerCore(means, node, config)
+        return AveragerCore([*means, *room_for(buffers)], node, config)
 
 
 class GradientWork:
@@ -111,6 +118,7 @@ class GradientWork:
     def _freeze(self) -> int:
         samples = self._gradients.freeze()
         self.method.load(samples)
+        self.replica.buffers.load()
         return samples
 
     async def restore(self) -> None:
@@ -136,7 +144,7 @@ class GradientWork:
                 for tensor, average in zip(tensors, averages, strict=True):
                     tensor.copy_(average)
                 self._drop()
-                self._step(self.replica.position.after(round_id, samples), samples, counted=False)
+                self._step(self.replica.position.after(round_id, samples), samples, counted=False, missed=True)
 
             await self.replica.change(replay)
 
@@ -158,8 +166,9 @@ class GradientWork:
         async with self.averager.tensors():
             await on_executor(self._nbytes, self.method.reset_own)
 
-    def _step(self, position: LineagePosition, samples: int, counted: bool) -> None:
+    def _step(self, position: LineagePosition, samples: int, counted: bool, *, missed: bool = False) -> None:
         self.method.finish(samples, counted)
+        self.replica.buffers.finish(counted=not missed)
         self._gradients.settle()
         self._handed = None
         self.replica.state.step(self.method.averaged, position)

@@ -91,8 +91,8 @@ class StateExchange:
         """Takes over the state at `wanted` from these donors, best first; gradients so far are dropped.
 
         Donors that are reached over relays are asked when no other one gives it. A state that more of the `witnesses`
-        contradict than bear out is refused, and others are asked; its donors are doubted, unless it differs from the one
-        that is taken over by rounding alone. `parameters`: the SHA-256 that those of this state have by the owner's
+        contradict than bear out is refused, and others are asked; its donors are doubted, unless it differs from the
+        one that is taken over by rounding alone. `parameters`: the SHA-256 that those of this state have by the owner's
         word, which needs no witnesses.
 
         `timeout` is in seconds. Raises StateDownloadError, with what failed at each donor; nothing has changed then,

@@ -241,7 +241,8 @@ class DriftMonitor:
     async def look(self) -> None:
         """Sketches the state, for the group that opens next; a very large one not in every epoch."""
         state = self._replica.state
-        watched: list[torch.Tensor] = [*state.parameters, *state.shared.values()]
+        buffers = [tensor for tensor in state.extra_tensors if tensor.is_floating_point()]
+        watched: list[torch.Tensor] = [*state.parameters, *state.shared.values(), *buffers]
         period = 1 + sum(tensor.numel() for tensor in watched) // SKETCHED_EACH_EPOCH
         self._sketch = None
         if state.epoch % period == 0:

@@ -18,6 +18,7 @@ import torch
 
 from swarmcli.errors import OptimizerError
 from swarmcli.network.loop_thread import offload
+from swarmcli.optim.state.buffers import Buffers
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
 from swarmcli.tasks import OFFLOAD_FROM, on_executor
@@ -48,10 +49,16 @@ class Replica:
     """
 
     def __init__(
-        self, state: TrainingState, placement: ParameterPlacement, companions: Companions | None = None
+        self,
+        state: TrainingState,
+        placement: ParameterPlacement,
+        companions: Companions | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
+        """`buffers`: the model's, where the state has copies of them."""
         self.state = state
         self.placement = placement
+        self.buffers = buffers or Buffers([])
         self._companions = companions
         self._nbytes = sum(parameter.nbytes for parameter in state.parameters)
         # An optimizer with statistics in other processes waits for them: then nothing is small enough for the loop.
@@ -105,7 +112,11 @@ class Replica:
     async def publish(self) -> None:
         """The model computes with the present parameters from now on. To be called while the trainer waits."""
         async with self._lock:
-            await on_executor(self._nbytes, self.placement.publish)
+            await on_executor(self._nbytes, self._publish)
+
+    def _publish(self) -> None:
+        self.placement.publish()
+        self.buffers.publish()
 
     async def check(self) -> None:
         """Raises OptimizerError if something was changed that must stay; see ParameterPlacement.check."""
@@ -125,6 +136,7 @@ class Replica:
             finally:
                 if self.state.torn:  # what is being averaged of the former state must not be applied to this one
                     self.generation += 1
+            self.buffers.replace()
             await on_executor(self._nbytes, self.placement.publish)
             self._note_replaced()
 
@@ -137,7 +149,9 @@ class Replica:
         """See TrainingState.load_checkpoint; the model's parameters are those of the checkpoint."""
         async with self._lock:
             await on_executor(self._nbytes, self.placement.adopt)
+            self.buffers.adopt()
             await on_executor(self._nbytes, self.state.load_checkpoint, state_dict)
+            self.buffers.replace()
             self._note_replaced()
 
     def _note_replaced(self) -> None:

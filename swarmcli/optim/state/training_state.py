@@ -183,6 +183,7 @@ class TrainingState:
             "parameters": self.digest(),
             "scheduler": schedule_of(self.scheduler) if self.scheduler is not None else None,
             "gradients": {name: tensor.detach().clone() for name, tensor in (self.shared | self.own).items()},
+            "extra": {str(index): tensor.detach().clone() for index, tensor in enumerate(self.extra_tensors)},
         }
         return {**self.optimizer.state_dict(), "swarm": swarm}
 
@@ -205,6 +206,10 @@ class TrainingState:
         saved, kept = swarm.get("gradients", {}), self.shared | self.own  # by the method of averaging them
         if {name: tensor.shape for name, tensor in saved.items()} != {n: tensor.shape for n, tensor in kept.items()}:
             raise ValueError("the checkpoint is of a run that averages its gradients by another method")
+        extra = {str(index): tensor for index, tensor in enumerate(self.extra_tensors)}
+        saved_extra = swarm.get("extra", extra)  # former versions have them in the model alone
+        if _forms(saved_extra) != _forms(extra):
+            raise ValueError("the checkpoint has other extra tensors (the model's buffers) than this peer")
         saved_groups = to_plain(checkpoint.get("param_groups"))
         groups, schedule = self.fit({"groups": saved_groups, "scheduler": to_plain(swarm.get("scheduler"))})
         groups = [{**group, "params": its["params"]} for group, its in zip(groups, saved_groups, strict=True)]
@@ -213,6 +218,8 @@ class TrainingState:
             self.scheduler.load_state_dict(schedule)
         for name, tensor in kept.items():
             tensor.copy_(saved[name])
+        for name, tensor in extra.items():
+            tensor.copy_(saved_extra[name])
         self.position, self.apart = position, swarm.get("apart") is True
 
     def _check_whole(self) -> None:
@@ -264,6 +271,10 @@ def read_position(metadata: Any) -> LineagePosition:
     if not isinstance(lineage, bytes) or len(lineage) != LINEAGE_BYTES:
         raise ValueError(f"lineage: expected {LINEAGE_BYTES} bytes, got {lineage!r:.80}")
     return LineagePosition(epoch, samples, lineage)
+
+
+def _forms(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
 
 def _mapping(metadata: Mapping[str, Any], key: str) -> Mapping[str, Any]:

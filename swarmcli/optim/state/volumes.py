@@ -21,6 +21,7 @@ import torch
 from swarmcli.compression import CompressionInfo, TensorDescriptor, TensorRole
 from swarmcli.errors import OptimizerError
 from swarmcli.memory import fresh_memory
+from swarmcli.optim.state.buffers import moved
 from swarmcli.optim.state.statistics import statistics_of
 
 VOLUME_BYTES = 64 << 20  # a constant of the protocol: peers that cut otherwise cannot average with each other
@@ -223,22 +224,6 @@ def _elements(tensor: torch.Tensor, extent: Extent) -> torch.Tensor:
     if extent.numel == tensor.numel():
         return tensor
     return tensor.detach().reshape(-1)[extent.begin : extent.end]
-
-
-def moved(live: torch.Tensor, average: torch.Tensor, before: torch.Tensor, *, squares: bool) -> torch.Tensor:
-    """The delta rule: where the state `live` should be, so that what a peer learned during the round is kept.
-
-    All have one shape, the result, `average` and `before` are in host memory. Where the state stands as it was copied,
-    or was not finite then, the result is the average itself, bit for bit, so that peers end with equal states.
-    """
-    present = live.cpu()
-    exact = torch.float32 if present.dtype.itemsize < 4 else present.dtype
-    change = average.to(exact) - before.to(exact)
-    result = (present.to(exact) + change).to(average.dtype)
-    result = torch.where((present == before) | ~before.isfinite(), average, result)
-    # Of means of squares the sum alone would be wrong: where the state and the average have both fallen below what was
-    # copied, it comes out near zero or negative, and Adam divides by its root.
-    return torch.fmax(result, torch.fmin(present, average)) if squares else result
 
 
 def put(tensor: torch.Tensor, begin: int, values: torch.Tensor) -> None:

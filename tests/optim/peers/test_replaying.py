@@ -127,11 +127,11 @@ def test_without_the_right_rounds_the_state_is_downloaded(missing: str, monkeypa
 def test_a_download_longer_than_several_epochs_ends_in_step_and_stalls_nobody(seed: int) -> None:
     async def main() -> None:
         async with Swarm(seed=seed) as swarm:
-            extra = [torch.zeros(5 * BULK)]
+            extra, other = [torch.zeros(20 * BULK, dtype=torch.bool)], [torch.ones(20 * BULK, dtype=torch.bool)]
             veterans = [await swarm.trainer(seed=1, pace=0.5, make=adamw, extra_tensors=extra) for _ in range(3)]
             await together(*(trainer.train(5) for trainer in veterans))
             usual = max(epoch.seconds for epoch in veterans[0].epochs[1:])
-            newcomer = await swarm.trainer(seed=2, pace=0.5, make=adamw, extra_tensors=[torch.ones(5 * BULK)])
+            newcomer = await swarm.trainer(seed=2, pace=0.5, make=adamw, extra_tensors=other)
             for veteran in veterans:  # all together they would take seven epochs for the download
                 swarm.network.set_bandwidth(veteran.node.peer_id, 20 * BULK / (7 * usual) / len(veterans))
             downloads, replays = record(newcomer.node, StateDownloaded), record(newcomer.node, RoundsReplayed)
@@ -150,10 +150,10 @@ def test_a_download_longer_than_several_epochs_ends_in_step_and_stalls_nobody(se
 def test_a_full_disk_during_the_download_costs_only_the_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            extra = [torch.zeros(BULK // 4)]
+            extra = [torch.zeros(BULK, dtype=torch.bool)]
             veterans = [await swarm.trainer(seed=1, extra_tensors=extra) for _ in range(2)]
             await together(*(trainer.train(3) for trainer in veterans))
-            newcomer = await swarm.trainer(seed=2, extra_tensors=[torch.ones(BULK // 4)])
+            newcomer = await swarm.trainer(seed=2, extra_tensors=[torch.ones(BULK, dtype=torch.bool)])
             swarm.network.set_bandwidth(newcomer.node.peer_id, BULK / 10)
             monkeypatch.setattr(unnamed_file, "_LEAVE_FREE", 1 << 60)
             replays = record(newcomer.node, RoundsReplayed)
@@ -168,10 +168,12 @@ def test_a_full_disk_during_the_download_costs_only_the_replays(monkeypatch: pyt
 def test_a_download_that_fails_leaves_nothing_of_what_was_collected() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            extra = [torch.zeros(BULK // 4)]
+            extra = [torch.zeros(BULK, dtype=torch.bool)]
             veterans = [await swarm.trainer(seed=1, extra_tensors=extra) for _ in range(2)]
             await together(*(trainer.train(3) for trainer in veterans))
-            newcomer = await swarm.trainer(seed=2, load_state_timeout=6.0, extra_tensors=[torch.ones(BULK // 4)])
+            newcomer = await swarm.trainer(
+                seed=2, load_state_timeout=6.0, extra_tensors=[torch.ones(BULK, dtype=torch.bool)]
+            )
             swarm.network.set_bandwidth(newcomer.node.peer_id, BULK / 30)
             before = newcomer.core.state_digest()
             training = asyncio.create_task(together(*(trainer.train(12) for trainer in veterans)))

@@ -1,0 +1,244 @@
+"""Buffers of a model, such as batch norm's: averaged, handed out, saved and compared as parameters are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.compression import Float16Compression
+from swarmcli.events import PeerRefused, StateDownloaded
+from swarmcli.network.identity import PeerID
+from swarmcli.optim.arguments import averager_config
+from swarmcli.optim.auxiliary import AuxiliaryCore
+from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
+from swarmcli.optim.core import OptimizerCore
+from swarmcli.optim.modes.base import Mode, Timing, Trained
+from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
+from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.optim.state.buffers import Buffers
+from swarmcli.optim.state.replica import Offloaded
+from swarmcli.testing import virtual_time
+from tests.optim.optim_swarm import Swarm, record, together
+
+TARGET = 24
+MODES: dict[str, Mode] = {
+    "synchronous": Synchronous(),
+    "delayed": Synchronous(timing=Timing.DELAYED_AVERAGING),
+    "powersgd": PowerSGD(averager_rank=1),
+    "poweref": PowerEF(averager_rank=1),
+}
+
+
+def net(seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+
+
+class Peer:
+    """A trainer of a network with batch norm; its inputs are around `level`."""
+
+    def __init__(
+        self, node: Any, mode: Mode, *, level: float = 0.0, seed: int = 0, role: Role = "trainer", **averaging: Any
+    ) -> None:
+        self.model, self.node, self.level = net(seed), node, level
+        config = OptimizerConfig("run", TARGET, description=PeerDescription(role))
+        params = list(self.model.parameters())
+        if mode.timing is Timing.AT_ONCE:
+            trained = Trained(torch.optim.SGD(params, lr=0.05), extra_tensors=list(self.model.buffers()))
+        else:
+            place = Offloaded(params, lambda copies: torch.optim.SGD(copies, lr=0.05))
+            trained = Trained(place.optimizer, extra_tensors=list(self.model.buffers()), placement=place)
+        options = averager_config(config, **averaging)
+        self.core = OptimizerCore(PeerContext(node, config, options), trained, mode)
+        self.data = torch.Generator().manual_seed(int.from_bytes(node.peer_id[:4]))
+
+    def compute(self, size: int) -> None:
+        rows = self.level + torch.randn(size, 8, generator=self.data)
+        self.model.zero_grad()
+        torch.nn.functional.cross_entropy(self.model(rows), (rows.mean(1) > self.level).long()).backward()
+
+    async def train(self, until: int, size: int = 4) -> None:
+        while self.core.position.epoch < until:
+            await asyncio.sleep(0.1)
+            self.compute(size)
+            await self.core.step(size)
+
+    async def follow(self, until: int) -> None:
+        while self.core.position.epoch < until:
+            await self.core.step(0)
+
+    @property
+    def running(self) -> dict[str, torch.Tensor]:
+        """Of the model."""
+        return {name: tensor.clone() for name, tensor in self.model.named_buffers()}
+
+    @property
+    def own(self) -> list[torch.Tensor]:
+        """Of the state."""
+        return [tensor.clone() for tensor in self.core.replica.state.extra_tensors]
+
+
+class Peers(Swarm):
+    async def peer(self, mode: Mode, **options: Any) -> Peer:
+        peer = Peer(await self.node(), mode, **options)
+        await peer.core.start()
+        self.trainers.append(peer)  # type: ignore[arg-type]
+        return peer
+
+
+def equal(one: Peer, other: Peer) -> bool:
+    return all(map(torch.equal, one.own, other.own))
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_a_monitor_that_never_runs_forward_holds_what_the_trainers_average(name: str) -> None:
+    async def main() -> None:
+        async with Peers() as swarm:
+            mode = MODES[name]
+            one, two = await swarm.peer(mode, level=0.0), await swarm.peer(mode, level=2.0)
+            monitor = await swarm.peer(mode, role="monitor")
+            await together(one.train(6), two.train(6, size=8), monitor.follow(6))
+            for peer in (one, two, monitor):
+                await peer.core.state_dict()  # an end of an epoch under way is over then
+            assert equal(one, two) and equal(one, monitor)
+            mean, variance, batches = monitor.own
+            assert mean.abs().min() > 0 and (variance > 0).all() and not torch.equal(variance, torch.ones(8))
+            assert batches.dtype == torch.int64 and batches > 0
+            if mode.timing is Timing.AT_ONCE:
+                assert all(torch.equal(*pair) for pair in zip(monitor.running.values(), monitor.own, strict=True))
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_they_are_the_mean_by_samples_of_what_one_process_would_have_seen() -> None:
+    async def main() -> None:
+        async with Peers() as swarm:
+            one, two = await swarm.peer(Synchronous(), level=0.0), await swarm.peer(Synchronous(), level=2.0)
+            seen: dict[Peer, tuple[float, dict[str, torch.Tensor]]] = {}
+
+            async def once(peer: Peer, size: int) -> None:
+                await peer.core.join()
+                peer.compute(size)
+                seen[peer] = size, peer.running
+                await peer.core.step(size)
+                await peer.follow(1)
+
+            await together(once(one, 8), once(two, 16))
+            for name in ("1.running_mean", "1.running_var"):
+                expected = sum(size * running[name] for size, running in seen.values()) / 24
+                torch.testing.assert_close(one.running[name], expected)
+                assert torch.equal(one.running[name], two.running[name])
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("codec", [False, True])
+def test_a_newcomer_gets_them_and_nobody_contradicts_its_donor(codec: bool) -> None:
+    options = {"compression": Float16Compression()} if codec else {}
+
+    async def main() -> None:
+        async with Peers() as swarm:
+            old = [await swarm.peer(Synchronous(), level=float(place), **options) for place in range(4)]
+            await together(*(peer.train(4) for peer in old))
+            newcomer = await swarm.peer(Synchronous(), seed=1, **options)
+            refused, downloads = record(newcomer.node, PeerRefused), record(newcomer.node, StateDownloaded)
+            assert await newcomer.core.join()
+            assert equal(newcomer, old[0]) and not refused and downloads
+            assert all(torch.equal(*pair) for pair in zip(newcomer.running.values(), newcomer.own, strict=True))
+            manifests = {peer.core.replica.state.digest() for peer in [*old, newcomer]}
+            assert len(manifests) == 1
+            await together(*(peer.train(7) for peer in [*old, newcomer]))
+            assert all(equal(newcomer, peer) for peer in old)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_an_auxiliary_reduces_them_too() -> None:
+    async def main() -> None:
+        async with Peers() as swarm:
+            node = await swarm.node()
+            config = OptimizerConfig("run", TARGET, description=PeerDescription("auxiliary"))
+            like = net()
+            helper = AuxiliaryCore(
+                PeerContext(node, config, averager_config(config, auxiliary=True)),
+                list(like.parameters()),
+                buffers=list(like.buffers()),
+            )
+            await helper.start()
+            one, two = await swarm.peer(Synchronous()), await swarm.peer(Synchronous(), level=1.0)
+            helped: list[PeerID] = []
+
+            async def assist() -> None:
+                while True:
+                    if await helper.step():
+                        helped.append(helper.node.peer_id)
+
+            task = asyncio.create_task(assist())
+            await together(one.train(6), two.train(6))
+            task.cancel()
+            await asyncio.wait([task])
+            await helper.shutdown()
+            assert helped and equal(one, two)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_checkpoint_has_them_and_one_without_takes_the_models() -> None:
+    async def main() -> None:
+        async with Peers() as swarm:
+            one = await swarm.peer(Synchronous())
+            await one.train(3)
+            one.compute(4)
+            await one.core.step(4)  # the model's have moved since the last average
+            saved, model = await one.core.state_dict(), {k: v.clone() for k, v in one.model.state_dict().items()}
+            own, running = one.own, one.running
+            await one.train(5)
+            again = await swarm.peer(Synchronous(), seed=1)
+            again.model.load_state_dict(model)
+            await again.core.load_state_dict(saved)
+            assert all(map(torch.equal, again.own, own)) and not torch.equal(own[0], running["1.running_mean"])
+            former = {**saved, "swarm": {key: value for key, value in saved["swarm"].items() if key != "extra"}}
+            again.model.load_state_dict(model)
+            await again.core.load_state_dict(former)
+            assert all(map(torch.equal, again.own, running.values()))
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_drift_of_buffers_alone_is_seen() -> None:
+    async def main() -> None:
+        async with Peers() as swarm:
+            peers = [await swarm.peer(Synchronous()) for _ in range(3)]
+            await together(*(peer.train(3) for peer in peers))
+            peers[0].core.replica.state.extra_tensors[0].add_(100.0)
+            downloads = record(peers[0].node, StateDownloaded)
+            await together(*(peer.train(6) for peer in peers))
+            assert downloads and equal(peers[0], peers[1])
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_what_a_model_moves_during_a_round_is_kept() -> None:
+    live = [torch.tensor([1.0, 2.0]), torch.tensor(4), torch.tensor([True])]
+    buffers = Buffers(live)
+    live[0].add_(1.0)
+    live[1].add_(2)
+    buffers.load()
+    live[0].add_(0.5)  # the next batch, while the round goes on
+    live[1].add_(1)
+    assert [mean.tolist() for mean in buffers.means] == [[1.0, 1.0], 2.0]
+    buffers.means[0].fill_(3.0)
+    buffers.means[1].fill_(2.6)
+    buffers.finish()
+    assert [own.tolist() for own in buffers.own] == [[4.0, 5.0], 7, [True]]
+    assert live[0].tolist() == [2.5, 3.5], "a model may be computing with them"
+    buffers.publish()
+    assert live[0].tolist() == [4.5, 5.5] and live[1].item() == 8
+    buffers.publish()
+    assert live[0].tolist() == [4.5, 5.5]
+    live[0][0] = float("nan")
+    buffers.load()
+    assert buffers.means[0].tolist() == [0.0, 0.0], "what is not finite goes to nobody"
