@@ -5,8 +5,11 @@ import asyncio
 import pytest
 import torch
 
-from swarmcli.errors import FingerprintError
+from swarmcli.errors import FingerprintError, OptimizerError
 from swarmcli.events import EpochAdvanced, EpochCredited, StateDownloaded
+from swarmcli.optim.modes.base import Mode
+from swarmcli.optim.modes.local import LocalUpdates
+from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, adamw, digests, record, together, until
 
@@ -276,3 +279,21 @@ def test_an_epoch_that_advanced_by_a_download_says_so() -> None:
             assert not await newcomer.core.join()
 
     virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("mode", [Synchronous(), LocalUpdates()], ids=["synchronous", "local updates"])
+def test_an_optimizer_whose_statistics_cannot_travel_is_refused_in_the_step_that_was_its_first(mode: Mode) -> None:
+    class Factored(torch.optim.SGD):
+        def step(self, closure=None) -> None:
+            super().step()
+            self.state[self.param_groups[0]["params"][0]]["factors"] = [torch.zeros(2)]
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainer = await swarm.trainer(make=lambda params: Factored(params, lr=0.1), mode=mode)
+            with pytest.raises(OptimizerError, match=r"Factored cannot train with others.*'factors' of parameter 0"):
+                await trainer.train(1)
+            await asyncio.sleep(0)
+            asyncio.get_running_loop().faults.clear()  # the end of the epoch is logged as well
+
+    virtual_time.run(main(), timeout=60)

@@ -110,7 +110,7 @@ class LocalWork:
         used = [(state, model.grad) for model, state in pairs if model.grad is not None]
         gradients = [gradient if scale == 1.0 else gradient / scale for _, gradient in used]
         with lent([state for state, _ in used], gradients):
-            self.replica.state.optimizer.step()
+            self.replica.state.step_optimizer()
 
     async def freeze(self) -> int:
         if self._handed is None:

@@ -18,9 +18,11 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
+from swarmcli.compression.base import dtype_name
 from swarmcli.state.distant import AnyTensor, loaded
 
 MAX_STATISTICS = 16  # tensors or numbers per parameter; Adam has three
+MAX_NAME = 64  # characters of a statistic's name
 T = TypeVar("T")
 
 
@@ -98,7 +100,13 @@ def by_place(state: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, torch.Te
 def read_place(text: object) -> tuple[int, str]:
     """Parameter index and name. Raises ValueError."""
     index, separator, name = str(text).partition("/")
-    if not separator or len(index) > 9 or not index.isdecimal() or index != str(int(index)) or not 0 < len(name) <= 64:
+    if (
+        not separator
+        or len(index) > 9
+        or not index.isdecimal()
+        or index != str(int(index))
+        or not 0 < len(name) <= MAX_NAME
+    ):
         raise ValueError(f"{text!r:.80}: expected <parameter index>/<name of the statistic>")
     return int(index), name
 
@@ -115,6 +123,35 @@ def by_parameter(values: Mapping[str, T], parameters: Sequence[torch.Tensor]) ->
             raise ValueError(f"statistics of parameter {index}: more than {MAX_STATISTICS}")
         of_parameter[name] = value
     return statistics
+
+
+def check_travel(state: Mapping[Any, Any], parameters: Sequence[torch.Tensor]) -> None:
+    """Raises ValueError, with the reason, for statistics of an optimizer that no newcomer could download. `state`: that
+    of its `state_dict()`."""
+    for index, statistics in state.items():
+        if not isinstance(index, int) or not isinstance(statistics, Mapping):
+            raise ValueError(f"it keeps {str(index)[:40]!r} beside the statistics of its parameters")
+        if len(statistics) > MAX_STATISTICS:
+            raise ValueError(f"it keeps {len(statistics)} of parameter {index}, {MAX_STATISTICS} are the most")
+        for name, value in statistics.items():
+            if reason := _reason_to_stay(name, value, parameters[index]):
+                raise ValueError(f"{str(name)[:40]!r} of parameter {index} {reason}")
+
+
+def _reason_to_stay(name: Any, value: Any, parameter: torch.Tensor) -> str:
+    """Why a statistic cannot travel; empty if it can."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        return f"has no text of at most {MAX_NAME} characters for a name"
+    if not isinstance(value, torch.Tensor):
+        return "" if value is None or isinstance(value, _Scalar) else f"is a {type(value).__name__}"
+    if value.layout is not torch.strided:
+        return f"is a tensor of layout {value.layout}"
+    try:
+        dtype_name(value.dtype)
+    except TypeError:
+        return f"is a tensor of type {value.dtype}"
+    most = max(1, parameter.numel())
+    return f"has {value.numel()} elements, its parameter {most}" if value.numel() > most else ""
 
 
 _Scalar = (bool, int, float, str)

@@ -14,7 +14,7 @@ from swarmcli.errors import OptimizerError
 from swarmcli.optim.gradients.accumulator import lent
 from swarmcli.optim.state.lineage import LINEAGE_BYTES, TORN, LineagePosition, first_lineage, hash_tensors, is_count
 from swarmcli.optim.state.meaning import fit_schedule, fit_settings, schedule_of, settings_of
-from swarmcli.optim.state.statistics import by_parameter, fit, read_place, statistics_of, to_plain
+from swarmcli.optim.state.statistics import by_parameter, check_travel, fit, read_place, statistics_of, to_plain
 from swarmcli.state.distant import AnyTensor, fill
 from swarmcli.state.snapshot import copied
 
@@ -86,6 +86,7 @@ class TrainingState:
         self.parameters = tuple(p for group in optimizer.param_groups for p in group["params"])
         self.trained = tuple(parameter for parameter in self.parameters if parameter.requires_grad)
         self.position = LineagePosition(0, 0, first_lineage(run_id, self.parameters))
+        self._may_travel = False  # whether the optimizer's statistics have been looked at
         # Others at this position hold other parameters or statistics, since several groups ended an epoch on the way.
         self.apart = False
 
@@ -105,8 +106,23 @@ class TrainingState:
     def step(self, gradients: Sequence[torch.Tensor], position: LineagePosition) -> None:
         """One optimizer step with these gradients of the trained parameters, then the scheduler's; a new position."""
         with lent(self.trained, gradients):
-            self.optimizer.step()
+            self.step_optimizer()
         self.end_epoch(position)
+
+    def step_optimizer(self) -> None:
+        """With the parameters' present gradients. Raises OptimizerError after the first step of an optimizer whose
+        statistics cannot travel: nobody could join, and this peer's state would be lost with it."""
+        self.optimizer.step()
+        if self._may_travel or self.statistics.waits:  # those of a site are of an optimizer of torch
+            return
+        try:
+            check_travel(self.optimizer.state_dict()["state"], self.parameters)
+        except ValueError as error:
+            raise OptimizerError(
+                f"{type(self.optimizer).__name__} cannot train with others: newcomers download its statistics, and "
+                f"{error}; take an optimizer that keeps numbers, and tensors no larger than their parameters"
+            ) from error
+        self._may_travel = True
 
     def end_epoch(self, position: LineagePosition) -> None:
         """The epoch that led to `position` is over: the scheduler's step. One that fails, at the end of its schedule

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.errors import OptimizerError
 from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.statistics import OwnStatistics, by_parameter, read_place, statistics_of
 from swarmcli.optim.state.training_state import CapturedState, TrainingState
@@ -115,3 +116,49 @@ def test_statistics_in_other_processes_are_not_averaged() -> None:
     assert list(statistic_slots(parameters, optimizer, ())) == []
     with pytest.raises(ValueError, match=r"average_opt_statistics=\('exp_avg',\): AdamW .* leave .* empty, or .* zero"):
         list(statistic_slots(parameters, optimizer, ("exp_avg",)))
+
+
+class Keeps(torch.optim.SGD):
+    """SGD that keeps something else of its first parameter as well."""
+
+    what: Any = None
+    name: Any = "kept"
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.state[self.param_groups[0]["params"][0] if self.name != "beside" else "beside"][self.name] = self.what
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "reason"),
+    [
+        ([torch.zeros(2)], "factors", "'factors' of parameter 0 is a list"),
+        (torch.zeros(5, 5), "inverse", "'inverse' of parameter 0 has 25 elements, its parameter 3"),
+        (torch.zeros(3).to_sparse(), "rows", "'rows' of parameter 0 is a tensor of layout torch.sparse_coo"),
+        (torch.zeros(3, dtype=torch.complex32), "phase", "'phase' of parameter 0 is a tensor of type torch.complex32"),
+        (1.0, "x" * 65, "has no text of at most 64 characters"),
+        (1.0, "beside", "it keeps 'beside' beside the statistics"),
+    ],
+)
+def test_an_optimizer_whose_statistics_cannot_travel_is_refused_after_its_first_step(
+    what: Any, name: str, reason: str
+) -> None:
+    parameter = torch.zeros(3, requires_grad=True)
+    optimizer = Keeps([parameter], lr=0.1)
+    optimizer.what, optimizer.name = what, name
+    state = TrainingState("run", optimizer)
+    for _ in range(2):
+        with pytest.raises(OptimizerError, match=reason):
+            state.step([torch.ones(3)], state.position.after(bytes(32), 1))
+    assert state.epoch == 0
+
+
+@pytest.mark.parametrize("what", [None, 3, torch.tensor(2), torch.zeros(3)])
+def test_numbers_and_tensors_like_the_parameter_travel(what: Any) -> None:
+    optimizer = Keeps([torch.zeros(3, requires_grad=True)], lr=0.1)
+    optimizer.what = what
+    state = TrainingState("run", optimizer)
+    state.step([torch.ones(3)], state.position.after(bytes(32), 1))
+    newcomer = TrainingState("run", torch.optim.SGD([torch.ones(3, requires_grad=True)], lr=0.1))
+    newcomer.restore(state.capture().clone())
+    assert "kept" in newcomer.optimizer.state_dict()["state"][0]
