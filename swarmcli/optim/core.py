@@ -611,15 +611,15 @@ class OptimizerCore:
         """Goes on from `state_dict`, once the model's parameters of that moment have been restored.
 
         The next step joins the run anew: a run that is further leads, one that is behind follows this peer. Raises
-        ValueError if the parameters are not those that the state belongs to; nothing has changed then.
+        ValueError if the parameters are not those that the state belongs to, or the state is of another optimizer;
+        nothing has changed then.
         """
         await self._end_is_over()
-        await self._group.close()
         swarm = state_dict.get("swarm")
         swarm = swarm if isinstance(swarm, Mapping) else {}
         standing = Saved.read(swarm.get("standing"))
-        owners = bytes.fromhex(swarm.get("parameters", "")), bytes.fromhex(swarm.get("owner", ""))
-        await self.replica.load_checkpoint(state_dict)
+        owners = bytes.fromhex(str(swarm.get("parameters", ""))), bytes.fromhex(str(swarm.get("owner", "")))
+        await self.replica.load_checkpoint(state_dict, accepted=self._group.close)
         await self._work.drop()
         self._keeper.drop()
         self._catch_up.settled, self.phase = False, "joining"

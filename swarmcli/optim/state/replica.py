@@ -10,7 +10,7 @@ Offloading takes the statistics off the accelerator, and it lets the optimizer s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -145,12 +145,21 @@ class Replica:
         async with self._lock:
             return await on_executor(self._nbytes, self.state.checkpoint)
 
-    async def load_checkpoint(self, state_dict: Mapping[str, Any]) -> None:
-        """See TrainingState.load_checkpoint; the model's parameters are those of the checkpoint."""
+    async def load_checkpoint(
+        self, state_dict: Mapping[str, Any], accepted: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """See TrainingState.read_checkpoint; the model's parameters are those of the checkpoint. ValueError or
+        OptimizerError: it was refused, and nothing has changed, the copies of an offloaded optimizer included.
+        `accepted` is called before anything changes."""
         async with self._lock:
-            await on_executor(self._nbytes, self.placement.adopt)
+            place, read = self.placement, self.state.read_checkpoint
+            place.check()
+            install = await on_executor(self._nbytes, read, state_dict, place.model_parameters)
+            if accepted is not None:
+                await accepted()
+            await on_executor(self._nbytes, place.adopt)
             self.buffers.adopt()
-            await on_executor(self._nbytes, self.state.load_checkpoint, state_dict)
+            await on_executor(self._nbytes, install)
             self.buffers.replace()
             self._note_replaced()
 

@@ -203,14 +203,16 @@ class TrainingState:
         }
         return {**self.optimizer.state_dict(), "swarm": swarm}
 
-    @torch.no_grad()
-    def load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
-        """Takes over what `checkpoint` returned, once the parameters of that moment are restored.
+    def read_checkpoint(
+        self, checkpoint: Mapping[str, Any], parameters: Sequence[torch.Tensor] | None = None
+    ) -> Callable[[], None]:
+        """Checks what `checkpoint` returned against the parameters of that moment, which have been restored: those
+        given, or this state's own. The function that comes back takes it over, once this state's are these.
 
         Raises ValueError, and changes nothing, if the parameters are others or the checkpoint is no such thing.
         """
         swarm = _mapping(checkpoint, "swarm")
-        if swarm.get("parameters") != self.digest():
+        if swarm.get("parameters") != hash_tensors(self.parameters if parameters is None else parameters).hex():
             raise ValueError("the model's parameters are not those of the checkpoint: restore them first")
         try:
             lineage = bytes.fromhex(swarm.get("lineage", ""))
@@ -219,24 +221,53 @@ class TrainingState:
         position = read_position({**swarm, "lineage": lineage})
         if (self.scheduler is None) != (swarm.get("scheduler") is None):
             raise ValueError("either the checkpoint or this optimizer has no scheduler")
-        saved, kept = swarm.get("gradients", {}), self.shared | self.own  # by the method of averaging them
-        if {name: tensor.shape for name, tensor in saved.items()} != {n: tensor.shape for n, tensor in kept.items()}:
+        saved, kept = _mapping({"gradients": {}, **swarm}, "gradients"), self.shared | self.own
+        if _forms(saved) != _forms(kept):
             raise ValueError("the checkpoint is of a run that averages its gradients by another method")
         extra = {str(index): tensor for index, tensor in enumerate(self.extra_tensors)}
-        saved_extra = swarm.get("extra", extra)  # former versions have them in the model alone
+        # Former versions have them in the model alone.
+        saved_extra = _mapping({"extra": extra, **swarm}, "extra")
         if _forms(saved_extra) != _forms(extra):
             raise ValueError("the checkpoint has other extra tensors (the model's buffers) than this peer")
-        saved_groups = to_plain(checkpoint.get("param_groups"))
-        groups, schedule = self.fit({"groups": saved_groups, "scheduler": to_plain(swarm.get("scheduler"))})
-        groups = [{**group, "params": its["params"]} for group, its in zip(groups, saved_groups, strict=True)]
-        self.optimizer.load_state_dict({"state": checkpoint["state"], "param_groups": groups})
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(schedule)
-        for name, tensor in kept.items():
-            tensor.copy_(saved[name])
-        for name, tensor in extra.items():
-            tensor.copy_(saved_extra[name])
-        self.position, self.apart = position, swarm.get("apart") is True
+        groups, schedule, statistics = self._settings_in(checkpoint, swarm)
+
+        @torch.no_grad()
+        def install() -> None:
+            self.optimizer.load_state_dict({"state": statistics, "param_groups": groups})
+            if self.scheduler is not None:
+                self.scheduler.load_state_dict(schedule)
+            for mine, new in ((kept, saved), (extra, saved_extra)):
+                for name, tensor in mine.items():
+                    tensor.copy_(new[name])
+            self.position, self.apart = position, swarm.get("apart") is True
+
+        return install
+
+    def load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """Takes over what `checkpoint` returned, see `read_checkpoint`."""
+        self.read_checkpoint(checkpoint)()
+
+    def _settings_in(
+        self, checkpoint: Mapping[str, Any], swarm: Mapping[str, Any]
+    ) -> tuple[list[dict[str, Any]], dict[str, Any], Mapping[Any, Any]]:
+        """Parameter groups, schedule and statistics of a checkpoint. Raises ValueError if they do not fit here."""
+        saved = to_plain(checkpoint.get("param_groups"))
+        groups, schedule = self.fit({"groups": saved, "scheduler": to_plain(swarm.get("scheduler"))})
+        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
+        places = [group.get("params") for group in saved]
+        whole = [isinstance(each, list) and all(isinstance(place, int) for place in each) for each in places]
+        if not all(whole) or [len(each) for each in places] != sizes:
+            raise ValueError(f"param_groups: expected groups of {sizes} parameters")
+        parameters = dict(zip((place for each in places for place in each), self.parameters, strict=True))
+        statistics = _mapping(checkpoint, "state")
+        for place, values in statistics.items():
+            if place not in parameters or not isinstance(values, Mapping):
+                raise ValueError(f"state: there are statistics of a parameter {place!r:.40}, which is not here")
+            for name, value in values.items():
+                if isinstance(value, torch.Tensor) and value.numel() > max(1, parameters[place].numel()):
+                    raise ValueError(f"state: {name!r:.40} of parameter {place} is larger than its parameter")
+        groups = [{**group, "params": its} for group, its in zip(groups, places, strict=True)]
+        return groups, schedule, statistics
 
     def _check_whole(self) -> None:
         if self.torn:
@@ -289,8 +320,12 @@ def read_position(metadata: Any) -> LineagePosition:
     return LineagePosition(epoch, samples, lineage)
 
 
-def _forms(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
-    return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+def _forms(tensors: Mapping[str, Any]) -> dict[str, object]:
+    """Equal for tensors of equal names, types and shapes."""
+    return {
+        name: (each.dtype, each.shape) if isinstance(each, torch.Tensor) else type(each)
+        for name, each in tensors.items()
+    }
 
 
 def _mapping(metadata: Mapping[str, Any], key: str) -> Mapping[str, Any]:
