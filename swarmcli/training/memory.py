@@ -23,6 +23,7 @@ from swarmcli.errors import RecipeError
 from swarmcli.machine.registry import LocalPeers
 from swarmcli.machine.sensors import memory_of
 from swarmcli.optim.config import Role
+from swarmcli.optim.gradients.low_rank_methods import Rank
 from swarmcli.optim.state.volumes import VOLUME_BYTES
 from swarmcli.recipe import Limits, Recipe
 from swarmcli.recipe.limits import amount_of
@@ -142,8 +143,21 @@ def of_monitor(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Nee
 def of_auxiliary(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Need]:
     return [
         Need("Python and torch", PROGRAM_WITHOUT_MODEL),
-        Need("averages that it may have to compute alone", sizes(outline)[1]),
+        Need("averages that it may have to compute alone", _averaged(recipe, outline)),
     ]
+
+
+def _averaged(recipe: Recipe, outline: nn.Module) -> int:
+    """Bytes of what a round averages."""
+    method, trained = recipe.gradient_averaging, [p for p in outline.parameters() if p.requires_grad]
+    if method.method == "plain" or recipe.local_updates.enabled:
+        return sum(each.nbytes for each in trained)
+    rank = Rank(method.rank, method.min_compression_ratio)
+    thin = [(each, rank.matrix(each.shape)) for each in trained]
+    return sum(
+        each.nbytes if matrix is None else min(rank.averager_rank, *matrix) * sum(matrix) * each.itemsize
+        for each, matrix in thin
+    )
 
 
 def round_needs(recipe: Recipe, trained: int) -> list[Need]:

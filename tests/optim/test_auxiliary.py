@@ -1,6 +1,10 @@
 """Auxiliaries in runs that average states: they reduce these too, and nobody waits for them in vain."""
 
+from collections.abc import Callable
+
+import psutil
 import pytest
+import torch
 
 from swarmcli.compression import Float16Compression
 from swarmcli.events import RoundFinished
@@ -9,6 +13,8 @@ from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription
 from swarmcli.optim.modes.base import Mode, StateOptions
 from swarmcli.optim.modes.local import LocalUpdates
+from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
+from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.rounds import LONGEST_WAIT
 from swarmcli.optim.state.volumes import state_slots
 from swarmcli.testing import virtual_time
@@ -87,3 +93,21 @@ def test_an_auxiliary_that_leaves_holds_nobody_up() -> None:
             assert longest < LONGEST_WAIT + 2.0
 
     virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("mode", [Synchronous, lambda: PowerSGD(averager_rank=8), lambda: PowerEF(averager_rank=8)])
+def test_an_auxiliary_takes_no_memory_for_sums_means_and_residuals(mode: Callable[[], Mode]) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            config = OptimizerConfig("run", TARGET, description=PeerDescription("auxiliary"))
+            peer = PeerContext(await swarm.node(), config, averager_config(config, auxiliary=True))
+            parameters = [torch.nn.Parameter(torch.empty(4096, 4096, device="meta")) for _ in range(2)]  # 128 MiB
+            small = [torch.nn.Parameter(torch.empty(64, 64, device="meta"))]
+            mode().assisting_averager(peer.node, peer.averaging, small)  # torch imports what it needs for that
+            torch.empty_like(small[0], device="cpu")
+            before = psutil.Process().memory_info().rss
+            core = AuxiliaryCore(peer, parameters, mode())
+            assert psutil.Process().memory_info().rss - before < 32 << 20
+            await core.shutdown()
+
+    virtual_time.run(main(), timeout=60)

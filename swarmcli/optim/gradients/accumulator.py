@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -209,6 +210,19 @@ class GradientAccumulator:
         self._used = False
 
 
+@dataclass(frozen=True)
+class Shapes:
+    """In the place of an accumulator, for who only needs to know how gradients are averaged: `means` on the meta
+    device, where tensors take no memory."""
+
+    means: Sequence[torch.Tensor]
+
+    @classmethod
+    def of(cls, parameters: Iterable[torch.Tensor]) -> Shapes:
+        trained = (parameter for parameter in parameters if parameter.requires_grad)
+        return cls([torch.empty(p.shape, dtype=sum_type(p.dtype), device="meta") for p in trained])
+
+
 class GradientMethod:
     """One peer's side of it. Works on the means of one GradientAccumulator; belongs to one AveragerCore.
 
@@ -221,7 +235,7 @@ class GradientMethod:
 
     program: RoundProgram | None = None  # the phases of a round; None: one all-reduce over `tensors`
 
-    def __init__(self, accumulator: GradientAccumulator, beside: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(self, accumulator: GradientAccumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> None:
         # Dense mean gradients in host memory, in the shapes of the parameters; valid after `finish`.
         self.averaged: Sequence[torch.Tensor] = accumulator.means
         # What the averager is made with, and keeps of committed rounds for replays.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmcli.averaging import AveragerCore
-from swarmcli.optim.gradients.accumulator import GradientAccumulator
+from swarmcli.optim.gradients.accumulator import GradientAccumulator, Shapes
 from swarmcli.optim.gradients.low_rank_methods import LowRankMethod, PowerEFMethod, PowerSGDMethod, Rank
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.buffers import room_for
@@ -41,7 +41,9 @@ class LowRank(Synchronous):
         return Rank(self.averager_rank, self.min_compression_ratio)
 
     @abstractmethod
-    def method(self, accumulator: GradientAccumulator, beside: Sequence[torch.Tensor] = ()) -> LowRankMethod: ...
+    def method(
+        self, accumulator: GradientAccumulator | Shapes, beside: Sequence[torch.Tensor] = ()
+    ) -> LowRankMethod: ...
 
     def assisting_averager(
         self,
@@ -50,16 +52,18 @@ class LowRank(Synchronous):
         parameters: Sequence[torch.Tensor],
         buffers: Sequence[torch.Tensor] = (),
     ) -> AveragerCore:
-        """It needs to know the program of the rounds. Memory that nobody writes to costs nothing."""
-        method = self.method(GradientAccumulator([p for p in parameters if p.requires_grad]), room_for(buffers))
-        return AveragerCore(method.tensors, node, config, program=method.program)
+        """It needs to know the program of the rounds, and what they average: no sums, means or residuals."""
+        with torch.device("meta"):
+            method = self.method(Shapes.of(parameters), room_for(buffers))
+        tensors = [torch.empty_like(each, device="cpu") for each in method.tensors]
+        return AveragerCore(tensors, node, config, program=method.program)
 
 
 class PowerSGD(LowRank):
-    def method(self, accumulator: GradientAccumulator, beside: Sequence[torch.Tensor] = ()) -> PowerSGDMethod:
+    def method(self, accumulator: GradientAccumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> PowerSGDMethod:
         return PowerSGDMethod(accumulator, self.rank, beside)
 
 
 class PowerEF(LowRank):
-    def method(self, accumulator: GradientAccumulator, beside: Sequence[torch.Tensor] = ()) -> PowerEFMethod:
+    def method(self, accumulator: GradientAccumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> PowerEFMethod:
         return PowerEFMethod(accumulator, self.rank, beside)

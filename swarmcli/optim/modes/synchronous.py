@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmcli.averaging import AveragerCore
-from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod, sum_type
+from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod, Shapes, sum_type
 from swarmcli.optim.modes.base import GivenUp, Mode
 from swarmcli.optim.state.buffers import Buffers, room_for
 from swarmcli.optim.state.replica import Replica
@@ -33,7 +33,7 @@ ACCUMULATE_HERE = 32 << 20
 class Synchronous(Mode):
     """All peers hold the same parameters, which step once per epoch with the average of everyone's gradients."""
 
-    def method(self, accumulator: GradientAccumulator, beside: Sequence[torch.Tensor] = ()) -> GradientMethod:
+    def method(self, accumulator: GradientAccumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> GradientMethod:
         """How the gradients are averaged, and `beside` as they are."""
         return GradientMethod(accumulator, beside)
 

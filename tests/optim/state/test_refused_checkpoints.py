@@ -1,4 +1,4 @@
-"""A checkpoint that does not fit changes nothing: neither the state, nor an offloaded optimizer's copies, nor the group."""
+"""A checkpoint that does not fit changes nothing: not the state, nor an offloaded optimizer's copies, nor a seat."""
 
 from __future__ import annotations
 
