@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
@@ -155,6 +155,7 @@ class Optimizer(torch.optim.Optimizer):
         self.opt, placement = place_optimizer(optimizer, params, offload=offload and not auxiliary)
         self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
         self._parameters = placement.model_parameters
+        self._devices = {tensor.device for tensor in [*self._parameters, *extra_tensors] if tensor.is_cuda}
         peer = PeerContext(dht.node, config, averaging)
         self._core: OptimizerCore | AuxiliaryCore
         self.scaled_steps: ScaledSteps | None = None  # an auxiliary takes none
@@ -496,4 +497,24 @@ class Optimizer(torch.optim.Optimizer):
         if self._closed or not self.dht.is_alive():
             coroutine.close()
             raise OptimizerError(f"{'this optimizer' if self._closed else 'the DHT under it'} has been shut down")
-        return self._thread.run(coroutine)
+        with in_order(self._devices):
+            return self._thread.run(coroutine)
+
+
+@contextmanager
+def in_order(devices: Iterable[torch.device], cuda: Any = torch.cuda) -> Iterator[None]:
+    """What the block has other threads do on these CUDA devices comes after all that this thread has given to them, and
+    before what it gives to them afterwards.
+
+    Other threads work on a device's default stream. A loop may compute on a stream of its own, which neither waits for
+    that one nor the other way around: gradients would be read before they are there. `cuda`: a double in tests.
+    """
+    pairs = [(cuda.current_stream(device), cuda.default_stream(device)) for device in devices]
+    pairs = [(own, others) for own, others in pairs if own != others]
+    for own, others in pairs:
+        others.wait_event(own.record_event())
+    try:
+        yield
+    finally:
+        for own, others in pairs:
+            own.wait_event(others.record_event())
