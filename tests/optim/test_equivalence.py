@@ -132,3 +132,35 @@ def test_alone_it_does_not_wait_for_others() -> None:
             torch.testing.assert_close(trainer.weights.detach(), reference(1, swarm.batches(EPOCHS)), **TIGHT)
 
     virtual_time.run(main())
+
+
+def test_every_token_counts_alike_where_losses_are_sums_over_tokens() -> None:
+    """Peers whose samples have unlike numbers of tokens: their sums over a number of tokens that all divide by."""
+    most = 8  # tokens of a sample
+    lengths = [(8, 8, 7, 8, 6, 8, 8, 8), (1, 2, 1, 1, 3, 1, 2, 1, 1, 1, 2, 1, 1, 1, 1, 1)]  # TARGET samples in all
+    generator = torch.Generator().manual_seed(5)
+    tokens = [torch.randn(sum(each), 6, dtype=torch.float64, generator=generator) for each in lengths]
+
+    def sum_of_losses(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return ((rows @ weights - rows.sum(1)) ** 2).sum()
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainers = [await swarm.trainer(seed=1) for _ in range(2)]
+            alone = trainers[0].weights.detach().clone().requires_grad_()
+
+            async def once(number: int) -> None:
+                trainer, samples = trainers[number], len(lengths[number])
+                await trainer.core.join()
+                (sum_of_losses(trainer.weights, tokens[number]) / (samples * most)).backward()
+                await trainer.core.step(samples)
+                await trainer.follow(1)
+
+            await together(once(0), once(1))
+            (sum_of_losses(alone, torch.cat(tokens)) / (TARGET * most)).backward()
+            momentum([alone]).step()
+            assert [trainer.core.position.samples for trainer in trainers] == [TARGET, TARGET]
+            for trainer in trainers:
+                torch.testing.assert_close(trainer.weights, alone, **TIGHT)
+
+    virtual_time.run(main(), timeout=60)
