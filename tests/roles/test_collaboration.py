@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -11,11 +12,12 @@ from torch import nn
 from swarmcli.averaging import CenteredClip, Mean, Median, TrimmedMean
 from swarmcli.compression import Float16Compression, NoCompression
 from swarmcli.errors import CheckpointError
-from swarmcli.optim import GradientAverager, Optimizer
+from swarmcli.optim import GradientAverager, Optimizer, PeerDescription
 from swarmcli.recipe import Recipe, load_recipe
 from swarmcli.recipe.settings import Codec
 from swarmcli.roles.collaboration import (
     COMPRESSIONS,
+    Collaboration,
     averager_options,
     device_in_words,
     grad_averager,
@@ -131,3 +133,13 @@ def test_the_latest_checkpoint_is_looked_for_also_in_a_home_elsewhere(tmp_path: 
     assert resumed_place(recipe, str(older), home) == older
     with pytest.raises(CheckpointError, match="does not exist"):
         resumed_place(recipe, str(tmp_path / "nowhere"), home)
+
+
+def test_the_buffers_that_a_model_saves_reach_the_optimizer() -> None:
+    made = Collaboration.__new__(Collaboration)
+    made.peer = SimpleNamespace(dht=None, description=PeerDescription(), fingerprint={}, role="trainer")  # type: ignore
+    made.compute = Compute(torch.device("cpu"))
+    made.model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    made.model.register_buffer("mask", torch.ones(5), persistent=False)
+    handed_in = made._options(small(), auxiliary=False)["extra_tensors"]
+    assert all(one is other for one, other in zip(handed_in, made.model[1].buffers(), strict=True))
