@@ -49,6 +49,7 @@ class DecentralizedAverager:
     # What averagers that are more than this one set.
     _program: RoundProgram | None = None  # the phases of a round
     _tag = b""  # only averagers with equal tags average with each other
+    _by_differences = True  # see AveragerConfig; not of tensors that are new ones in each round
     _state_epoch = -1  # of the state that is shared; newcomers ask those of the highest
 
     @names_new_words("DecentralizedAverager")
@@ -88,12 +89,14 @@ class DecentralizedAverager:
     ) -> None:
         """Options are explained in MatchmakingOptions, AllreduceOptions and AveragerConfig.
 
-        `next_chunk_timeout` is what `sender_timeout` is unless given; `client_mode` and the two compressions default to
-        the DHT's mode and to none. `state_compression`: how others download the state from here; with a lossy codec
-        they do not get every bit of it. `tensor_infos`: key and role of each tensor, by which adaptive compressions
-        choose; unless given, keys are indices (in a state they always are). `allow_state_sharing`: others may download
-        what `get_current_state` gives; unless given, a peer that is no auxiliary shares while others can reach it,
-        directly or over a relay. It can be set later, as can `state_sharing_priority`.
+        A lossy `compression` gets differences from the last common average; where members have unlike ones, values
+        travel without it. `next_chunk_timeout` is what `sender_timeout` is unless given; `client_mode` and the two
+        compressions default to the DHT's mode and to none. `state_compression`: how others download the state from
+        here; with a lossy codec they do not get every bit of it. `tensor_infos`: key and role of each tensor, by which
+        adaptive compressions choose; unless given, keys are indices (in a state they always are).
+        `allow_state_sharing`: others may download what `get_current_state` gives; unless given, a peer that is no
+        auxiliary shares while others can reach it, directly or over a relay. It can be set later, as can
+        `state_sharing_priority`.
         `aggregator`: what becomes of the members' tensors, for example CenteredClip(); None: their mean, see Mean.
         `daemon=False` keeps the process alive, when its main thread has ended, until somebody calls `shutdown`.
 
@@ -130,6 +133,7 @@ class DecentralizedAverager:
                 audit=audit,
             ),
             initial_group_bits=initial_group_bits,
+            by_differences=self._by_differences and self._program is None,
             averaging_alpha=averaging_alpha,
             min_vector_size=min_vector_size,
             bandwidth=bandwidth,

@@ -345,9 +345,9 @@ def check_weight(weight: float) -> None:
         raise ValueError(f"weight must be 0, or {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight!r}")
 
 
-def encode_gathered(value: Any) -> bytes:
-    """As it goes to the members of a group. Raises ValueError for what is beyond MAX_GATHERED_BYTES."""
+def encode_gathered(value: Any, most: int = MAX_GATHERED_BYTES) -> bytes:
+    """As it goes to the members of a group. Raises ValueError for what is beyond `most` bytes."""
     data = b"" if value is None else wire.encode(value)
-    if len(data) > MAX_GATHERED_BYTES:
-        raise ValueError(f"gather has {len(data)} bytes when encoded, the bound is {MAX_GATHERED_BYTES}")
+    if len(data) > most:
+        raise ValueError(f"gather has {len(data)} bytes when encoded, the bound is {most}")
     return data

@@ -24,7 +24,8 @@ from swarmcli.averaging.control import (
     StepControl,
     encode_gathered,
 )
-from swarmcli.averaging.group import Group
+from swarmcli.averaging.differences import ROOM_TO_TELL, Reference, Told, Way, lost_in, reading, way_of
+from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
 from swarmcli.averaging.round import pace
 from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
@@ -33,7 +34,7 @@ from swarmcli.averaging.round.plan import Layout, compression_term
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.seats import Bid
 from swarmcli.averaging.suspicion import Suspicions
-from swarmcli.compression import CompressionBase, CompressionInfo
+from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError
 from swarmcli.events import PeerRefused
@@ -87,6 +88,9 @@ class AveragerCore:
         self._tensors = list(tensors)
         self._lock = asyncio.Lock()
         self._layout = Layout.of(self._tensors, config.allreduce.compression, config.allreduce.tensor_infos)
+        lossy = any(not isinstance(codec, NoCompression) for codec in self._layout.codecs)
+        self._by_differences = config.by_differences and lossy
+        self._reference: Reference | None = None  # the last average, if differences from it may travel
         self.archive = RoundArchive(node.endpoint, config.prefix)
         self._ban_news = BanNews.of(node, config.run or config.prefix)
         self.bans = self._ban_news.bans
@@ -143,7 +147,7 @@ class AveragerCore:
         """Begins a round in the background. Raises ValueError for gathered data beyond MAX_GATHERED_BYTES."""
         if not self._running:
             raise RuntimeError("this averager is not running")
-        gathered = encode_gathered(request.gather)
+        gathered = encode_gathered(request.gather, MAX_GATHERED_BYTES - self._by_differences * ROOM_TO_TELL)
         control = StepControl(request, self.node.endpoint.clock)
         task = self._rounds.spawn(self._run(control, gathered))
         control.attach(task)
@@ -276,10 +280,11 @@ class AveragerCore:
 
     def _own_terms(self) -> dict[str, str]:
         options = self.config.allreduce
+        differences = " of differences" if self._by_differences else ""
         return {
             "averaging.method": "one all-reduce" if self._program is None else self._program.description,
             "averaging.tensors": self._layout.schema_hash.hex()[:16] + self.config.meaning,
-            "averaging.compression": compression_term(options.compression, self._layout),
+            "averaging.compression": compression_term(options.compression, self._layout) + differences,
             "averaging.part_size_bytes": str(options.part_size_bytes),
             "averaging.trust": options.trust,
             "averaging.audit": repr(float(options.audit)),
@@ -346,13 +351,24 @@ class AveragerCore:
     async def _find_and_average(
         self, control: StepControl, chronicle: Chronicle, gathered: bytes, deadline: float | None
     ) -> tuple[Group, AllreduceResult]:
-        with chronicle.stage(AveragingStage.LOOKING_FOR_GROUP):
-            group = chronicle.group = await self._finder.find(control, gathered, deadline)
-        control.mark_begun(group)
-        with self._service.expecting(group):
-            return group, await self._average(control, chronicle, group)
+        with reading(self._reference) as reference:  # a round that ends meanwhile is told of in the next search
+            with chronicle.stage(AveragingStage.LOOKING_FOR_GROUP):
+                told = await self._told(reference, gathered)
+                group = chronicle.group = await self._finder.find(control, told, deadline)
+            control.mark_begun(group)
+            with self._service.expecting(group):
+                return group, await self._average(control, chronicle, group, reference)
 
-    async def _average(self, control: StepControl, chronicle: Chronicle, group: Group) -> AllreduceResult:
+    async def _told(self, reference: Reference | None, gathered: bytes) -> bytes:
+        if not self._by_differences:
+            return gathered
+        if reference is None:
+            return wire.encode(Told(gathered=gathered))
+        return await on_executor(self._layout.nbytes, reference.tell, self._tensors, gathered)
+
+    async def _average(
+        self, control: StepControl, chronicle: Chronicle, group: Group, reference: Reference | None
+    ) -> AllreduceResult:
         try:
             with chronicle.stage(AveragingStage.AWAITING_TRIGGER):
                 weight = await control.wait_for_trigger()
@@ -367,10 +383,12 @@ class AveragerCore:
                 if reason := self._nothing_to_average(group):
                     return AllreduceResult.without_exchange(reason)
                 preformed = control.request.target is not None
-                result = await self._run_round(self._make_round(group, weight), preformed)
+                way, base = await self._travels(group, reference)
+                result = await self._run_round(self._make_round(group, weight, way=way, base=base), preformed)
                 self._finder.experience.note(result.weights)
                 if result.total_weight > 0 and result.averages:
-                    await on_executor(self._layout.nbytes, self._apply, result.averages)
+                    averages = await self._remember(group.group_id, way, reference, result)
+                    await on_executor(self._layout.nbytes, self._apply, averages)
                     self.archive.keep(group.group_id, group.tag, result)
         finally:
             self._lock.release()
@@ -416,17 +434,50 @@ class AveragerCore:
             return "only auxiliaries came, which have no tensors of their own"
         return "" if self._layout.numel else "the averaged tensors have no elements"
 
-    def _make_round(self, group: Group, weight: float) -> Allreduce | PhasedAllreduce:
+    async def _travels(self, group: Group, reference: Reference | None) -> tuple[Way, Sequence[torch.Tensor] | None]:
+        """What travels in this group, and less by what of this peer's. Raises RoundFailed if others take this peer to
+        have a reference that it has not."""
+        if not self._by_differences:
+            return Way.VALUES, None
+        way, name = way_of(group)
+        if way is Way.DIFFERENCES and not self.config.auxiliary and (not reference or reference.round_id != name):
+            self._decline(group)
+            raise RoundFailed("its leader altered what this peer told of its last average", [group.leader])
+        return way, None if reference is None else await on_executor(self._layout.nbytes, reference.base, way)
+
+    async def _remember(
+        self, round_id: bytes, way: Way, reference: Reference | None, result: AllreduceResult
+    ) -> Sequence[torch.Tensor]:
+        """What was averaged, as values, which are the reference of the next round. `reference`: what this peer told."""
+        averages, nbytes = result.averages, self._layout.nbytes
+        if not self._by_differences:
+            return averages
+        differences = way is Way.DIFFERENCES
+        last, self._reference = reference if differences else self._reference, None  # while it changes, there is none
+        if last is None or last.readers > (last is reference):  # a round under way may still need it
+            last = Reference(b"", await on_executor(nbytes, copies_of, averages if last is None else last.tensors))
+        await on_executor(nbytes, last.add if differences else last.take, averages)
+        if way is Way.FIRST and result.weights.get(self.node.peer_id):
+            parts = [average.part for average in result.parts]
+            lost = await on_executor(nbytes, lost_in, self._tensors, self._layout, parts)
+            await on_executor(nbytes, last.owe, lost, self.config.averaging_alpha)
+        last.round_id, self._reference = round_id, last
+        return last.tensors
+
+    def _make_round(
+        self, group: Group, weight: float, *, way: Way, base: Sequence[torch.Tensor] | None
+    ) -> Allreduce | PhasedAllreduce:
         service, tensors = self._service, self._tensors
         options = self.config.allreduce
         options = replace(
             options,
+            compression=NoCompression() if way is Way.EXACT else options.compression,
             allreduce_timeout=self._round_time.of(group.planned),
             # A reducer says nothing until the slowest sender has brought its first part, which may be all of its parts.
             reducer_timeout=max(options.for_reducer, pace.LAST * group.planned),
         )
         if self._program is None:
-            return Allreduce(service, group, tensors, weight=weight, options=options)
+            return Allreduce(service, group, tensors, weight=weight, options=options, base=base)
         return PhasedAllreduce(service, self._news, group, tensors, self._program, weight=weight, options=options)
 
     def _apply(self, averages: Sequence[torch.Tensor]) -> None:
@@ -460,6 +511,8 @@ class AveragerCore:
         )
 
     def _decode_gathered(self, peer: PeerID, data: bytes) -> Any:
+        if self._by_differences:
+            data = Told.read(data).gathered
         try:
             return wire.decode(Any, data) if data else None
         except msgspec.DecodeError as error:

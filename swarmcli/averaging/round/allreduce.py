@@ -108,11 +108,13 @@ class Allreduce:
         weight: float,
         options: AllreduceOptions | None = None,
         step: int | None = None,
+        base: Sequence[torch.Tensor] | None = None,
     ) -> None:
         """`tensors` must not change until `run` has returned. `weight` is of this member's tensors in the mean; with
         zero it takes part and adds nothing. An auxiliary's tensors only tell shapes and types, and it has no weight.
         `step`: its number, if this is one of several steps of a round: members that are late then find what the steps
-        before committed in memory, and no step by itself in files; and a step has one try.
+        before committed in memory, and no step by itself in files; and a step has one try. `base`: what is averaged is
+        by how much the tensors differ from these, which all members hold alike.
 
         Raises ValueError for a weight that is neither zero nor one that reducers accept, and for tensors that have
         no mean; KeyError if this peer is not in the group.
@@ -123,7 +125,7 @@ class Allreduce:
         self._auxiliary = group.members[group.index_of(service.endpoint.peer_id)].auxiliary
         self._service = service
         self._options = options if options is not None else AllreduceOptions()
-        self._tensors, self._weight, self._step = tensors, weight, step
+        self._tensors, self._weight, self._step, self._base = tensors, weight, step, base
         layout = Layout.of(tensors, self._options.compression, self._options.tensor_infos)
         self._plan = Plan.make(layout, group.part_shares, self._options.part_size_bytes)
         self.lessons = Lessons()  # known once `run` has ended, however it ended
@@ -156,7 +158,7 @@ class Allreduce:
     async def _prepare(self) -> None:
         layout, results = self._plan.layout, None
         if not self._auxiliary:
-            self._mine = await on_executor(layout.nbytes, _checked_inputs, self._tensors, self._weight)
+            self._mine = await on_executor(layout.nbytes, _checked_inputs, self._tensors, self._weight, self._base)
             results = Results(layout, self._service.memory.take(layout.nbytes))
         self._holdings = Holdings(self._plan, results)
         for member in self.group.members:
@@ -290,15 +292,17 @@ class Allreduce:
                 holdings.results.release()
         self._attempts.clear()
         self._mine = None
-        del self._tensors, self._holdings
+        del self._tensors, self._base, self._holdings
 
 
-def _checked_inputs(tensors: Sequence[torch.Tensor], weight: float) -> Inputs:
+def _checked_inputs(
+    tensors: Sequence[torch.Tensor], weight: float, base: Sequence[torch.Tensor] | None = None
+) -> Inputs:
     """Tensors that cannot be averaged are kept out of everyone's average from the start: their weight is zero."""
-    inputs, wrong = Inputs(tensors, weight), ""
+    inputs, wrong = Inputs(tensors, weight, base), ""
     if weight > 0:
-        finite = all(map(all_finite, inputs.flat))
-        wrong = beyond_sums(inputs.flat, weight) if finite else "NaN or infinity"
+        finite = all(map(all_finite, inputs.each()))
+        wrong = beyond_sums(inputs.each(), weight) if finite else "NaN or infinity"
     if wrong:
         inputs.weight, inputs.note = 0.0, f"its tensors hold {wrong}"
     return inputs

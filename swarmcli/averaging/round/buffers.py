@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,29 +17,45 @@ from swarmcli.averaging.round.plan import Layout, Part, Plan
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.compression import CompressionBase, NoCompression, TensorMessage
 
+_PIECE = 1 << 20  # elements
 NOTHING = bytes(DIGEST_BYTES)  # stands for the digest of a part that is not there
 
 
 class Inputs:
     """A member's own tensors as one vector, and their weight.
 
-    They are read in place, and copied only if they are not plain memory.
+    They are read in place, and copied only if they are not plain memory. With a `base`, tensors in host memory, the
+    vector is what they differ from it by, which is computed part by part.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], weight: float = 1.0) -> None:
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], weight: float = 1.0, base: Sequence[torch.Tensor] | None = None
+    ) -> None:
         self.weight = weight
         self.note = ""  # why the weight is zero, if that needs an explanation
-        self.flat = [tensor.detach().cpu().contiguous().reshape(-1) for tensor in tensors]
+        self._flat = [tensor.detach().cpu().contiguous().reshape(-1) for tensor in tensors]
+        self._base = None if base is None else [tensor.reshape(-1) for tensor in base]
+
+    def each(self) -> Iterator[torch.Tensor]:
+        """All of it in flat pieces: whole tensors, or, where each takes memory of its own, no more than a few MiB."""
+        for index, flat in enumerate(self._flat):
+            length = max(1, flat.numel()) if self._base is None else _PIECE
+            for begin in range(0, flat.numel(), length):
+                yield self._piece(index, begin, min(begin + length, flat.numel()))
+
+    def _piece(self, index: int, begin: int, end: int) -> torch.Tensor:
+        piece = self._flat[index][begin:end]
+        return piece if self._base is None else piece - self._base[index][begin:end]
 
     def part(self, part: Part) -> torch.Tensor:
-        """A flat tensor: a view if the part lies within one tensor, otherwise a copy."""
+        """A flat tensor: a view if the part lies within one tensor and there is no base, otherwise a copy."""
         starts, tensors = part.segment.starts, part.segment.tensors
         pieces = []
         place, position = bisect_right(starts, part.start) - 1, part.start
         while position < part.stop:
             end = min(part.stop, starts[place + 1])
             if end > position:
-                pieces.append(self.flat[tensors[place]][position - starts[place] : end - starts[place]])
+                pieces.append(self._piece(tensors[place], position - starts[place], end - starts[place]))
             place, position = place + 1, end
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 

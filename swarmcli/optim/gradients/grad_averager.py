@@ -44,6 +44,8 @@ class GradientAverager(DecentralizedAverager):
     Methods are for one thread.
     """
 
+    _by_differences = False  # gradients are new ones in each round
+
     def __init__(
         self,
         parameters: Iterable[torch.nn.Parameter],

@@ -31,13 +31,13 @@ def lie_about_tensors(liar: Liar, change: Change) -> None:
     core, had = liar.averager, list[Tensors]()
     make = core._make_round
 
-    def make_with_lies(group: Any, weight: float) -> Any:
+    def make_with_lies(group: Any, weight: float, **how: Any) -> Any:
         honest = core._tensors
         had.append([tensor.detach().clone() for tensor in honest])
         core._tensors = change(had, liar.random)
         liar.told.append("a gradient")
         try:
-            return make(group, weight)
+            return make(group, weight, **how)
         finally:
             core._tensors = honest
 
@@ -131,7 +131,7 @@ class _Unlike(Inputs):
     """The gradient for one reducer, its opposite for the next."""
 
     def __init__(self, honest: Inputs) -> None:
-        self.weight, self.note, self.flat = honest.weight, honest.note, honest.flat
+        self.__dict__.update(vars(honest))
 
     def part(self, part: Part) -> torch.Tensor:
         values = super().part(part)
@@ -144,8 +144,8 @@ def tell_each_reducer_something_else(liar: Liar) -> None:
     core = liar.averager
     make = core._make_round
 
-    def make_with_lies(group: Any, weight: float) -> Any:
-        round_: Any = make(group, weight)
+    def make_with_lies(group: Any, weight: float, **how: Any) -> Any:
+        round_: Any = make(group, weight, **how)
         prepare = round_._prepare
 
         async def prepare_with_lies() -> None:
