@@ -187,5 +187,10 @@ def codec_named(name: str) -> CompressionBase:
 
 
 def extract(message: TensorMessage, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Decodes a message with the codec that it names. Raises CompressionError."""
-    return codec_named(message.header.codec).extract(message, out)
+    """Decodes a message with the codec that it names. Raises CompressionError.
+
+    Without `out` the result requires a gradient if the tensor that was compressed did.
+    """
+    tensor = codec_named(message.header.codec).extract(message, out)
+    wanted = message.header.requires_grad and out is None and (tensor.is_floating_point() or tensor.is_complex())
+    return tensor.requires_grad_() if wanted else tensor

@@ -29,6 +29,8 @@ _DTYPES = {
         torch.bfloat16,
         torch.float32,
         torch.float64,
+        torch.complex64,
+        torch.complex128,
         torch.uint8,
         torch.int8,
         torch.int16,
@@ -86,16 +88,17 @@ class CompressionInfo:
     from_tensor = of  # as hivemind calls it
 
 
-class TensorHeader(msgspec.Struct, frozen=True):
+class TensorHeader(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the receiver must know to read the payload."""
 
     codec: str
     dtype: str  # of the tensor, without "torch."
     shape: tuple[int, ...]
+    requires_grad: bool = False  # as hivemind's messages say it; for `compression.extract` alone
 
     @classmethod
     def of(cls, codec: str, tensor: torch.Tensor) -> TensorHeader:
-        return cls(codec, dtype_name(tensor.dtype), tuple(tensor.shape))
+        return cls(codec, dtype_name(tensor.dtype), tuple(tensor.shape), tensor.requires_grad)
 
     def descriptor(self) -> TensorDescriptor:
         """Raises CompressionError for an unknown dtype or an impossible shape. Allocates nothing."""
@@ -190,7 +193,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def tensor_memory(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor: a view if it is contiguous and on the CPU, otherwise a copy."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = tensor.detach().cpu().resolve_conj().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
 

@@ -131,6 +131,13 @@ class DHT:
             self.shutdown()
             raise
 
+    def wait_until_ready(self, timeout: float | None = None) -> None:
+        """Returns once the peer has found the network. Raises TimeoutError after `timeout` seconds, when it goes on to
+        start, and what `run_in_background` raises for other errors; RuntimeError if it was not started."""
+        if self._closed or self._opening is None:
+            raise RuntimeError("this DHT is not running; start it with run_in_background()")
+        self._opening.result(timeout)
+
     def limit_rates(self, upload: float | None, download: float | None) -> None:
         """From now on this peer sends and receives at most so many bytes per second (None: no limit), see
         Endpoint.limit_rates. Before the start it holds from the first connection on. Raises ValueError."""

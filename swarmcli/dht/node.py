@@ -106,7 +106,8 @@ class DHTNode:
     async def store(self, key: str, value: Any, expiration_time: float, subkey: Subkey = None) -> bool:
         """Whether at least one replica holds the value now.
 
-        False: expired already, older than what is stored, refused by a validator (logged), or nobody answered.
+        False: expired already, older than what is stored, refused by a validator or under a subkey that another peer
+        owns (both are logged), or nobody answered.
         `expiration_time` is swarm time and capped at `limits.max_expiration` from now. TypeError and ValueError
         name an argument that cannot be stored at all.
         """
@@ -130,13 +131,17 @@ class DHTNode:
         if not len(keys) == len(values) == len(subkeys) == len(expiration_time):
             raise ValueError("keys, values, subkeys and expiration times have different lengths")
         now = self.core.now()
-        records = [
-            self._author.write(*arguments, now)
-            for arguments in zip(keys, subkeys, values, expiration_time, strict=True)
-        ]
-        stored = await self._store_records(records)
-        names = [key if subkey is None else (key, subkey) for key, subkey in zip(keys, subkeys, strict=True)]
-        return dict(zip(names, stored, strict=True))
+        results: dict[str | tuple[str, Subkey], bool] = {}
+        own, records = [], []
+        for key, subkey, value, expiration in zip(keys, subkeys, values, expiration_time, strict=True):
+            name = key if subkey is None else (key, subkey)
+            results[name] = False
+            if self._author.may_write(subkey):
+                own.append(name)
+                records.append(self._author.write(key, subkey, value, expiration, now))
+            else:
+                logger.warning("%r is not stored under %r: only the owner of a subkey can write it", key, subkey)
+        return results | dict(zip(own, await self._store_records(records), strict=True))
 
     async def get(self, key: str, latest: bool = False) -> ValueWithExpiration | None:
         """The live value under a key, or with subkeys a dictionary subkey → ValueWithExpiration; None if none is found.

@@ -240,6 +240,10 @@ class Author:
         """From now on this author also writes what that identity owns."""
         self._identities[identity.peer_id] = identity
 
+    def may_write(self, subkey: Subkey) -> bool:
+        """Whether this author signs for the owner of `subkey`, if it has one."""
+        return not isinstance(subkey, OwnedSubkey) or subkey.owner in self._identities
+
     def write(self, key: str, subkey: Subkey, value: Any, expiration: float, now: float) -> Record:
         """A record that is ready to be stored, its expiration capped. TypeError, ValueError: what is wrong with it."""
         if math.isnan(expiration):
@@ -272,7 +276,7 @@ class Author:
             raise TypeError(f"key is a str, got {type(key).__name__}")
         if len(key.encode()) > self._limits.max_key:
             raise ValueError(f"key has {len(key.encode())} bytes; at most {self._limits.max_key} are allowed")
-        if isinstance(subkey, OwnedSubkey) and subkey.owner not in self._identities:
+        if isinstance(subkey, OwnedSubkey) and not self.may_write(subkey):
             raise ValueError(f"subkey belongs to {subkey.owner.short}; only its owner can write it")
         encoded = encode_subkey(subkey)
         if len(encoded) > self._limits.max_subkey:

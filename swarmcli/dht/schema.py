@@ -86,6 +86,13 @@ class SchemaValidator:
         """A validator that stands for both."""
         return self._of(self.rules + other.rules, self.scopes + other.scopes)
 
+    def merge_with(self, other: object) -> bool:
+        """This validator stands for both from now on, unless `other` is of another kind: then False."""
+        if not isinstance(other, SchemaValidator):
+            return False
+        self.rules, self.scopes = self.rules + other.rules, self.scopes + other.scopes
+        return True
+
     def validate(self, record: Record) -> None:
         """Raises ValidationError with the first thing that does not fit."""
         rules = [rule for rule in self.rules if rule.covers(record.key)]

@@ -497,7 +497,8 @@ class Reach:
     # Concluding
 
     def _families(self) -> list[Family]:
-        return families(self.around, self._recent(), self._stated)
+        found = families(self.around, self._recent(), self._stated)
+        return [family for family in found if self._stated_in(family)] if self._stated else found
 
     def _recent(self) -> list[Sighting]:
         return [sighting for sighting, _ in self._sightings.values()]

@@ -34,7 +34,7 @@ HOSTILE = [
     ("none", "float32", (1 << 60, 0), b"", "impossible shape"),
     ("none", "float32", (-1, -4), bytes(16), "impossible shape"),
     ("none", "float32", (1,) * 64, bytes(4), "impossible shape"),
-    ("none", "complex64", (2,), bytes(16), "unknown dtype"),
+    ("none", "complex32", (2,), bytes(8), "unknown dtype"),
     ("none", "__class__", (2,), bytes(16), "unknown dtype"),
     ("none", "bool", (2,), b"\x01\x02", "boolean"),
     ("pickle", "float32", (4,), bytes(16), "unknown codec"),

@@ -89,7 +89,8 @@ class Attempt:
         senders = sorted(members - mates.group.auxiliaries)
         mine, results = (mine if mates.me in senders else None), holdings.results
         ramps = {index: group.members[index].ramp for index in senders}
-        bounds = WeightBounds(options.max_share, ramps)
+        # Who trusts its members takes their weights as they are.
+        bounds = WeightBounds() if options.trust == "members" else WeightBounds(options.max_share, ramps)
         self.audits: Audits | None = None
         if options.audit > 0:
             self.audits = Audits(mates, plan, service.prefix, senders, mine, service.bans, options)

@@ -147,6 +147,10 @@ class ProgressTracker:
     def performance_ema(self) -> PerformanceEMA:
         return self._core.performance_ema
 
+    def is_alive(self) -> bool:
+        """Whether it reports and reads."""
+        return self._runner.is_alive and self._dht.is_alive()
+
     def shutdown(self) -> None:
         """Ends reports and reads and withdraws this peer's record. Idempotent."""
         self._runner.shutdown()

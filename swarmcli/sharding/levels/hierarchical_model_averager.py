@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.algorithms.model_averaging.averagers import ModelAverager
 
 from swarmcli.averaging.checks import as_count
 from swarmcli.sharding.levels.plan import LevelAverage, read_plan, tensors_with_gradients, trainable_tensors
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 
-class HierarchicalModelAverager:
+class HierarchicalModelAverager(ModelAverager):
     """Hierarchical SGD (arXiv 2007.13819): every member steps its own model, and now and then they are averaged.
 
         averager = HierarchicalModelAverager({4: 8, 16: 64})
@@ -72,6 +73,13 @@ class HierarchicalModelAverager:
     @property
     def warmup_steps(self) -> int:
         return self._plan.warmup_steps
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:  # type: ignore[override]
+        """All processes that average. Raises RuntimeError in a swarm, which has none."""
+        if self._groups is None:
+            raise RuntimeError("process_group is for process groups; a swarm has none")
+        return self._groups.process_group
 
     @property
     def period_process_group_dict(self) -> dict[int, dist.ProcessGroup]:

@@ -51,6 +51,7 @@ def beside_torch(levels: list[list[int]], warmup: int, mixed: bool, groups: bool
         warnings.simplefilter("ignore")
         other = torchs.HierarchicalModelAverager(dict(levels), warmup)
         averager = HierarchicalModelAverager(dict(levels), warmup)
+    assert averager.process_group is other.process_group and isinstance(averager, type(other).__mro__[1])
     groups_of = [each.period_process_group_dict for each in (averager, other)]
     mine_by_period, theirs_by_period = (
         {period: dist.get_process_group_ranks(group) for period, group in found.items()} for found in groups_of
