@@ -32,6 +32,7 @@ class DelayedTrainer:
         seed: int = 0,
         pace: float = 0.1,
         make: Callable[..., torch.optim.Optimizer] = momentum,
+        scheduler: Callable[..., Any] = decay,
         reuse: bool = False,
         **options: Any,
     ) -> None:
@@ -42,10 +43,11 @@ class DelayedTrainer:
         self.ahead: list[int] = []  # samples taken in while the end of an epoch was under way, after each such step
         self.waits: list[float] = []  # seconds in each step
         self.epochs: list[EpochAdvanced] = record(node, EpochAdvanced)
+        self.models: dict[int, torch.Tensor] = {}  # by epoch, what the model computed its first batch with
         config = OptimizerConfig("run", target, **options)
         self.place = Offloaded([self.weights], make)
         mode = Synchronous(timing=timing, reuse_grad_buffers=reuse)
-        schedule = decay(self.place.optimizer)
+        schedule = scheduler(self.place.optimizer)
         trained = Trained(self.place.optimizer, schedule, placement=self.place)
         self.core = OptimizerCore(PeerContext(node, config, averager_config(config)), trained, mode)
 
@@ -65,6 +67,7 @@ class DelayedTrainer:
             self.weights.grad = None
         loss_of(self.weights, batch).backward()
         before = self.weights.detach().clone()
+        self.models.setdefault(self.epoch, before)
         await asyncio.sleep(self.pace)
         assert torch.equal(self.weights, before), "the model changed while it computed"
         self.rows.append(batch)
