@@ -238,6 +238,10 @@ class EpochAdvanced(Event):
     loss: float | None  # this peer's mean loss over the epoch that ended
     seconds: float  # since the epoch before, without waiting for the run to begin or for a state
     averaging_seconds: float  # of which averaging and stepping
+    # Both are of the step that this peer made with a round's average of gradients; None: it made none, was at work with
+    # local updates, or the norm is not finite.
+    gradient_norm: float | None = None  # of the average, before the optimizer clips it
+    update_norm: float | None = None  # of the change of the parameters; of more than a million values an estimate
 
 
 @dataclass(frozen=True, slots=True)

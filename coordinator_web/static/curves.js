@@ -13,6 +13,12 @@ function few(value) {
   return Number(value.toFixed(1)).toLocaleString("en");
 }
 
+// How far the step of an epoch went, where its row says that.
+function norms({ row }) {
+  const told = [["gradient", row.gradient_norm], ["update", row.update_norm]].filter(([, norm]) => typeof norm === "number");
+  return told.map(([name, norm]) => `, ${name} ${Number(norm.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 })}`).join("");
+}
+
 function place(point, axis) {
   return axis === "time" ? day(point.x) : `epoch ${count(point.x)}`;
 }
@@ -30,7 +36,7 @@ export class Curves {
     this.loss = new Chart($("loss-chart"), {
       label: "Loss",
       empty: "The loss appears here after the first epoch.",
-      describe: (point, aside, axis) => `${place(point, axis)}: ${decimal(point.value, 4)}${aside ? `, on data kept aside ${decimal(aside.value, 4)}` : ""}`,
+      describe: (point, aside, axis) => `${place(point, axis)}: ${decimal(point.value, 4)}${aside ? `, on data kept aside ${decimal(aside.value, 4)}` : ""}${norms(point)}`,
       onLook: (text) => write($("loss-readout"), text),
       onRange,
       smoothed: true,
@@ -109,7 +115,7 @@ export class Curves {
   draw({ points, evaluations, first, last }, epochs, axis) {
     say($("curves-error"), "");
     const at = (point) => (axis === "time" ? point.time : point.epoch);
-    const line = (rows, value) => rows.map((row) => ({ x: at(row), value: value(row) })).filter((point) => point.value !== null);
+    const line = (rows, value) => rows.map((row) => ({ x: at(row), value: value(row), row })).filter((point) => point.value !== null);
     const bounds = first && last ? [at(first), at(last)] : null; // also of what is not seen now
     for (const chart of this.charts) Object.assign(chart, { axis, bounds });
     const losses = line(epochs ?? points, (row) => row.loss);

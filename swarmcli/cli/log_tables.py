@@ -43,6 +43,10 @@ def _explained(record: RoundFinished) -> str:
     return printable("; ".join(filter(None, [record.reason, *left_out])))
 
 
+def _norm(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
 COLUMNS: Mapping[str, Sequence[Column]] = {
     "epochs": (
         Column("time", lambda record: day(record.time)),
@@ -53,6 +57,8 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("peers", lambda record: str(record.peers), right=True),
         Column("took", lambda record: format_time(record.seconds), right=True),
         Column("averaging", lambda record: format_time(record.averaging_seconds), right=True),
+        Column("gradient", lambda record: _norm(record.gradient_norm), right=True),
+        Column("update", lambda record: _norm(record.update_norm), right=True),
     ),
     "rounds": (
         Column("time", lambda record: day(record.time)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args, get_type_hints
@@ -18,7 +18,9 @@ from swarmcli.events import Booked, BookHead, EpochAdvanced, EpochReported, Eval
 from swarmcli.journal.describe import Line
 
 APPLICATION_ID = 0x53574A4C  # "SWJL", in the header of the SQLite file
-VERSION = 6  # of the tables; a journal of another one is refused by name
+# Of the tables; a journal of another one is refused by name. A column that is only added, for a field with a default,
+# changes nothing about it: each swarm reads the other's, and this one adds the column where it writes.
+VERSION = 6
 
 MOST_ROWS = 20_000  # of a table whose rows strangers can make at will, by ever new identities
 MAX_TEXT = 2000  # characters kept of any text, for peers choose some of it
@@ -61,6 +63,7 @@ R = TypeVar("R", bound=RunRecord | Event)
 
 class Row(Protocol):
     def __getitem__(self, name: str, /) -> Any: ...
+    def keys(self) -> Iterable[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +134,10 @@ def _clean(value: Any) -> Any:
 
 
 def from_row(kind: type[R], row: Row) -> R:
-    """The inverse of `to_row`; a number that was not finite comes back as 0.0 where None is not allowed."""
-    return kind(**{name: _restore(hint, row[name]) for name, hint in TABLES[kind].hints.items()})
+    """The inverse of `to_row`; a number that was not finite comes back as 0.0 where None is not allowed. What a swarm
+    before this one knew nothing of is as by default."""
+    known = row.keys()
+    return kind(**{name: _restore(hint, row[name]) for name, hint in TABLES[kind].hints.items() if name in known})
 
 
 def _restore(hint: Any, stored: Any) -> Any:

@@ -259,6 +259,8 @@ def open_for_writing(path: Path) -> sqlite_utils.Database:
         database = sqlite_utils.Database(connection, execute_plugins=False)
         if is_empty(connection, path):
             _lay_out(database)
+        else:
+            _add_columns(database)
         connection.execute("PRAGMA synchronous=NORMAL")  # a killed process loses nothing by that, a power cut seconds
         connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
         on_error.pop_all()
@@ -279,6 +281,16 @@ def _lay_out(database: sqlite_utils.Database) -> None:
             database.execute(statement)
         database.execute(f"PRAGMA application_id={APPLICATION_ID}")
         database.execute(f"PRAGMA user_version={VERSION}")
+
+
+def _add_columns(database: sqlite_utils.Database) -> None:
+    """Those that the swarm which made this file did not know."""
+    for table in TABLES.values():
+        there = database[table.name].columns_dict
+        with database.atomic():
+            for name, kind in table.columns.items():
+                if name not in there:
+                    database[table.name].add_column(name, kind)
 
 
 def statements(script: str) -> Iterator[str]:

@@ -443,6 +443,7 @@ class OptimizerCore:
             peers=len(committed.contributors),
             seconds=advanced.seconds,
             rate=self._rate,
+            norms=advanced.norms,
         )
         self.node.endpoint.events.emit(credited(self.position, committed.weights, committed.reduced, ended.seconds))
         self.directory.announce()

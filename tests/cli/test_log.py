@@ -58,7 +58,7 @@ def write_run(path: Path, *, close: bool = True) -> Journal:
                 seconds={"averaging": 0.25},
             )
         )
-        journal.record(EpochAdvanced(number, "cd" * 32, 4096, 2048, 2, 5.0 - number / 4, 8.0, 0.25))
+        journal.record(EpochAdvanced(number, "cd" * 32, 4096, 2048, 2, 5.0 - number / 4, 8.0, 0.25, 1.2345, 0.0625))
     journal.record(PeerRefused(BOB, "its recipe differs in seed", "recipe"))
     journal.record(CheckpointWritten(12, "runs/x", 12_400_000))
     if close:
@@ -124,7 +124,7 @@ def test_a_peer_that_was_killed_while_the_journals_owner_was_away_is_not_counted
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("epochs", ["epoch", "loss", "4.7500", "4,096", "8.0 s"]),
+        ("epochs", ["epoch", "loss", "4.7500", "4,096", "8.0 s", "gradient", " 1.23", "update", "0.0625"]),
         ("rounds", ["outcome", "committed", "failed", "bob was killed; without bbbbbbbbbb: silent", "2.0 MB"]),
         ("events", ["warning", "refused recipe of bbbbbbbbbb: its recipe differs in seed", "checkpoint of epoch 12"]),
         ("peers", ["bbbbbbbbbb", "trainer", "12.5"]),
@@ -156,6 +156,7 @@ def test_only_the_last_rows_are_listed_if_asked(path: Path) -> None:
         ("rounds", 10),
         ("rounds", 11),
     ]
+    assert {(row["gradient_norm"], row["update_norm"]) for row in rows[:2]} == {(1.2345, 0.0625)}
 
 
 def test_json_is_one_object_per_line_with_everything_in_it(path: Path) -> None:

@@ -139,6 +139,23 @@ def test_a_reason_keeps_its_words() -> None:
     assert cause_of(f"{BOB[:10]} did not answer", [BOB]) == "… did not answer"
 
 
+def test_a_journal_from_before_a_column_was_added_is_read_and_written_on(path: Path) -> None:
+    with Journal(path, run=RUN, clock=Clock()) as journal:
+        journal.record(epoch(1))
+    with sqlite3.connect(path) as connection:
+        for column in ("gradient_norm", "update_norm"):
+            connection.execute(f"ALTER TABLE epochs DROP COLUMN {column}")
+    connection.close()
+    with JournalReader(path) as reader:
+        (before,) = reader.epochs(R)
+        assert (before.epoch, before.gradient_norm, before.update_norm) == (1, None, None)
+        assert [row.update_norm for row in reader.every(R, "epochs")] == [None]
+    with Journal(path, run=RUN, clock=Clock()) as journal:
+        journal.record(replace(epoch(2), gradient_norm=1.5, update_norm=0.25))
+    with JournalReader(path) as reader:
+        assert [(row.gradient_norm, row.update_norm) for row in reader.epochs(R)] == [(None, None), (1.5, 0.25)]
+
+
 def test_a_journal_of_another_version_is_refused_by_name(path: Path) -> None:
     Journal(path, run=RUN, clock=Clock()).close()
     for version, words in ((VERSION - 1, "an older swarm"), (VERSION + 1, "a newer swarm .* update swarm")):

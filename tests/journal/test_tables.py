@@ -16,7 +16,20 @@ COUNT = st.integers(0, MAX_INTEGER)
 NUMBERED = {"time": NUMBER, "id": COUNT}
 VALUES = st.one_of(
     st.builds(RunRecord, TEXT, TEXT, TEXT, TEXT, TEXT, COUNT, NUMBER, NUMBER, st.none() | NUMBER, TEXT, COUNT),
-    st.builds(EpochAdvanced, COUNT, TEXT, COUNT, COUNT, COUNT, st.none() | NUMBER, NUMBER, NUMBER, **NUMBERED),
+    st.builds(
+        EpochAdvanced,
+        COUNT,
+        TEXT,
+        COUNT,
+        COUNT,
+        COUNT,
+        st.none() | NUMBER,
+        NUMBER,
+        NUMBER,
+        st.none() | NUMBER,
+        st.none() | NUMBER,
+        **NUMBERED,
+    ),
     st.builds(
         RoundFinished,
         round_id=TEXT,

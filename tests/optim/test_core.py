@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from swarmcli.errors import FingerprintError, OptimizerError
-from swarmcli.events import EpochAdvanced, EpochCredited, StateDownloaded
+from swarmcli.events import EpochAdvanced, EpochCredited, Noticed, StateDownloaded
 from swarmcli.optim.modes.base import Mode
 from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.modes.synchronous import Synchronous
@@ -66,6 +66,44 @@ def test_an_epoch_tells_who_gave_what() -> None:
             assert (report.epoch, report.last_outcome) == (3, "committed")
             assert report.samples == sum(event.own_samples for event in small.epochs)
             assert report.samples_seen == sum(event.samples for event in small.epochs)
+
+    virtual_time.run(main())
+
+
+def test_an_epoch_tells_how_far_its_step_went_the_same_to_all() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainer, other = [await swarm.trainer(seed=1, scheduler=lambda _: None) for _ in range(2)]
+            monitor = await swarm.trainer(seed=1, role="monitor", scheduler=lambda _: None)
+            await together(trainer.train(3), other.train(3), monitor.follow(3))
+            for mine, yours, theirs in zip(trainer.epochs, other.epochs, monitor.epochs, strict=True):
+                norms = mine.gradient_norm, mine.update_norm
+                assert norms == (yours.gradient_norm, yours.update_norm) == (theirs.gradient_norm, theirs.update_norm)
+            first = trainer.epochs[0]
+            assert first.gradient_norm is not None and first.gradient_norm > 0
+            assert first.update_norm == pytest.approx(0.02 * first.gradient_norm)  # the rate of `momentum`
+
+    virtual_time.run(main())
+
+
+def test_a_jump_of_the_gradient_is_told_and_local_updates_tell_no_norms() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            trainer = await swarm.trainer(seed=1)
+            told = record(trainer.node, Noticed)
+            await trainer.train(8)
+            assert not any("far beyond" in notice.text for notice in told)
+            trainer.data.manual_seed(5)
+            with torch.no_grad():
+                trainer.weights.mul_(1000)
+            await trainer.train(9)
+            (jump,) = [notice for notice in told if "far beyond" in notice.text]
+            assert jump.level == "warning"
+            assert jump.text.startswith("the step to epoch 9 was far beyond the usual one: the norm of the averaged")
+        async with Swarm() as swarm:
+            local = await swarm.trainer(seed=1, mode=LocalUpdates())
+            await local.train(2)
+            assert {(epoch.gradient_norm, epoch.update_norm) for epoch in local.epochs} == {(None, None)}
 
     virtual_time.run(main())
 

@@ -428,6 +428,8 @@ def epoch_row(epoch: int) -> EpochAdvanced:
         peers=3 if epoch < 60 else 4,
         seconds=seconds,
         averaging_seconds=0.34 + 0.05 * wobble,
+        gradient_norm=1.2345,
+        update_norm=0.0625,
     )
 
 

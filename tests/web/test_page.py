@@ -34,7 +34,11 @@ def test_the_epoch_rises_on_an_open_page(serve: Serve, open_page: Open) -> None:
     run.finished_epochs = 42
     expect_text(page, "#epoch", "42")
     kept_aside = run.history().evaluations[-1].loss
-    expect_text(page, "#loss-readout", f"epoch 42: {run.epochs()[-1].loss:.4f}, on data kept aside {kept_aside:.4f}")
+    expect_text(
+        page,
+        "#loss-readout",
+        f"epoch 42: {run.epochs()[-1].loss:.4f}, on data kept aside {kept_aside:.4f}, gradient 1.23, update 0.0625",
+    )
     assert page.locator("#rounds tr").first.locator("td").nth(2).inner_text() == "41"
 
 

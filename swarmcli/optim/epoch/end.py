@@ -21,6 +21,7 @@ from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.progress import LocalTrainingProgress, ProgressTrackerCore, seconds_until
 from swarmcli.optim.peers.report import PeerMetrics
 from swarmcli.optim.state.lineage import solitary_round_id
+from swarmcli.optim.state.norms import StepNorms
 
 if TYPE_CHECKING:
     from swarmcli.clock import Clock
@@ -125,6 +126,7 @@ class Advanced:
     committed: Committed
     own_samples: int  # of this peer, in the average
     seconds: float  # that the end took
+    norms: StepNorms | None = None  # of the step; None: the mode averages no gradients
 
 
 class EpochEnd:
@@ -309,12 +311,12 @@ class EpochEnd:
         if handed and not counted:
             reason = committed.left_out.get(self._own_id, "not named among the contributors")
             self._warn(f"{handed} samples of this peer are not in the average: {self._kept_out or reason}")
-        await self._work.advance(committed, counted)
+        norms = await self._work.advance(committed, counted)
         await self._keeper.after_epoch(committed, handed)
         if self._timing is Timing.AT_ONCE:
             await self._replica.publish()
         await self._group.close()
-        return Advanced(committed, handed if counted else 0, _now() - began)
+        return Advanced(committed, handed if counted else 0, _now() - began, norms)
 
 
 def _now() -> float:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from swarmcli.averaging.consensus.certificate import RoundCertificate
     from swarmcli.dht import DHTNode
     from swarmcli.optim.state.lineage import LineagePosition
+    from swarmcli.optim.state.norms import StepNorms
 
 
 class Timing(Enum):
@@ -179,8 +180,9 @@ class EpochWork(Protocol):
     async def average_alone(self) -> None:
         """What was frozen becomes the average, as in a round with nobody else."""
 
-    async def advance(self, committed: Committed, counted: bool) -> None:
-        """Steps with the averager's tensors; from here on the replica is at the next epoch of the next lineage.
+    async def advance(self, committed: Committed, counted: bool) -> StepNorms | None:
+        """Steps with the averager's tensors; from here on the replica is at the next epoch of the next lineage. Returns
+        how far the step went; None where no gradients are averaged.
 
         `counted`: this peer's part is in the average. Nothing is frozen any more.
         """

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from swarmcli.optim.config import PeerContext
     from swarmcli.optim.modes.base import Committed, EpochWork, SiteHooks, Trained
     from swarmcli.optim.state.lineage import LineagePosition
+    from swarmcli.optim.state.norms import StepNorms
 
 # Bytes. The trainer waits in every step: adding so much takes 2 ms, less than a busy machine needs to hand it to
 # another thread and back.
@@ -131,11 +132,12 @@ class GradientWork:
         async with self.averager.tensors():
             await self.replica.change(self.method.alone)
 
-    async def advance(self, committed: Committed, counted: bool) -> None:
+    async def advance(self, committed: Committed, counted: bool) -> StepNorms:
         async with self.averager.tensors():
             following = self._mode.after(self.replica.position, committed, self._target)
-            await self.replica.change(partial(self._step, following, committed.samples, counted))
+            norms = await self.replica.change(partial(self._step, following, committed.samples, counted))
             self.replica.state.apart |= committed.several
+            return norms
 
     async def replay(self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int) -> None:
         async with self.averager.tensors() as tensors:  # they hold the averages during a step
@@ -166,12 +168,12 @@ class GradientWork:
         async with self.averager.tensors():
             await on_executor(self._nbytes, self.method.reset_own)
 
-    def _step(self, position: LineagePosition, samples: int, counted: bool, *, missed: bool = False) -> None:
+    def _step(self, position: LineagePosition, samples: int, counted: bool, *, missed: bool = False) -> StepNorms:
         self.method.finish(samples, counted)
         self.replica.buffers.finish(counted=not missed)
         self._gradients.settle()
         self._handed = None
-        self.replica.state.step(self.method.averaged, position)
+        return self.replica.state.step(self.method.averaged, position)
 
     def _drop(self) -> None:
         self._gradients.reset()

@@ -12,11 +12,12 @@ import pydantic
 from pydantic import AfterValidator, ConfigDict, Field
 
 from swarmcli.dht import OwnedSubkey
-from swarmcli.events import EpochAdvanced, EpochCredited, EpochReported, Events
+from swarmcli.events import EpochAdvanced, EpochCredited, EpochReported, Events, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 from swarmcli.optim.config import PeerDescription, Role
 from swarmcli.optim.state.lineage import Claim, LineagePosition
+from swarmcli.optim.state.norms import StepNorms, UsualNorms
 from swarmcli.words import harmless
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class PeerMetrics:
         self.last_reason = ""
         self._peer_id = peer_id
         self._events = events
+        self._usual = UsualNorms()
         self._loss_sum = 0.0
         self._loss_samples = 0
         self._epoch_began: float | None = None  # loop time, moved on by what was left out
@@ -137,10 +139,11 @@ class PeerMetrics:
         peers: int = 0,
         seconds: float = 0.0,
         rate: float = 0.0,
+        norms: StepNorms | None = None,
     ) -> EpochAdvanced:
         """Closes the epoch that led this peer to `position`, with a round of so many samples and peers that took so
         many seconds, or with another peer's state. Emits the event and returns it; `rate`: of this peer, in samples
-        per second."""
+        per second; `norms`: of the step, of which one far beyond the usual is told."""
         loss = self._loss_sum / self._loss_samples if self._loss_samples else None
         if loss is not None:
             self.last_loss = loss
@@ -158,8 +161,12 @@ class PeerMetrics:
             loss=loss,
             seconds=max(0.0, _now() - began) if began is not None else 0.0,
             averaging_seconds=seconds,
+            gradient_norm=norms.gradient if norms else None,
+            update_norm=norms.update if norms else None,
         )
         self._events.emit(advanced)
+        if norms is not None and (text := self._usual.look(position.epoch, norms)):
+            self._events.emit(Noticed("warning", text))
         return advanced
 
 

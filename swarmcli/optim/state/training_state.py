@@ -14,6 +14,7 @@ from swarmcli.errors import OptimizerError
 from swarmcli.optim.gradients.accumulator import lent
 from swarmcli.optim.state.lineage import LINEAGE_BYTES, TORN, LineagePosition, first_lineage, hash_tensors, is_count
 from swarmcli.optim.state.meaning import fit_schedule, fit_settings, schedule_of, settings_of
+from swarmcli.optim.state.norms import StepNorms, measure_step
 from swarmcli.optim.state.statistics import by_parameter, check_travel, fit, read_place, statistics_of, to_plain
 from swarmcli.state.distant import AnyTensor, fill
 from swarmcli.state.snapshot import copied
@@ -103,11 +104,12 @@ class TrainingState:
         """SHA-256 over the parameters, in hexadecimal: equal exactly where they are bit-identical."""
         return hash_tensors(self.parameters).hex()
 
-    def step(self, gradients: Sequence[torch.Tensor], position: LineagePosition) -> None:
+    def step(self, gradients: Sequence[torch.Tensor], position: LineagePosition) -> StepNorms:
         """One optimizer step with these gradients of the trained parameters, then the scheduler's; a new position."""
         with lent(self.trained, gradients):
-            self.step_optimizer()
+            norms = measure_step(self.trained, gradients, self.step_optimizer)
         self.end_epoch(position)
+        return norms
 
     def step_optimizer(self) -> None:
         """With the parameters' present gradients. Raises OptimizerError after the first step of an optimizer whose
