@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from swarmcli.errors import UsageError
+
 if TYPE_CHECKING:
     from swarmcli.cli.linking import Named
     from swarmcli.cli.session import Session
     from swarmcli.optim.config import Role
     from swarmcli.recipe import Recipe
+    from swarmcli.roles.collaboration import Resume
 
 DEFAULT_PORT = 31330
 DEFAULT_WEB_PORT = 8080
@@ -180,7 +183,15 @@ class PagedOptions(PeerOptions):
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Begin from a checkpoint (a directory, or 'latest': the newest in --home or output_dir).",
+            help="Begin from a checkpoint (a directory, or 'latest': the newest in --home or output_dir), with its "
+            "weights, statistics and epoch, and the settings of the recipe.",
+        ),
+    ] = None
+    from_run: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN_ID",
+            help="The run that the checkpoint of --resume is of, if it is not the recipe's own, which begins from it.",
         ),
     ] = None
     web: Annotated[
@@ -194,6 +205,18 @@ class PagedOptions(PeerOptions):
         Path | None,
         typer.Option(metavar="FILE", help="Hand out this file, which `make wheel` builds, for newcomers to install."),
     ] = None
+
+    def __post_init__(self) -> None:
+        if self.resume is None and self.from_run is not None:
+            raise UsageError(
+                f"--from-run {self.from_run}: name the checkpoint as well, --resume PATH or --resume latest"
+            )
+
+    @property
+    def begins_from(self) -> Resume | None:
+        from swarmcli.roles.collaboration import Resume
+
+        return None if self.resume is None else Resume(self.resume, self.from_run)
 
     def session(self, role: Role, recipe: Recipe, contacts: Sequence[str], **more: Any) -> Session:
         return super().session(
@@ -274,7 +297,7 @@ def join(options: JoinOptions) -> None:
     from swarmcli.roles.run import run_trainer
 
     with options.session("trainer", loaded, contacts) as session:
-        run_trainer(session.peer, session.show(), session.stop, resume=options.resume)
+        run_trainer(session.peer, session.show(), session.stop, resume=options.begins_from)
 
 
 @_spread
@@ -314,4 +337,6 @@ def monitor(options: MonitorOptions) -> None:
     contacts = [*options.peer, *named.contacts]
     with options.session("monitor", loaded, contacts, port=port) as session:
         watch = session.show()
-        run_monitor(session.peer, watch, session.stop, resume=options.resume, leave_when_done=options.leave_when_done)
+        run_monitor(
+            session.peer, watch, session.stop, resume=options.begins_from, leave_when_done=options.leave_when_done
+        )

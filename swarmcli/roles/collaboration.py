@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from swarmcli.averaging import Aggregator, CenteredClip, Mean, Median, TrimmedMean
-from swarmcli.checkpoints.layout import checkpoints_below, epoch_of, find_checkpoint, newest_first
+from swarmcli.checkpoints.layout import checkpoints_below, epoch_of, find_checkpoint, newest_first, read_manifest
 from swarmcli.compression import (
     BFloat16Compression,
     BlockwiseQuantization,
@@ -50,6 +51,7 @@ from swarmcli.training import (
 )
 from swarmcli.training.memory import check_memory
 from swarmcli.training.outline import keep_outline, outline_of
+from swarmcli.training.resumed import by_recipe
 
 COMPRESSIONS: Mapping[str, CompressionBase] = {
     "none": NoCompression(),
@@ -63,6 +65,14 @@ COMPRESSIONS: Mapping[str, CompressionBase] = {
 LINGER_SECONDS = 30.0  # at the end of a run, for peers that are still behind
 
 
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """From which checkpoint a user would begin."""
+
+    path: str  # of it, or of a directory that holds some; "latest": the newest that any peer of this machine wrote
+    from_run: str | None = None  # whose it is, as the user says; None: the recipe's own run
+
+
 class Collaboration:
     """A peer's model, task and collaborative optimizer. Made in the main thread; `close` says goodbye to the run."""
 
@@ -70,7 +80,7 @@ class Collaboration:
         self,
         peer: RunPeer,
         *,
-        resume: str | None = None,
+        resume: Resume | None = None,
         auxiliary: bool = False,
         compute: Compute | None = None,
         further: Callable[[nn.Module], dict[str, Any]] = lambda model: {},
@@ -103,6 +113,8 @@ class Collaboration:
                 checkpoint.restore_model(self.model)
             self.model.to(self.compute.device)
         self.optimizer = Optimizer(**self._options(recipe, auxiliary) | further(self.model))
+        # Copies: a site's ranks read the settings of a checkpoint with its statistics.
+        self._settings = [dict(group) for group in self.optimizer.param_groups]
         peer.lending.when_rates_change(self.optimizer.review_seat)  # also while a batch is computed
         if peer.role == "trainer" and (limit := peer.limits.limits.link) is not None:
             told = before_joining(self.optimizer.round_bytes, limit, recipe.target_batch_size)
@@ -112,8 +124,7 @@ class Collaboration:
         self._accounts = keep_accounts(peer, self.optimizer)
         self.resumed: Path | None = None  # the checkpoint that this peer went on from
         if checkpoint is not None:
-            self.optimizer.load_state_dict(checkpoint.optimizer)
-            self.resumed = checkpoint.path
+            self._take_over(checkpoint)
 
     def _options(self, recipe: Recipe, auxiliary: bool) -> dict[str, Any]:
         averaging = recipe.averaging
@@ -170,8 +181,22 @@ class Collaboration:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on from there. Raises CheckpointError or ValueError if it is of another model."""
         self.optimizer.alone_with_parameters(lambda: checkpoint.restore_model(self.model))
-        self.optimizer.load_state_dict(checkpoint.optimizer)
+        self._take_over(checkpoint)
+
+    def _take_over(self, checkpoint: Checkpoint) -> None:
+        """All but the weights, which are there, with the settings of the recipe. Says what is not as it was."""
+        run_id = self.peer.recipe.run_id
+        state, differences = by_recipe(self.peer.recipe, checkpoint, self._settings)
+        self.optimizer.load_state_dict(state)
         self.resumed = checkpoint.path
+        if checkpoint.run_id != run_id:
+            text = (
+                f"{run_id} begins at epoch {checkpoint.epoch}, with the weights and the optimizer's statistics of the "
+                f"run {checkpoint.run_id} ({checkpoint.path}), as a run of its own"
+            )
+            self.peer.events.emit(Noticed("info", text))
+        if differences:
+            self.peer.events.emit(Noticed("info", f"the recipe's settings hold: {differences}"))
 
     def close(self) -> None:
         if self.peer.dht.is_alive():
@@ -310,23 +335,31 @@ def make_aggregator(settings: AggregatorSettings) -> Aggregator:
             return Mean(settings.gate)
 
 
-def find_resumed(recipe: Recipe, resume: str, home: Path) -> Checkpoint:
+def find_resumed(recipe: Recipe, resume: Resume, home: Path) -> Checkpoint:
     """The checkpoint that `resume` names, read. Raises CheckpointError."""
-    return load_checkpoint(resumed_place(recipe, resume, home), recipe.run_id)
+    return load_checkpoint(resumed_place(recipe, resume, home))
 
 
-def resumed_place(recipe: Recipe, resume: str, home: Path) -> Path:
-    """Where the checkpoint at the path `resume` is, or with "latest" the newest one of the run below its output_dir and
-    in `home`, which `--home` may have placed elsewhere.
+def resumed_place(recipe: Recipe, resume: Resume, home: Path) -> Path:
+    """Where the checkpoint is that `resume` names; the newest one is looked for below the recipe's output_dir and in
+    `home`, which `--home` may have placed elsewhere.
 
-    Raises CheckpointError when there is none.
+    Raises CheckpointError when there is none, and when it is of another run than its user knows.
     """
-    if resume == "latest":
-        places = recipe.output_dir / recipe.run_id, home
-        found = newest_first(each for place in places for each in checkpoints_below(place, recipe.run_id))
+    wanted = resume.from_run or recipe.run_id
+    if resume.path == "latest":
+        places = recipe.output_dir / wanted, home
+        found = newest_first(each for place in places for each in checkpoints_below(place, wanted))
         if not found:
-            raise CheckpointError(f"--resume latest: neither {places[0]} nor {home} holds a checkpoint of this run")
-        return found[0]
-    if not Path(resume).exists():
-        raise CheckpointError(f"--resume {resume}: {resume} does not exist")
-    return find_checkpoint(Path(resume))
+            raise CheckpointError(f"--resume latest: neither {places[0]} nor {home} holds a checkpoint of {wanted}")
+        place = found[0]
+    elif not Path(resume.path).exists():
+        raise CheckpointError(f"--resume {resume.path}: {resume.path} does not exist")
+    else:
+        place = find_checkpoint(Path(resume.path))
+    if (of_run := read_manifest(place)["run_id"]) != wanted:
+        raise CheckpointError(
+            f"{place} is of the run {of_run!r}, not of {wanted!r}; if {recipe.run_id} should begin from it, as a run "
+            f"of its own, name that: --resume {resume.path} --from-run {shlex.quote(of_run)}"
+        )
+    return place

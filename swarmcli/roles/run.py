@@ -13,7 +13,7 @@ from typing import Protocol
 
 from swarmcli.events import Noticed
 from swarmcli.roles.checkpoints import saving
-from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration
+from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration, Resume
 from swarmcli.roles.pausing import Pauses
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.watch import RunWatch, clock_alarm
@@ -27,7 +27,7 @@ class Steps(CollaborativeOptimizer, Protocol):
     def load_state_from_peers(self) -> bool: ...
 
 
-def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume: str | None = None) -> LoopResult:
+def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume: Resume | None = None) -> LoopResult:
     """Trains; what was done stands in the home's summary afterwards, also when training ended by an error.
 
     In the end, by whatever it came, a trainer writes a checkpoint into its home, unless somebody who stays holds as
@@ -52,7 +52,7 @@ def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume
 
 @contextmanager
 def _holding_the_state(
-    peer: RunPeer, watch: RunWatch, stop: threading.Event, resume: str | None
+    peer: RunPeer, watch: RunWatch, stop: threading.Event, resume: Resume | None
 ) -> Iterator[Collaboration]:
     """What a trainer or a monitor works with, from the checkpoint that `resume` names or else its own newest one. At
     the end its summary is written, and it says goodbye."""
@@ -144,7 +144,12 @@ def train(
 
 
 def run_monitor(
-    peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume: str | None = None, leave_when_done: bool = False
+    peer: RunPeer,
+    watch: RunWatch,
+    stop: threading.Event,
+    *,
+    resume: Resume | None = None,
+    leave_when_done: bool = False,
 ) -> None:
     """Follows the run, writes its checkpoints and hands out its state, until told to stop.
 

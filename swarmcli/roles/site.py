@@ -34,7 +34,7 @@ from swarmcli.optim.modes.base import SiteHooks
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.roles.activity import HASTY_SECONDS
-from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration, resumed_place
+from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration, Resume, resumed_place
 from swarmcli.roles.lending import limit_card
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.processors import sharing_processors
@@ -148,7 +148,7 @@ def run_site_leader(
     site: Site,
     compute: Compute,
     *,
-    resume: str | None = None,
+    resume: Resume | None = None,
     restarted: bool = False,
     on_epoch: Callable[[int], object] = lambda epoch: None,
 ) -> LoopResult:

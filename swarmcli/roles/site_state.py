@@ -63,7 +63,8 @@ class SiteState:
         if elsewhere is not None and elsewhere >= epoch_of(last[0]):
             last = []
         try:
-            checkpoint = self._read(last or ([resume] if resume else []))
+            # What was named to resume from may be of another run: its user has said so.
+            checkpoint = self._read(last, self._run_id) if last or not resume else self._read([resume], None)
         except CheckpointError as error:
             if not restarted and elsewhere is None:
                 raise
@@ -72,13 +73,13 @@ class SiteState:
         if checkpoint is not None:
             self._collaboration.restore(checkpoint)
 
-    def _read(self, places: Sequence[Path]) -> Checkpoint | None:
+    def _read(self, places: Sequence[Path], run_id: str | None) -> Checkpoint | None:
         if self._sharded is not None:
-            return load_newest(self._site, self._home, self._sharded, places, self._run_id)
+            return load_newest(self._site, self._home, self._sharded, places, run_id)
         problems = []
         for place in places:
             try:
-                return load_checkpoint(place, self._run_id)
+                return load_checkpoint(place, run_id)
             except CheckpointError as error:
                 problems.append(str(error))
         if problems:

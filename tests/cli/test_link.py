@@ -99,7 +99,9 @@ def test_a_peer_that_gave_out_no_link_knows_whom_to_ask_about_its_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     client = tmp_path / "runs" / "small" / "trainer-1"
-    Journal(client / "journal.sqlite", run=RunRecord("small", "trainer", PEER.text, "Ada", "0.1.0"), clock=time.time).close()
+    Journal(
+        client / "journal.sqlite", run=RunRecord("small", "trainer", PEER.text, "Ada", "0.1.0"), clock=time.time
+    ).close()
     with pytest.raises(UsageError, match="no peer of the run small"):
         _run_named("small", [], [])
     monitor = f"tcp://203.0.113.8:31330/{PEER}"

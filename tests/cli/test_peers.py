@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import typer
 
-from swarmcli.cli.peers import PeerOptions, _port_of_dashboard
-from swarmcli.errors import RecipeError
+from swarmcli.cli.peers import JoinOptions, MonitorOptions, PagedOptions, PeerOptions, _port_of_dashboard
+from swarmcli.errors import RecipeError, UsageError
 from swarmcli.recipe import load_recipe
 from swarmcli.recipe.limit_store import LimitStore
+from swarmcli.roles.collaboration import Resume
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "stdlib-lm.yaml"
 
@@ -21,6 +22,18 @@ def options(**chosen: Any) -> PeerOptions:
 @pytest.fixture(autouse=True)
 def no_file_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARM_CONFIG", str(tmp_path / "none.yaml"))
+
+
+@pytest.mark.parametrize("verb", [JoinOptions, MonitorOptions])
+def test_a_run_to_begin_from_is_named_with_its_checkpoint(verb: type[PagedOptions]) -> None:
+    def begins_from(**chosen: Any) -> Any:
+        return verb(recipe="", peer=[], overrides=[], announce=[], limit=[], web_name=[], **chosen).begins_from
+
+    assert begins_from() is None
+    assert begins_from(resume="latest") == Resume("latest")
+    assert begins_from(resume="runs/old", from_run="old") == Resume("runs/old", "old")
+    with pytest.raises(UsageError, match="--from-run old: name the checkpoint as well, --resume PATH"):
+        begins_from(from_run="old")
 
 
 def test_choices_become_the_same_as_set() -> None:

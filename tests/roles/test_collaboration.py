@@ -18,6 +18,7 @@ from swarmcli.recipe.settings import Codec
 from swarmcli.roles.collaboration import (
     COMPRESSIONS,
     Collaboration,
+    Resume,
     averager_options,
     device_in_words,
     grad_averager,
@@ -124,15 +125,15 @@ def test_the_devices_of_a_site_are_counted() -> None:
 def test_the_latest_checkpoint_is_looked_for_also_in_a_home_elsewhere(tmp_path: Path) -> None:
     recipe, home = small(f"output_dir={tmp_path / 'runs'}"), tmp_path / "home"
     with pytest.raises(CheckpointError, match=r"--resume latest: neither .*small nor .*home holds a checkpoint"):
-        resumed_place(recipe, "latest", home)
+        resumed_place(recipe, Resume("latest"), home)
     older = fill(tmp_path / "runs" / "small" / "trainer-1" / "checkpoints" / "epoch-000003", 3, "small")
-    assert resumed_place(recipe, "latest", home) == older
+    assert resumed_place(recipe, Resume("latest"), home) == older
     newer = fill(home / "checkpoints" / "epoch-000004", 4, "small")
     fill(home / "checkpoints" / "epoch-000009", 9, "another run")
-    assert resumed_place(recipe, "latest", home) == newer
-    assert resumed_place(recipe, str(older), home) == older
+    assert resumed_place(recipe, Resume("latest"), home) == newer
+    assert resumed_place(recipe, Resume(str(older)), home) == older
     with pytest.raises(CheckpointError, match="does not exist"):
-        resumed_place(recipe, str(tmp_path / "nowhere"), home)
+        resumed_place(recipe, Resume(str(tmp_path / "nowhere")), home)
 
 
 def test_the_buffers_that_a_model_saves_reach_the_optimizer() -> None:

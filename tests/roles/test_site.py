@@ -15,6 +15,7 @@ from torch import nn
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
+from swarmcli.roles.collaboration import Resume
 from swarmcli.roles.home import Home
 from swarmcli.roles.peer import RunPeer
 from swarmcli.roles.site import Introduction, form_site, run_site_leader, run_site_member, stream_seed_of
@@ -71,6 +72,8 @@ def train(directory: str, settings: list[str], how: dict[str, Any]) -> list[Any]
     task, home = Sums(), Path(directory, "home")
     recipe = recipe_for(directory, settings)
     epochs: list[int] = []
+    if "resume" in how:
+        how["resume"] = Resume(*how["resume"])
     result: list[Any] = []
     with (
         patch("swarmcli.roles.site.build_task", lambda recipe: task),
@@ -137,8 +140,15 @@ def test_a_site_trains_and_goes_on_from_its_last_state(worlds: Worlds, tmp_path:
         assert seed == same and later > before  # each rank goes on in a stream of its own
     assert error_of(again[0][0]) < error_of(first[0][0])
     place = str(tmp_path / "home" / "checkpoints")
-    resumed = run(worlds, tmp_path, *settings, "max_epochs=7", size=size, resume=place)
+    resumed = run(worlds, tmp_path, *settings, "max_epochs=7", size=size, resume=[place, None])
     assert resumed[0][2] == [7]
+
+    other = [*settings, "run_id=other", "optimizer.learning_rate=5e-3", "max_epochs=8"]
+    resumed = run(worlds, tmp_path / "other", *other, size=size, resume=[place, "small"])
+    assert_equal_models(resumed)
+    assert resumed[0][2] == [8]
+    kept = load_checkpoint(tmp_path / "other" / "home" / "checkpoints" / "epoch-000008", "other").optimizer
+    assert {group["lr"] for group in kept["param_groups"]} == {5e-3}
 
 
 def test_a_site_whose_last_state_is_damaged_begins_without_it(worlds: Worlds, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def _lead(
             session.stop,
             site,
             compute,
-            resume=options.resume,
+            resume=options.begins_from,
             restarted=restarted,
             on_epoch=note,
         )

@@ -41,6 +41,11 @@ def first_lineage(run_id: str, parameters: Sequence[torch.Tensor]) -> bytes:
     return hash_tensors(parameters, b"swarm first lineage", run_id.encode())
 
 
+def lineage_of_resumed(run_id: str, lineage: bytes) -> bytes:
+    """Of a run that begins from another one's state: equal for peers that begin from that of the same lineage."""
+    return hashlib.sha256(b"swarm resumed" + lineage + run_id.encode()).digest()
+
+
 def next_lineage(lineage: bytes, round_id: bytes, epoch: int, samples: int) -> bytes:
     """After the round `round_id` was committed on `lineage`, which led to this epoch with so many samples in all."""
     counts = epoch.to_bytes(8, "big") + samples.to_bytes(8, "big")

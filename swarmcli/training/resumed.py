@@ -1,0 +1,68 @@
+"""Going on from a checkpoint by a recipe: weights, statistics and epoch are the checkpoint's, settings the recipe's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from swarmcli.errors import CheckpointError
+from swarmcli.optim.state.lineage import lineage_of_resumed
+from swarmcli.recipe import Recipe
+from swarmcli.training.checkpoint import Checkpoint
+from swarmcli.training.schedule import optimizer_kind, rate_by_epoch
+
+IN_RECIPE = {"initial_lr": "learning_rate"}  # what the optimizer's settings are called there, if otherwise
+
+
+def by_recipe(
+    recipe: Recipe, checkpoint: Checkpoint, groups: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], str]:
+    """The optimizer's state in a checkpoint with the recipe's settings, and which of them were others there ("": none).
+
+    `groups`: of the optimizer that the recipe has made. Where the recipe is of another run the lineage is one of its
+    own, which all have who begin from this checkpoint, and what the former run's peers have vouched for is left out.
+    Raises CheckpointError if the checkpoint is of another optimizer.
+    """
+    kind = optimizer_kind(recipe)[1]
+    names = ["initial_lr", *(name for name in kind if name != "lr"), "weight_decay"]
+    saved, swarm = checkpoint.optimizer["param_groups"], checkpoint.optimizer["swarm"]
+    if len(saved) != len(groups) or any(name not in group for group in saved for name in names):
+        raise CheckpointError(
+            f"{checkpoint.path} is of another optimizer than {recipe.optimizer.name}, or of other parameters: its "
+            "statistics cannot be taken over; resume with the optimizer.name of the recipe that wrote it"
+        )
+    schedule = swarm["scheduler"]
+    factor = rate_by_epoch(recipe.lr_scheduler, recipe.max_epochs)(schedule["last_epoch"])
+    pairs = list(zip(groups, saved, strict=True))
+    settings = [{**group, "params": before["params"], "lr": group["initial_lr"] * factor} for group, before in pairs]
+    schedule = {
+        **schedule,
+        "base_lrs": [group["initial_lr"] for group in settings],
+        "_last_lr": [group["lr"] for group in settings],
+    }
+    swarm = {**swarm, "scheduler": schedule}
+    if checkpoint.run_id != recipe.run_id:
+        swarm["lineage"] = lineage_of_resumed(recipe.run_id, bytes.fromhex(swarm["lineage"])).hex()
+        for name in ("standing", "owner"):
+            swarm.pop(name, None)
+    state = {**checkpoint.optimizer, "param_groups": settings, "swarm": swarm}
+    return state, _differences(names, settings, saved, checkpoint.epoch)
+
+
+def _differences(
+    names: Sequence[str], settings: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]], epoch: int
+) -> str:
+    found: dict[str, str] = {}
+    for now, before in zip(settings, saved, strict=True):
+        for name in names:
+            if _plain(now[name]) != _plain(before[name]):
+                word = IN_RECIPE.get(name, name)
+                found.setdefault(word, f"{word} {_plain(now[name])} ({_plain(before[name])} in the checkpoint)")
+    rate, before_rate = settings[0]["lr"], saved[0]["lr"]
+    if rate != before_rate:
+        found["rate"] = f"the rate at epoch {epoch} is {rate:.3g} ({before_rate:.3g} in the checkpoint)"
+    return ", ".join(found.values())
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value  # JSON knows no tuples
