@@ -194,9 +194,9 @@ class RoundTime:
 
     def of(self, planned: float) -> float | None:
         """For a round in which sending should take so many seconds: enough for a sender to take three times that."""
-        if self._wished is None or self._seconds is None:
+        if self._wished is None or self.seconds is None:
             return None
-        return max(self._seconds, min(planned * TIMES / FOR_SENDERS, MOST_STRETCHED * self._wished))
+        return max(self.seconds, min(planned * TIMES / FOR_SENDERS, MOST_STRETCHED * self._wished))
 
     def learn(self, needed: float, taken: float) -> bool:
         """After a round that took so many seconds. `needed`: see Lessons. Returns whether the next one gets longer."""
