@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swarmcli.events import Noticed
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.modes.base import Committed, EpochWork, Failed, Outcome, Timing, Undecided
@@ -173,7 +174,7 @@ class EpochEnd:
 
         None: no round committed, and what was accumulated stays for the next one.
         """
-        began = _now()
+        began = loop_time()
         try:
             committed = await self._average(began)
             return None if committed is None else await self._advance(committed, began)
@@ -194,13 +195,13 @@ class EpochEnd:
             if outcome is not None:  # it failed: the group forms again, and has longer for that
                 deadline = began + self._config.averaging_timeout
             begun = await self._group.wait_until_begun(LOOK_AROUND if self.has_enough else LAST_CALL)
-            if _now() >= deadline:
+            if loop_time() >= deadline:
                 break
             if not (begun or self.has_enough):
                 return None
         if not (self._config.proceed_alone and self.has_enough):
             return None
-        text = f"no round came about within {_now() - began:.0f} s: this peer steps with its own gradients alone"
+        text = f"no round came about within {loop_time() - began:.0f} s: this peer steps with its own gradients alone"
         self._warn(text)
         outcome = await self._average_alone()
         return outcome if isinstance(outcome, Committed) else None
@@ -209,7 +210,7 @@ class EpochEnd:
         """A round with the others if it has begun, or by itself if nobody else is there; None: neither."""
         if self._group.begun:
             outcome = await self._average_together()
-        elif self.has_enough and await self._is_alone(patient=_now() - began < self._config.matchmaking_time / 2):
+        elif self.has_enough and await self._is_alone(patient=loop_time() - began < self._config.matchmaking_time / 2):
             if await self._helpers_begin():
                 outcome = await self._average_together()
             else:
@@ -316,8 +317,4 @@ class EpochEnd:
         if self._timing is Timing.AT_ONCE:
             await self._replica.publish()
         await self._group.close()
-        return Advanced(committed, handed if counted else 0, _now() - began, norms)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+        return Advanced(committed, handed if counted else 0, loop_time() - began, norms)

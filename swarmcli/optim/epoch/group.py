@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swarmcli.averaging import RoundRequest
 from swarmcli.errors import AveragingError, FingerprintError, RoundMissed, RoundUndecided
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.task_owner import AFTER_A_FAULT, TaskOwner, tell_fault
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.modes.base import Committed, Failed, Outcome, Undecided
@@ -75,10 +76,7 @@ class CrowdedEpochRule(EpochRule):
     def __init__(self, tracker: ProgressTrackerCore, size: int, count: Callable[[], int], patience: float) -> None:
         """`count` gives the peers that are there, this one too."""
         super().__init__(tracker.target_batch_size)
-        self._tracker = tracker
-        self._size = size
-        self._count = count
-        self._patience = patience
+        self._tracker, self._size, self._count, self._patience = tracker, size, count, patience
         self._crowded_at = -math.inf  # loop time; when there were last more than fit into one group
         self._over: tuple[int, float] | None = None  # which epoch has been seen to be over, and since when (loop time)
 
@@ -87,8 +85,8 @@ class CrowdedEpochRule(EpochRule):
         """Whether more peers are there than fit into one group; true for CALM seconds longer, since going back
         to one group costs everyone a download."""
         if self._count() > self._size:
-            self._crowded_at = _now()
-        return _now() - self._crowded_at < CALM
+            self._crowded_at = loop_time()
+        return loop_time() - self._crowded_at < CALM
 
     def told(self, samples: int) -> float:
         if not self.several:
@@ -102,7 +100,7 @@ class CrowdedEpochRule(EpochRule):
             return False
         epoch, since = self._over
         patience = min(LEFT_BEHIND, self._patience) if self._tracker.global_epoch > epoch else self._patience
-        return _now() - since >= patience
+        return loop_time() - since >= patience
 
     def excuses(self, own: LineagePosition, leading: LineagePosition) -> bool:
         """Another group has ended this epoch a moment earlier."""
@@ -113,7 +111,7 @@ class CrowdedEpochRule(EpochRule):
         if self._over is not None and self._over[0] == epoch:
             return True
         if self._tracker.accumulated_enough_samples or self._tracker.global_epoch > epoch:
-            self._over = epoch, _now()
+            self._over = epoch, loop_time()
             return True
         return False
 
@@ -141,12 +139,8 @@ class PreformedGroup:
         `sees_weights` is off for an auxiliary to which it does not matter whose samples are in a round: where it
         reduced nothing itself, as of a single part, it cannot tell.
         """
-        self._sees_weights = sees_weights
-        self._averager = averager
-        self._gather = gather
-        self._reported = reported
-        self._config = config
-        self._tasks = tasks
+        self._sees_weights, self._averager, self._gather = sees_weights, averager, gather
+        self._reported, self._config, self._tasks = reported, config, tasks
         self._forming: asyncio.Task[None] | None = None
         self._control: StepControl | None = None
         self._ended: asyncio.Future[Outcome] | None = None  # of the control
@@ -181,9 +175,9 @@ class PreformedGroup:
         if self.position != position or self._ended_forming:
             await self.close()
             self.open(position)
-        until = _now() + SEATED_WITHIN
+        until = loop_time() + SEATED_WITHIN
         while not (self.begun or self.company):
-            if self._ended_forming or _now() >= until:
+            if self._ended_forming or loop_time() >= until:
                 return False
             await self.wait_until_begun(SEAT_LOOK)
         return True
@@ -219,8 +213,8 @@ class PreformedGroup:
         given up in the end. Ever more seldom within a lineage, since reports may lie as well."""
         if self.begun or self._reported() < self._config.target_batch_size:
             return
-        self._enough_since = min(self._enough_since, _now())
-        waited = _now() - self._enough_since
+        self._enough_since = min(self._enough_since, loop_time())
+        waited = loop_time() - self._enough_since
         self._averager.admit_doubted(waited)
         if waited > self._gives_up_after:
             self._gives_up_after *= 2
@@ -263,12 +257,7 @@ class PreformedGroup:
         self._heed_reports()
         if self._control is not None:
             self._control.hurry()
-        try:
-            async with asyncio.timeout(timeout):
-                await self._begun.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await set_within(self._begun, timeout)
 
     @property
     def company(self) -> list[PeerID]:
@@ -319,7 +308,7 @@ class PreformedGroup:
     async def _run_one(self, position: LineagePosition) -> Outcome:
         # Two rounds of one lineage would fork it. But who merely says that he has begun holds nobody up for good.
         missed = self._missed
-        patient = missed is None or missed[0] != position.lineage or _now() < missed[1] + PATIENCE_WITH_BEGUN
+        patient = missed is None or missed[0] != position.lineage or loop_time() < missed[1] + PATIENCE_WITH_BEGUN
         request = RoundRequest(
             tag=position.lineage,
             gather=self._gather(),
@@ -369,7 +358,7 @@ class PreformedGroup:
         except RoundMissed as error:
             lineage = control.request.tag
             if self._missed is None or self._missed[0] != lineage:
-                self._missed = (lineage, _now())
+                self._missed = (lineage, loop_time())
             return Undecided(str(error))
         except RoundUndecided as error:
             return Undecided(str(error))
@@ -393,7 +382,3 @@ class PreformedGroup:
             weights=result.weights,
             reduced=result.reduced,
         )
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

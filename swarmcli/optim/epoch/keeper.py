@@ -32,12 +32,7 @@ class StateKeeper:
     """One peer's part in keeping all states together. Its coroutines are called while the trainer waits."""
 
     def __init__(
-        self,
-        peer: PeerContext,
-        mode: Mode,
-        replica: Replica,
-        rule: EpochRule,
-        at_work: Callable[[], Iterable[PeerID]],
+        self, peer: PeerContext, mode: Mode, replica: Replica, rule: EpochRule, at_work: Callable[[], Iterable[PeerID]]
     ) -> None:
         """The averager of the states is like that of the gradients (`peer.averaging`), with its own codec. `at_work`
         gives the others who take part in the run's rounds, as far as known.
@@ -51,11 +46,8 @@ class StateKeeper:
         )
         self.monitor = DriftMonitor(node, config.run_id, replica, options.tolerance)
         self.strayed = False  # this peer's state has to be replaced by the others', and its position says so
-        self._node = node
-        self.replica = replica
-        self.mode = mode
-        self.rule = rule
-        self._at_work = at_work
+        self._node, self.replica, self.mode = node, replica, mode
+        self.rule, self._at_work = rule, at_work
         self._delay = options.delay
         self._found: Comparison | None = None  # in the round under way
         self._rests_until = 0  # epoch before which states that disagree are not averaged again

@@ -28,9 +28,7 @@ class Board(Generic[Record]):
         self, node: DHTNode, key: str, model: type[Record], expiration: float, identity: Identity | None = None
     ) -> None:
         """This peer's record stands under `identity`; None: the node's own."""
-        self._node = node
-        self.key = key
-        self.expiration = expiration
+        self._node, self.key, self.expiration = node, key, expiration
         self._unreadable = 0  # records seen so far that do not fit the model, or are of nobody
         self.records: dict[PeerID, Record] = {}  # as of the last refresh, this peer's own included
         self._model = model

@@ -26,7 +26,7 @@ from swarmcli.averaging.archive.kept_round import KeptRound
 from swarmcli.errors import NoDonorReachable, StateDownloadError
 from swarmcli.events import Noticed, RoundsReplayed
 from swarmcli.network.identity import PeerID
-from swarmcli.network.loop_thread import to_its_end
+from swarmcli.network.loop_thread import loop_time, to_its_end
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.modes.base import Committed, EpochWork, Outcome, Undecided
 from swarmcli.optim.peers.directory import PeerDirectory
@@ -92,8 +92,8 @@ class CatchUp:
         what failed with each donor; a settled peer gives up earlier, says so, and stays on its own lineage. One that is
         stranded for so long raises NoDonorReachable, settled or not.
         """
-        deadline = _now() + self._load_state_timeout
-        changed, pause, began, missed = False, FIRST_PAUSE, _now(), 0
+        deadline = loop_time() + self._load_state_timeout
+        changed, pause, began, missed = False, FIRST_PAUSE, loop_time(), 0
         patient_until = min(deadline, began + PATIENCE_WITH_CLAIMS)
         try:
             while True:
@@ -124,7 +124,7 @@ class CatchUp:
                     if overtaken and not seated and missed < MOST_SEATS_MISSED:
                         missed += 1
                         continue  # the others have gone on meanwhile
-                    await self._take_over(wanted, donors, max(0.0, deadline - _now()), why, seated)
+                    await self._take_over(wanted, donors, max(0.0, deadline - loop_time()), why, seated)
                     self._arrived, missed = self._replica.position, 0
                     changed, pause, self.stranded, returns = True, FIRST_PAUSE, False, False
                 except StateDownloadError as error:
@@ -132,7 +132,7 @@ class CatchUp:
                     if self._replica.state.torn:
                         self.settled = False  # it holds nothing to go on with, and says so
                         self._directory.announce(anew=True)
-                    if _now() + pause >= (patient_until if self.settled and not returns else deadline):
+                    if loop_time() + pause >= (patient_until if self.settled and not returns else deadline):
                         if not self.settled or returns:
                             raise
                         self._give_up_on(wanted, donors, error)
@@ -151,7 +151,7 @@ class CatchUp:
     async def _wait_for(self, leading: Mapping[PeerID, PeerReport], began: float, deadline: float) -> None:
         """A moment: whoever listens may just be about to be dialed by the one that cannot be."""
         text = _out_of_reach(leading)
-        waited = _now() - began
+        waited = loop_time() - began
         certain = any(self._directory.lives_for_certain(peer, waited) for peer in leading)  # no dead peer's report
         if not self.stranded and certain and waited >= STRANDED_AFTER:
             self.stranded = True
@@ -159,15 +159,15 @@ class CatchUp:
             self._events.emit(Noticed("warning", f"this peer waits instead of training another model: {text}"))
         if self.gives_up():
             raise NoDonorReachable(f"told to stop while it waited: {text}")
-        if _now() >= deadline:
+        if loop_time() >= deadline:
             raise NoDonorReachable(f"after {self._load_state_timeout:.0f} s this peer gives up: {text}")
-        await asyncio.sleep(min(LOOK_AGAIN, deadline - _now()))
+        await asyncio.sleep(min(LOOK_AGAIN, deadline - loop_time()))
 
     async def _wait_for_anyone(self, deadline: float) -> None:
         """This peer's parameters are torn, and nobody is there who has others."""
-        if _now() >= deadline or self.gives_up():
+        if loop_time() >= deadline or self.gives_up():
             raise NoDonorReachable("a download failed halfway, and nobody is left who could give this peer the state")
-        await asyncio.sleep(min(LOOK_AGAIN, deadline - _now()))
+        await asyncio.sleep(min(LOOK_AGAIN, deadline - loop_time()))
 
     def _note_departure(self) -> None:
         """Whoever led is gone. A newcomer has nothing to go on with: its user decides whether to begin the run anew."""
@@ -390,7 +390,3 @@ class CollectedRounds:
 
 def _after(position: LineagePosition, kept: KeptRound) -> LineagePosition:
     return position.after(kept.group_id, kept.record.samples)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -7,7 +7,6 @@ are asked, by the call `{run_id}.position`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import statistics
 from collections import Counter
@@ -20,8 +19,9 @@ from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import NetworkError, SwarmError
 from swarmcli.events import EpochReported, Event, Gone, Noticed, OwnAddressesChanged, PeerSeen
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import set_within
 from swarmcli.network.prefix import prefix_of_address
-from swarmcli.network.task_owner import TaskOwner, keep
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.wire.messages import Number
 from swarmcli.optim.peers.board import Board
 from swarmcli.optim.peers.doubts import Doubts
@@ -149,8 +149,7 @@ class PeerDirectory:
         await self._publish()
         await self.refresh()
         await self.hearing.start()
-        for step in (self._keep_publishing, self._keep_reading):
-            self._tasks.spawn(keep(step, self._endpoint.events))
+        self._tasks.keep(self._endpoint.events, self._keep_publishing, self._keep_reading)
 
     async def shutdown(self) -> None:
         """Ends the background work and says goodbye, with how the last epoch went. Idempotent."""
@@ -661,16 +660,12 @@ class PeerDirectory:
             logger.warning("this peer's report was not stored: %s", error)
 
     async def _keep_publishing(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RENEWAL):
-                    await self._changed.wait()
-            await self._publish()
+        await set_within(self._changed, RENEWAL)
+        await self._publish()
 
     async def _keep_reading(self) -> None:
-        while True:
-            await asyncio.sleep(REFRESH_PERIOD)
-            await self.refresh()
+        await asyncio.sleep(REFRESH_PERIOD)
+        await self.refresh()
 
 
 def _judge(position: LineagePosition, others: Sequence[tuple[Claim, Phase, Pause]]) -> Surroundings:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from swarmcli.network.identity import PeerID
+from swarmcli.recent import Recent
 
 FIRST, LONGEST = 15.0, 3600.0  # seconds
 GROWTH = 4.0  # from one doubt to the next
@@ -26,7 +26,7 @@ class Doubts:
     """
 
     def __init__(self) -> None:
-        self._doubts: OrderedDict[PeerID, _Doubt] = OrderedDict()
+        self._doubts: Recent[PeerID, _Doubt] = Recent(MAX_PEERS)
 
     def rests_on(self, peer: PeerID, now: float) -> bool:
         """Whether this peer's reports count for nothing at the moment."""
@@ -37,8 +37,6 @@ class Doubts:
         """It did not stand by its report. Without effect while a doubt rests on it."""
         if self.rests_on(peer, now):
             return
-        before = self._doubts.pop(peer, None)
+        before = self._doubts.get(peer)
         seconds = FIRST if before is None else min(GROWTH * before.seconds, LONGEST)
         self._doubts[peer] = _Doubt(now + seconds, seconds)
-        if len(self._doubts) > MAX_PEERS:
-            self._doubts.popitem(last=False)

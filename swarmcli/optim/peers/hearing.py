@@ -19,7 +19,7 @@ from swarmcli.errors import CallError, NetworkError
 from swarmcli.events import PeerSilent
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PEER_ID_BYTES, PeerID
-from swarmcli.network.task_owner import TaskOwner, keep
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.wire.messages import Moment
 from swarmcli.optim.peers.report import PeerReport
 
@@ -75,8 +75,7 @@ class Hearing:
         self._time = asyncio.get_running_loop().time
         self._looked = self._time()
         self._endpoint.serve(self._method, HeardRequest, self._answer)
-        for step in (self._keep_looking, self._keep_asking):
-            self._tasks.spawn(keep(step, self._endpoint.events))
+        self._tasks.keep(self._endpoint.events, self._keep_looking, self._keep_asking)
 
     async def close(self) -> None:
         """Idempotent; leaves no task."""
@@ -129,9 +128,8 @@ class Hearing:
         self._heard[peer] = max(self._heard.get(peer, float("-inf")), self._time() - age)
 
     async def _keep_looking(self) -> None:
-        while True:
-            self._look()
-            await asyncio.sleep(LOOK_PERIOD)
+        self._look()
+        await asyncio.sleep(LOOK_PERIOD)
 
     def _look(self) -> None:
         self._looked = self._time()
@@ -181,11 +179,10 @@ class Hearing:
         self._silent.discard(peer)
 
     async def _keep_asking(self) -> None:
-        while True:
-            missing = [peer for peer in self._reports() if not self._endpoint.is_connected(peer)]
-            self._dial(missing)
-            await self._ask_witnesses(missing)
-            await asyncio.sleep(ASK_PERIOD)
+        missing = [peer for peer in self._reports() if not self._endpoint.is_connected(peer)]
+        self._dial(missing)
+        await self._ask_witnesses(missing)
+        await asyncio.sleep(ASK_PERIOD)
 
     def _dial(self, missing: Sequence[PeerID]) -> None:
         """A peer that nobody can dial is reached by those with whom it keeps a connection."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
+from swarmcli.network.loop_thread import set_within
 from swarmcli.optim.peers.report import Pause
 
 Cause = Literal["user", "link"]  # who asks for a pause: the user, or a link that is too slow to follow the run
@@ -91,9 +91,7 @@ class Pausing:
 
     async def wait(self, seconds: float) -> None:
         """Until the pause ends, at most so long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._ended.wait()
+        await set_within(self._ended, seconds)
 
     async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T | None:
         """What `work` returns; None, and the work is cancelled, if a pause is asked for before it ends.

@@ -20,7 +20,8 @@ from swarmcli.dht import OwnedSubkey
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.task_owner import TaskOwner, keep
+from swarmcli.network.loop_thread import set_within
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import RefreshOptions
 from swarmcli.optim.peers.board import Board
 
@@ -226,13 +227,12 @@ class ProgressTrackerCore:
         self._hidden = bool(client_mode)
         self._node = node
         self._clock = node.endpoint.clock
-        self._prefix = prefix
-        self._status_loglevel = status_loglevel
-        self._latest_epoch = latest_epoch
+        self._prefix, self._status_loglevel, self._latest_epoch = prefix, status_loglevel, latest_epoch
         expiration = self.options.metadata_expiration
         self._board = Board(node, f"{prefix}_progress", LocalTrainingProgress, expiration, identity)
         self._own_id = bytes(self._board.owner)
-        self._others: tuple[LocalTrainingProgress, ...] = ()
+        # The others' reports as last read: well formed, and signed by the peer that they are about.
+        self.reports: tuple[LocalTrainingProgress, ...] = ()
         self._overdue = 0  # readings since the epoch should have ended
         self._changed = asyncio.Event()  # there is something to report
         self._urgent = asyncio.Event()  # and others act on it: another epoch, or enough samples
@@ -250,8 +250,8 @@ class ProgressTrackerCore:
         """Begins to read the others' reports and, unless `report` is off, to write this peer's."""
         self.performance_ema.resume(asyncio.get_running_loop().time())
         self._reports = report
-        for step in (self._keep_reporting, self._keep_reading) if report else (self._keep_reading,):
-            self._tasks.spawn(keep(step, self._node.endpoint.events))
+        steps = (self._keep_reporting, self._keep_reading) if report else (self._keep_reading,)
+        self._tasks.keep(self._node.endpoint.events, *steps)
 
     async def shutdown(self) -> None:
         """Ends the background work and withdraws this peer's record. Idempotent."""
@@ -341,11 +341,6 @@ class ProgressTrackerCore:
             or self._clock.now() >= self.estimated_next_update_time
         )
 
-    @property
-    def reports(self) -> tuple[LocalTrainingProgress, ...]:
-        """The others' reports as last read: well formed, and signed by the peer that they are about."""
-        return self._others
-
     def reported(self, epoch: int) -> int:
         """Samples towards the end of this epoch, as all have last reported them, this peer included."""
         everyone = (self.local_progress, *self.reports)
@@ -387,7 +382,7 @@ class ProgressTrackerCore:
     async def refresh(self) -> GlobalTrainingProgress:
         """Reads the others' reports now."""
         records = await self._board.refresh()
-        self._others = tuple(r for peer, r in records.items() if peer == r.peer_id and r.peer_id != self._own_id)
+        self.reports = tuple(r for peer, r in records.items() if peer == r.peer_id and r.peer_id != self._own_id)
         if not self._pauses:
             before, now = self.global_progress, self._clock.now()
             # Before the estimate, which reads the next time the later the longer the end has been overdue.
@@ -446,8 +441,8 @@ class ProgressTrackerCore:
             except SwarmError as error:
                 logger.warning("progress was not stored: %s", error)
             await asyncio.sleep(self.options.min_refresh_period)  # whatever comes: nobody writes more often
-            await _wait(self._urgent, self._report_period - self.options.min_refresh_period)
-            await _wait(self._changed, self.options.metadata_expiration / 2 - self._report_period)
+            await set_within(self._urgent, self._report_period - self.options.min_refresh_period)
+            await set_within(self._changed, self.options.metadata_expiration / 2 - self._report_period)
 
     @property
     def _report_period(self) -> float:
@@ -458,18 +453,10 @@ class ProgressTrackerCore:
         return min(period, max(self.options.default_refresh_period, self.options.min_refresh_period))
 
     async def _keep_reading(self) -> None:
-        while True:
-            self._moved.clear()  # before reading: an epoch that ends meanwhile is read after once more
-            try:
-                await self.refresh()
-            except SwarmError as error:
-                logger.warning("progress was not read: %s", error)
-            await asyncio.sleep(self.options.min_refresh_period)
-            await _wait(self._moved, self.global_progress.next_fetch_time - self._clock.now())
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """Until the event is set, at most so long."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(max(0.0, seconds)):
-            await event.wait()
+        self._moved.clear()  # before reading: an epoch that ends meanwhile is read after once more
+        try:
+            await self.refresh()
+        except SwarmError as error:
+            logger.warning("progress was not read: %s", error)
+        await asyncio.sleep(self.options.min_refresh_period)
+        await set_within(self._moved, self.global_progress.next_fetch_time - self._clock.now())

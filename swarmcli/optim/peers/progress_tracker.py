@@ -12,12 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarmcli.averaging.shell import CoreRunner
 from swarmcli.network.identity import Identity
 from swarmcli.optim.config import RefreshOptions
-from swarmcli.optim.peers.progress import (
-    GlobalTrainingProgress,
-    LocalTrainingProgress,
-    PerformanceEMA,
-    ProgressTrackerCore,
-)
+from swarmcli.optim.peers import progress
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHT
@@ -69,7 +64,7 @@ class ProgressTracker:
             metadata_expiration,
         )
         self._dht = dht
-        self._core = ProgressTrackerCore(
+        self._core = progress.ProgressTrackerCore(
             dht.node,
             prefix,
             target_batch_size,
@@ -79,7 +74,7 @@ class ProgressTracker:
             status_loglevel=status_loglevel,
             identity=_identity(private_key),
         )
-        self._runner: CoreRunner[ProgressTrackerCore] = CoreRunner(
+        self._runner: CoreRunner[progress.ProgressTrackerCore] = CoreRunner(
             f"the tracker of {prefix!r}", _SHUTDOWN_TIMEOUT, daemon=daemon
         )
         if start:
@@ -88,7 +83,7 @@ class ProgressTracker:
     def run_in_background(self) -> None:
         """Begins to report and to read. Raises RuntimeError if it runs already or has been shut down."""
 
-        async def started() -> ProgressTrackerCore:
+        async def started() -> progress.ProgressTrackerCore:
             await self._core.start()
             return self._core
 
@@ -116,11 +111,11 @@ class ProgressTracker:
         return self._call(lambda: self._core.update_epoch(new_epoch))
 
     @property
-    def local_progress(self) -> LocalTrainingProgress:
+    def local_progress(self) -> progress.LocalTrainingProgress:
         return self._core.local_progress
 
     @property
-    def global_progress(self) -> GlobalTrainingProgress:
+    def global_progress(self) -> progress.GlobalTrainingProgress:
         return self._core.global_progress
 
     @property
@@ -144,7 +139,7 @@ class ProgressTracker:
         return self._core.dropped_reports
 
     @property
-    def performance_ema(self) -> PerformanceEMA:
+    def performance_ema(self) -> progress.PerformanceEMA:
         return self._core.performance_ema
 
     def is_alive(self) -> bool:

@@ -201,9 +201,7 @@ class Vouching:
 
     def __init__(self, endpoint: Endpoint, method: str, mates: Mates) -> None:
         """`mates`: whose signatures count here."""
-        self._endpoint = endpoint
-        self._method = method
-        self._mates = mates
+        self._endpoint, self._method, self._mates = endpoint, method, mates
         self.way = Way()
         self.signed_by_owner: SignedByOwner = lambda position, state, signature: False
         self.owners_word: tuple[LineagePosition, bytes, bytes] | None = None  # for a position: state hash, signature
@@ -257,16 +255,13 @@ class Vouching:
         signed = await offload(check) if any(step.certificate for step in proof.steps) else check()
         if signed.members or position.lineage not in self.signed:
             self.signed[position.lineage] = signed
-        if self._is_owners(position, proof):
+        signature = proof.owners_signature
+        if signature and self.signed_by_owner(position, proof.owners_state, signature):
             self.owners[position.lineage] = proof.owners_state
         while len(self.signed) > MOST_SIGNED:
             self.owners.pop(next(iter(self.signed)), None)
             del self.signed[next(iter(self.signed))]
         return proof
-
-    def _is_owners(self, position: LineagePosition, proof: Proof) -> bool:
-        signature = proof.owners_signature
-        return bool(signature) and self.signed_by_owner(position, proof.owners_state, signature)
 
     async def _prove(self, peer: PeerID, request: ProofRequest) -> Proof:
         proof = self.way.proof(request.lineage)

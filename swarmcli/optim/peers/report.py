@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import deque
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from swarmcli.dht import OwnedSubkey
 from swarmcli.events import EpochAdvanced, EpochCredited, EpochReported, Events, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.config import PeerDescription, Role
 from swarmcli.optim.state.lineage import Claim, LineagePosition
 from swarmcli.optim.state.norms import StepNorms, UsualNorms
@@ -95,7 +95,7 @@ class PeerMetrics:
 
     def begin(self) -> None:
         """The present epoch begins for this peer: what it did before was waiting."""
-        self._epoch_began, self._alone_at = _now(), None
+        self._epoch_began, self._alone_at = loop_time(), None
 
     def leave_out(self, seconds: float) -> None:
         """For so long this peer waited for others: that is no part of the present epoch's length."""
@@ -108,8 +108,8 @@ class PeerMetrics:
         Whoever comes between two looks counts from the first of them: an epoch should not seem shorter than it was.
         """
         if self._alone_at is not None and not anyone_computes:
-            self.leave_out(_now() - self._alone_at)
-        self._alone_at = None if anyone_computes else _now()
+            self.leave_out(loop_time() - self._alone_at)
+        self._alone_at = None if anyone_computes else loop_time()
 
     def note_loss(self, loss: float, samples: int) -> None:
         """`loss` is the mean over `samples` of the present epoch. One beyond MOST_LOSS, or no number, is left out."""
@@ -159,7 +159,7 @@ class PeerMetrics:
             own_samples=own_samples,
             peers=peers,
             loss=loss,
-            seconds=max(0.0, _now() - began) if began is not None else 0.0,
+            seconds=max(0.0, loop_time() - began) if began is not None else 0.0,
             averaging_seconds=seconds,
             gradient_norm=norms.gradient if norms else None,
             update_norm=norms.update if norms else None,
@@ -204,9 +204,8 @@ class PeerReport(pydantic.BaseModel):
     client_mode: bool  # nobody can dial it directly
     addresses: list[_Address] = Field(max_length=MAX_ADDRESSES)  # in client mode those at relays
     loss: _Loss | None  # mean over this peer's last epoch; None: it computes none, or the loss is told to nobody
-    recent: list[ReportedLoss] = Field(
-        default_factory=list, max_length=MAX_RECENT
-    )  # of the latest epochs, oldest first
+    # Of the latest epochs, oldest first.
+    recent: list[ReportedLoss] = Field(default_factory=list, max_length=MAX_RECENT)
     evaluation: ReportedEvaluation | None = None
     drift: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None  # from the others' parameters, relative
     keeps: bool = False  # writes checkpoints as the run goes on, unless somebody does who comes before it
@@ -278,7 +277,3 @@ class PeerKeys(pydantic.BaseModel):
     """The schema of `{run_id}_peers` for the DHT's validators."""
 
     peers: dict[OwnedSubkey, PeerReport]
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
