@@ -54,7 +54,7 @@ def wrong_settings(captured: CapturedState) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "was_fetched"), [(wrong_type, False), (wrong_standing, True), (wrong_settings, True)]
+    ("change", "was_fetched"), [(wrong_type, False), (wrong_standing, True), (wrong_settings, False)]
 )
 def test_a_state_that_is_not_what_was_claimed_is_refused_and_changes_nothing(change, was_fetched: bool) -> None:
     async def main() -> None:
