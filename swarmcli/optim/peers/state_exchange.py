@@ -136,7 +136,7 @@ class StateExchange:
         """From one donor after the other, until what comes is not contradicted."""
         attempts: dict[str, str] = {}
         refused: dict[PeerID, _Likeness] = {}
-        sketcher = Sketcher(self._endpoint.random.randbytes(16))  # nobody can prepare a state for it
+        sketcher: Sketcher | None = None
         while True:
             state = await download_state(
                 self._endpoint,
@@ -154,6 +154,8 @@ class StateExchange:
             else:
                 false = contradicted(state.root, state.donors, await asking.roots(), self._network)
             if refused or false:
+                # Of a seed that nobody can prepare a state for.
+                sketcher = sketcher or Sketcher(self._endpoint.random.randbytes(16))
                 likeness = await offload(_likeness, state, sketcher)
             if not false:
                 # Replicas with other libraries or processors differ in their last bits: an honest minority stands by
