@@ -18,6 +18,7 @@ class Template:
     layers: int
     heads: int
     width: int
+    initializer_range: str  # of the first weights: the narrower a model is, the larger
     sequence_len: int
     target_batch_size: int
     micro_batch_size: int
@@ -34,6 +35,7 @@ SMALL = Template(
     layers=2,
     heads=4,
     width=128,
+    initializer_range="0.06",
     sequence_len=64,
     target_batch_size=512,
     micro_batch_size=16,
@@ -48,6 +50,7 @@ MEDIUM = Template(
     layers=6,
     heads=6,
     width=384,
+    initializer_range="0.03",
     sequence_len=256,
     target_batch_size=512,
     micro_batch_size=8,
@@ -65,6 +68,7 @@ TEMPLATES: dict[TemplateName, Template] = {
         layers=12,
         heads=12,
         width=768,
+        initializer_range="0.02",
         sequence_len=1024,
         target_batch_size=512,
         micro_batch_size=4,
@@ -156,6 +160,9 @@ base_model:
   resid_pdrop: 0.0
   embd_pdrop: 0.0
   attn_pdrop: 0.0
+  # The narrower a model is, the larger its first weights have to be, or its loss jumps while the rate is highest.
+  initializer_range: {initializer_range}
+  tie_word_embeddings: false
 tokenizer: bytes          # or a directory with a saved tokenizer
 datasets:
 {data}
