@@ -58,7 +58,8 @@ export function showLimits(limits, allowed, seat) {
     node.hidden = limit === undefined || (looks && limit.value === null);
     input.disabled = allowed !== true;
     input.hidden = looks;
-    say(node.querySelector(".told"), looks && !node.querySelector("output") ? limit?.text ?? "" : ""); // a slider tells it
+    const told = node.querySelector(".told");
+    if (told) say(told, looks ? limit?.text ?? "" : "");
     if (limit === undefined || unsent.has(key) || input === document.activeElement && input.matches("[type=text], [type=number]")) continue;
     set(limit.value ?? null, limit.text ?? "");
     say(node.querySelector(".source"), limit.from ?? "");
@@ -114,9 +115,7 @@ function frame({ key, title, help }, input, ...more) {
   const why = element("p", "alarm refused");
   why.role = "alert";
   why.hidden = true;
-  const told = element("p", "value told");
-  told.hidden = true;
-  return element("div", "limit", label, ...more, told, input, about, source, seat, why);
+  return element("div", "limit", label, ...more, input, about, source, seat, why);
 }
 
 function slider({ steps, text, none = "no limit", ...limit }) {
@@ -149,6 +148,13 @@ function slider({ steps, text, none = "no limit", ...limit }) {
   return { node, input, set };
 }
 
+// What a field or a choice says in words, as the value beside a slider does.
+function inWords() {
+  const told = element("p", "value told");
+  told.hidden = true;
+  return told;
+}
+
 function choice({ choices, ...limit }) {
   const input = element("select");
   for (const [value, words] of choices) {
@@ -158,7 +164,7 @@ function choice({ choices, ...limit }) {
   }
   input.addEventListener("change", () => changed(limit.key, input.value));
   const set = (value) => { input.value = value === false ? "no" : "none"; };
-  return { node: frame(limit, input), input, set };
+  return { node: frame(limit, input, inWords()), input, set };
 }
 
 function field({ field: type, placeholder, ...limit }) {
@@ -167,6 +173,6 @@ function field({ field: type, placeholder, ...limit }) {
   if (type === "number") Object.assign(input, { min: 1, max: 4096, step: 1 });
   input.addEventListener("change", () => changed(limit.key, input.value.trim() || "none"));
   const set = (value) => { input.value = value === null ? "" : type === "number" ? String(value) : value; };
-  return { node: frame(limit, input), input, set, typed: true };
+  return { node: frame(limit, input, inWords()), input, set, typed: true };
 }
 
