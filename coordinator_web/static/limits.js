@@ -58,11 +58,11 @@ export function showLimits(limits, allowed, seat) {
     node.hidden = limit === undefined || (looks && limit.value === null);
     input.disabled = allowed !== true;
     input.hidden = looks;
-    const told = node.querySelector(".told");
-    if (told) say(told, looks ? limit?.text ?? "" : "");
     if (limit === undefined || unsent.has(key) || input === document.activeElement && input.matches("[type=text], [type=number]")) continue;
     set(limit.value ?? null, limit.text ?? "");
     say(node.querySelector(".source"), limit.from ?? "");
+    const told = node.querySelector(".told");
+    if (told) say(told, looks ? input.selectedOptions?.[0].text ?? limit.text : "");
   }
 }
 

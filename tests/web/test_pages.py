@@ -170,6 +170,7 @@ def test_a_limit_that_leaves_no_part_says_so_where_it_is_set_until_that_is_over(
 
 def test_without_the_token_the_page_only_shows_and_says_so(serve: Serve, open_page: Open) -> None:
     run = volunteer(FakeRun(finished_epochs=8, limits=as_shown(upload="3 MB/s", hours="22:00-08:00"), activity=PAUSED))
+    run.limits["limits"]["on_battery"]["value"] = False  # type: ignore[index]
     controls = FakeControls(run)
     server = serve(run, controls=controls, control_token="secret")
     page = open_page(server.url, "", viewport={"width": 360, "height": 800})
@@ -179,7 +180,8 @@ def test_without_the_token_the_page_only_shows_and_says_so(serve: Serve, open_pa
     assert page.get_by_role("button", name="Pause").count() == 0
     assert page.get_by_role("slider", name="Upload").count() == 0
     told = [each.split() for each in page.locator("#limits .limit:not([hidden])").all_inner_texts()]
-    assert [each[:2] for each in told] == [["Upload", "3"], ["Hours", "22:00-08:00"]]
+    assert [each[:2] for each in told] == [["Upload", "3"], ["On", "battery"], ["Hours", "22:00-08:00"]]
+    assert told[1][2] == "pauses"
     assert page.locator("#limits-keeping").is_hidden()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     run.limits = as_shown()
