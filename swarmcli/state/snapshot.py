@@ -251,7 +251,11 @@ def read_manifest(data: bytes | memoryview, max_bytes: int) -> StateOutline:
 def copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Copies in host memory that nobody else changes, as a snapshot needs them."""
     layout = ChunkLayout.of(tensors)
-    copies = layout.tensors(fresh_memory(layout.nbytes))
+    memory = fresh_memory(layout.nbytes)
+    for entry, offset in zip(layout.entries, layout.offsets, strict=False):
+        if entry.dtype == "bool":  # what the memory held before need not be booleans, and those are looked at
+            memory[offset : offset + entry.nbytes] = 0
+    copies = layout.tensors(memory)
     for name, tensor in tensors.items():
         copies[name].copy_(tensor)
     return copies
