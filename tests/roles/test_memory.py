@@ -59,6 +59,7 @@ class FakeOptimizer:
     """Of a peer that is alone."""
 
     use_gradient_averaging = True
+    param_groups = ()
 
     def report(self) -> None:
         """Nobody asks within this test."""
