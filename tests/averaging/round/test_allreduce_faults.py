@@ -14,6 +14,7 @@ import torch
 from swarmcli.averaging.config import AllreduceOptions, Trust
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.messages import Decided
+from swarmcli.averaging.consensus.quorum import Quorum
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time
@@ -39,17 +40,21 @@ def random_kinds(random_: random.Random) -> list[Kind]:
     return kinds
 
 
-async def disturb(swarm: Swarm, random_: random.Random, faults: int) -> None:
+async def disturb(swarm: Swarm, random_: random.Random, faults: int, harmed: set[int]) -> None:
+    """Adds to `harmed` whoever cannot speak with everybody any more."""
     for _ in range(faults):
         await asyncio.sleep(random_.random() * 1.2)
         victim = random_.randrange(len(swarm.peers))
+        harmed.add(victim)
         match random_.choice(["kill", "freeze", "cut", "isolate"]):
             case "kill":
                 swarm.kill(victim)
             case "freeze":
                 swarm.freeze(victim)
             case "cut":
-                swarm.network.cut(swarm.peers[victim].peer_id, random_.choice(swarm.peers).peer_id)
+                other = random_.choice(swarm.peers)
+                harmed.add(swarm.peers.index(other))
+                swarm.network.cut(swarm.peers[victim].peer_id, other.peer_id)
             case "isolate":
                 swarm.network.partition([swarm.peers[victim].peer_id])
     await asyncio.sleep(100)  # whoever was frozen so long finds the others gone on
@@ -60,11 +65,17 @@ async def disturb(swarm: Swarm, random_: random.Random, faults: int) -> None:
 
 def play(seed: int, faults: int) -> list[Outcome | None]:
     async def main() -> list[Outcome | None]:
-        random_ = random.Random(seed)
+        random_, harmed = random.Random(seed), set[int]()
         options = AllreduceOptions(part_size_bytes=512)
-        async with Swarm(random_kinds(random_), seed=seed, bandwidth=BANDWIDTH, options=options) as swarm:
-            outcomes = await swarm.round(lambda: disturb(swarm, random_, faults))
+        kinds = random_kinds(random_)
+        async with Swarm(kinds, seed=seed, bandwidth=BANDWIDTH, options=options) as swarm:
+            outcomes = await swarm.round(lambda: disturb(swarm, random_, faults, harmed))
             swarm.check(outcomes)
+            whole = set(range(len(kinds))) - harmed
+            quorum = Quorum(len(kinds), frozenset(number for number, kind in enumerate(kinds) if kind.auxiliary))
+            if len(quorum.voters & whole) >= quorum.to_decide and any(kinds[number].listening for number in whole):
+                undecided = [number for number in whole if isinstance(outcomes[number], RoundUndecided)]
+                assert not undecided, f"a quorum could speak with one that listens: {undecided} of {whole}"
             return outcomes
 
     return virtual_time.run(main(), seed=seed, timeout=2000)
@@ -76,7 +87,8 @@ def test_one_outcome_whatever_happens(faults: int, block: int) -> None:
     kinds_of_ends: Counter[str] = Counter()
     for seed in range(block * 25, block * 25 + 25):
         kinds_of_ends.update(type(outcome).__name__ for outcome in play(seed, faults))
-    assert kinds_of_ends["AllreduceResult"] > 80 and kinds_of_ends["RoundUndecided"] < 40
+    # Where two of four to six voters are harmed nobody is left who could decide: `play` knows, and checks the others.
+    assert kinds_of_ends["AllreduceResult"] > {1: 80, 2: 50}[faults]
 
 
 def disturbed_round(
