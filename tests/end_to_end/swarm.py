@@ -102,8 +102,8 @@ class Swarm:
     def summary(self, name: str) -> dict[str, Any]:
         return dict(json.loads((self.home(name) / "summary.json").read_text()))
 
-    def epochs(self, name: str) -> list[EpochAdvanced]:
-        return self._read(name, lambda journal: journal.epochs("test-run"))
+    def epochs(self, name: str, *, after: int = -1) -> list[EpochAdvanced]:
+        return self._read(name, lambda journal: journal.epochs("test-run", after=after))
 
     def lives(self, name: str) -> list[float]:
         """When each start of this peer was, the first one first."""

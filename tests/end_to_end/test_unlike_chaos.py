@@ -86,8 +86,15 @@ class Volunteer:
 class Chaos:
     """What happens to the volunteers, drawn by a seed: one thing each at a time."""
 
-    def __init__(self, volunteers: list[Volunteer], seed: int) -> None:
-        self.volunteers = volunteers
+    def __init__(
+        self,
+        volunteers: list[Volunteer],
+        seed: int,
+        *,
+        calm: tuple[float, float] = CALM,
+        freezes: tuple[float, float] = FREEZES,
+    ) -> None:
+        self.volunteers, self.calm, self.freezes = volunteers, calm, freezes
         self.drawn = random.Random(seed)
         self.next = time.monotonic()
         self.ends: dict[Volunteer, float] = {}
@@ -98,7 +105,7 @@ class Chaos:
         for volunteer in [each for each, end in self.ends.items() if now >= end]:
             self._mend(volunteer)
         if now >= self.next:
-            self.next = now + self.drawn.uniform(*CALM)
+            self.next = now + self.drawn.uniform(*self.calm)
             self._strike(self.drawn.choice(self.volunteers))
 
     def _strike(self, volunteer: Volunteer) -> None:
@@ -115,7 +122,7 @@ class Chaos:
         else:
             volunteer.limit(self.drawn.choice(LIMITS))
         self.ends[volunteer] = time.monotonic() + self.drawn.uniform(
-            *{"kill": AWAY, "freeze": FREEZES, "limit": LIMITED}[what]
+            *{"kill": AWAY, "freeze": self.freezes, "limit": LIMITED}[what]
         )
 
     def _mend(self, volunteer: Volunteer) -> None:

@@ -59,7 +59,8 @@ class Unlike:
         self.node, self.role, self.pace, self.target = node, role, pace, target
         self.name = f"{role} {node.peer_id.short}"
         self.said: list[str] = []
-        self.ends = False
+        self.ends = self.frozen = False
+        self.computed = 0  # samples
         self.upload: float | None = None
         self.download: float | None = None
         self._weights = torch.nn.Parameter(torch.zeros(elements))
@@ -82,7 +83,7 @@ class Unlike:
 
     @property
     def computes(self) -> bool:
-        return self.pace > 0 and not self.core.pausing.is_asked
+        return self.pace > 0 and not self.core.pausing.is_asked and not self.frozen
 
     async def run(self) -> None:
         """The loop of a role, which obeys a pause."""
@@ -101,7 +102,10 @@ class Unlike:
                 await core.step(0)
             else:
                 await asyncio.sleep(BATCH / self.pace)
+                if self.frozen:
+                    continue
                 self._weights.grad = torch.full_like(self._weights, 1e-3)
+                self.computed += BATCH
                 await core.step(BATCH)
 
     def limit(self, upload: float | None, download: float | None) -> None:
@@ -216,7 +220,7 @@ def search(
         helpers = ["monitor"]
     paces = [drawn.uniform(20, 100) for _ in range(trainers)]
     target = round(sum(paces) * drawn.uniform(2, 6))
-    latency = _latencies(drawn)
+    latency = latencies(drawn)
 
     async def main() -> Clock:
         async with Swarm(seed, latency=latency) as swarm:
@@ -257,7 +261,7 @@ def search(
     return virtual_time.run(main(), seed=seed, timeout=20 * seconds)
 
 
-def _latencies(drawn: random.Random) -> Callable[[PeerID, PeerID], float]:
+def latencies(drawn: random.Random) -> Callable[[PeerID, PeerID], float]:
     """Of each pair its own, 2 to 75 ms one way."""
     salt = drawn.getrandbits(32)
     known: dict[tuple[str, ...], float] = {}
