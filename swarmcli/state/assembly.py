@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,9 +106,12 @@ class Assembly:
     are in memory.
     """
 
-    def __init__(self, manifest: bytes, outline: StateOutline, spool: Path | None = None) -> None:
-        """Takes the place for the whole state. Raises ValueError if there is none."""
-        self.manifest, self.outline = manifest, outline
+    def __init__(
+        self, manifest: bytes, outline: StateOutline, spool: Path | None = None, known: Sequence[bytes] | None = None
+    ) -> None:
+        """Takes the place for the whole state. Raises ValueError if there is none. `known`: the hashes of all chunks,
+        where they need no donor's word."""
+        self.manifest, self.outline, self._known = manifest, outline, known
         layout = self.layout = outline.layout
         self.received = 0  # bytes of chunks
         self._file: UnnamedFile | None = None
@@ -186,7 +189,17 @@ class Assembly:
     # Whose hashes count
 
     async def accept(self, source: DonorDigests, chunk: int, digest: bytes) -> None:
-        """A chunk of this source has been settled, with this digest. Raises Unequal if it is not the reference's."""
+        """A chunk of this source has been settled, with this digest. Raises Unequal if it is not the reference's, and
+        ValueError if it is not the one that was known."""
+        if self._known is None:
+            await self._compare(source, chunk, digest)
+        elif self._known[chunk] != digest:
+            raise ValueError(f"chunk {chunk} is not the one that was asked for: its hash was known before")
+        self._arrived[chunk] = digest, source.peer
+        if self.complete:
+            self._changed.ring()
+
+    async def _compare(self, source: DonorDigests, chunk: int, digest: bytes) -> None:
         while True:
             reference = await self._choose(source)
             try:
@@ -200,9 +213,6 @@ class Assembly:
                 continue  # it was forsaken while it was asked: another donor's hashes count now
             if named != digest:
                 raise Unequal
-            self._arrived[chunk] = digest, source.peer
-            if self.complete:
-                self._changed.ring()
             return
 
     def forsake(self, source: DonorDigests) -> None:

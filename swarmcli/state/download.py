@@ -43,7 +43,7 @@ _OPENING = 60.0  # seconds without a word before the manifest: the donor may hav
 _SILENCE = 20.0  # seconds without a byte of a chunk that was asked for
 _BATCH_TIME = 0.5  # seconds of a donor's speed in one request: at the end nobody waits long for the slowest
 
-Check = Callable[[StateOutline], None]
+Check = Callable[[StateOutline], Sequence[bytes] | None]
 
 
 @dataclass(slots=True)
@@ -53,6 +53,7 @@ class DownloadProgress:
     clock: Callable[[], float]
     total: int = 0  # bytes of the state; 0: no donor has answered yet
     received: int = 0  # bytes that have come, those included that had to come again
+    what: str = "the state"
     began: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,11 +64,11 @@ class DownloadProgress:
         second that this peer's user lets come in."""
         total, received, seconds = self.total, min(self.received, self.total), self.clock() - self.began
         if not total:
-            return f"downloading the state: no donor has answered for {roughly(seconds)}"
+            return f"downloading {self.what}: no donor has answered for {roughly(seconds)}"
         speed = received / seconds if received and seconds > 0 else limit or 0.0
         done = f"{amount(received, 2)} of " if received else ""
         left = f" at {amount(speed, 2)}/s, about {roughly((total - received) / speed)}" if speed else ""
-        return f"downloading the state: {done}{amount(total, 2)}{left}" + (" left" if done else "")
+        return f"downloading {self.what}: {done}{amount(total, 2)}{left}" + (" left" if done else "")
 
 
 async def download_state(
@@ -87,7 +88,8 @@ async def download_state(
 
     `donors` come best first; those that are `relayed` are asked when no other one is left, since their bytes cost
     others their links. `check` raises ValueError for an outline that does not fit here, before memory is
-    allocated for it. With `spool`, a directory, the state is put together in a file there, which has no name and is
+    allocated for it; where the hashes of all chunks are known before, it returns them, and no donor's word counts for
+    any. With `spool`, a directory, the state is put together in a file there, which has no name and is
     gone with the last tensor: only the chunks on their way are in memory. Where donors let this peer wait in line, it
     waits until `timeout`, which bounds the whole in seconds. `progress` is kept up to date meanwhile. Raises
     StateDownloadError, whose `attempts` say what happened with each donor.
@@ -97,9 +99,8 @@ async def download_state(
         outline = read_manifest(manifest, max_bytes)
         if version and outline.version != version:
             raise ValueError("a state of another version than the one that was asked for")
-        if check is not None:
-            check(outline)
-        return Assembly(manifest, outline, spool)
+        known = check(outline) if check is not None else None
+        return Assembly(manifest, outline, spool, known)
 
     download = _Download(
         endpoint, prefix, version, make_room, progress or DownloadProgress(asyncio.get_running_loop().time)

@@ -306,3 +306,25 @@ def test_donations_are_reported_and_the_snapshot_is_let_go() -> None:
             assert swarm.provided == [2]
 
     virtual_time.run(main())
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+def test_where_the_hashes_are_known_each_chunk_is_checked_by_itself(liar: int) -> None:
+    """And no donor is asked for any: whatever the liar's hashes are, what others gave stays."""
+
+    async def main() -> None:
+        async with Swarm(2, bandwidth=200_000) as swarm:
+            true = swarm.states[1 - liar]
+            pinned = PinnedState(true)
+            known = [pinned.digest(chunk) for chunk in range(pinned.layout.chunks)]
+            false = dict(make_state())
+            false["half"] = false["half"] + 1
+            swarm.states[liar] = Snapshot(true.version, true.metadata, false)
+            got = await swarm.download(check=lambda outline: known)
+            check(got, true)
+            refused = {event.peer for event in swarm.events if isinstance(event, PeerRefused)}
+            assert refused <= {swarm.ids[liar].text}
+            with pytest.raises(StateDownloadError, match="its hash was known before"):
+                await swarm.download(donors=[swarm.ids[liar]], check=lambda outline: known)
+
+    virtual_time.run(main())
