@@ -25,12 +25,14 @@ from swarmcli.optim.modes.base import Mode, SiteHooks, Timing, Trained
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.catch_up import STRANDED_AFTER, CatchUp
 from swarmcli.optim.peers.directory import PeerDirectory
+from swarmcli.optim.peers.frozen_exchange import FrozenExchange
 from swarmcli.optim.peers.pausing import Pausing
 from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.optim.peers.proofs import Saved
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, credited, describe
 from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.state.drift import Told
+from swarmcli.optim.state.frozen import TERM
 from swarmcli.optim.state.lineage import Claim, LineagePosition
 
 FIRST_LOOK, LONGEST_LOOK = 0.05, 0.4  # seconds between two looks whether a peer that returns is in a group
@@ -89,6 +91,15 @@ class OptimizerCore:
             alike=self.mode.averages_gradients and self.mode.target_group_size is None,
             tolerance=self.mode.state.tolerance,
         )
+        self._frozen = FrozenExchange(
+            node.endpoint,
+            config.run_id,
+            trained.frozen,
+            self.replica,
+            self.directory,
+            courtesy=averager.at_rest,
+            timeout=config.load_state_timeout,
+        )
         self._catch_up = CatchUp(peer, self._work, self.directory, self._exchange, self._group)
         self.seat = OwnSeat(averager, node.peer_id, config.target_batch_size)
         self._end = EpochEnd(peer, self._work, keeper, self._group, self.directory, self.metrics)
@@ -128,6 +139,7 @@ class OptimizerCore:
         await self._work.averager.start()
         await self._keeper.averaging.start()
         self._exchange.start()
+        self._frozen.start()
         await self.directory.start()
         await self.tracker.start()
         self.metrics.begin()
@@ -139,6 +151,7 @@ class OptimizerCore:
         await self._work.averager.shutdown()
         await self._keeper.averaging.shutdown()
         self._exchange.close()
+        self._frozen.close()
         await self.tracker.shutdown()
         await self.directory.shutdown()
 
@@ -223,8 +236,9 @@ class OptimizerCore:
         """Brings this peer to the lineage that leads. Whether its state is another one for that, and whether it is in
         step: it is not if it is asked to pause meanwhile."""
         began, before, generation = _now(), self.position, self.replica.generation
-        found = await self.pausing.unless_asked(self._catch_up.run(reason, returns=self.pausing.away))
-        changed = self.position != before or self.replica.generation != generation
+        lacked = not self._frozen.frozen.held
+        found = await self.pausing.unless_asked(self._come_into_step(reason))
+        changed = self.position != before or self.replica.generation != generation or lacked
         waited = _now() - began
         self.metrics.leave_out(waited)
         if waited > STRANDED_AFTER:  # it computed nothing meanwhile
@@ -237,6 +251,14 @@ class OptimizerCore:
             self._keeper.drop()
             self._start_over()
         return changed, found is not None
+
+    async def _come_into_step(self, reason: str) -> bool:
+        if not self._catch_up.settled:
+            await self._frozen.compare()
+        if not self._frozen.frozen.held:
+            await self._frozen.obtain(lambda: self._catch_up.gives_up())
+            await self._work.start_over()
+        return await self._catch_up.run(reason, returns=self.pausing.away)
 
     # pausing
 
@@ -584,7 +606,7 @@ class OptimizerCore:
     @property
     def downloading(self) -> str:
         """What this peer downloads to come into step, in words; "": nothing."""
-        return self._exchange.on_its_way
+        return self._frozen.on_its_way or self._exchange.on_its_way
 
     @property
     def round_bytes(self) -> int:
@@ -606,7 +628,8 @@ class OptimizerCore:
             await self._keeper.averaging.apply(wait=True)
         await self.replica.publish()
         saved = await self.replica.checkpoint()
-        return {**saved, "swarm": {**saved["swarm"], "standing": self.directory.saved()}}
+        swarm = {**saved["swarm"], "standing": self.directory.saved(), TERM: self._frozen.frozen.digest}
+        return {**saved, "swarm": swarm}
 
     async def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from `state_dict`, once the model's parameters of that moment have been restored.
@@ -620,7 +643,14 @@ class OptimizerCore:
         swarm = swarm if isinstance(swarm, Mapping) else {}
         standing = Saved.read(swarm.get("standing"))
         owners = bytes.fromhex(str(swarm.get("parameters", ""))), bytes.fromhex(str(swarm.get("owner", "")))
+        frozen = swarm.get(TERM, self._frozen.frozen.digest)  # former versions tell nothing
+        if frozen != self._frozen.frozen.digest:
+            raise ValueError(
+                f"{TERM}: the checkpoint is of a model with other frozen weights than this run's: {frozen!r:.80}, not "
+                f"{self._frozen.frozen.digest!r}"
+            )
         await self.replica.load_checkpoint(state_dict, accepted=self._group.close)
+        await self._frozen.look()
         await self._work.drop()
         self._keeper.drop()
         self._catch_up.settled, self.phase = False, "joining"

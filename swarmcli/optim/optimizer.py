@@ -6,6 +6,8 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
@@ -28,6 +30,8 @@ from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
 from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress
 from swarmcli.optim.peers.proofs import SignedByOwner
 from swarmcli.optim.peers.report import PeerReport
+from swarmcli.optim.state.frozen import TERM, FrozenWeights, frozen_of
+from swarmcli.optim.state.frozen import Parameters as FrozenParameters
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 from swarmcli.optim.state.volumes import state_slots
 
@@ -80,6 +84,9 @@ class Optimizer(torch.optim.Optimizer):
         load_state_compression: CompressionBase = NoCompression(),  # noqa: B008
         average_opt_statistics: Sequence[str] = (),
         extra_tensors: Sequence[torch.Tensor] = (),
+        frozen_parameters: FrozenParameters = (),
+        frozen_digest: str = "",
+        frozen_directory: Path | None = None,
         averager_opts: Mapping[str, Any] | None = None,
         tracker_opts: Mapping[str, Any] | None = None,
         performance_ema_alpha: float = 0.1,
@@ -93,8 +100,9 @@ class Optimizer(torch.optim.Optimizer):
 
         Times are seconds and upper bounds. docs/optimizer.md tells what each argument does.
         `description` is what people see of this peer, `fingerprint` maps each key that the peers of a run must agree
-        on to a hash; groups refuse another one; `site` is for one of several processes that are one peer. Raises
-        ValueError or TypeError, which name the argument, for what cannot work together.
+        on to a hash; groups refuse another one; of `frozen_parameters` those count that are not trained, and whoever
+        joins with others than `frozen_digest` downloads them; `site` is for one of several processes that are one
+        peer. Raises ValueError or TypeError, which name the argument, for what cannot work together.
         """
         check_flags(auxiliary=auxiliary, delay_state_averaging=delay_state_averaging, verbose=verbose)
         if isinstance(extra_tensors, torch.Tensor) or isinstance(average_opt_statistics, str):
@@ -156,6 +164,9 @@ class Optimizer(torch.optim.Optimizer):
         self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
         self._parameters = placement.model_parameters
         self._devices = {tensor.device for tensor in [*self._parameters, *extra_tensors] if tensor.is_cuda}
+        frozen = self._frozen(frozen_parameters, frozen_digest, frozen_directory)
+        if self.frozen_digest:
+            config = replace(config, fingerprint={TERM: self.frozen_digest, **config.fingerprint})
         peer = PeerContext(dht.node, config, averaging)
         self._core: OptimizerCore | AuxiliaryCore
         self.scaled_steps: ScaledSteps | None = None  # an auxiliary takes none
@@ -163,7 +174,7 @@ class Optimizer(torch.optim.Optimizer):
             states = list(state_slots(self._parameters, self.opt, self.mode.state.statistics, extra_tensors))
             self._core = AuxiliaryCore(peer, self._parameters, self.mode, states, extra_tensors)
         else:
-            trained = Trained(self.opt, self.scheduler, extra_tensors, placement)
+            trained = Trained(self.opt, self.scheduler, extra_tensors, placement, frozen)
             self._core = core = OptimizerCore(peer, trained, self.mode, site)
             self.scaled_steps = ScaledSteps(core, self._parameters, self._run, gradients_are_sums=reuse_grad_buffers)
         self._shutdown_timeout, self._closed = shutdown_timeout, False
@@ -174,6 +185,15 @@ class Optimizer(torch.optim.Optimizer):
         except (Exception, KeyboardInterrupt):
             self.shutdown()
             raise
+
+    def _frozen(self, named: FrozenParameters, digest: str, directory: Path | None) -> FrozenWeights | None:
+        """None for an auxiliary that is told the digest, or has no values to find it out."""
+        self.frozen_digest = digest
+        if self.auxiliary and (digest or any(parameter.is_meta for parameter in self._parameters)):
+            return None
+        frozen = frozen_of(self._parameters, named, digest, directory)
+        self.frozen_digest = frozen.digest
+        return frozen
 
     def step(
         self,

@@ -17,6 +17,7 @@ from swarmcli.events import Events, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.gradients.accumulator import GradientAccumulator
+from swarmcli.optim.state.frozen import FrozenWeights, frozen_of
 from swarmcli.optim.state.replica import Companions, InPlace, ParameterPlacement, Replica
 from swarmcli.optim.state.training_state import Scheduler, TrainingState
 from swarmcli.optim.state.volumes import VOLUME_BYTES
@@ -72,10 +73,13 @@ class Trained:
         scheduler: Scheduler | None = None,
         extra_tensors: Sequence[torch.Tensor] = (),
         placement: ParameterPlacement | None = None,
+        frozen: FrozenWeights | None = None,
     ) -> None:
-        """`placement` says where the model's parameters are if the optimizer's are others."""
+        """`placement` says where the model's parameters are if the optimizer's are others; `frozen` are those of the
+        model that nobody trains, if the optimizer does not have them all."""
         self.optimizer, self.scheduler, self.extra_tensors = optimizer, scheduler, extra_tensors
         self.placement = placement or InPlace([p for group in optimizer.param_groups for p in group["params"]])
+        self.frozen = frozen or frozen_of(self.placement.model_parameters)
 
     def state(
         self,

@@ -242,7 +242,7 @@ class DriftMonitor:
         """Sketches the state, for the group that opens next; a very large one not in every epoch."""
         state = self._replica.state
         buffers = [tensor for tensor in state.extra_tensors if tensor.is_floating_point()]
-        watched: list[torch.Tensor] = [*state.parameters, *state.shared.values(), *buffers]
+        watched: list[torch.Tensor] = [*state.trained, *state.shared.values(), *buffers]
         period = 1 + sum(tensor.numel() for tensor in watched) // SKETCHED_EACH_EPOCH
         self._sketch = None
         if state.epoch % period == 0:

@@ -218,7 +218,8 @@ class Offloaded(ParameterPlacement):
 
     The copies have the model's types: so they are bit for bit what a peer without offloading holds, and peers of one
     run may choose for themselves. Who wants the optimizer to step in float32 keeps the model's parameters in float32
-    and computes under autocast. Copies are pinned where the model's parameters are on a CUDA device.
+    and computes under autocast. Copies are pinned where the model's parameters are on a CUDA device. What nobody trains
+    has none.
 
     `optimizer` is what the factory made of the copies, with the groups and their options as they were given.
     """
@@ -239,6 +240,8 @@ class Offloaded(ParameterPlacement):
         if not models.keys() >= set(stepped):
             raise ValueError("optimizer: the factory has to make it for the parameters that it is given, and no others")
         super().__init__([models[copy] for copy in stepped], stepped)
+        both = zip(self.model_parameters, self.state_parameters, strict=True)
+        self._pairs = [(parameter, copy) for parameter, copy in both if parameter.requires_grad]
         self._form = [(parameter.shape, parameter.dtype) for parameter in self.model_parameters]
 
     def check(self) -> None:
@@ -259,22 +262,23 @@ class Offloaded(ParameterPlacement):
     @torch.no_grad()
     def publish(self) -> None:
         self.check()
-        for parameter, copy in zip(self.model_parameters, self.state_parameters, strict=True):
+        for parameter, copy in self._pairs:
             parameter.copy_(copy)
 
     @torch.no_grad()
     def adopt(self) -> None:
         self.check()
-        for parameter, copy in zip(self.model_parameters, self.state_parameters, strict=True):
+        for parameter, copy in self._pairs:
             copy.copy_(parameter)
 
     def _copied(self, item: Any) -> Any:
         """The same with copies in the places of the model's parameters."""
         if isinstance(item, torch.Tensor):
-            if item not in self._copies:
+            if item not in self._copies and item.requires_grad:
                 copy = item.detach().to("cpu", copy=True)
                 copy = copy.pin_memory() if item.is_cuda else copy
-                self._copies[item] = copy.requires_grad_(item.requires_grad)
+                self._copies[item] = copy.requires_grad_()
+            self._copies.setdefault(item, item)
             return self._copies[item]
         if isinstance(item, dict):
             inside = item.get("params", ())

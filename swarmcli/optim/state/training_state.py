@@ -63,6 +63,7 @@ class CapturedState:
 class TrainingState:
     """Parameters, their optimizer and scheduler, extra tensors, and the position of their lineage.
 
+    Parameters that are not trained are no part of it, though the optimizer may have some: see `frozen.py`.
     The names of the tensors are `parameter/<index>`, `statistic/<index>/<name>` and `extra/<index>`, in the order of
     the optimizer's parameter groups, and `gradient/<name>` for what a method of averaging gradients shares.
     """
@@ -85,8 +86,9 @@ class TrainingState:
         self.extra_tensors = tuple(extra_tensors)
         self.shared, self.own = dict(shared or {}), dict(own or {})
         self.parameters = tuple(p for group in optimizer.param_groups for p in group["params"])
-        self.trained = tuple(parameter for parameter in self.parameters if parameter.requires_grad)
-        self.position = LineagePosition(0, 0, first_lineage(run_id, self.parameters))
+        self._named = {f"parameter/{index}": each for index, each in enumerate(self.parameters) if each.requires_grad}
+        self.trained = tuple(self._named.values())
+        self.position = LineagePosition(0, 0, first_lineage(run_id, self.trained))
         self._may_travel = False  # whether the optimizer's statistics have been looked at
         # Others at this position hold other parameters or statistics, since several groups ended an epoch on the way.
         self.apart = False
@@ -101,8 +103,8 @@ class TrainingState:
         return self.position == TORN
 
     def digest(self) -> str:
-        """SHA-256 over the parameters, in hexadecimal: equal exactly where they are bit-identical."""
-        return hash_tensors(self.parameters).hex()
+        """SHA-256 over the trained parameters, in hexadecimal: equal exactly where they are bit-identical."""
+        return hash_tensors(self.trained).hex()
 
     def step(self, gradients: Sequence[torch.Tensor], position: LineagePosition) -> StepNorms:
         """One optimizer step with these gradients of the trained parameters, then the scheduler's; a new position."""
@@ -214,7 +216,8 @@ class TrainingState:
         Raises ValueError, and changes nothing, if the parameters are others or the checkpoint is no such thing.
         """
         swarm = _mapping(checkpoint, "swarm")
-        if swarm.get("parameters") != hash_tensors(self.parameters if parameters is None else parameters).hex():
+        restored = self.parameters if parameters is None else parameters
+        if swarm.get("parameters") != hash_tensors(each for each in restored if each.requires_grad).hex():
             raise ValueError("the model's parameters are not those of the checkpoint: restore them first")
         try:
             lineage = bytes.fromhex(swarm.get("lineage", ""))
@@ -277,8 +280,7 @@ class TrainingState:
 
     def _own_tensors(self) -> dict[str, torch.Tensor]:
         """Those that every peer of the run holds in the same shapes."""
-        own = {f"parameter/{index}": parameter for index, parameter in enumerate(self.parameters)}
-        own |= {f"extra/{index}": tensor for index, tensor in enumerate(self.extra_tensors)}
+        own = self._named | {f"extra/{index}": tensor for index, tensor in enumerate(self.extra_tensors)}
         return own | {f"gradient/{name}": tensor for name, tensor in self.shared.items()}
 
     def check_tensors(self, tensors: Mapping[str, Shaped]) -> None:

@@ -58,7 +58,8 @@ def state_slots(
     Tensors that are no floating-point numbers are left alone: batch norm's counter of batches, for one, counts what
     this peer computed, and neither a mean nor a maximum of it means anything. Newcomers download them with the state.
     """
-    yield from (_fixed(parameter, TensorRole.PARAMETER) for parameter in parameters if parameter.is_floating_point())
+    trained = (parameter for parameter in parameters if parameter.requires_grad and parameter.is_floating_point())
+    yield from (_fixed(parameter, TensorRole.PARAMETER) for parameter in trained)
     yield from statistic_slots(parameters, optimizer, statistics)
     yield from (_fixed(tensor, TensorRole.UNSPECIFIED) for tensor in extra_tensors if tensor.is_floating_point())
 

@@ -1,0 +1,184 @@
+"""Gives this model's frozen weights to newcomers that lack them, and gets the run's before this peer trains.
+
+Which ones are the run's is nobody's word: their digest is part of what must agree, and whoever joins knows it from its
+script or recipe. So donors are not trusted, and nobody else is asked whether they are right. A peer to which nobody has
+named a digest only hears that those at work have other weights, and takes none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+import msgspec
+
+from swarmcli.errors import FingerprintError, NetworkError, NoDonorReachable, StateDownloadError
+from swarmcli.events import Noticed
+from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time, offload, to_its_end
+from swarmcli.optim.peers.directory import PeerDirectory
+from swarmcli.optim.peers.report import is_settled
+from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights
+from swarmcli.optim.state.replica import Replica
+from swarmcli.state.assembly import DownloadedState
+from swarmcli.state.donor import StateDonor
+from swarmcli.state.download import DownloadProgress, download_state
+from swarmcli.state.snapshot import Snapshot
+from swarmcli.words import amount
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between two looks for donors
+ALONE_FOR = 15.0  # seconds for which a peer that sees nobody looks for others
+MOST_DONORS = 32  # of one look, one of each network after the other
+MOST_ASKED = 8  # for their digest, likewise
+ANSWER_TIMEOUT = 5.0  # seconds
+
+
+class DigestQuestion(msgspec.Struct, frozen=True):
+    """Which frozen weights does this peer's model have?"""
+
+
+class DigestAnswer(msgspec.Struct, frozen=True):
+    """As FrozenWeights names them; "" for none."""
+
+    digest: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
+
+
+class FrozenExchange:
+    """Of one peer."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        run_id: str,
+        frozen: FrozenWeights,
+        replica: Replica,
+        directory: PeerDirectory,
+        *,
+        courtesy: Callable[[], Awaitable[None]] | None = None,
+        timeout: float,
+    ) -> None:
+        """`timeout`: seconds for which they are looked for. `courtesy`: see StateDonor."""
+        self.frozen = frozen
+        self._endpoint, self._replica, self._directory, self._timeout = endpoint, replica, directory, timeout
+        self._prefix, self._method = f"frozen/{run_id}", f"frozen.digest/{run_id}"
+        self._donor = StateDonor(endpoint, self._prefix, self._provide, courtesy=courtesy)
+        self._progress: DownloadProgress | None = None
+
+    def start(self) -> None:
+        """From now on this peer says which ones it has, and gives them out while they are the run's."""
+        self._endpoint.serve(self._method, DigestQuestion, self._tell)
+        if self.frozen.digest:
+            self._donor.start()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._endpoint.withdraw(self._method)
+        if self.frozen.digest:
+            self._donor.close()
+
+    @property
+    def on_its_way(self) -> str:
+        """What is downloaded now, in words; "": nothing. From any thread."""
+        progress = self._progress
+        return "" if progress is None else progress.sentence(self._endpoint.rates.download.limit)
+
+    async def look(self) -> None:
+        """The model's may be others than before, a checkpoint's for example."""
+        if self.frozen.digest:
+            await self._replica.alone(self.frozen.look)
+
+    async def compare(self) -> None:
+        """Before this peer settles. Raises FingerprintError if nobody at work has what must agree as this peer has it,
+        and all who answer have other frozen weights: it would train another model, alone."""
+        directory, own = self._directory, self.frozen.digest
+        if self.frozen.named or directory.holders():
+            return
+        others = [peer for peer, report in directory.others.items() if report.holds_state and is_settled(report.phase)]
+        asked = directory.in_turn(others)[:MOST_ASKED]
+        answers = await asyncio.gather(*map(self._ask, asked))
+        digests = [answer.digest for answer in answers if answer is not None]
+        if digests and own not in digests:
+            theirs = max(digests, key=digests.count)
+            raise FingerprintError(
+                f"{TERM}: this model has {own or 'none'}, and {len(digests)} peers at work have "
+                f"{theirs or 'none'}; load the same ones, or name theirs as frozen_digest to download them",
+                (TERM,),
+            )
+
+    async def _ask(self, peer: PeerID) -> DigestAnswer | None:
+        try:
+            return await self._endpoint.call(peer, self._method, DigestQuestion(), DigestAnswer, timeout=ANSWER_TIMEOUT)
+        except NetworkError:
+            return None
+
+    async def _tell(self, peer: PeerID, question: DigestQuestion) -> DigestAnswer:
+        return DigestAnswer(self.frozen.digest)
+
+    async def obtain(self, gives_up: Callable[[], bool]) -> None:
+        """Returns when this model has the run's. Raises StateDownloadError, which says what to do, if nobody gives them
+        within the time."""
+        began, pause, told = loop_time(), FIRST_PAUSE, False
+        while not self.frozen.held:
+            await self._directory.refresh()
+            try:
+                await self._download(max(0.0, began + self._timeout - loop_time()))
+            except StateDownloadError as error:
+                patience = self._timeout if self._directory.others else min(ALONE_FOR, self._timeout)
+                problem = self._lacking(error)
+                if gives_up():
+                    raise NoDonorReachable(f"told to stop while it waited: {problem}") from error
+                if loop_time() + pause >= began + patience:
+                    raise StateDownloadError(problem, error.attempts) from error
+                if not told:
+                    self._endpoint.events.emit(Noticed("warning", f"this peer waits for frozen weights: {problem}"))
+                    told = True
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _download(self, timeout: float) -> None:
+        directory, frozen = self._directory, self.frozen
+        donors = directory.by_convenience(directory.in_turn(directory.holders())[:MOST_DONORS])
+        relayed = [peer for peer in donors if directory.is_relayed(peer)]
+        self._progress = DownloadProgress(loop_time, what="the run's frozen weights")
+        try:
+            state = await download_state(
+                self._endpoint,
+                self._prefix,
+                [peer for peer in donors if peer not in relayed],
+                relayed=relayed,
+                version=bytes.fromhex(frozen.digest),
+                timeout=timeout,
+                check=frozen.check,
+                spool=frozen.directory,
+                progress=self._progress,
+            )
+        finally:
+            self._progress = None
+        await to_its_end(self._take(state))
+
+    async def _take(self, state: DownloadedState) -> None:
+        try:
+            await self._replica.alone(lambda: self.frozen.take(state.contents, state.digests))
+        except OSError as error:
+            raise StateDownloadError(f"the frozen weights that came cannot be read here: {error}") from error
+        named = ", ".join(donor.short for donor in state.donors)
+        text = f"the run's frozen weights, {amount(self.frozen.nbytes, 2)}, came from {named}"
+        try:
+            await offload(self.frozen.keep)
+            news = Noticed("info", text)
+        except (OSError, TypeError) as error:
+            news = Noticed("warning", f"{text}; after a restart they have to come again, for want of {FILE}: {error}")
+        self._endpoint.events.emit(news)
+
+    def _lacking(self, error: StateDownloadError) -> str:
+        frozen = self.frozen
+        return (
+            f"this model's frozen weights ({len(frozen.tensors)} tensors, {amount(frozen.nbytes, 2)}) are not the "
+            f"run's, {frozen.digest[:16]}…, and nobody gives those: {error}. Load the weights that the run has, or, if "
+            f"it is to have this model's, name their digest: {frozen.own or 'they are torn'}"
+        )
+
+    async def _provide(self, version: bytes) -> Snapshot | None:
+        return self.frozen.snapshot() if self.frozen.held and version.hex() == self.frozen.digest else None

@@ -1,0 +1,418 @@
+"""What a model computes with and nobody trains: equal at all peers, a download of its own, no part of states."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.dht import DHT
+from swarmcli.errors import FingerprintError, StateDownloadError
+from swarmcli.events import Noticed, PeerRefused, StateDonated, StateDownloaded
+from swarmcli.optim import Optimizer
+from swarmcli.optim.arguments import averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
+from swarmcli.optim.core import OptimizerCore
+from swarmcli.optim.modes.base import Mode, StateOptions, Timing, Trained
+from swarmcli.optim.modes.local import LocalUpdates
+from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.optim.state import frozen as frozen_module
+from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights, frozen_of
+from swarmcli.optim.state.replica import Offloaded
+from swarmcli.state import snapshot as snapshot_module
+from swarmcli.state.snapshot import Snapshot
+from swarmcli.testing import virtual_time
+from tests.optim.optim_swarm import Swarm, record, together, until
+from tests.optim.shells import dhts
+
+TARGET, WIDTH, WORDS = 24, 8, 512
+
+
+class Model(torch.nn.Module):
+    """A frozen table, and a layer that is trained."""
+
+    def __init__(self, seed: int = 0, frozen: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(frozen)
+        table = torch.randn(WIDTH, WORDS, generator=generator).T  # not contiguous
+        self.table = torch.nn.Parameter(table, requires_grad=False)
+        self.scale = torch.nn.Parameter(torch.rand((), generator=generator).bfloat16(), requires_grad=False)
+        self.tied = self.table
+        torch.manual_seed(seed)
+        self.layer = torch.nn.Linear(WIDTH, 2)
+        self.register_buffer("mask", torch.ones(WIDTH, dtype=torch.bool))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(self.table[words] * self.scale.float() * self.mask)
+        return found
+
+
+class Peer:
+    """A trainer. `handed_in`: the optimizer has all parameters, and not the trained ones alone."""
+
+    def __init__(
+        self,
+        node: Any,
+        *,
+        seed: int = 0,
+        frozen: int = 0,
+        digest: str = "",
+        directory: Path | None = None,
+        handed_in: bool = False,
+        mode: Mode | None = None,
+        role: Role = "trainer",
+        **options: Any,
+    ) -> None:
+        self.node, self.model, mode = node, Model(seed, frozen), mode or Synchronous()
+        parameters = list(self.model.parameters())
+        params = parameters if handed_in else [each for each in parameters if each.requires_grad]
+        place = Offloaded(params, lambda copies: torch.optim.SGD(copies, lr=0.1))
+        if mode.timing is Timing.AT_ONCE:
+            optimizer, place = torch.optim.SGD(params, lr=0.1), None
+        else:
+            optimizer = place.optimizer
+        weights = frozen_of(params, self.model.named_parameters(), digest, directory)
+        config = OptimizerConfig(
+            "run", TARGET, description=PeerDescription(role), fingerprint={TERM: weights.digest}, **options
+        )
+        trained = Trained(optimizer, extra_tensors=[self.model.mask], placement=place, frozen=weights)
+        self.core = OptimizerCore(PeerContext(node, config, averager_config(config)), trained, mode)
+        self.frozen = weights
+        self.data = torch.Generator().manual_seed(int.from_bytes(node.peer_id[:4]))
+        self.noticed, self.refused = record(node, Noticed), record(node, PeerRefused)
+
+    async def compute(self, size: int = 4) -> bool:
+        await asyncio.sleep(0.1)
+        words = torch.randint(WORDS, (size,), generator=self.data)
+        self.model.zero_grad()
+        torch.nn.functional.cross_entropy(self.model(words), words % 2).backward()
+        return await self.core.step(size)
+
+    async def train(self, until: int) -> None:
+        while self.core.position.epoch < until:
+            await self.compute()
+
+    async def follow(self, until: int) -> None:
+        while self.core.position.epoch < until:
+            await self.core.step(0)
+
+    @property
+    def names(self) -> set[str]:
+        return set(self.core.replica.state.capture().tensors)
+
+
+class Peers(Swarm):
+    async def peer(self, **options: Any) -> Peer:
+        peer = Peer(await self.node(), **options)
+        await peer.core.start()
+        self.trainers.append(peer)  # type: ignore[arg-type]
+        return peer
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_module, "_MIN_CHUNK", 512)
+
+
+def whole(peer: Peer, like: Peer) -> bool:
+    """Whether its model computes with the frozen weights of another one."""
+    pairs = zip(peer.model.parameters(), like.model.parameters(), strict=True)
+    return all(torch.equal(one, two) for one, two in pairs if not one.requires_grad)
+
+
+@pytest.mark.parametrize("handed_in", [False, True])
+def test_they_are_no_part_of_states_rounds_and_lineages(handed_in: bool) -> None:
+    async def main() -> None:
+        async with Peers() as swarm:
+            one = await swarm.peer(handed_in=handed_in)
+            first = one.core.position
+            await one.train(2)
+            two = await swarm.peer(handed_in=handed_in, seed=1)
+            downloads = record(two.node, StateDownloaded)
+            await two.core.join()
+            await together(one.train(4), two.train(4))
+            assert one.core.state_digest() == two.core.state_digest()
+            numbers = one.model.layer.weight.nbytes + one.model.layer.bias.nbytes
+            assert downloads[0].bytes < numbers + 512, "the table is 16 KiB"
+            assert len([name for name in one.names if name.startswith("parameter/")]) == 2
+            assert one.core.round_bytes < 2 * numbers
+            other = await swarm.peer(handed_in=handed_in, frozen=1)
+            assert other.core.position == first
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_averages_of_states_leave_them_out() -> None:
+    async def main() -> None:
+        async with Peers() as swarm:
+            mode = LocalUpdates(state=StateOptions(average_every=1, delay=False))
+            one, two = [await swarm.peer(handed_in=True, mode=mode) for _ in range(2)]
+            before = one.model.table.clone()
+            version = one.model.table._version
+            await together(one.train(4), two.train(4))
+            assert torch.equal(one.model.table, before) and one.model.table._version == version
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("role", ["trainer", "monitor"])
+@pytest.mark.parametrize("mode", [Synchronous(), Synchronous(timing=Timing.DELAYED_STEP)], ids=["at once", "delayed"])
+def test_a_newcomer_with_others_downloads_the_runs_once(mode: Mode, role: Role, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Peers() as swarm:
+            one = await swarm.peer(handed_in=True, mode=mode)
+            await one.train(1)
+            two = await swarm.peer(
+                frozen=1, seed=1, digest=one.frozen.digest, directory=tmp_path, handed_in=True, mode=mode, role=role
+            )
+            assert not two.frozen.held and not whole(two, one)
+            given = record(one.node, StateDonated)
+            await together(one.train(5), two.follow(5) if role == "monitor" else two.train(5))
+            assert whole(two, one) and two.frozen.held and (tmp_path / FILE).exists()
+            assert one.core.state_digest() == two.core.state_digest()
+            assert len(given) == 1, "of the state; its chunks hold no frozen weights"
+            assert [each.level for each in two.noticed if "frozen weights" in each.text] == ["info"]
+            again = FrozenWeights(Peer(two.node, frozen=2).frozen.tensors, one.frozen.digest, tmp_path)
+            assert again.held, "a restart downloads nothing"
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_gradients_of_another_model_are_dropped() -> None:
+    """Also where the parameters are the run's already: nobody has stepped yet."""
+
+    async def main() -> None:
+        async with Peers() as swarm:
+            one = await swarm.peer()
+            await one.core.join()
+            two = await swarm.peer(frozen=1, digest=one.frozen.digest)
+            assert two.core.position == one.core.position
+            assert await two.compute()
+            assert two.core.samples == 0 and whole(two, one)
+            await two.compute()
+            assert two.core.samples == 4
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_without_the_runs_digest_a_newcomer_with_others_is_refused() -> None:
+    async def main() -> None:
+        async with Peers() as swarm:
+            one, two = [await swarm.peer() for _ in range(2)]
+            await together(one.train(2), two.train(2))
+            other = await swarm.peer(frozen=1)
+            before = other.model.table.clone()
+
+            async def refused() -> None:
+                with pytest.raises(FingerprintError, match=TERM) as refusal:
+                    await other.train(30)
+                assert refusal.value.keys == (TERM,)
+
+            await together(one.train(30), two.train(30), refused())
+            assert torch.equal(other.model.table, before), "nobody's word alone moves it"
+            assert one.core.state_digest() == two.core.state_digest()
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_nobody_gives_them() -> None:
+    async def main() -> None:
+        async with Peers() as swarm:
+            wanted = frozen_of([], Model().named_parameters()).digest
+            alone = await swarm.peer(frozen=1, digest=wanted)
+            with pytest.raises(StateDownloadError, match=f"2 tensors, 16 kB.*{wanted[:16]}.*{alone.frozen.own}"):
+                await alone.core.join()
+            assert [each.level for each in alone.noticed] == ["warning"]
+            assert alone.core.position.epoch == 0
+
+    virtual_time.run(main(), timeout=300)
+
+
+class Liar:
+    """Gives out other bytes, or names other hashes, under the run's digest."""
+
+    def __init__(self, peer: Peer, *, hashes: bool) -> None:
+        self._peer, self._hashes = peer, hashes
+        peer.core._frozen._donor._pins._provide = self._provide
+
+    async def _provide(self, version: bytes) -> Snapshot | None:
+        true = self._peer.frozen.snapshot()
+        tensors = {name: tensor.clone() for name, tensor in true.tensors.items()}
+        tensors["table"][300] += 1
+        metadata = frozen_of([], list(tensors.items())).snapshot().metadata if self._hashes else true.metadata
+        return Snapshot(version, metadata, tensors)
+
+
+@pytest.mark.parametrize("hashes", [False, True], ids=["other bytes", "other hashes"])
+def test_a_donor_that_gives_others_is_refused(hashes: bool) -> None:
+    async def main() -> None:
+        async with Peers() as swarm:
+            one, two = [await swarm.peer() for _ in range(2)]
+            await together(one.train(1), two.train(1))
+            Liar(one, hashes=hashes)
+            newcomer = await swarm.peer(frozen=1, digest=two.frozen.digest)
+            honest = two.core._frozen._donor
+            honest._max_downloads = 0  # it has no time until somebody was refused
+            newcomer.node.endpoint.events.subscribe(
+                lambda event: isinstance(event, PeerRefused) and setattr(honest, "_max_downloads", 4)
+            )
+            await newcomer.core.join()
+            assert whole(newcomer, two)
+            assert {each.peer for each in newcomer.refused} == {one.node.peer_id.text}
+            alone = await swarm.peer(frozen=1, digest=two.frozen.digest, load_state_timeout=5.0)
+            for peer in (two, newcomer):
+                peer.core._frozen.close()
+            with pytest.raises(StateDownloadError, match="frozen weights"):
+                await alone.core.join()
+            assert torch.equal(alone.model.table, Model(frozen=1).table), "nothing changes before all of it is right"
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_a_donor_that_dies_halfway_is_replaced() -> None:
+    async def main() -> None:
+        async with Peers(bandwidth=8_000) as swarm:
+            one, two = [await swarm.peer() for _ in range(2)]
+            await together(one.train(1), two.train(1))
+            newcomer = await swarm.peer(frozen=1, digest=two.frozen.digest)
+            joining = asyncio.create_task(newcomer.core.join())
+            coming = newcomer.core._frozen
+            await until(lambda: coming._progress is not None and coming._progress.received > 2_000)
+            assert "frozen weights" in newcomer.core.downloading
+            swarm.network.kill(one.node.peer_id)
+            await joining
+            assert whole(newcomer, two)
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "another value", "another run's", "another model's"])
+def test_a_kept_file_that_is_torn_is_not_believed(damage: str, tmp_path: Path) -> None:
+    run, file = frozen_of([], Model().named_parameters()), tmp_path / FILE
+    kept = FrozenWeights(run.tensors if damage != "another run's" else Model(frozen=3).state_dict(), directory=tmp_path)
+    kept.keep()
+    content = bytearray(file.read_bytes())
+    if damage == "truncated":
+        file.write_bytes(content[:-100])
+    elif damage == "another value":
+        content[-1] ^= 1
+        file.write_bytes(content)
+    elif damage == "another model's":
+        FrozenWeights({"table": torch.zeros(3)}, directory=tmp_path).keep()
+    other = Model(frozen=1)
+    found = frozen_of([], other.named_parameters(), run.digest, tmp_path)
+    assert not found.held and torch.equal(other.table, Model(frozen=1).table)
+    FrozenWeights(run.tensors, directory=tmp_path).keep()
+    assert frozen_of([], other.named_parameters(), run.digest, tmp_path).held
+    assert torch.equal(other.table, Model().table)
+
+
+def test_the_digest_is_of_names_types_shapes_and_values() -> None:
+    tensors = {
+        "half": torch.arange(6, dtype=torch.bfloat16).view(2, 3),
+        "number": torch.tensor(1.5),
+        "mask": torch.tensor([True, False]),
+        "empty": torch.zeros(0, 3),
+    }
+    digest = FrozenWeights(tensors).digest
+    assert digest == FrozenWeights(dict(reversed(tensors.items()))).digest, "whatever comes first in a model"
+    strided = {**tensors, "half": tensors["half"].T.contiguous().T}
+    assert not strided["half"].is_contiguous() and FrozenWeights(strided).digest == digest
+    others = [
+        {**tensors, "half": tensors["half"].view(3, 2)},
+        {**tensors, "half": tensors["half"].half()},
+        {**tensors, "number": torch.tensor(1.25)},
+        {("Half" if name == "half" else name): tensor for name, tensor in tensors.items()},
+    ]
+    assert len({digest, *(FrozenWeights(each).digest for each in others)}) == 5
+    assert frozen_module.FrozenWeights({}).digest == "" and FrozenWeights({}).held
+
+
+def test_digests_stay_the_same_over_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stand in recipes and scripts."""
+    monkeypatch.undo()
+    tensors = {"a": torch.arange(50_000, dtype=torch.float32), "b": torch.ones(3, 2, dtype=torch.bfloat16)}
+    assert FrozenWeights(tensors).digest == "7c1cfea716179894e9f5283655be24f2ffaeff7d9da305a66d5a2560178d6ee8"
+
+
+def test_tied_ones_are_one_and_trained_ones_are_passed_over() -> None:
+    model = Model()
+    found = frozen_of(list(model.parameters()), model.named_parameters(remove_duplicate=False))
+    assert list(found.tensors) == ["scale", "table"]
+    assert list(frozen_of(list(model.parameters())).tensors) == ["parameter/0", "parameter/1"]
+    assert list(frozen_of([], model.parameters()).tensors) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        ({"digest": "abc"}, "64 hexadecimal digits"),
+        ({"named": [], "digest": "0" * 64}, "no frozen weights"),
+        ({"named": [("a", torch.zeros(1)), ("a", torch.ones(1))]}, "one name"),
+        ({"named": ["a"]}, "expected tensors"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=says):
+        frozen_of([], **{"named": [torch.zeros(2)], **wrong})
+
+
+def test_a_checkpoint_names_them() -> None:
+    async def main() -> None:
+        async with Peers() as swarm:
+            one = await swarm.peer()
+            await one.train(2)
+            saved, weights = await one.core.state_dict(), {k: v.clone() for k, v in one.model.state_dict().items()}
+            assert saved["swarm"][TERM] == one.frozen.digest
+
+            again = await swarm.peer(frozen=1, digest=one.frozen.digest)
+            again.model.load_state_dict(weights)
+            await again.core.load_state_dict(saved)
+            assert again.frozen.held, "they came with the checkpoint"
+
+            other = await swarm.peer(frozen=1)
+            other.model.load_state_dict(weights)
+            position = other.core.position
+            with pytest.raises(ValueError, match="other frozen weights"):
+                await other.core.load_state_dict(saved)
+            assert other.core.position == position
+            del saved["swarm"][TERM]  # of a former version
+            await other.core.load_state_dict(saved)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_through_the_public_class(tmp_path: Path) -> None:
+    def optimizer(dht: DHT, model: Model, **options: Any) -> Optimizer:
+        made = torch.optim.SGD(model.layer.parameters(), lr=0.1)
+        return Optimizer(dht=dht, run_id="run", target_batch_size=4, optimizer=made, **options)
+
+    def step(opt: Optimizer, model: Model) -> None:
+        model(torch.arange(4)).sum().backward()
+        opt.step(batch_size=4)
+
+    one, two, shapes = Model(), Model(seed=1, frozen=1), Model().to("meta")
+    with dhts(3) as (first, second, third):
+        donor = optimizer(first, one, frozen_parameters=one.named_parameters())
+        newcomer = optimizer(
+            second,
+            two,
+            frozen_parameters=two.named_parameters(),
+            frozen_digest=donor.frozen_digest,
+            frozen_directory=tmp_path,
+        )
+        helper = optimizer(third, shapes, auxiliary=True, frozen_digest=donor.frozen_digest)
+        try:
+            step(donor, one)
+            assert newcomer.load_state_from_peers() and (tmp_path / FILE).exists()
+            assert all(map(torch.equal, one.parameters(), two.parameters()))
+            terms = [each._core.config.fingerprint for each in (donor, newcomer, helper)]
+            assert terms == [{TERM: donor.frozen_digest}] * 3
+        finally:
+            for each in (helper, newcomer, donor):
+                each.shutdown()
+        with pytest.raises(ValueError, match="64 hexadecimal digits"):
+            optimizer(first, one, frozen_parameters=one.parameters(), frozen_digest="mine")
