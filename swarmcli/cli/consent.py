@@ -108,6 +108,8 @@ def _datasets(recipe: Recipe, datasets: Iterable[FilesDataset | StdlibDataset | 
 
 def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
     said = [f"the run's present state from other peers, once: {format_bytes(demand.state)}"] if demand.state else []
+    if demand.frozen:
+        said.append(f"the weights that are not trained, once, if it lacks them: {format_bytes(demand.frozen)}")
     hub = [dataset for dataset in recipe.datasets if isinstance(dataset, HuggingFaceDataset)]
     if role == "trainer" and hub:
         whole = sorted({dataset.path for dataset in hub if not dataset.streaming})
@@ -125,11 +127,12 @@ def _disk(recipe: Recipe, role: Role, demand: Demand, files: Path) -> str:
     if role == "auxiliary":
         return f"a journal of some megabytes; {format_bytes(free)} are free"
     # One more than are kept: the oldest goes when the newest has been verified.
-    enough = free > (recipe.checkpoint.keep + 1) * demand.state
+    checkpoint = demand.state + demand.frozen
+    enough = free > (recipe.checkpoint.keep + 1) * checkpoint + demand.frozen
     every = recipe.checkpoint.every_epochs if role == "trainer" else 0
     regularly = f" and every {plural(every, 'epoch')} while no monitor writes them" if every else ""
     return (
-        f"a checkpoint when leaving{regularly}, {format_bytes(demand.state)}, the newest {recipe.checkpoint.keep} are "
+        f"a checkpoint when leaving{regularly}, {format_bytes(checkpoint)}, the newest {recipe.checkpoint.keep} are "
         f"kept; a journal of some megabytes; {'' if enough else 'only '}{format_bytes(free)} are free"
         f"{'' if enough else ', which is too little'}"
     )

@@ -116,6 +116,7 @@ def _try_out(recipe: Recipe) -> dict[str, str]:
     from swarmcli.errors import DataError, RecipeError
     from swarmcli.recipe.limit_store import LimitStore
     from swarmcli.training import build_task, choose_compute
+    from swarmcli.training.freezing import frozen_in_words
     from swarmcli.training.memory import check_memory
     from swarmcli.training.task import samples_in
 
@@ -124,6 +125,7 @@ def _try_out(recipe: Recipe) -> dict[str, str]:
     limits = LimitStore(recipe).limits
     memory = check_memory(recipe, task.build_model(outline=True), "trainer", compute, limits=limits, now=False)
     model = task.build_model()
+    frozen = frozen_in_words(recipe, model)
     try:
         batch = next(task.batches(recipe.seed))
         held_out = task.evaluation_batches() if recipe.evaluation.every_epochs else []
@@ -131,6 +133,7 @@ def _try_out(recipe: Recipe) -> dict[str, str]:
         raise RecipeError(f"{recipe.origin('datasets')}: {error}") from error
     return {
         "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
+        **({"frozen weights": frozen} if frozen else {}),
         "first batch": ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items()),
         **({"evaluation": f"on {sum(map(samples_in, held_out)):,} samples"} if held_out else {}),
         "device": str(compute),

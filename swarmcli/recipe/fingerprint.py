@@ -34,7 +34,8 @@ def fingerprint_of(recipe: Recipe) -> dict[str, str]:
     """Dotted key → short hash of its value, for every key that must agree, and `protocol`.
 
     A model or tokenizer directory counts by its content (the config, the vocabulary), so that it may lie anywhere;
-    weights are not read: peers that begin with other weights download the run's before their first gradient.
+    weights are not read: peers that begin with other weights download the run's before their first gradient, and those
+    that are not trained by the digest that `frozen_weights` names.
     Raises RecipeError when such a directory cannot be read.
     """
     hashes = {key: _hash(value) for key, value in {**dict(_values(recipe)), **_contents(recipe)}.items()}

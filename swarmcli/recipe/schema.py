@@ -31,6 +31,8 @@ from swarmcli.recipe.settings import (
 )
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Of `unfrozen_parameters`: what is tried for one name grows with the name's length to the power of the choices.
+MOST_PATTERNS, MOST_CHARACTERS, MOST_CHOICES = 64, 200, 4
 _STATISTICS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 
@@ -52,6 +54,17 @@ class Recipe(Section):
     task: Literal["causal_lm"] = shared("causal_lm", "what is learned: causal_lm predicts the next token")
     base_model: Mapping[str, Any] | str = shared(
         REQUIRED, "a transformers config (`model_type` and its fields), or a directory with a saved model"
+    )
+    unfrozen_parameters: tuple[str, ...] = shared(
+        (),
+        "regular expressions for the beginnings of the names of the parameters that are trained, all others are not; "
+        "[]: all are trained",
+        max_length=MOST_PATTERNS,
+    )
+    frozen_weights: str | None = shared(
+        None,
+        "which weights those have that are not trained: the digest that `swarm validate` tells",
+        pattern="^[0-9a-f]{64}$",
     )
     tokenizer: str = shared(
         "bytes", "bytes (256 bytes and 3 specials), or a directory with a saved tokenizer", min_length=1
@@ -90,6 +103,23 @@ class Recipe(Section):
         if not isinstance(value, Mapping | str) or not value:
             raise ValueError("write a transformers config below it (`model_type: gpt2` …), or a directory beside it")
         return value
+
+    @field_validator("unfrozen_parameters")
+    @classmethod
+    def _patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r:.80} is no regular expression ({error})") from None
+            # Whoever joins by a link matches a stranger's patterns, and some of these would take years.
+            choices = len(re.findall(r"[*+?{|]", pattern))
+            if len(pattern) > MOST_CHARACTERS or choices > MOST_CHOICES or re.search(r"\)[*+?{]", pattern):
+                raise ValueError(
+                    f"{pattern!r:.80} may take too long to match; write several, each with at most {MOST_CHARACTERS} "
+                    f"characters and {MOST_CHOICES} of * + ? {{ |, none of them behind a parenthesis"
+                )
+        return patterns
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:

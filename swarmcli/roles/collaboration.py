@@ -36,6 +36,7 @@ from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recip
 from swarmcli.recipe.run_key import is_owners_position
 from swarmcli.roles.bookkeeping import Bookkeeper, BookReader, Standing, Surroundings
 from swarmcli.roles.contributions import Mark
+from swarmcli.roles.disk import room_for
 from swarmcli.roles.peer import RunPeer
 from swarmcli.training import (
     Checkpoint,
@@ -49,6 +50,7 @@ from swarmcli.training import (
     parameter_groups,
     saved_buffers,
 )
+from swarmcli.training.freezing import check_frozen, frozen_bytes
 from swarmcli.training.memory import check_memory
 from swarmcli.training.outline import keep_outline, outline_of
 from swarmcli.training.resumed import by_recipe
@@ -109,6 +111,7 @@ class Collaboration:
         else:
             checkpoint = find_resumed(recipe, resume, peer.home.path) if resume else None
             self.model = self.task.build_model()
+            check_frozen(recipe, self.model)
             if checkpoint is not None:
                 checkpoint.restore_model(self.model)
             self.model.to(self.compute.device)
@@ -135,6 +138,7 @@ class Collaboration:
             optimizer=optimizer_factory(recipe),
             params=parameter_groups(recipe, self.model),
             extra_tensors=saved_buffers(self.model),
+            **(self._frozen_options(recipe.frozen_weights) if recipe.frozen_weights else {}),
             scheduler=lambda made: build_scheduler(recipe, made),
             matchmaking_time=averaging.matchmaking_time,
             averaging_timeout=averaging.averaging_timeout,
@@ -146,6 +150,16 @@ class Collaboration:
             **mode_options(recipe),
             **timing_options(recipe, computes=self.peer.role == "trainer"),
         )
+
+    def _frozen_options(self, digest: str) -> dict[str, Any]:
+        """What comes from others is not kept if this computer's user does not lend so much of the disk."""
+        home = self.peer.home.path
+        room = room_for(self.peer.limits, self.peer.recipe, home)
+        return {
+            "frozen_parameters": self.model.named_parameters(),
+            "frozen_digest": digest,
+            "frozen_directory": home if room > frozen_bytes(self.model) else None,
+        }
 
     def resume_own(self) -> None:
         """Goes on from the newest checkpoint in this peer's home, unless somebody is there who stands as far.

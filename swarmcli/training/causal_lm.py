@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
 from swarmcli.training.data import TextStream, evaluation_batches, text_batches
+from swarmcli.training.freezing import freeze
 from swarmcli.training.task import Batch
 from swarmcli.training.tokenizer import Tokenizer, load_tokenizer
 
@@ -46,7 +47,7 @@ class CausalLanguageModelling:
             else:
                 model = self._create(base_model)
         self._check_sizes(model.config)
-        return _prepare(model)
+        return freeze(self._recipe, _prepare(model))
 
     def batches(self, seed: int, position: Mapping[str, Any] | None = None) -> TextStream:
         return text_batches(self._recipe, self.tokenizer, seed, position)
@@ -164,7 +165,8 @@ class CausalLanguageModelling:
             config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=trusted)
             if not hasattr(config, "auto_map"):  # code of its own knows best
                 self._check_causal(config, getattr(config, "is_decoder", None))
-            if outline:
+            # Where all that is not trained comes from other peers the config will do: the rest comes with the state.
+            if outline or (self._recipe.frozen_weights and not any(directory.glob("*.safetensors"))):
                 model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
             else:
                 model = AutoModelForCausalLM.from_pretrained(

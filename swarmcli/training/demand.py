@@ -14,6 +14,7 @@ from torch import nn
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
 from swarmcli.training.device import Compute
+from swarmcli.training.freezing import frozen_bytes
 from swarmcli.training.memory import Need, memory_needs, sizes, statistics_of
 
 ASSUMED_PACE = 60.0  # seconds of an epoch, where nobody has told
@@ -38,7 +39,8 @@ class Demand:
     epoch: int  # sent for each epoch, at most; as much is received
     pace: float  # seconds of an epoch
     pace_is_told: bool  # by the contact; otherwise assumed
-    state: int  # downloaded once when joining, and in a checkpoint
+    state: int  # downloaded once when joining
+    frozen: int  # likewise, by who has others; with the state in a checkpoint
 
     @property
     def an_hour(self) -> int:
@@ -48,7 +50,7 @@ class Demand:
 
 def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, *, pace: float = 0.0) -> Demand:
     """`pace`: seconds that an epoch takes by what the contact says; 0: unknown."""
-    model, trained = sizes(outline)
+    (model, trained), frozen = sizes(outline), frozen_bytes(outline)
     averaged = averaged_bytes(recipe, outline)
     return Demand(
         parameters=sum(parameter.numel() for parameter in outline.parameters()),
@@ -57,7 +59,8 @@ def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, 
         epoch=2 * averaged,
         pace=pace or ASSUMED_PACE,
         pace_is_told=pace > 0,
-        state=0 if role == "auxiliary" else model + trained * statistics_of(recipe),
+        state=0 if role == "auxiliary" else model - frozen + trained * statistics_of(recipe),
+        frozen=0 if role == "auxiliary" else frozen,
     )
 
 

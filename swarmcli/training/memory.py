@@ -28,6 +28,7 @@ from swarmcli.optim.state.volumes import VOLUME_BYTES
 from swarmcli.recipe import Limits, Recipe
 from swarmcli.recipe.limits import amount_of
 from swarmcli.training.device import Compute
+from swarmcli.training.freezing import frozen_bytes
 
 PROGRAM = 500 << 20  # what Python, torch and transformers take before there is a model
 PROGRAM_WITHOUT_MODEL = 300 << 20  # the same without transformers
@@ -122,7 +123,11 @@ def of_trainer(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Nee
         Need(f"statistics of {recipe.optimizer.name}", statistics, not recipe.offloaded),
         Need("parameters for the optimizer", trained if recipe.offloaded else 0),
         *round_needs(recipe, trained),
-        Need("a copy of the state, while somebody downloads it", model + statistics),
+        Need("a copy of the state, while somebody downloads it", model - frozen_bytes(outline) + statistics),
+        Need(
+            "a copy of frozen weights, while somebody downloads them",
+            frozen_bytes(outline) if compute.device.type != "cpu" else 0,
+        ),
     ]
 
 
@@ -135,7 +140,7 @@ def of_monitor(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Nee
         Need("sums of gradients over an epoch", 0 if recipe.local_updates.enabled else trained),
         Need(f"statistics of {recipe.optimizer.name}", statistics),
         *round_needs(recipe, trained),
-        Need("a copy of the state, while somebody downloads it", model + statistics),
+        Need("a copy of the state, while somebody downloads it", model - frozen_bytes(outline) + statistics),
         Need("copies of the state for a checkpoint", model + statistics + max(model, statistics)),
     ]
 

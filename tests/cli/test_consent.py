@@ -70,6 +70,15 @@ def test_the_question_says_what_a_limit_leads_to() -> None:
     assert "rounds" not in sheet(limited, "monitor"), "it sends no gradients"
 
 
+def test_weights_that_are_not_trained_are_a_download_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = sheet(small())
+    assert "not trained" not in whole["download"]
+    monkeypatch.setattr(OUTLINE.weight, "requires_grad", False)
+    lines = sheet(small())
+    assert "the weights that are not trained, once, if it lacks them: 0 MiB" in lines["download"]
+    assert "at most 1.6 kB up" in lines["traffic"] and "not trained" not in sheet(small(), "auxiliary")["download"]
+
+
 def test_a_disk_on_which_the_checkpoints_have_no_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sheet(small())["disk"].endswith(" are free")
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=3e5))

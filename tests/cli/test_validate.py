@@ -104,3 +104,16 @@ def test_a_site_is_told_in_words(recipe: Path) -> None:
     output = run(recipe, "--quick", *(word for each in chosen for word in ("--set", each)))
     assert "4 processes as one peer, averaging in groups of 2 every 2 steps, of 4 every 8 steps\n" in output
     assert "site " not in run(recipe, "--quick")
+
+
+def test_what_is_not_trained_has_to_be_named(recipe: Path) -> None:
+    recipe.write_text(RECIPE + "unfrozen_parameters: [lm_head]\n")
+    with pytest.raises(RecipeError) as refusal:
+        run(recipe)
+    line = re.search("`(frozen_weights: [0-9a-f]{64})`", str(refusal.value))
+    assert line is not None
+    recipe.write_text(recipe.read_text() + line[1] + "\n")
+    assert re.search(r"^frozen weights +[0-9.]+ kB, the run's$", run(recipe), re.M)
+    assert re.search(
+        r"^frozen weights +.* others than the run's, .* here are [0-9a-f]{64}$", run(recipe, "--set", "seed=1"), re.M
+    )
