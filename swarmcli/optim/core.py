@@ -488,6 +488,8 @@ class OptimizerCore:
         """Why this peer should find out which lineage leads; empty if it need not."""
         if not self._catch_up.settled:
             return "joining the run"
+        if not self._frozen.frozen.held:
+            return "its frozen weights were changed"
         if self.pausing.away:
             return "this peer has paused"
         if self._group.begun:
@@ -643,6 +645,7 @@ class OptimizerCore:
         swarm = swarm if isinstance(swarm, Mapping) else {}
         standing = Saved.read(swarm.get("standing"))
         owners = bytes.fromhex(str(swarm.get("parameters", ""))), bytes.fromhex(str(swarm.get("owner", "")))
+        await self._frozen.look()  # whatever becomes of this, the model may have the checkpoint's by now
         frozen = swarm.get(TERM, self._frozen.frozen.digest)  # former versions tell nothing
         if frozen != self._frozen.frozen.digest:
             raise ValueError(
@@ -650,7 +653,6 @@ class OptimizerCore:
                 f"{self._frozen.frozen.digest!r}"
             )
         await self.replica.load_checkpoint(state_dict, accepted=self._group.close)
-        await self._frozen.look()
         await self._work.drop()
         self._keeper.drop()
         self._catch_up.settled, self.phase = False, "joining"

@@ -164,7 +164,7 @@ class Optimizer(torch.optim.Optimizer):
         self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
         self._parameters = placement.model_parameters
         self._devices = {tensor.device for tensor in [*self._parameters, *extra_tensors] if tensor.is_cuda}
-        frozen = self._frozen(frozen_parameters, frozen_digest, frozen_directory)
+        frozen = self._frozen(frozen_parameters, frozen_digest, frozen_directory, extra_tensors)
         if self.frozen_digest:
             config = replace(config, fingerprint={TERM: self.frozen_digest, **config.fingerprint})
         peer = PeerContext(dht.node, config, averaging)
@@ -186,12 +186,15 @@ class Optimizer(torch.optim.Optimizer):
             self.shutdown()
             raise
 
-    def _frozen(self, named: FrozenParameters, digest: str, directory: Path | None) -> FrozenWeights | None:
+    def _frozen(
+        self, named: FrozenParameters, digest: str, directory: Path | None, averaged: Sequence[torch.Tensor]
+    ) -> FrozenWeights | None:
         """None for an auxiliary that is told the digest, or has no values to find it out."""
         self.frozen_digest = digest
         if self.auxiliary and (digest or any(parameter.is_meta for parameter in self._parameters)):
             return None
-        frozen = frozen_of(self._parameters, named, digest, directory)
+        frozen = frozen_of(self._parameters, named, digest, directory, averaged)
+        self._devices |= {tensor.device for tensor in frozen.tensors.values() if tensor.is_cuda}
         self.frozen_digest = frozen.digest
         return frozen
 

@@ -19,13 +19,13 @@ from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import Mode, StateOptions, Timing, Trained
 from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.state import frozen as frozen_module
+from swarmcli.optim.peers import frozen_exchange
 from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights, frozen_of
 from swarmcli.optim.state.replica import Offloaded
 from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state.snapshot import Snapshot
 from swarmcli.testing import virtual_time
-from tests.optim.optim_swarm import Swarm, record, together, until
+from tests.optim.optim_swarm import Swarm, Trainer, record, together, until
 from tests.optim.shells import dhts
 
 TARGET, WIDTH, WORDS = 24, 8, 512
@@ -111,6 +111,10 @@ class Peers(Swarm):
         self.trainers.append(peer)  # type: ignore[arg-type]
         return peer
 
+    async def trainer_without(self) -> Trainer:
+        """One of a model in which nothing is frozen."""
+        return await super().trainer(fingerprint={"seed": "other"})
+
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +164,12 @@ def test_averages_of_states_leave_them_out() -> None:
 
 @pytest.mark.parametrize("role", ["trainer", "monitor"])
 @pytest.mark.parametrize("mode", [Synchronous(), Synchronous(timing=Timing.DELAYED_STEP)], ids=["at once", "delayed"])
-def test_a_newcomer_with_others_downloads_the_runs_once(mode: Mode, role: Role, tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_memory", [0, 64 << 20], ids=["file", "memory"])
+def test_a_newcomer_with_others_downloads_the_runs_once(
+    mode: Mode, role: Role, in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frozen_exchange, "IN_MEMORY", in_memory)
+
     async def main() -> None:
         async with Peers() as swarm:
             one = await swarm.peer(handed_in=True, mode=mode)
@@ -169,10 +178,12 @@ def test_a_newcomer_with_others_downloads_the_runs_once(mode: Mode, role: Role, 
                 frozen=1, seed=1, digest=one.frozen.digest, directory=tmp_path, handed_in=True, mode=mode, role=role
             )
             assert not two.frozen.held and not whole(two, one)
+            version = two.model.table._version
             given = record(one.node, StateDonated)
             await together(one.train(5), two.follow(5) if role == "monitor" else two.train(5))
             assert whole(two, one) and two.frozen.held and (tmp_path / FILE).exists()
             assert one.core.state_digest() == two.core.state_digest()
+            assert two.model.table._version > version, "by that rank 0 of a site knows what the others need"
             assert len(given) == 1, "of the state; its chunks hold no frozen weights"
             assert [each.level for each in two.noticed if "frozen weights" in each.text] == ["info"]
             again = FrozenWeights(Peer(two.node, frozen=2).frozen.tensors, one.frozen.digest, tmp_path)
@@ -214,6 +225,20 @@ def test_without_the_runs_digest_a_newcomer_with_others_is_refused() -> None:
             await together(one.train(30), two.train(30), refused())
             assert torch.equal(other.model.table, before), "nobody's word alone moves it"
             assert one.core.state_digest() == two.core.state_digest()
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_strangers_drive_nobody_away_that_was_told_the_digest_or_has_nothing_frozen() -> None:
+    async def main() -> None:
+        async with Peers() as swarm:
+            stranger = await swarm.peer(frozen=1)
+            await stranger.train(1)
+            named = await swarm.peer(digest=frozen_of([], Model().named_parameters()).digest)
+            plain = await swarm.trainer_without()
+            await named.train(2)
+            await plain.train(2)
+            assert whole(named, Peer(named.node)) and named.core.state_digest() != stranger.core.state_digest()
 
     virtual_time.run(main(), timeout=300)
 
@@ -328,7 +353,7 @@ def test_the_digest_is_of_names_types_shapes_and_values() -> None:
         {("Half" if name == "half" else name): tensor for name, tensor in tensors.items()},
     ]
     assert len({digest, *(FrozenWeights(each).digest for each in others)}) == 5
-    assert frozen_module.FrozenWeights({}).digest == "" and FrozenWeights({}).held
+    assert FrozenWeights({}).digest == "" and FrozenWeights({}).held
 
 
 def test_digests_stay_the_same_over_versions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,6 +371,9 @@ def test_tied_ones_are_one_and_trained_ones_are_passed_over() -> None:
     assert list(frozen_of([], model.parameters()).tensors) == ["0", "1"]
 
 
+LAYER, BUFFER = torch.nn.Linear(2, 2), torch.zeros(3)
+
+
 @pytest.mark.parametrize(
     "wrong, says",
     [
@@ -353,11 +381,13 @@ def test_tied_ones_are_one_and_trained_ones_are_passed_over() -> None:
         ({"named": [], "digest": "0" * 64}, "no frozen weights"),
         ({"named": [("a", torch.zeros(1)), ("a", torch.ones(1))]}, "one name"),
         ({"named": ["a"]}, "expected tensors"),
+        ({"parameters": list(LAYER.parameters()), "named": LAYER.state_dict().items()}, "'weight' is trained"),
+        ({"named": [("mean", BUFFER)], "averaged": [BUFFER]}, "averaged as one of extra_tensors"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises((ValueError, TypeError), match=says):
-        frozen_of([], **{"named": [torch.zeros(2)], **wrong})
+        frozen_of(**{"parameters": [], "named": [torch.zeros(2)], **wrong})
 
 
 def test_a_checkpoint_names_them() -> None:
@@ -372,6 +402,18 @@ def test_a_checkpoint_names_them() -> None:
             again.model.load_state_dict(weights)
             await again.core.load_state_dict(saved)
             assert again.frozen.held, "they came with the checkpoint"
+
+            for held in (one, again):  # who restores another model's, and is refused, gets the run's back
+                held.model.load_state_dict(Model(frozen=4).state_dict())
+                with pytest.raises(ValueError, match="not those of the checkpoint"):
+                    await held.core.load_state_dict(saved)
+                assert not held.frozen.held
+                held.model.layer.load_state_dict({k[6:]: v for k, v in weights.items() if k.startswith("layer")})
+            one.model.table.copy_(weights["table"])
+            one.model.scale.copy_(weights["scale"])
+            await one.core.load_state_dict(saved)
+            await together(one.train(4), again.train(4))
+            assert again.frozen.held and whole(again, one)
 
             other = await swarm.peer(frozen=1)
             other.model.load_state_dict(weights)

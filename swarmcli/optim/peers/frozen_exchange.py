@@ -33,6 +33,7 @@ ALONE_FOR = 15.0  # seconds for which a peer that sees nobody looks for others
 MOST_DONORS = 32  # of one look, one of each network after the other
 MOST_ASKED = 8  # for their digest, likewise
 ANSWER_TIMEOUT = 5.0  # seconds
+IN_MEMORY = 64 << 20  # bytes up to which a download needs no file
 
 
 class DigestQuestion(msgspec.Struct, frozen=True):
@@ -93,7 +94,7 @@ class FrozenExchange:
         """Before this peer settles. Raises FingerprintError if nobody at work has what must agree as this peer has it,
         and all who answer have other frozen weights: it would train another model, alone."""
         directory, own = self._directory, self.frozen.digest
-        if self.frozen.named or directory.holders():
+        if self.frozen.named or not own or directory.holders():
             return
         others = [peer for peer, report in directory.others.items() if report.holds_state and is_settled(report.phase)]
         asked = directory.in_turn(others)[:MOST_ASKED]
@@ -102,7 +103,7 @@ class FrozenExchange:
         if digests and own not in digests:
             theirs = max(digests, key=digests.count)
             raise FingerprintError(
-                f"{TERM}: this model has {own or 'none'}, and {len(digests)} peers at work have "
+                f"{TERM}: this model has {own}, and {len(digests)} peers at work have "
                 f"{theirs or 'none'}; load the same ones, or name theirs as frozen_digest to download them",
                 (TERM,),
             )
@@ -151,7 +152,7 @@ class FrozenExchange:
                 version=bytes.fromhex(frozen.digest),
                 timeout=timeout,
                 check=frozen.check,
-                spool=frozen.directory,
+                spool=frozen.directory if frozen.nbytes > IN_MEMORY else None,
                 progress=self._progress,
             )
         finally:

@@ -113,10 +113,14 @@ class FrozenWeights:
 
 
 def frozen_of(
-    parameters: Sequence[torch.Tensor], named: Parameters = (), digest: str = "", directory: Path | None = None
+    parameters: Sequence[torch.Tensor],
+    named: Parameters = (),
+    digest: str = "",
+    directory: Path | None = None,
+    averaged: Sequence[torch.Tensor] = (),
 ) -> FrozenWeights:
     """Of a model of which the optimizer has these `parameters`, and others are `named`; those that are trained are
-    passed over. Raises TypeError or ValueError."""
+    passed over. None of them may be a view of what is trained, or `averaged`. Raises TypeError or ValueError."""
     found: dict[torch.Tensor, str] = {}
     for index, item in enumerate(named):
         name, tensor = item if isinstance(item, tuple) and len(item) == 2 else (str(index), item)
@@ -129,7 +133,18 @@ def frozen_of(
             found.setdefault(parameter, f"parameter/{index}")
     if len(set(found.values())) != len(found):
         raise ValueError("frozen_parameters: two tensors have one name")
+    moving = {each.data_ptr() for each in (*filter(_is_trained, parameters), *averaged)} - {0}
+    for tensor, name in found.items():
+        if tensor.data_ptr() in moving:
+            raise ValueError(
+                f"frozen_parameters: {name!r:.80} is trained, or averaged as one of extra_tensors; give "
+                "model.named_parameters()"
+            )
     return FrozenWeights({name: tensor for tensor, name in found.items()}, digest, directory)
+
+
+def _is_trained(parameter: torch.Tensor) -> bool:
+    return parameter.requires_grad
 
 
 def _chunks_of(tensors: Mapping[str, torch.Tensor]) -> list[bytes]:
