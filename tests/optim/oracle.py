@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from swarmcli.events import EpochAdvanced
+from swarmcli.events import EpochAdvanced, EpochCredited
 from tests.optim.optim_swarm import Swarm, Trainer, decay, digests, momentum, reference
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
@@ -23,6 +24,7 @@ class Link:
 
     before: str
     samples: int
+    credited: Mapping[str, float]  # contributor → samples, as far as the group let them count
 
 
 class Watched:
@@ -32,18 +34,21 @@ class Watched:
         self.trainer = trainer
         self.first = self.begins = trainer.core.position.lineage.hex()  # the latter is that of a loaded checkpoint
         self.moments: list[tuple[float, EpochAdvanced]] = []
+        self.credited: dict[str, Mapping[str, float]] = {}  # by lineage
         trainer.node.endpoint.events.subscribe(self._note)
 
     def _note(self, event: object) -> None:
         if isinstance(event, EpochAdvanced):
             self.moments.append((asyncio.get_running_loop().time(), event))
+        elif isinstance(event, EpochCredited) and self.moments and self.moments[-1][1].epoch == event.epoch:
+            self.credited[self.moments[-1][1].lineage] = event.samples  # not of a round that it replays
 
     def links(self) -> dict[str, Link]:
         """Of the rounds that it took part in; one that it replayed or downloaded tells nothing about its lineage."""
         found, before = {}, self.begins
         for _, event in self.moments:
             if event.samples:
-                found[event.lineage] = Link(before, event.samples)
+                found[event.lineage] = Link(before, event.samples, self.credited.get(event.lineage, {}))
             before = event.lineage
         return found
 
@@ -98,9 +103,19 @@ class Oracle:
         torch.testing.assert_close(together[0].weights.detach(), expected, **TIGHT)
 
     def _batch(self, lineage: str, link: Link) -> torch.Tensor:
-        rows = torch.cat([t.given[lineage] for t in self.watched if lineage in t.given])
-        assert len(rows) == link.samples
-        return rows
+        """Rows whose mean loss is the round's: of four and more peers nobody's count for more than a share, and each
+        row of a peer is scaled, since the loss grows with its square, so that all count as the group let them."""
+        given = {t.node.peer_id.text: t.given[lineage] for t in self.watched if lineage in t.given}
+        rows = sum(map(len, given.values()))
+        if rows == link.samples:
+            return torch.cat(list(given.values()))
+        assert given.keys() == link.credited.keys() and math.isclose(
+            sum(link.credited.values()), link.samples, abs_tol=1
+        )
+        assert all(link.credited[peer] <= len(own) for peer, own in given.items())
+        all_counted = sum(link.credited.values())
+        counts = {peer: link.credited[peer] / len(own) for peer, own in given.items()}
+        return torch.cat([own * math.sqrt(counts[peer] * rows / all_counted) for peer, own in given.items()])
 
     def usual(self, trainers: Sequence[Trainer], since: float, until: float) -> float:
         """Seconds that an epoch takes, in the middle."""
