@@ -168,7 +168,7 @@ class Assembly:
         return self._slots[chunk]
 
     def settle(self, chunk: int) -> bytes:
-        """Keeps what the slot holds, and returns its SHA-256. For an executor; for several threads at once.
+        """Keeps what the slot holds, and returns its hash. For an executor; for several threads at once.
 
         Raises OSError if there is no room.
         """
