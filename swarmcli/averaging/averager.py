@@ -66,7 +66,7 @@ class DecentralizedAverager:
         min_matchmaking_time: float = 5.0,
         request_timeout: float = 3.0,
         averaging_alpha: float = 1.0,
-        part_size_bytes: int = 524288,
+        part_size_bytes: int = 1 << 20,
         allreduce_timeout: float | None = None,
         next_chunk_timeout: float | None = None,
         sender_timeout: float | None = None,

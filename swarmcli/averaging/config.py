@@ -74,7 +74,7 @@ class AllreduceOptions:
 
     compression        codec of parts and averages on the wire
     tensor_infos       key and role of each tensor, by which that may choose another codec; None: indices and no roles
-    part_size_bytes    of a part on the wire
+    part_size_bytes    of a part on the wire at most; see `plan.py`
     allreduce_timeout  for the whole round; then the leader gives it up
     sender_timeout     for a sender's silence, after which it is left out from that part on
     reducer_timeout    for a reducer's silence, after which the round has failed here; None: twice sender_timeout
@@ -87,7 +87,7 @@ class AllreduceOptions:
 
     compression: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
     tensor_infos: tuple[CompressionInfo, ...] | None = None
-    part_size_bytes: int = 524288
+    part_size_bytes: int = 1 << 20
     allreduce_timeout: float | None = None
     sender_timeout: float | None = None
     reducer_timeout: float | None = None

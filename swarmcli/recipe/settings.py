@@ -266,7 +266,9 @@ class AveragingSettings(Section):
     seats_per_network: int | None = shared(
         16, "peers of one network (a /24 of IPv4, a /48 of IPv6) in one group, local ones aside; null: any number", ge=1
     )
-    part_size_bytes: int = shared(524288, "size of the parts that gradients are cut into", ge=1024, le=8 << 20)
+    part_size_bytes: int = shared(
+        1 << 20, "size of the parts that gradients are cut into, at most", ge=1024, le=8 << 20
+    )
     trust: Literal["strangers", "members"] | None = shared(
         None,
         "strangers: a third of a group may lie about a round; members: they may only fail; null: members in a run with "

@@ -34,7 +34,8 @@ from swarmcli.errors import CallRefused, InputRefused, NetworkError, ProtocolVio
 from swarmcli.network import Stream
 from swarmcli.tasks import OFFLOAD_FROM, forget, forgetful, on_executor, unless_silent
 
-SIGNED_TOGETHER = 8  # parts of one sender under one signature; as many as `SignedParts` takes
+SIGNED_TOGETHER = 8  # parts of one sender under one signature; as many as `SignedParts` takes …
+SIGNED_BYTES = 4 << 20  # … and no more than so many bytes of them, which their sender encodes in advance
 
 _TO_GIVE = 30.0  # seconds for the inputs of one part
 _TO_HEAR = 20.0  # seconds for all that an accusation takes at one member: whoever is slower hears of it too late
@@ -64,6 +65,9 @@ class Audits:
         self._commitments: dict[int, bytes] = {}  # of others
         self._batches: dict[int, SignedParts] = {}  # by sender, the last that it has sent here
         self._kept = KeptInputs()
+        self.together = max(
+            1, min(SIGNED_TOGETHER, SIGNED_BYTES // max((p.payload_bound for p in plan.parts), default=1))
+        )
         self._own: SignedParts | None = None  # over own inputs of parts that are reduced here
         self.signed: SignedAverages | None = None  # by this reducer, once it has
         self._inputs_of: dict[int, tuple[Input, ...]] = {}  # by part, those that this reducer has signed for
@@ -157,8 +161,8 @@ class Audits:
         assert self._inputs is not None
         if self._own is None or self._own.hash_of(part.index) is None:
             parts = self._plan.by_reducer[self._mates.me]
-            begin = parts.index(part) // SIGNED_TOGETHER * SIGNED_TOGETHER
-            batch = parts[begin : begin + SIGNED_TOGETHER]
+            begin = parts.index(part) // self.together * self.together
+            batch = parts[begin : begin + self.together]
             self._own = self.sign(self._inputs.weight, batch, [_plain(self._inputs, each) for each in batch])
         message, weight = _plain(self._inputs, part), self._inputs.weight
         memory = self._kept.memory(message.payload_size)

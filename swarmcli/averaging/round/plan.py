@@ -26,6 +26,9 @@ import torch
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression, TensorDescriptor
 
 _ALIGNMENT = 64  # bytes; each segment begins at a multiple of it
+# The last average leaves when the last part is here: on a slow link a round takes longer by one part in as many as a
+# reducer gets. So parts are larger than this only where that many are left.
+_SMALL, _ENOUGH = 512 << 10, 16  # bytes, parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +156,8 @@ class Plan:
 
     @classmethod
     def make(cls, layout: Layout, shares: Sequence[float], part_size_bytes: int) -> Plan:
-        """`shares`: one per member, not all zero."""
-        parts = tuple(_cut(layout, shares, part_size_bytes))
+        """`shares`: one per member, not all zero. `part_size_bytes`: at most, for a part on the wire."""
+        parts = tuple(_cut(layout, shares, _part_size(layout, shares, part_size_bytes)))
         terms = f"{part_size_bytes};{[float(share).hex() for share in shares]}"
         fingerprint = hashlib.sha256(b"swarm plan" + layout.schema_hash + layout.codecs_hash + terms.encode()).digest()
         return cls(layout, parts, fingerprint)
@@ -187,6 +190,14 @@ def compression_term(compression: CompressionBase, layout: Layout) -> str:
     if {codec.description for codec in layout.codecs} <= {description} and len(description) <= 200:
         return description
     return f"{description[:180]} {layout.codecs_hash.hex()[:16]}"
+
+
+def _part_size(layout: Layout, shares: Sequence[float], most: int) -> int:
+    """Bytes on the wire. What a message costs besides its bytes is paid once for each part."""
+    even = layout.wire_bytes / sum(share > 0 for share in shares)
+    while most > _SMALL and even < _ENOUGH * most:
+        most = max(_SMALL, most // 2)
+    return most
 
 
 def _cut(layout: Layout, shares: Sequence[float], part_size_bytes: int) -> list[Part]:

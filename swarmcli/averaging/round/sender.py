@@ -10,7 +10,7 @@ from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
 from swarmcli.averaging.consensus.messages import MAX_WORDS, SignedAverages
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.digests import digest_of
-from swarmcli.averaging.round.auditing import SIGNED_TOGETHER, Audits
+from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, Inputs, Results, plain, root_of
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
 from swarmcli.averaging.round.pace import LOOKS, LaggedError, Pace, Tempo
@@ -225,7 +225,7 @@ class PartSender:
         try:
             committed = None if audits is None else audits.commitment_for(parts[0].reducer)
             await stream.send(SenderTerms(self._plan.fingerprint, mine.weight, mine.note, committed))
-            together = 1 if audits is None else SIGNED_TOGETHER
+            together = 1 if audits is None else audits.together
             for begin in range(0, len(parts) if mine.weight > 0 else 0, together):
                 batch = parts[begin : begin + together]
                 messages = [await on_executor(part.descriptor.nbytes, _encoded, mine, part) for part in batch]

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.buffers import Inputs, Results
 from swarmcli.averaging.round.plan import Layout, Plan, compression_term
 from swarmcli.compression import (
@@ -19,6 +20,7 @@ from swarmcli.compression import (
     Quantile8BitQuantization,
     RoleAdaptiveCompression,
     SizeAdaptiveCompression,
+    TensorDescriptor,
     TensorRole,
     Uniform8BitQuantization,
 )
@@ -185,3 +187,23 @@ def test_nothing_to_average_is_a_plan_without_parts() -> None:
     assert Plan.make(layout, [1.0], 80).parts == ()
     assert [tensor.shape for tensor in Results(layout, fresh_memory(layout.nbytes)).tensors()] == [(0,), (3, 0)]
     assert Results(Layout.of([]), fresh_memory(0)).tensors() == []
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "shares", "codec", "kibibytes"),
+    [
+        (64, [1.0] * 4, NoCompression(), 1024),
+        (64, [1.0, 1.0, 0.0, 0.0], NoCompression(), 1024),
+        (64, [1.0] * 4, Float16Compression(), 512),  # 8 MiB on the wire for each
+        (60, [1.0] * 4, NoCompression(), 512),
+        (1, [1.0] * 4, NoCompression(), 256),
+        (1024, [1.0] * 4, NoCompression(), 1024),
+    ],
+)
+def test_parts_above_half_a_mebibyte_leave_each_reducer_sixteen(
+    mebibytes: int, shares: list[float], codec: CompressionBase, kibibytes: int
+) -> None:
+    layout = Layout((TensorDescriptor((mebibytes << 18,), torch.float32),), (codec,))
+    plan = Plan.make(layout, shares, AllreduceOptions().part_size_bytes)
+    assert max(part.payload_bound for part in plan.parts) == kibibytes << 10
+    assert min(len(parts) for parts in plan.by_reducer.values()) >= (16 if kibibytes == 1024 else 1)
