@@ -30,6 +30,11 @@ def fresh_memory(nbytes: int) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
+def unwritten(nbytes: int) -> memoryview:
+    """(nbytes,) with any content, for what is about to arrive: a bytearray would be filled with zeros first."""
+    return numpy.empty(nbytes, numpy.uint8).data
+
+
 class ReusableBuffer:
     """Lends memory to rounds, and keeps what comes back for the next round if that follows soon.
 

@@ -20,7 +20,7 @@ import torch
 from swarmcli.compression import NoCompression, TensorDescriptor, TensorMessage, extract
 from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import NetworkError
-from swarmcli.memory import fresh_memory
+from swarmcli.memory import fresh_memory, unwritten
 from swarmcli.network import Endpoint, PeerID
 from swarmcli.state.distant import AnyTensor, DistantTensor, loaded, pieces
 from swarmcli.state.donor import MAX_DIGESTS_AT_ONCE, DigestAnswer, DigestQuestion, digest_method
@@ -164,7 +164,7 @@ class Assembly:
         if self._file is None:
             return self._bytes[begin:end]
         if chunk not in self._slots:
-            self._slots[chunk] = memoryview(bytearray(end - begin))
+            self._slots[chunk] = unwritten(end - begin)
         return self._slots[chunk]
 
     def settle(self, chunk: int) -> bytes:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from swarmcli.memory import unwritten
+
 _WRITE = 8 << 20  # bytes in one call of the system
 _LEAVE_FREE = 1 << 30  # bytes of the disk that are not ours to take
 
@@ -82,7 +84,7 @@ class UnnamedFile:
 
     def read(self, offset: int, count: int) -> memoryview:
         """A copy of what has been written there. Raises OSError. For several threads at once."""
-        content = memoryview(bytearray(count))
+        content = unwritten(count)
         filled = 0
         while filled < count:
             got = self.read_at(offset + filled, content[filled:])

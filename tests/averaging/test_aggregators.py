@@ -225,3 +225,18 @@ def test_descriptions_tell_all_parameters() -> None:
     different = [*ALL, Mean(gate=10), TrimmedMean(trim=0.2), CenteredClip(radius=2), CenteredClip(iterations=1)]
     assert len({each.description for each in different}) == len(different)
     assert Mean(gate=1000).description == Mean(gate=1000.0).description
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("aggregator", [Mean(), Median(), TrimmedMean(), CenteredClip()])
+def test_values_that_last_are_only_read(aggregator: Aggregator, ordered: bool) -> None:
+    values = gradients(5)
+    values[0] *= 1e6
+    lasting = [value.clone() for value in values]
+    part = aggregator.part(torch.full((2000,), math.nan), 5, ordered=ordered)
+    for sender, value in enumerate(lasting):
+        part.add(value, 1.0 + sender, sender, lasting=True)
+    average, left_out = part.finish()
+    assert all(map(torch.equal, lasting, values))
+    expected = aggregate(aggregator, values, [1.0, 2.0, 3.0, 4.0, 5.0], list(range(5)) if ordered else None)
+    assert torch.equal(average, expected[0]) and dict(left_out) == expected[1]

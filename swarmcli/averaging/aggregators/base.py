@@ -29,9 +29,9 @@ class PartAggregator(Protocol):
     def nbytes(self) -> int:
         """What it holds now, beside the memory that it was given for the average."""
 
-    def add(self, values: torch.Tensor, weight: float, sender: int) -> None:
-        """One sender's values, finite and flat, with a positive weight; each sender once. The memory of `values` may
-        change afterwards."""
+    def add(self, values: torch.Tensor, weight: float, sender: int, *, lasting: bool = False) -> None:
+        """One sender's values, finite and flat, with a positive weight; each sender once. They are only read. Their
+        memory may change afterwards, unless it is `lasting`: then it does not before `finish` has returned."""
 
     def finish(self) -> tuple[torch.Tensor, Mapping[int, str]]:
         """The average, flat and finite, in the type of sums and in the memory that was given; and which senders are

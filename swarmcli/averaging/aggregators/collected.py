@@ -20,7 +20,8 @@ class CollectedPart(ABC):
     def nbytes(self) -> int:
         return sum(values.nbytes for values in self._values.values())
 
-    def add(self, values: torch.Tensor, weight: float, sender: int) -> None:
+    def add(self, values: torch.Tensor, weight: float, sender: int, *, lasting: bool = False) -> None:
+        # A copy in any case: sorting networks write where the values lie.
         self._values[sender], self._weights[sender] = values.clone(), weight
 
     def finish(self) -> tuple[torch.Tensor, Mapping[int, str]]:

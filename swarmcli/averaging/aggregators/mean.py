@@ -61,13 +61,13 @@ class _MeanOfPart:
     def nbytes(self) -> int:
         return sum(values.nbytes for values in self._held.values())
 
-    def add(self, values: torch.Tensor, weight: float, sender: int) -> None:
+    def add(self, values: torch.Tensor, weight: float, sender: int, *, lasting: bool = False) -> None:
         self._weights[sender] = weight
         if _liars(self._most):
             size = largest(values)
             self._sizes[sender] = size, size * math.sqrt(weight)
         if self._ordered or self._is_beyond(sender, _liars(self._most)):
-            self._held[sender] = values.clone()
+            self._held[sender] = values if lasting else values.clone()
         else:
             self._add(values, weight)
         if not self._ordered:

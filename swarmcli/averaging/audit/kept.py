@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from swarmcli.averaging.audit.signed import Input
 from swarmcli.compression import TensorHeader, TensorMessage
+from swarmcli.memory import unwritten
 from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
 
 IN_MEMORY = 64 << 20  # bytes of inputs of one try; what is more lies in a file without a name
@@ -36,7 +37,7 @@ class KeptInputs:
             if nbytes > self._left:
                 return None
             self._left -= nbytes
-        return memoryview(bytearray(nbytes))
+        return unwritten(nbytes)
 
     def keep(self, part: int, given: Input, message: TensorMessage, memory: memoryview | None) -> None:
         """`memory`: what `memory` gave for this part, where its payload lies. Takes as long as a disk may, unless there

@@ -31,6 +31,7 @@ from swarmcli.averaging.round.plan import Part, Plan
 from swarmcli.compression import NoCompression, TensorHeader, TensorMessage
 from swarmcli.compression.base import dtype_name
 from swarmcli.errors import CallRefused, InputRefused, NetworkError, ProtocolViolation
+from swarmcli.memory import unwritten
 from swarmcli.network import Stream
 from swarmcli.tasks import OFFLOAD_FROM, forget, forgetful, on_executor, unless_silent
 
@@ -235,7 +236,7 @@ class Audits:
         def into(header: InputHeader, size: int) -> memoryview:
             if size > max(part.payload_bound, part.descriptor.nbytes):
                 raise ProtocolViolation(f"an input of part {part.index} has {size} bytes")
-            return memoryview(bytearray(size))
+            return unwritten(size)
 
         inputs, messages, left = list[Input](), list[TensorMessage](), len(self._senders)
         while left:
@@ -315,7 +316,7 @@ class Audits:
             def into(_: Exhibit, size: int) -> memoryview:
                 if size > most:
                     raise ProtocolViolation(f"an exhibit of {size} bytes")
-                return memoryview(bytearray(size))
+                return unwritten(size)
 
             return (await stream.receive(Exhibit, into))[1]
 

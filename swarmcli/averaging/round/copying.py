@@ -18,6 +18,7 @@ from swarmcli.compression import NoCompression, TensorHeader, TensorMessage
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import CallRefused, NetworkError, ProtocolViolation
 from swarmcli.events import PeerRefused
+from swarmcli.memory import unwritten
 from swarmcli.network import Stream
 from swarmcli.tasks import forgetful, on_executor, unless_silent
 
@@ -120,7 +121,7 @@ class Copier:
         def into(header: CopyHeader, size: int) -> memoryview:
             if not header.senders or size != part.descriptor.nbytes:
                 raise ProtocolViolation(f"the copy of part {part.index} has {size} bytes")
-            return memoryview(bytearray(size))
+            return unwritten(size)
 
         async with unless_silent(stream, self._options.for_reducer):
             header, payload = await stream.receive(CopyHeader, into)

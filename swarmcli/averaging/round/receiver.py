@@ -19,6 +19,7 @@ from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.averaging.shares import reducer_opens
 from swarmcli.compression import TensorMessage
 from swarmcli.errors import CallRefused, EndOfStream, InputRefused, NetworkError, ProtocolViolation, RoundFailed
+from swarmcli.memory import unwritten
 from swarmcli.network import Stream
 from swarmcli.tasks import Bell, beside, forget, forgetful, unless_silent, unless_stuck
 
@@ -233,7 +234,7 @@ class PartReceiver:
         positions = range(len(self._reducer.parts) if terms.weight > 0 else 0)
         # One piece of memory for all parts of this member: `add` returns when it is free again. Its size comes from the
         # plan, never from what the member says.
-        scratch = memoryview(bytearray(max(map(self._payload_bound, positions), default=0)))
+        scratch = unwritten(max(map(self._payload_bound, positions), default=0))
         expected, before = sum(map(self._payload_bound, positions)), stream.arriving
         began = self._tempo.begun[member] = asyncio.get_running_loop().time()
 
@@ -247,10 +248,11 @@ class PartReceiver:
                     async with unless_silent(stream, silence):
                         header, payload = await stream.receive(PartHeader, self._memory_for(position, scratch))
                     message = TensorMessage(header.tensor, (payload,))
+                    kept = None if payload.obj is scratch.obj else payload
                     if self._audits is not None:  # before it is in the sum, for which it will be signed
-                        part, memory = self._reducer.parts[position], None if payload.obj is scratch.obj else payload
-                        await self._audits.keep(part, member, terms.weight, header.signed, message, memory)
-                    await self._reducer.add(member, message)
+                        part = self._reducer.parts[position]
+                        await self._audits.keep(part, member, terms.weight, header.signed, message, kept)
+                    await self._reducer.add(member, message, lasting=kept is not None)
             whole = True
         finally:
             if positions:  # what has come of one that did not come to its end tells how long the rest would take

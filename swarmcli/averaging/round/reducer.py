@@ -69,7 +69,8 @@ class Reducer:
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._averages: list[Average] = []
         self._failure: str | None = None
-        self._bell = Bell()
+        self._bell = Bell()  # of all that changes the sums
+        self._formed = Bell()  # one more average is there: those who wait for one sleep through what is added
 
     @property
     def left_out(self) -> dict[int, str]:
@@ -95,8 +96,9 @@ class Reducer:
         self._bell.ring()
 
     @forgetful
-    async def add(self, sender: int, message: TensorMessage) -> None:
-        """The next part of a sender has arrived; returns when its memory may be used again.
+    async def add(self, sender: int, message: TensorMessage, *, lasting: bool = False) -> None:
+        """The next part of a sender has arrived; returns when its memory may be used again, unless that is `lasting`:
+        nobody changes it before the average is formed.
 
         Raises InputRefused if it cannot be averaged; nothing of it is in the sum then. A sender far ahead of the
         others waits here, if sums need memory of their own.
@@ -116,7 +118,7 @@ class Reducer:
             if state.left_out is not None:
                 raise InputRefused(f"it was left out before: {state.left_out}")
             try:
-                await on_executor(self.parts[position].descriptor.nbytes, self._add, position, sender, message)
+                await on_executor(self.parts[position].descriptor.nbytes, self._add, position, sender, message, lasting)
             finally:
                 self._bell.ring()
 
@@ -149,6 +151,7 @@ class Reducer:
             self._sums.clear()
             self._averages.clear()
             self._bell.ring()
+            self._formed.ring()
 
     async def close(self, reason: str) -> None:
         """Aborts, and returns once no sum is being written any more."""
@@ -160,7 +163,7 @@ class Reducer:
     async def average(self, position: int) -> Average:
         """Waits for the average of `parts[position]`. Raises what the work was aborted with."""
         while len(self._averages) <= position:
-            await self._wait()
+            await self._wait(self._formed)
         return self._averages[position]
 
     @forgetful
@@ -175,7 +178,8 @@ class Reducer:
                     average = await on_executor(self._work(position), self._finish, position)
                 del self._locks[position]
                 self._averages.append(average)
-                self._bell.ring()
+                self._bell.ring()  # who is far ahead may go on
+                self._formed.ring()
         except RoundFailed as error:
             self.abort(error.reason)
             raise
@@ -196,15 +200,15 @@ class Reducer:
             if state.counts is None and (not missing or weight <= most.get(sender, math.inf)):
                 state.counts = min(weight, most.get(sender, math.inf))
 
-    async def _wait(self) -> None:
+    async def _wait(self, bell: Bell | None = None) -> None:
         if self._failure is not None:
             raise RoundFailed(self._failure)
-        await self._bell.wait()
+        await (bell or self._bell).wait()
 
     def _in_place(self, part: Part) -> bool:
         return self._results is not None and part.segment.dtype is sum_type(part.segment.dtype)
 
-    def _add(self, position: int, sender: int, message: TensorMessage) -> None:
+    def _add(self, position: int, sender: int, message: TensorMessage, lasting: bool) -> None:
         part, state = self.parts[position], self._senders[sender]
         try:
             if message.header.descriptor() != part.descriptor:
@@ -216,11 +220,11 @@ class Reducer:
             raise InputRefused(f"part {part.index} holds NaN or infinity")
         if reason := beyond_sums([values], state.weight or 0.0):
             raise InputRefused(f"part {part.index} holds {reason}")
-        self._add_up(position, values, state.counts or 0.0, sender)
+        self._add_up(position, values, state.counts or 0.0, sender, lasting)
         # Here and not after the await: what is in the sum is counted, even if the caller is cancelled meanwhile.
         state.delivered += 1
 
-    def _add_up(self, position: int, values: torch.Tensor, weight: float, sender: int) -> None:
+    def _add_up(self, position: int, values: torch.Tensor, weight: float, sender: int, lasting: bool) -> None:
         """The sum begins where the average will lie, if that has the type of sums."""
         before = 0
         if position in self._sums:
@@ -235,7 +239,7 @@ class Reducer:
             self._sums[position] = self._aggregator.part(
                 memory, len(self._senders), ordered=self._note_inputs is not None
             )
-        self._sums[position].add(values, weight, sender)
+        self._sums[position].add(values, weight, sender, lasting=lasting)
         with self._counting:
             self._beside += self._sums[position].nbytes - before
 
@@ -243,7 +247,7 @@ class Reducer:
         part = self.parts[position]
         own = self._senders.get(self._me)
         if own is not None and own.weight and self._inputs is not None:
-            self._add_up(position, self._inputs.part(part), own.counts or own.weight, self._me)
+            self._add_up(position, self._inputs.part(part), own.counts or own.weight, self._me, lasting=True)
         included = {
             index: sender.counts
             for index, sender in sorted(self._senders.items())

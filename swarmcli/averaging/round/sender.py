@@ -29,6 +29,7 @@ from swarmcli.errors import (
     ProtocolViolation,
     RoundFailed,
 )
+from swarmcli.memory import unwritten
 from swarmcli.network import Stream
 from swarmcli.tasks import beside, forget, forgetful, on_executor, unless_silent
 
@@ -313,7 +314,7 @@ def _memory_for(part: Part, results: Results) -> Callable[[AverageHeader, int], 
             raise ProtocolViolation(f"the average of part {part.index} has {size} bytes")
         if isinstance(part.codec, NoCompression) and size == part.descriptor.nbytes:
             return tensor_memory(results.part(part))
-        return memoryview(bytearray(size))
+        return unwritten(size)
 
     return into
 
