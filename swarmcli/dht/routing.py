@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -94,7 +94,8 @@ class RoutingTable:
         self._networks: dict[PeerID, Prefix | None] = {}  # of the contacts, as they were when they came
         self._own_node = node_id(own)
         self._bucket_size = bucket_size
-        self._buckets = [_Bucket(Recent(bucket_size)) for _ in range(ID_BITS)]
+        # By index; made when something falls into one, which happens to a few of them.
+        self._buckets = defaultdict[int, _Bucket](lambda: _Bucket(Recent(bucket_size)))
         self._occupied = 0  # one bit per bucket that has contacts
         self._count = 0
 
@@ -105,8 +106,8 @@ class RoutingTable:
         return peer != self._own and peer in self._bucket_of(peer).contacts
 
     def __iter__(self) -> Iterator[Contact]:
-        for bucket in self._buckets:
-            yield from bucket.contacts.values()
+        for index in sorted(self._buckets):
+            yield from self._buckets[index].contacts.values()
 
     def seen(self, contact: Contact) -> tuple[bool, Contact | None]:
         """A sign of life. Returns whether the contact is new in the table, and whom to ping if its bucket is full."""
@@ -207,7 +208,8 @@ class RoutingTable:
     def thin_buckets(self) -> list[int]:
         """Indices of buckets with room, between the node's nearest contact and the far end: worth a look."""
         start = (self._occupied & -self._occupied).bit_length() - 1 if self._occupied else ID_BITS
-        return [i for i in range(start, ID_BITS) if len(self._buckets[i].contacts) < self._bucket_size]
+        full = {index for index, each in self._buckets.items() if len(each.contacts) >= self._bucket_size}
+        return [index for index in range(start, ID_BITS) if index not in full]
 
     def id_in_bucket(self, index: int, noise: int) -> int:
         """An id that belongs into a bucket; `noise` chooses which."""

@@ -99,8 +99,7 @@ class DHTService:
         for index, question in enumerate(request.questions if request.values else ()):
             if index % BREATH == BREATH - 1:
                 await asyncio.sleep(0)
-            answer = self._answer(question, room, left)
-            room -= sum(record.size for record in answer.records)
+            answer, room = self._answer(question, room, left)
             left -= len(answer.records)
             if answer.more:
                 room = 0  # the message is full: of the other questions not even the keys are looked through
@@ -158,20 +157,22 @@ class DHTService:
             return Outcome(verdict, self._core.storage.find(key_id(record.key), record.subkey))
         return Outcome(verdict)
 
-    def _answer(self, question: messages.Question, room: int, left: int) -> Answer:
-        """What was stored after the question's cursor, as far as `room` bytes and `left` records allow."""
+    def _answer(self, question: messages.Question, room: int, left: int) -> tuple[Answer, int]:
+        """What was stored after the question's cursor, as far as `room` bytes and `left` records allow; and the room
+        that is left."""
         cursor = question.cursor if question.instance == self._core.instance else 0
         if room <= 0 or left <= 0:  # nothing fits any more, so nothing is looked up
-            return Answer((), cursor, more=True)
+            return Answer((), cursor, more=True), 0
         entry = self._core.storage.entry(id_from_bytes(question.target), self._core.now())
         records: list[Record] = []
         for stored in entry.since(cursor) if entry is not None else ():
-            room -= stored.record.size
-            if room < 0 or len(records) >= left:
-                return Answer(tuple(records), cursor, more=True)
+            size = stored.record.size
+            if size > room or len(records) >= left:
+                return Answer(tuple(records), cursor, more=True), room
+            room -= size
             records.append(stored.record)
             cursor = stored.version
-        return Answer(tuple(records), cursor)
+        return Answer(tuple(records), cursor), room
 
     async def _neighbours(self, asker: PeerID, targets: Sequence[int], count: int) -> tuple[Contact, ...]:
         """The nearest known nodes of each target, once each, without the asker."""
