@@ -503,9 +503,9 @@ class Endpoint:
     def _traffic(self) -> Traffic:
         """Since the start, on connections that have ended and those that stand. What a relay carries is part of the
         streams to it."""
-        direct = (each for each in self._connections() if not each.relayed)
-        standing = [Traffic(each.bytes_sent, each.bytes_received) for each in direct]
-        return sum(standing, self._context.ended_traffic)
+        ended, standing = self._context.ended_traffic, [each for each in self._connections() if not each.relayed]
+        sent = sum(each.bytes_sent for each in standing)
+        return Traffic(ended.sent + sent, ended.received + sum(each.bytes_received for each in standing))
 
     def _probed(self, connection: Connection) -> None:
         """The dialer knows by now where it is seen. It holds the connection a while, since that keeps its router's

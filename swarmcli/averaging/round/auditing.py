@@ -64,6 +64,7 @@ class Audits:
         self._mates, self._plan, self._options, self._bans = mates, plan, options, bans
         self._senders, self._inputs = frozenset(senders), mine
         self._commitments: dict[int, bytes] = {}  # of others
+        self._secrets: dict[int, bytes] = {}  # by reducer, this member's own
         self._batches: dict[int, SignedParts] = {}  # by sender, the last that it has sent here
         self._kept = KeptInputs()
         self.together = max(
@@ -331,8 +332,11 @@ class Audits:
 
     def _secret_for(self, reducer: int) -> bytes:
         """Nobody else can tell it, and this member needs no random numbers for it: a run is what its seed makes it."""
-        where, peer = self.where, self._mates.peer(reducer)
-        return commitment(self._mates.endpoint.identity.sign("audit", where.prefix.encode(), where.group_id, peer))
+        if reducer not in self._secrets:
+            where, peer, identity = self.where, self._mates.peer(reducer), self._mates.endpoint.identity
+            signature = identity.sign("audit", where.prefix.encode(), where.group_id, peer)
+            self._secrets[reducer] = commitment(signature)
+        return self._secrets[reducer]
 
     def _chance(self, reducer: int) -> float:
         return chance_for(self._options.audit, len(self._senders - {reducer}))
