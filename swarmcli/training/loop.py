@@ -34,7 +34,6 @@ class CollaborativeOptimizer(Protocol):
     @property
     def local_epoch(self) -> int: ...
     def step(self, *, batch_size: int) -> Any: ...
-    def zero_grad(self) -> Any: ...
     @property
     def is_averaging(self) -> bool: ...
 
@@ -142,7 +141,7 @@ class TrainingLoop:
         settings = self._settings
         batches = RememberedStream(self._task, settings.stream_seed, settings.stream_file, settings.older_streams)
         torch.manual_seed(batches.dropout_seed)
-        self._optimizer.zero_grad()
+        self._model.zero_grad()
         try:
             return self._train(batches, stop)
         finally:
@@ -193,7 +192,7 @@ class TrainingLoop:
         self._bad_steps = 0
         self._on_loss(loss, samples)
         self._optimizer.step(batch_size=samples)
-        self._optimizer.zero_grad()
+        self._model.zero_grad()  # gone, not zeroed: the next backward pass writes them and need not add
         self._samples += samples
         self._on_step()
         return loss, samples
@@ -229,7 +228,7 @@ class TrainingLoop:
     def _give_up_step(self, loss: float) -> None:
         """Forgets gradients that are no numbers: averaged, they would spoil everyone's."""
         self._bad_steps += 1
-        self._optimizer.zero_grad()
+        self._model.zero_grad()
         logger.warning("the loss of a step is %s; its gradients are dropped", loss)
         if self._bad_steps >= MAX_BAD_STEPS:
             raise TrainingError(

@@ -104,9 +104,6 @@ class SoloOptimizer:
             self.local_epoch += 1
             self._samples, self._sums = 0, {}
 
-    def zero_grad(self) -> None:
-        self.optimizer.zero_grad()
-
     def _parameters(self) -> Iterator[Any]:
         return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
 

@@ -79,6 +79,21 @@ def test_accumulated_micro_batches_equal_one_large_batch(steps: int) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+def test_each_step_writes_its_gradients_anew_and_zeroes_none(bad: int) -> None:
+    found: list[bool] = []
+
+    class Watched(LineTask):
+        def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+            found.append(any(parameter.grad is not None for parameter in model.parameters()))
+            return super().loss(model, batch)
+
+    task = Watched()
+    task.spoiled = bad
+    make(task, target=4, steps=2, epochs=2)[0].run(threading.Event())
+    assert found == [False, True] * (2 + bad), "only the second micro-batch of a step adds to those of the first"
+
+
 def test_losses_are_told_before_the_step_that_may_end_their_epoch() -> None:
     told: list[tuple[str, int]] = []
     loop, _, optimizer = make(
