@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +25,7 @@ from swarmcli.roles.collaboration import Collaboration
 from swarmcli.roles.disk import room_for
 from swarmcli.roles.uploads import Uploads, hub
 from swarmcli.sites.checkpoint import SiteShards
+from swarmcli.threads import on_all_threads, on_one_thread
 from swarmcli.training import STREAM, Batch, CheckpointStore, Compute
 from swarmcli.training.device import on_host
 from swarmcli.training.loop import mean_loss
@@ -196,7 +198,9 @@ class BackgroundCheckpoints:
     def _begin(self, writes: bool) -> None:
         epoch, taken = self._optimizer.local_epoch, self._take()
         state, model = on_host(taken) if writes else None, on_host(self._model)
-        self._work = self._writer.submit(self._work_on, model, state, epoch, self._lineage)
+        work = partial(self._work_on, model, state, epoch, self._lineage)
+        # A trainer's team waits at the end of each operation for a thread that another team keeps from its core.
+        self._work = self._writer.submit(on_one_thread if self._yields else on_all_threads, work)
 
     def _work_on(self, model: nn.Module, state: Mapping[str, Any] | None, epoch: int, lineage: str) -> bool:
         """Beside the run, with a copy: first the checkpoint is safe, then its loss is measured."""

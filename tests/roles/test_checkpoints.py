@@ -16,6 +16,7 @@ from swarmcli.errors import CheckpointError, DataError, SiteError
 from swarmcli.events import Evaluated, Events, Noticed
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.roles.checkpoints import BackgroundCheckpoints, Evaluation
+from swarmcli.threads import count_threads_by
 from swarmcli.training import Compute
 from swarmcli.training.device import on_host
 
@@ -95,9 +96,11 @@ class FakeEvaluation:
         self.every = every
         self.epochs: list[int] = []
         self.leaves = False
+        self.threads: list[int] = []
 
     def __call__(self, model: nn.Module, epoch: int) -> Evaluated | None:
         self.epochs.append(epoch)
+        self.threads.append(torch.get_num_threads())
         return None if self.leaves else Evaluated(epoch, next(model.parameters()).item() / 10, 4)
 
 
@@ -349,6 +352,24 @@ def test_a_trainer_evaluates_only_where_it_writes() -> None:
         run.checkpoints.look()
         run.idle()
         assert (evaluation.epochs, run.epochs) == ([3], []), "no checkpoint is due at epoch 3"
+
+
+@pytest.mark.parametrize(("trains", "threads"), [(True, 1), (False, 3)])
+def test_beside_a_trainer_one_thread_evaluates_and_a_monitor_takes_its_share(trains: bool, threads: int) -> None:
+    evaluation = FakeEvaluation(every=1)
+    run = Run(every=1, yields=trains, evaluation=evaluation)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with count_threads_by(lambda: 3):
+            for epoch in range(1, 5):  # a trainer first asks whether somebody else writes
+                run.come_to(epoch)
+                run.idle()
+        assert evaluation.threads and set(evaluation.threads) == {threads}
+        assert torch.get_num_threads() == 2, "the thread that trains keeps its own"
+    finally:
+        run.checkpoints._writer.shutdown()
+        torch.set_num_threads(before)
 
 
 def test_an_evaluation_that_has_no_result_leaves_the_checkpoint_as_it_is() -> None:
