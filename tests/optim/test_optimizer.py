@@ -5,9 +5,10 @@ import copy
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from swarmcli.dht import DHT
 from swarmcli.errors import OptimizerError
+from swarmcli.network.loop_thread import LoopThread
 from swarmcli.optim import Optimizer, PeerDescription
 from swarmcli.optim.arguments import make_optimizer, make_scheduler
 from tests.optim.shells import at_once, dhts
@@ -75,6 +77,34 @@ def test_two_trainers_and_a_monitor_in_threads_over_tcp() -> None:
         assert opts[0].param_groups[0]["lr"] == pytest.approx(0.01 / 7)
         assert "watcher" in {report.name for report in opts[0].peers().values()}
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("swarm-")]
+
+
+def test_a_batch_calls_into_the_loop_once_and_its_gradients_stay_where_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+    submit = LoopThread.submit
+
+    def counted(thread: LoopThread, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        calls.append(coroutine.__qualname__)
+        return submit(thread, coroutine)
+
+    net = model()
+    with dhts(1) as (dht,), closing_optimizer(dht, net, target_batch_size=1 << 20) as opt:
+        opt.load_state_from_peers()
+        monkeypatch.setattr(LoopThread, "submit", counted)
+        for batch in range(1, 4):
+            net.zero_grad()
+            net(torch.ones(4, 4, dtype=torch.float64)).mean().backward()
+            gradients = [parameter.grad for parameter in net.parameters()]
+            places = [gradient.data_ptr() for gradient in gradients]
+            opt.note_loss(1.0, 4)
+            opt.step(batch_size=4)
+            assert len(calls) == batch, "what a training loop asks beside the step waits for no other thread"
+            assert opt.local_epoch == 0 and not opt.is_averaging
+            found = [parameter.grad for parameter in net.parameters()]
+            assert all(a is b for a, b in zip(found, gradients, strict=True))
+            assert [gradient.data_ptr() for gradient in found] == places
 
 
 def test_alone_with_a_closure() -> None:
