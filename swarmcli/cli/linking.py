@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,16 @@ import typer
 from swarmcli.cli.console import aloud, err, moment
 from swarmcli.cli.ending import ExitCode
 from swarmcli.errors import MembershipError, RecipeError
-from swarmcli.recipe import Recipe, differing_keys, digest_of, fingerprint_of, is_link, parse_link, parse_recipe
+from swarmcli.recipe import (
+    Recipe,
+    differing_keys,
+    digest_of,
+    fingerprint_of,
+    is_link,
+    load_recipe,
+    parse_link,
+    parse_recipe,
+)
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.roles.linked import LinkedRun
 
@@ -30,6 +41,11 @@ class Named:
 
     recipe: Path
     contacts: Sequence[str] = ()
+    shown: Recipe | None = None  # as it was shown, with what this person has set
+
+    def load(self, settings: Sequence[str]) -> Recipe:
+        """With what this person has set: the same settings as when it was shown. Raises RecipeError."""
+        return self.shown or load_recipe(self.recipe, settings)
 
     def in_place_of(self, given: str, arguments: Sequence[str]) -> list[str]:
         """A command line with this recipe in place of the link, for processes that are not to ask again."""
@@ -48,13 +64,15 @@ def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) 
     link = parse_link(given)
     run = LinkedRun(link)
     text, pace = recipe_of(run)
+    recipe: Recipe | None = None
     if not run.has_agreed(role, text):
         with nullcontext() if yes else aloud():
             recipe, outline = show_sheet(run, role, text, settings, pace)
             from swarmcli.cli.consent import ask  # it stands on torch: `show_sheet` says before that it takes a while
             from swarmcli.training.outline import keep_outline
 
-            agreed = yes or ask(role)
+            with nullcontext() if yes else importing_ahead(role):
+                agreed = yes or ask(role)
         if not agreed:
             err.print("not joined; nothing is kept of it on this computer")
             raise typer.Exit(ExitCode.FAILURE)
@@ -62,7 +80,38 @@ def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) 
         keep_outline(recipe, outline)  # an auxiliary is about to ask for it again
     if link.ticket is not None:
         run.keep_invitation(link.ticket)
-    return Named(run.recipe, link.addresses)
+    return Named(run.recipe, link.addresses, recipe)
+
+
+AHEAD: dict[Role, tuple[str, ...]] = {
+    role: (
+        *("swarmcli.roles.run", "swarmcli.cli.session"),
+        *(() if role == "auxiliary" else ("transformers", "torch._dynamo", "transformers.activations")),
+        *(() if role == "auxiliary" else ("transformers.modeling_utils", "transformers.modeling_layers")),
+    )
+    for role in ("trainer", "auxiliary", "monitor")
+}
+
+
+@contextmanager
+def importing_ahead(role: Role) -> Iterator[None]:
+    """While a person reads and decides, what the role will take some seconds to import. The block ends with the module
+    that is being imported then: two threads that import may each find the other's half done."""
+    decided = threading.Event()
+
+    def work() -> None:
+        for name in AHEAD[role]:
+            if not decided.is_set():
+                with suppress(Exception):  # told where it is needed
+                    import_module(name)
+
+    thread = threading.Thread(target=work, name="swarm-imports", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        decided.set()
+        thread.join()
 
 
 def recipe_of(run: LinkedRun) -> tuple[str, float]:
@@ -115,9 +164,9 @@ def show_sheet(run: LinkedRun, role: Role, text: str, settings: Sequence[str], p
 
 def chosen(run: LinkedRun, text: str, settings: Sequence[str]) -> Recipe:
     """The recipe with what a person has set. Raises RecipeError where that changes what the run has agreed on."""
-    plain = parse_recipe(text, name=str(run.recipe), directory=run.path)
     recipe = parse_recipe(text, settings, name=str(run.recipe), directory=run.path)
     if digest_of(recipe) != run.link.fingerprint:
+        plain = parse_recipe(text, name=str(run.recipe), directory=run.path)
         keys = ", ".join(differing_keys(fingerprint_of(plain), fingerprint_of(recipe)))
         raise RecipeError(f"--set changes {keys}, which must be the same for all peers of the run; leave it out")
     return recipe

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from swarmcli import __version__
+from swarmcli import __version__, startup
 from swarmcli.errors import SwarmError
 
 
@@ -226,6 +226,7 @@ def main() -> None:
     from swarmcli.cli.ending import ExitCode, exit_code, is_full, words
     from swarmcli.cli.processes import end_with_parent_of_environment
 
+    startup.begin()
     end_with_parent_of_environment()
     show_what_can_be_shown()
     try:

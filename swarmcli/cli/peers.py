@@ -276,7 +276,6 @@ def join(options: JoinOptions) -> None:
     swarm join recipe.yaml --peer tcp://203.0.113.7:31330
     """
     from swarmcli.cli.site.process import SiteProcess
-    from swarmcli.recipe import load_recipe
 
     settings = options.settings(options.nproc)
     process = SiteProcess.of_environment()
@@ -287,7 +286,7 @@ def join(options: JoinOptions) -> None:
 
         join_as_process(process, options, named.recipe, settings, contacts)
         return
-    loaded = load_recipe(named.recipe, settings)
+    loaded = named.load(settings)
     if loaded.local.site.processes > 1:
         from swarmcli.cli.site.launcher import start_site
 
@@ -308,12 +307,11 @@ def aux(options: PeerOptions) -> None:
     swarm aux "swarm://…"
     swarm aux recipe.yaml --port 31331
     """
-    from swarmcli.recipe import load_recipe
     from swarmcli.roles.run import run_auxiliary
 
     settings = options.settings()
     named = options.agreed("auxiliary", settings)
-    loaded = load_recipe(named.recipe, settings)
+    loaded = named.load(settings)
     with options.session("auxiliary", loaded, [*options.peer, *named.contacts]) as session:
         run_auxiliary(session.peer, session.show(), session.stop)
 
@@ -327,12 +325,11 @@ def monitor(options: MonitorOptions) -> None:
     swarm monitor my-run/recipe.yaml --port 0 --web 8081
     swarm monitor "swarm://…" --leave-when-done
     """
-    from swarmcli.recipe import load_recipe
     from swarmcli.roles.run import run_monitor
 
     settings = options.settings()
     named = options.agreed("monitor", settings)
-    loaded = load_recipe(named.recipe, settings)
+    loaded = named.load(settings)
     port = 0 if "port" in loaded.local.model_fields_set else DEFAULT_PORT
     contacts = [*options.peer, *named.contacts]
     with options.session("monitor", loaded, contacts, port=port) as session:

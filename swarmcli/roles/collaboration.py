@@ -52,7 +52,7 @@ from swarmcli.training import (
 )
 from swarmcli.training.freezing import check_frozen, frozen_bytes
 from swarmcli.training.memory import check_memory
-from swarmcli.training.outline import keep_outline, outline_of
+from swarmcli.training.outline import keep_outline, kept_outline, outline_of
 from swarmcli.training.resumed import by_recipe
 
 COMPRESSIONS: Mapping[str, CompressionBase] = {
@@ -103,7 +103,7 @@ class Collaboration:
         checkpoint = None
         if not auxiliary:
             self.task = build_task(recipe)
-        outline = outline_of(recipe) if auxiliary else self.task.build_model(outline=True)
+        outline = outline_of(recipe) if auxiliary else kept_outline(recipe) or self.task.build_model(outline=True)
         keep_outline(recipe, outline)
         check_memory(recipe, outline, peer.role, self.compute, limits=peer.limits.limits)
         if auxiliary:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from swarmcli import startup
 from swarmcli.events import Noticed
 from swarmcli.roles.checkpoints import saving
 from swarmcli.roles.collaboration import LINGER_SECONDS, Collaboration, Resume
@@ -66,6 +67,7 @@ def _holding_the_state(
 
 @contextmanager
 def _following(collaboration: Collaboration, watch: RunWatch) -> Iterator[None]:
+    startup.over()
     watch.follow(collaboration.optimizer)
     try:
         yield

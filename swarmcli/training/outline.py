@@ -49,6 +49,7 @@ class Shape(msgspec.Struct, frozen=True):
 MOST_SECONDS, MOST_BYTES = 120.0, 3 << 30
 PATIENCE = 900.0  # seconds by the clock: one that computes nothing has to end as well
 POLL_SECONDS = 0.1
+ITS_WORK = "from swarmcli.training.outline import main; main()"
 # What is kept: the newest files, of at most so many bytes each. A layer takes about 1 KB, so no usual model is larger.
 MOST_FILES, MOST_FILE_BYTES = 32, 1 << 20
 
@@ -65,13 +66,13 @@ class Told(msgspec.Struct, frozen=True):
 def outline_of(recipe: Recipe) -> nn.Module:
     """The recipe's parameters, on the meta device, as they are kept or as a process of its own finds them out. Raises
     RecipeError as building the model would, and for a model that takes too long or too much to outline."""
-    kept = _kept(recipe)
+    kept = kept_outline(recipe)
     return outline_in_process(recipe) if kept is None else kept
 
 
 def outline_in_process(recipe: Recipe) -> nn.Module:
     """As `outline_of`, whatever is kept."""
-    command = [sys.executable, "-m", "swarmcli.training.outline"]
+    command = [sys.executable, "-c", "from swarmcli import startup; startup.begin(); " + ITS_WORK]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # nothing is downloaded for an outline
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
@@ -157,8 +158,8 @@ def keep_outline(recipe: Recipe, model: nn.Module) -> None:
             old.unlink(missing_ok=True)
 
 
-def _kept(recipe: Recipe) -> nn.Module | None:
-    """None: nothing is kept, or something that this module has not written whole."""
+def kept_outline(recipe: Recipe) -> nn.Module | None:
+    """The shapes as `keep_outline` kept them; None: it kept none, or not whole."""
     file = _file_of(recipe)
     # Where others can write, what lies there may be theirs.
     if file is None or not is_own_directory(file.parent):
@@ -190,7 +191,3 @@ def main() -> None:
     except RecipeError as error:
         told = Told(refused=str(error))
     sys.stdout.buffer.write(msgspec.json.encode(told))
-
-
-if __name__ == "__main__":
-    main()

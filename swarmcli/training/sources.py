@@ -6,6 +6,7 @@ import codecs
 import hashlib
 import json
 import logging
+import os
 import random
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -151,13 +152,16 @@ class FileSource:
     def stdlib(cls, split: Split | None = None) -> FileSource:
         """The sources of Python's standard library on this machine, without packages installed beside it."""
         root = Path(sysconfig.get_path("stdlib"))
-        files = [file for file in root.rglob("*.py") if not {"site-packages", "dist-packages"} & set(file.parts)]
+        files = []
+        for place, directories, names in os.walk(root):  # a twentieth of the time that Path.rglob takes
+            directories[:] = [each for each in directories if each not in ("site-packages", "dist-packages")]
+            files += [Path(place, name) for name in names if name.endswith(".py")]
         if not files:
             raise DataError(
                 f"Python's standard library has no source files in {root}; "
                 "use an interpreter that is not frozen into an archive, or another dataset"
             )
-        return cls(sorted(files), root, split)
+        return cls(sorted(files, key=lambda file: file.parts), root, split)
 
     def __len__(self) -> int:
         return len(self.files)

@@ -8,9 +8,11 @@ import os
 import select
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -188,12 +190,47 @@ def test_what_was_typed_before_the_question_is_no_answer_to_it(monkeypatch: pyte
 def test_it_asks_once_for_each_role(contact: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answered(monkeypatch, "y\n")
     named = recipe_named(str(LINK), "trainer", [], yes=False)
-    assert named == Named(LinkedRun(LINK).recipe, LINK.addresses) and contact.shown == contact.times == 1
+    assert (named.recipe, named.contacts) == (LinkedRun(LINK).recipe, LINK.addresses)
+    assert contact.shown == contact.times == 1
     assert len(list((tmp_path / "cache" / "outlines").iterdir())) == 1
-    assert recipe_named(str(LINK), "trainer", [], yes=False) == named
+    again = recipe_named(str(LINK), "trainer", [], yes=False)
+    assert again == Named(named.recipe, named.contacts) and again.load([]) == named.load([])
     assert contact.shown == contact.times == 1
     recipe_named(str(LINK), "auxiliary", [], yes=True)
     assert (contact.shown, contact.times) == (2, 1)
+
+
+def test_a_recipe_is_read_once_for_the_page_and_for_what_follows(
+    contact: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[object] = []
+
+    def counted(*arguments: Any, **named: Any) -> Recipe:
+        read.append(arguments)
+        return parse_recipe(*arguments, **named)
+
+    for module in ("cli.linking", "recipe.load"):
+        monkeypatch.setattr(f"swarmcli.{module}.parse_recipe", counted)
+    loaded = recipe_named(str(LINK), "trainer", ["local.threads=2"], yes=True).load(["local.threads=2"])
+    assert loaded.local.threads == 2 and loaded.file == str(LinkedRun(LINK).recipe) and len(read) == 1
+
+
+def test_what_a_role_needs_is_imported_while_a_person_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported, goes_on = [], threading.Event()
+
+    def slow(name: str) -> None:
+        imported.append(name)
+        if name == "second":
+            goes_on.wait(30)
+            raise ImportError(name)
+
+    monkeypatch.setattr(linking, "import_module", slow)
+    monkeypatch.setitem(linking.AHEAD, "trainer", ("first", "second", "third"))
+    with linking.importing_ahead("trainer"):
+        while "second" not in imported:
+            pass
+        threading.Timer(0.05, goes_on.set).start()
+    assert imported == ["first", "second"], "the person has decided: what is left is imported where it is needed"
 
 
 def test_without_a_terminal_the_missing_word_is_named(contact: SimpleNamespace, tmp_path: Path) -> None:
