@@ -131,6 +131,7 @@ class Chaos:
                 volunteer.start()
                 volunteer.hindered = "starts"
             case "starts" if not volunteer.joined:
+                assert volunteer.child.returncode is None, volunteer.child.last_words(20)
                 return
             case "freeze":
                 os.kill(volunteer.child.pid, signal.SIGCONT)
