@@ -30,33 +30,34 @@ from swarmcli.training.demand import Demand
 from swarmcli.training.memory import format_bytes
 
 QUESTIONS = {"trainer": "Train along?", "auxiliary": "Help this run?", "monitor": "Follow this run?"}
-NO_LIMITS = "none; `swarm limits set upload=2MB/s hours=22:00-08:00` sets some, also while it runs (docs/limits.md)"
+NO_LIMITS = "none; `swarm limits set upload=2MB/s hours=22-8` sets some"
 WHAT = {
-    "trainer": "a trainer: computes what the model should learn from the data, and averages that with the others",
-    "auxiliary": "an auxiliary: adds up what trainers have computed; reads no data and computes nothing of its own",
-    "monitor": "a monitor: follows the run, keeps its checkpoints and hands the model to newcomers; trains on no data",
+    "trainer": "a trainer: computes what the model learns, averages with others",
+    "auxiliary": "an auxiliary: adds up what trainers have computed; no data",
+    "monitor": "a monitor: keeps checkpoints, hands out the model; trains nothing",
 }
 
 
 def sheet(
     recipe: Recipe, role: Role, demand: Demand, memory: str, files: Path, limits: Limits
 ) -> list[tuple[str, str]]:
-    """The lines, each a word and what is to say about it. `memory`: as `check_memory` tells it."""
+    """The lines, each a word and what is to say about it; what matters most comes first, and a usual recipe's fit a
+    terminal of 24 lines with the question. `memory`: as `check_memory` tells it."""
     return [
         ("this peer", WHAT[role]),
         ("model", _model(recipe, demand)),
-        ("data", _data(recipe, role) or "none are read"),
-        ("download", _download(recipe, role, demand)),
-        ("memory", f"about {memory}; refused if that is not free"),
+        ("memory", f"about {memory}"),
         ("disk", _disk(recipe, role, demand, files)),
-        ("processor", _processor(recipe, role)),
         ("traffic", _traffic(recipe, role, demand)),
         *([("rounds", _seat(recipe, demand, limits))] if role == "trainer" else []),
+        ("processor", _processor(recipe, role)),
+        ("leaving", "Ctrl-C at any time; the same command takes you back in"),
         ("limits", "; ".join(in_words(limits)) or NO_LIMITS),
+        ("data", _data(recipe, role) or "none are read"),
+        ("download", _download(recipe, role, demand)),
+        ("files", str(files)),
+        ("others see", "this computer's address and name; a recipe brings no code along"),
         ("router", _router(recipe)),
-        ("others see", "this computer's network address and the name it is given; a recipe brings no code along"),
-        ("files", f"all of this peer's own: {files}"),
-        ("leaving", "Ctrl-C, whenever you like; the others go on, and the same command takes you back in"),
     ]
 
 
@@ -73,7 +74,7 @@ def _model(recipe: Recipe, demand: Demand) -> str:
     )
     length = f"{recipe.max_epochs:,} epochs" if recipe.max_epochs else "until the run is stopped"
     return (
-        f"{kind} of {demand.parameters:,} parameters that learns to predict text, {length} of "
+        f"{kind} of {demand.parameters:,} parameters that predicts text, {length} of "
         f"{plural(recipe.target_batch_size, 'sample')} of all peers together"
     )
 
@@ -129,49 +130,42 @@ def _disk(recipe: Recipe, role: Role, demand: Demand, files: Path) -> str:
     # One more than are kept: the oldest goes when the newest has been verified.
     checkpoint = demand.state + demand.frozen
     enough = free > (recipe.checkpoint.keep + 1) * checkpoint + demand.frozen
-    every = recipe.checkpoint.every_epochs if role == "trainer" else 0
-    regularly = f" and every {plural(every, 'epoch')} while no monitor writes them" if every else ""
     return (
-        f"a checkpoint when leaving{regularly}, {format_bytes(checkpoint)}, the newest {recipe.checkpoint.keep} are "
-        f"kept; a journal of some megabytes; {'' if enough else 'only '}{format_bytes(free)} are free"
-        f"{'' if enough else ', which is too little'}"
+        f"{plural(recipe.checkpoint.keep, 'checkpoint')} of {format_bytes(checkpoint)}, a journal of some MB; "
+        f"{'' if enough else 'only '}{format_bytes(free)} are free{'' if enough else ', which is too little'}"
     )
 
 
 def _processor(recipe: Recipe, role: Role) -> str:
     if role != "trainer":
         return "little, some seconds for each average"
-    device = {"auto": "a graphics card if there is one, else the processor"}.get(
-        recipe.local.device, recipe.local.device
-    )
+    device = {"auto": "a graphics card if there is one"}.get(recipe.local.device, recipe.local.device)
     threads = recipe.local.threads
-    limit = plural(threads, "thread") if threads else "all cores; `swarm limits set threads=2` takes fewer"
-    return f"{device}; {limit}"
+    return f"{device}; {plural(threads, 'thread') if threads else 'all cores, or --limit threads=2'}"
 
 
 def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
-    whose = "as the contact says" if demand.pace_is_told else "which is a guess"
-    pace = f"an epoch in {format_time(demand.pace)}, {whose}"
-    whom = " for each trainer that it helps" if role == "auxiliary" else ""
     # Whom nobody can dial carries nothing for others, whatever it was told.
     relays = (role != "trainer" if recipe.local.relay is None else recipe.local.relay) and not recipe.local.client_mode
     rate = megabytes(recipe.local.relay_rate or RelayBudgets().rate or 0)
-    others = f"; besides, it carries the connections of others, at most {rate} a second (--no-relay: none)"
-    return (
-        f"at most {megabytes(demand.epoch)} up and as much down in an epoch{whom}: {megabytes(demand.an_hour)} an hour "
-        f"each way at {pace}" + (others if relays else "")
-    )
+    others = f"; besides, the connections of others, at most {rate} a second (--no-relay: none)" if relays else ""
+    up, down = (f"{megabytes(demand.an_hour(each))} an hour" for each in (demand.sent, demand.received))
+    if demand.peers_are_told:
+        amounts = f"about {up} up and {down} down"
+    else:
+        amounts = f"at most {up} each way" + (" for each trainer that it helps" if role == "auxiliary" else "")
+    whose = "as the contact says" if demand.told_pace else "which is a guess"
+    return f"{amounts}; an epoch in {format_time(demand.pace)}, {whose}{others}"
 
 
 def _seat(recipe: Recipe, demand: Demand, limits: Limits) -> str:
-    epoch = demand.pace if demand.pace_is_told else 0.0
-    return before_joining(demand.round, limits.link, recipe.target_batch_size, epoch)
+    return before_joining(demand.round, limits.link, recipe.target_batch_size, demand.told_pace)
 
 
 def _router(recipe: Recipe) -> str:
     if not recipe.local.port_mapping or recipe.local.client_mode:
         return "it is asked for nothing"
-    return "it is asked to open a port while this peer runs, if others cannot dial it; --no-port-mapping: never"
+    return "asked for a port if others cannot dial in; --no-port-mapping: not"
 
 
 def _size(nbytes: int) -> str:

@@ -26,6 +26,7 @@ from swarmcli.recipe import (
     parse_link,
     parse_recipe,
 )
+from swarmcli.recipe.going import UNKNOWN, Going
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.roles.linked import LinkedRun
 
@@ -63,11 +64,11 @@ def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) 
         return Named(Path(given))
     link = parse_link(given)
     run = LinkedRun(link)
-    text, pace = recipe_of(run)
+    text, going = recipe_of(run)
     recipe: Recipe | None = None
     if not run.has_agreed(role, text):
         with nullcontext() if yes else aloud():
-            recipe, outline = show_sheet(run, role, text, settings, pace)
+            recipe, outline = show_sheet(run, role, text, settings, going)
             from swarmcli.cli.consent import ask  # it stands on torch: `show_sheet` says before that it takes a while
             from swarmcli.training.outline import keep_outline
 
@@ -114,19 +115,19 @@ def importing_ahead(role: Role) -> Iterator[None]:
         thread.join()
 
 
-def recipe_of(run: LinkedRun) -> tuple[str, float]:
-    """The recipe as this computer keeps it, from there or from the contact, and how many seconds an epoch takes there
-    (0: not known)."""
+def recipe_of(run: LinkedRun) -> tuple[str, Going]:
+    """The recipe as this computer keeps it, from there or from the contact, and how the run goes, if that
+    was asked."""
     if run.link.ticket is not None:
         check_not_ended(run.link.ticket)
     text = run.kept()
     if text is not None:
-        return text, 0.0
+        return text, UNKNOWN
     err.print(f"asking {run.link.named} for the recipe of {run.link.run_id}")
     from swarmcli.roles.offering import fetch_recipe
 
     recipe, answer = fetch_recipe(run.link, run.path)
-    return run.text_of(recipe), answer.epoch_seconds
+    return run.text_of(recipe), answer.going
 
 
 def check_not_ended(ticket: Ticket) -> None:
@@ -138,7 +139,9 @@ def check_not_ended(ticket: Ticket) -> None:
         )
 
 
-def show_sheet(run: LinkedRun, role: Role, text: str, settings: Sequence[str], pace: float) -> tuple[Recipe, nn.Module]:
+def show_sheet(
+    run: LinkedRun, role: Role, text: str, settings: Sequence[str], going: Going
+) -> tuple[Recipe, nn.Module]:
     """Tells what joining will do, with what this person has set, and writes nothing. Returns the recipe with that, and
     the outline of its model. Raises RecipeError for what could not be joined."""
     err.print("looking at what that takes on this computer: some seconds")  # those of the imports count too
@@ -154,7 +157,7 @@ def show_sheet(run: LinkedRun, role: Role, text: str, settings: Sequence[str], p
     outline = outline_of(recipe)
     limits = LimitStore(recipe).limits
     memory = check_memory(recipe, outline, role, compute, limits=limits, now=False)
-    demand = demand_of(recipe, outline, role, compute, pace=pace)
+    demand = demand_of(recipe, outline, role, compute, going)
     lines = consent.sheet(recipe, role, demand, memory, run.path, limits)
     if run.link.ticket is not None:
         lines.insert(1, ("access", consent.invitation_in_words(run.link.ticket)))

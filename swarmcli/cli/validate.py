@@ -72,10 +72,10 @@ def _of_link(text: str, overrides: Sequence[str], *, told: bool) -> Recipe:
     from swarmcli.roles.linked import LinkedRun
 
     run = LinkedRun(parse_link(text))
-    found, pace = recipe_of(run)
+    found, going = recipe_of(run)
     if not told:
         return chosen(run, found, overrides)
-    recipe, _ = show_sheet(run, "trainer", found, overrides, pace)
+    recipe, _ = show_sheet(run, "trainer", found, overrides, going)
     return recipe
 
 

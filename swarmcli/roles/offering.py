@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from statistics import median
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -29,12 +31,20 @@ from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.loop_thread import LoopThread
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.recipe import Link, Recipe, read_offered
+from swarmcli.recipe.going import Going
 from swarmcli.recipe.offered import MAX_OFFERED
 from swarmcli.roles.invitations import Visitor, visiting
+
+if TYPE_CHECKING:
+    from swarmcli.optim.config import Role  # it brings torch along
 
 METHOD = "run.recipe"
 FETCH_SECONDS = 15.0  # for the dial and the answer
 MAX_PACE = 7 * 86_400.0  # seconds that an epoch may be said to take
+RECENT = 8  # epochs whose middle one is the pace: some wait for others, some are short
+MAX_PEERS = 1 << 20  # of each role that a run may be said to have
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_PEERS)]
 
 
 class RecipeWanted(msgspec.Struct, frozen=True):
@@ -48,29 +58,40 @@ class RecipeOffered(msgspec.Struct, frozen=True):
 
     recipe: Annotated[str, msgspec.Meta(max_length=MAX_OFFERED)]  # checked again in bytes
     epoch: int = 0
-    epoch_seconds: float = 0.0  # that the last one took; 0: not known
+    epoch_seconds: float = 0.0  # that one takes lately; 0: not known
+    trainers: Count = 0  # who take part, as the one who answers sees it; all 0: not known
+    monitors: Count = 0
+    auxiliaries: Count = 0
+
+    @property
+    def going(self) -> Going:
+        return Going(self.epoch_seconds, self.trainers, self.monitors, self.auxiliaries)
 
 
 class RecipeService:
     """Hands out one run's recipe."""
 
-    def __init__(self, endpoint: Endpoint, run_id: str, text: str) -> None:
-        """`text`: what `offered` made of the recipe."""
+    def __init__(self, endpoint: Endpoint, run_id: str, text: str, roles: Callable[[], Iterable[Role]] = tuple) -> None:
+        """`text`: what `offered` made of the recipe. `roles`: of all peers of the run, this one included."""
         self._run_id = run_id
         self._text = text
-        self._epoch, self._seconds = 0, 0.0
+        self._roles = roles
+        self._epoch, self._seconds = 0, deque[float](maxlen=RECENT)
         endpoint.serve(METHOD, RecipeWanted, self._answer)
 
     def note(self, event: Event) -> None:
         """Listens to the peer's events."""
         if isinstance(event, EpochAdvanced):
             self._epoch = event.epoch
-            self._seconds = event.seconds if event.samples else self._seconds
+            if event.samples:
+                self._seconds.append(event.seconds)
 
     async def _answer(self, peer: PeerID, wanted: RecipeWanted) -> RecipeOffered:
         if wanted.run_id != self._run_id:
             raise CallRefused("run", f"this peer takes part in {self._run_id!r}")
-        return RecipeOffered(self._text, self._epoch, self._seconds)
+        seconds, there = median(self._seconds or [0.0]), Counter(self._roles())
+        peers = (min(there[role], MAX_PEERS) for role in ("trainer", "monitor", "auxiliary"))
+        return RecipeOffered(self._text, self._epoch, seconds, *peers)
 
 
 def fetch_recipe(link: Link, directory: Path) -> tuple[Recipe, RecipeOffered]:

@@ -288,13 +288,17 @@ class RunPeer:
         endpoint = self.dht.endpoint
         admission = Admission(endpoint, self.recipe.run_id, self.fingerprint)
         if self._offered:
-            service = RecipeService(endpoint, self.recipe.run_id, self._offered)
+            service = RecipeService(endpoint, self.recipe.run_id, self._offered, self._roles_in_run)
             self.events.subscribe(service.note)
         met: dict[PeerID, list[str]] = {}
         for address, peer in zip(self.contacts, await asyncio.gather(*map(self._meet, self.contacts)), strict=True):
             if peer is not None:
                 met.setdefault(peer, []).append(address)
         self._welcomed = {peer: tuple(met[peer]) for peer in await admission.ask(met)}
+
+    def _roles_in_run(self) -> list[Role]:
+        others = self.others_of_run()
+        return [self.role, *(report.role for peer, report in others.items() if peer != self.peer_id)]
 
     async def _meet(self, address: str) -> PeerID | None:
         """Who answers at a contact's address; None: nobody now. The DHT met at least one of them, and keeps probing the

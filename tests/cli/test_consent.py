@@ -28,6 +28,7 @@ from swarmcli.errors import RecipeError, UsageError
 from swarmcli.network.identity import Identity
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Link, Recipe, digest_of, offered, parse_recipe, read_offered
+from swarmcli.recipe.going import UNKNOWN, Going
 from swarmcli.recipe.link import is_link
 from swarmcli.roles.linked import LinkedRun
 from swarmcli.roles.offering import RecipeOffered
@@ -35,12 +36,13 @@ from swarmcli.training.demand import demand_of
 from swarmcli.training.device import Compute
 from tests.recipe.recipes import small
 
+RECIPES = Path(__file__).parents[2] / "recipes"
 OUTLINE = nn.Linear(100, 200, device="meta")
 LINK = Link(Identity.from_seed(1).peer_id, ("203.0.113.7:31330",), "small", digest_of(small()))
 
 
-def sheet(recipe: Recipe, role: Role = "trainer", pace: float = 0.0) -> dict[str, str]:
-    demand = demand_of(recipe, OUTLINE, role, Compute(torch.device("cpu")), pace=pace)
+def sheet(recipe: Recipe, role: Role = "trainer", going: Going = UNKNOWN) -> dict[str, str]:
+    demand = demand_of(recipe, OUTLINE, role, Compute(torch.device("cpu")), going)
     lines = consent.sheet(recipe, role, demand, "1 GiB of 8 GiB", Path("/data/small"), recipe.local.limits)
     shown = io.StringIO()
     consent.show(recipe, "k7q2m4xw5z", lines, Console(file=shown, width=100))
@@ -54,13 +56,13 @@ def data(*items: object, more: str = "") -> Recipe:
 
 
 def test_a_dozen_lines_say_what_will_happen() -> None:
-    lines = sheet(small("local.threads=2"), pace=30.0)
+    lines = sheet(small("local.threads=2"), going=Going(30.0))
     assert len(lines) <= 14
     assert "carries" not in lines["traffic"] and "--no-port-mapping" in lines["router"]
     assert "a gpt2 of 20,200 parameters" in lines["model"] and "32 samples" in lines["model"]
     assert "standard library, on this computer" in lines["data"]
     assert "2 threads" in lines["processor"]
-    assert "19.4 MB an hour each way at an epoch in 30 s, as the contact says" in lines["traffic"]
+    assert "19.4 MB an hour each way; an epoch in 30 s, as the contact says" in lines["traffic"]
     assert "/data/small" in lines["files"] and "Ctrl-C" in lines["leaving"]
 
 
@@ -68,7 +70,7 @@ def test_the_question_says_what_a_limit_leads_to() -> None:
     assert "follows the run: its samples cannot count" in sheet(small())["rounds"], "of a link that is too slow"
     limited = small("local.limits={upload: 5 kB/s}")
     assert "your limit of 5 kB/s needs 16 s; in a run whose epochs are not much longer" in sheet(limited)["rounds"]
-    assert "epochs take 2 s: your samples cannot count here" in sheet(limited, pace=2.0)["rounds"]
+    assert "epochs take 2 s: your samples cannot count here" in sheet(limited, going=Going(2.0))["rounds"]
     assert "rounds" not in sheet(limited, "monitor"), "it sends no gradients"
 
 
@@ -78,7 +80,7 @@ def test_weights_that_are_not_trained_are_a_download_of_their_own(monkeypatch: p
     monkeypatch.setattr(OUTLINE.weight, "requires_grad", False)
     lines = sheet(small())
     assert "the weights that are not trained, once, if it lacks them: 0 MiB" in lines["download"]
-    assert "at most 1.6 kB up" in lines["traffic"] and "not trained" not in sheet(small(), "auxiliary")["download"]
+    assert "at most 96.0 kB an hour each way" in lines["traffic"] and "not trained" not in sheet(small(), "auxiliary")["download"]
 
 
 def test_a_disk_on_which_the_checkpoints_have_no_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +130,32 @@ def test_data_are_told_by_where_they_come_from() -> None:
 def test_a_strangers_words_steer_no_terminal() -> None:
     glob = {"type": "files", "path": "texts", "glob": "\x1b[2J*\u202e"}
     assert "\x1b" not in sheet(data(glob))["data"] and "\u202e" not in sheet(data(glob))["data"]
+
+
+@pytest.mark.parametrize("role", ["trainer", "auxiliary", "monitor"])
+def test_the_page_and_its_question_fit_a_terminal_of_24_lines_with_what_matters_first(role: Role) -> None:
+    """A volunteer's usual paths and an invitation to a closed run included."""
+    recipe = parse_recipe((RECIPES / "stdlib-lm.yaml").read_text(), directory=Path("/data"))
+    for going in (UNKNOWN, Going(6.3, trainers=12, monitors=2, auxiliaries=3)):
+        demand = demand_of(recipe, OUTLINE, role, Compute(torch.device("cpu")), going)
+        memory, home = "613 MiB of the 23.5 GiB of this machine's memory", "/home/margarethe/.local/share/swarm/"
+        lines = consent.sheet(recipe, role, demand, memory, Path(f"{home}stdlib-lm-34digzek"), recipe.local.limits)
+        names = [name for name, _ in lines]
+        assert names[0] == "this peer" and names.index("leaving") < names.index("data")
+        assert names[2:5] == ["memory", "disk", "traffic"]
+        secret = SimpleNamespace(secret=b"1", invitation=SimpleNamespace(until=2e9))
+        lines.insert(1, ("access", consent.invitation_in_words(secret)))  # type: ignore[arg-type]
+        shown = io.StringIO()
+        consent.show(recipe, "k7q2m4xw5z", lines, Console(file=shown, width=80))
+        above_and_below = 3  # that it asks the contact and looks at this computer; the question
+        assert len(shown.getvalue().splitlines()) + above_and_below <= 24, shown.getvalue()
+
+
+def test_traffic_is_what_the_contact_knows_or_the_most_that_it_can_be() -> None:
+    told = sheet(small(), going=Going(36.0, trainers=1))["traffic"]
+    # 20,200 numbers of 4 bytes each way, an epoch shortened to 18 s by this trainer: 200 of them
+    assert "about 16.2 MB an hour up and 16.2 MB an hour down" in told and "as the contact says" in told
+    assert "at most 9.7 MB an hour each way; an epoch in 60 s, which is a guess" in sheet(small())["traffic"]
 
 
 # What joining does with the answer

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from swarmcli.errors import BootstrapError, FingerprintError, RecipeError, SwarmError
@@ -16,6 +17,7 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.recipe import Link, digest_of, offered
+from swarmcli.recipe.going import UNKNOWN, Going
 from swarmcli.recipe.link import places_of
 from swarmcli.roles.offering import METHOD, RecipeOffered, RecipeService, RecipeWanted, ask_for_recipe, fetch_recipe
 from tests.recipe.recipes import small
@@ -52,11 +54,25 @@ def answering(answer: object) -> Serve:
 
 def test_the_recipe_comes_with_how_the_run_goes() -> None:
     def serve(endpoint: Endpoint) -> None:
-        service = RecipeService(endpoint, "small", TEXT)
-        service.note(EpochAdvanced(7, "aa", 128, 64, 2, 2.0, 12.5, 0.1))
+        roles = ["trainer"] * 3 + ["monitor", "auxiliary", "auxiliary"]
+        service = RecipeService(endpoint, "small", TEXT, lambda: roles)
+        for epoch, seconds in ((5, 12.5), (6, 90.0), (7, 11.0)):  # one waited for somebody
+            service.note(EpochAdvanced(epoch, "aa", 128, 64, 2, 2.0, seconds, 0.1))
         service.note(EpochAdvanced(8, "aa", 0, 0, 0, None, 0.0, 0.0))  # taken over: nobody knows how long it took
 
-    assert asking(serve) == RecipeOffered(TEXT, 8, 12.5)
+    answer = asking(serve)
+    assert answer == RecipeOffered(TEXT, 8, 12.5, 3, 1, 2) and answer.going == Going(12.5, 3, 1, 2)
+
+
+def test_an_older_peer_says_nothing_of_who_takes_part_and_nobody_is_believed_everything() -> None:
+    class Older(msgspec.Struct):
+        recipe: str
+
+    assert asking(answering(Older(TEXT))).going == UNKNOWN
+    with pytest.raises(SwarmError, match="did not come from"):
+        asking(answering({"recipe": TEXT, "trainers": 1 << 40}))
+    with pytest.raises(SwarmError, match="did not come from"):
+        asking(answering({"recipe": TEXT, "monitors": -1}))
 
 
 def test_a_link_with_addresses_that_lead_nowhere_works_by_the_one_that_answers() -> None:

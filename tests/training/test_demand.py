@@ -1,37 +1,124 @@
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Callable, Coroutine
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from swarmcli.optim.config import Role
-from swarmcli.training.demand import ASSUMED_PACE, Demand, demand_of
+from swarmcli.events import EpochAdvanced, RoundFinished
+from swarmcli.optim.arguments import averager_config
+from swarmcli.optim.auxiliary import AuxiliaryCore
+from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
+from swarmcli.recipe.going import UNKNOWN, Going
+from swarmcli.testing import virtual_time
+from swarmcli.training.demand import ASSUMED_PACE, Demand, demand_of, passed_on
 from swarmcli.training.device import Compute
+from tests.optim import optim_swarm
 from tests.recipe.recipes import small
 
 OUTLINE = nn.Sequential(nn.Linear(100, 200, device="meta"), nn.Linear(200, 10, device="meta"))
 NUMBERS = 100 * 200 + 200 + 200 * 10 + 10
 
 
-def demand(*overrides: str, role: Role = "trainer", pace: float = 0.0) -> Demand:
-    return demand_of(small(*overrides), OUTLINE, role, Compute(torch.device("cpu")), pace=pace)
+def demand(*overrides: str, role: Role = "trainer", going: Going = UNKNOWN, outline: nn.Module = OUTLINE) -> Demand:
+    return demand_of(small(*overrides), outline, role, Compute(torch.device("cpu")), going)
 
 
 def test_each_epoch_moves_at_most_twice_what_is_averaged() -> None:
-    assert demand().epoch == 2 * 4 * NUMBERS
-    assert demand("compression.gradients=float16").epoch == 2 * 2 * NUMBERS
+    assert demand().sent == 2 * 4 * NUMBERS
+    assert demand("compression.gradients=float16").sent == 2 * 2 * NUMBERS
     local = demand("local_updates.enabled=true", "averaging.average_opt_statistics=[exp_avg_sq]")
-    assert local.epoch == 2 * 4 * 2 * NUMBERS
+    assert local.sent == 2 * 4 * 2 * NUMBERS
 
 
 def test_thin_matrices_count_where_they_are_sent() -> None:
     thin = demand("gradient_averaging.method=powersgd", "gradient_averaging.rank=4")
-    assert thin.epoch == 2 * 4 * (4 * (100 + 200) + 200 + 4 * (200 + 10) + 10)
+    assert thin.sent == 2 * 4 * (4 * (100 + 200) + 200 + 4 * (200 + 10) + 10)
 
 
 def test_an_hour_is_told_by_the_contacts_pace_or_by_a_guess() -> None:
-    assert demand(pace=12.0).an_hour == 300 * demand().epoch and demand(pace=12.0).pace_is_told
-    assert demand().an_hour == 3600 / ASSUMED_PACE * demand().epoch and not demand().pace_is_told
+    told = demand(going=Going(12.0))
+    assert told.an_hour(told.sent) == 300 * told.sent == 300 * 2 * 4 * NUMBERS and told.told_pace == 12.0
+    assert not told.peers_are_told, "of whom nothing is said nothing is counted"
+    assert demand().an_hour(60) == 60 * 3600 / ASSUMED_PACE and not demand().told_pace
+
+
+def test_a_further_trainer_shortens_epochs_and_others_do_not() -> None:
+    going = Going(12.0, trainers=3, monitors=1)
+    assert demand(going=going).pace == 9.0 and demand(going=going, role="auxiliary").pace == 12.0
+    assert demand(going=going).told_pace == 12.0, "what decides about seats is how fast the others are"
+    assert demand(going=Going(0.0, trainers=3)).pace == pytest.approx(ASSUMED_PACE)
+
+
+def test_in_groups_and_large_runs_nobody_passes_on_more_than_its_group_asks_for() -> None:
+    many = Going(12.0, trainers=1 << 20, monitors=1 << 20, auxiliaries=1 << 20)
+    for role in ("trainer", "monitor", "auxiliary"):
+        sent, received = passed_on(many, role, 16)
+        assert 0 < sent < 16 and 0 < received < 16
+    alone = passed_on(Going(12.0, trainers=1), "trainer", None)
+    assert alone == pytest.approx((1.0, 1.0)), "half to the other one, and half of the average"
+
+
+@pytest.mark.parametrize(
+    ("role", "going"),
+    [
+        ("trainer", Going(trainers=1, monitors=1)),
+        ("trainer", Going(trainers=2, monitors=1, auxiliaries=1)),
+        ("auxiliary", Going(trainers=2, monitors=1)),
+        ("monitor", Going(trainers=2, auxiliaries=1)),
+    ],
+)
+def test_what_is_promised_for_an_hour_is_what_a_run_then_takes(
+    role: Role, going: Going, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 20_000
+    monkeypatch.setattr(optim_swarm, "FEATURES", size)
+
+    async def main() -> tuple[float, float, float, float]:
+        async with optim_swarm.Swarm() as swarm:
+            seeds = itertools.count(1)
+
+            async def start(role: Role) -> tuple[Any, Callable[[int], Coroutine[Any, Any, None]]]:
+                if role != "auxiliary":
+                    made = await swarm.trainer(seed=0, data_seed=next(seeds), pace=0.4, role=role, dtype=torch.float32)
+                    return made.node, made.follow if role == "monitor" else made.train
+                config = OptimizerConfig("run", optim_swarm.TARGET, description=PeerDescription("auxiliary"))
+                context = PeerContext(await swarm.node(), config, averager_config(config, auxiliary=True))
+                core = AuxiliaryCore(context, [optim_swarm.make_model(0, torch.float32)])
+                await core.start()
+                assistants.append(core)
+
+                async def assist(until: int) -> None:
+                    while core.position.epoch < until:
+                        await core.step()
+
+                return core.node, assist
+
+            assistants: list[AuxiliaryCore] = []
+            counts = {"trainer": going.trainers, "monitor": going.monitors, "auxiliary": going.auxiliaries}
+            there = [await start(each) for each, count in counts.items() for _ in range(count)]  # type: ignore[arg-type]
+            epochs = optim_swarm.record(there[0][0], EpochAdvanced)
+            await optim_swarm.together(*(work(10) for _, work in there))
+            told = dataclasses.replace(going, epoch_seconds=statistics.median(e.seconds for e in epochs if e.samples))
+            newcomer = await start(role)
+            await optim_swarm.together(*(work(14) for _, work in (*there, newcomer)))  # it has come into step
+            rounds, began = optim_swarm.record(newcomer[0], RoundFinished), asyncio.get_running_loop().time()
+            await optim_swarm.together(*(work(34) for _, work in (*there, newcomer)))
+            hours = (asyncio.get_running_loop().time() - began) / 3600
+            for core in assistants:
+                await core.shutdown()
+        promised = demand(role=role, going=told, outline=nn.Linear(size, 1, bias=False, device="meta"))
+        sent, received = (promised.an_hour(nbytes) * hours for nbytes in (promised.sent, promised.received))
+        return sent, sum(r.bytes_sent for r in rounds), received, sum(r.bytes_received for r in rounds)
+
+    sent, really_sent, received, really_received = virtual_time.run(main(), timeout=3600)
+    assert 0.75 < sent / really_sent < 1.25 and 0.75 < received / really_received < 1.25
 
 
 @pytest.mark.parametrize(("role", "copies"), [("trainer", 3), ("monitor", 3), ("auxiliary", 0)])

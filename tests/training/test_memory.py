@@ -56,10 +56,10 @@ def test_what_is_free_counts_when_joining_and_what_there_is_when_validating(
     monkeypatch.setattr(memory, "host_room", lambda: Room(memory.HOST, 1 << 40, 1 << 20))
     recipe = small(tmp_path)
     assert check_memory(recipe, build_task(recipe).build_model(outline=True), "trainer", CPU, now=False) == (
-        "500 MiB of the 1.0 TiB of this machine's memory"
+        "540 MiB of the 1.0 TiB of this machine's memory"
     )
     with pytest.raises(
-        RecipeError, match=r"needs about 500 MiB of this machine's memory, which has 1\.0 TiB, 1 MiB of"
+        RecipeError, match=r"needs about 540 MiB of this machine's memory, which has 1\.0 TiB, 1 MiB of"
     ):
         check_memory(recipe, build_task(recipe).build_model(outline=True), "trainer", CPU)
 

@@ -63,7 +63,8 @@ def before_joining(nbytes: int, limit: float | None, target: float, epoch: float
     sends = f"a round sends {amount(nbytes)}, and as much comes in"
     if limit is None:
         return (
-            f"{sends}; a link that needs longer for that than an epoch takes follows the run: its samples cannot count"
+            f"a round sends {amount(nbytes)}; a link that needs more than an epoch for it follows the run: its samples "
+            "cannot count"
         )
     seconds = min(nbytes / limit, MAX_SECONDS)
     me, other = PeerID(bytes(32)), PeerID(bytes([1] * 32))
