@@ -1,11 +1,31 @@
 from __future__ import annotations
 
 import gc
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
 
 from swarmcli import startup
 
+ALLOCATING = """
+import resource
+from swarmcli import startup
+startup.begin()
+def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    bytearray(20 << 20)
+before = faults()
+for _ in range(10):
+    bytearray(20 << 20)
+print(faults() - before)
+"""
 
-def test_cycles_are_looked_for_seldom_while_a_command_starts_and_as_ever_then() -> None:
+
+def test_cycles_are_looked_for_seldom_while_a_command_starts_and_as_ever_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "_keep_freed_memory", lambda: None)
     assert gc.get_threshold() == startup.USUAL
     try:
         startup.begin()
@@ -14,3 +34,16 @@ def test_cycles_are_looked_for_seldom_while_a_command_starts_and_as_ever_then() 
         assert gc.get_threshold() == startup.USUAL and gc.get_freeze_count()
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left alone")
+@pytest.mark.parametrize(("by_a_person", "keeps"), [({}, True), ({"MALLOC_MMAP_THRESHOLD_": "1000000"}, False)])
+def test_freed_memory_is_used_again_unless_a_person_has_said_otherwise(
+    by_a_person: dict[str, str], keeps: bool
+) -> None:
+    """Ten times 20 MiB are 50,000 pages, if the system has to give them anew."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    command = [sys.executable, "-c", ALLOCATING]
+    done = subprocess.run(command, env=environment | by_a_person, capture_output=True, text=True, check=True)
+    assert (int(done.stdout) < 1000) == keeps, done.stdout
