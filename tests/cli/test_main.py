@@ -122,7 +122,7 @@ def test_an_interrupt_before_anything_began_is_said(
 
     for module in ("swarmcli.cli.site.process", "swarmcli.cli.site.join", "swarmcli.roles.linked"):
         importlib.import_module(module)  # whoever is imported first while it is replaced keeps it for all later tests
-    monkeypatch.setattr("swarmcli.recipe.load_recipe", interrupt)
+    monkeypatch.setattr("swarmcli.cli.linking.load_recipe", interrupt)
     monkeypatch.setattr(sys, "argv", ["swarm", "join", str(tmp_path / "recipe.yaml")])
     with pytest.raises(SystemExit) as end:
         command.main()

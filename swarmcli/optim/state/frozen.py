@@ -1,7 +1,7 @@
 """What a model computes with and nobody trains: equal at all peers of a run, and no part of its state.
 
     digest = SHA-256("swarm frozen weights 1" + chunk size, and each tensor's name, type and shape, by name, as JSON
-                     + the SHA-256 of all chunks of the flat memory that `state/snapshot.py` lays out)
+                     + the BLAKE3 of all chunks of the flat memory that `state/snapshot.py` lays out)
 
 So whoever knows the digest, and has a model of these shapes, can check the list of hashes that a donor names before it
 downloads a byte, and then each chunk by itself.
