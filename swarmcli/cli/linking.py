@@ -84,13 +84,19 @@ def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) 
     return Named(run.recipe, link.addresses, recipe)
 
 
+_OF_ROLES = ("swarmcli.roles.run", "swarmcli.cli.session")
+_OF_MODELS = (
+    "transformers",
+    "torch._dynamo",
+    "transformers.activations",
+    "transformers.modeling_utils",
+    "transformers.modeling_layers",
+)
+# An auxiliary builds no model.
 AHEAD: dict[Role, tuple[str, ...]] = {
-    role: (
-        *("swarmcli.roles.run", "swarmcli.cli.session"),
-        *(() if role == "auxiliary" else ("transformers", "torch._dynamo", "transformers.activations")),
-        *(() if role == "auxiliary" else ("transformers.modeling_utils", "transformers.modeling_layers")),
-    )
-    for role in ("trainer", "auxiliary", "monitor")
+    "trainer": _OF_ROLES + _OF_MODELS,
+    "monitor": _OF_ROLES + _OF_MODELS,
+    "auxiliary": _OF_ROLES,
 }
 
 
