@@ -66,15 +66,16 @@ def before_joining(nbytes: int, limit: float | None, target: float, epoch: float
             f"a round sends {amount(nbytes)}; a link that needs more than an epoch for it follows the run: its samples "
             "cannot count"
         )
+    elsewhere = "unless all others are on this computer, where no limit counts"
     seconds = min(nbytes / limit, MAX_SECONDS)
     me, other = PeerID(bytes(32)), PeerID(bytes([1] * 32))
     bids = {me: Bid(seconds=seconds), other: Bid(witness=Witness(pace=target / epoch))} if epoch else {}
     if reason := decide(bids, target).unseated.get(me):
         sentence = SeatLost(reason, nbytes, limit, follows=True).sentence
-        return f"{sentence}; this computer would follow the run and compute nothing; a higher limit helps"
+        return f"{sentence}, {elsewhere}; this computer would follow the run and compute nothing; a higher limit helps"
     return (
         f"{sends}, for which your limit of {amount(limit)}/s needs {roughly(seconds)}; in a run whose epochs are not "
-        "much longer your samples cannot count"
+        f"much longer your samples cannot count, {elsewhere}"
     )
 
 
