@@ -21,11 +21,17 @@ def by_recipe(
 
     `groups`: of the optimizer that the recipe has made. Where the recipe is of another run the lineage is one of its
     own, which all have who begin from this checkpoint, and what the former run's peers have vouched for is left out.
-    Raises CheckpointError if the checkpoint is of another optimizer.
+    Raises CheckpointError if the checkpoint is of another optimizer, or of other frozen weights.
     """
     kind = optimizer_kind(recipe)[1]
     names = ["initial_lr", *(name for name in kind if name != "lr"), "weight_decay"]
     saved, swarm = checkpoint.optimizer["param_groups"], checkpoint.optimizer["swarm"]
+    frozen, own = swarm.get("frozen_weights") or "none", recipe.frozen_weights or "none"
+    if "frozen_weights" in swarm and frozen != own:
+        raise CheckpointError(
+            f"{checkpoint.path} is of a model with other weights that are not trained than {recipe.run_id} has "
+            f"(frozen_weights: {frozen}; the recipe: {own}); name the checkpoint's in the recipe, or take another"
+        )
     if len(saved) != len(groups) or any(name not in group for group in saved for name in names):
         raise CheckpointError(
             f"{checkpoint.path} is of another optimizer than {recipe.optimizer.name}, or of other parameters: its "

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from swarmcli.errors import RecipeError
+from swarmcli.errors import CheckpointError, RecipeError
 from swarmcli.optim.state.frozen import FILE, frozen_of
 from swarmcli.recipe import Recipe
 from swarmcli.roles import collaboration
+from swarmcli.roles.collaboration import Resume
 from swarmcli.training import load_checkpoint
 from tests.roles.test_leaving import Sums, start
 
@@ -62,6 +63,17 @@ def test_a_newcomer_gets_them_once_and_checkpoints_are_whole(frozen: Any, role: 
         again.reach(second.epoch + 1)
     again.leave()
     assert not any("frozen weights" in notice for notice in again.notices), "they are in its home"
+
+
+def test_a_checkpoint_over_other_frozen_weights_says_what_to_name(frozen: Any) -> None:
+    first = frozen("first", settings=(f"frozen_weights={digest_of('first')}", "run_id=old"))
+    first.reach(2)
+    saved = first.leave().rpartition(" at ")[2]
+    other = f"frozen_weights={digest_of('another')}"
+    again = frozen("another", settings=(other, "run_id=new"), resume=Resume(saved, "old"))
+    told = rf"frozen_weights: {digest_of('first')}; the recipe: .*name the checkpoint"
+    with pytest.raises(CheckpointError, match=told):
+        again.end()
 
 
 def test_a_recipe_has_to_name_them(frozen: Any) -> None:
