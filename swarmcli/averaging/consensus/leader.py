@@ -163,7 +163,8 @@ class Agreement:
         """Whether a quorum, this member or others `alone`, would go on with this member in place of its leader: whoever
         waits for the outcome here does not wait for that one. Fewer may only have lost their own connection to it."""
         ranks, quorum = self._mates.ranks, self._votes.quorum
-        behind = {asker for asker in self._askers & quorum.voters if ranks[asker] > ranks[self._following]}
+        askers = (self._askers & quorum.voters) - self._lost
+        behind = {asker for asker in askers if ranks[asker] > ranks[self._following]}
         return len(behind) + (0 if alone else self._votes.votes) >= quorum.to_decide
 
     def hear_absence(self, teller: int, notice: messages.AbsenceNotice) -> None:

@@ -85,6 +85,8 @@ class Attempt:
             holdings.drop(missing)  # their memory is written from here on
         self._lost = everyone - members
         self._unreachable = unreachable
+        if options.trust == "members":  # who reported was only passed over by this member, or took long
+            unreachable -= members
         unreachable |= self._lost - {mates.me}
         senders = sorted(members - mates.group.auxiliaries)
         mine, results = (mine if mates.me in senders else None), holdings.results
