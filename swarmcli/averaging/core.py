@@ -408,7 +408,7 @@ class AveragerCore:
             self._learn_from(round_, loop.time() - began, preformed)
 
     def _learn_from(self, round_: Allreduce | PhasedAllreduce, seconds: float, preformed: bool) -> None:
-        doubted = dict.fromkeys(self._finder.unfaithful, "it gathered a group and did not begin it")
+        doubted = dict.fromkeys(self._finder.unfaithful, "it gathered a group and did not begin it, or not as agreed")
         self._finder.unfaithful.clear()
         lessons, now = round_.lessons, asyncio.get_running_loop().time()
         self._finder.sightings.note_sending(now, lessons.sending, round_.group.bids)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from swarmcli.averaging.control import StepControl
-from swarmcli.averaging.group import Group
+from swarmcli.averaging.group import Group, Member
 from swarmcli.averaging.matchmaking.declarations import Declarations
 from swarmcli.averaging.matchmaking.messages import (
     MAX_REASON,
@@ -133,7 +133,11 @@ class SearchDriver:
             return False
         # A leader that could bring a peer into an old group again, after a restart or from another averager, would have
         # it sign two unlike things under one id, which is evidence against it.
-        if group.members[group.index_of(own.peer_id)].search != own.search:
+        entry = group.members[group.index_of(own.peer_id)]
+        if entry.search != own.search:
+            return False
+        if not self._is_as_offered(entry):
+            self.give_up_leader()
             return False
         if not self.search.gathering.allows(group, self._loop.time()):
             return False
@@ -142,6 +146,14 @@ class SearchDriver:
         self.group = group
         self._wake.set()
         return True
+
+    def _is_as_offered(self, entry: Member) -> bool:
+        """Whether a leader says of this peer what it has offered: a trainer that it calls an auxiliary gets no average,
+        one whose bid it alters no seat, and one that it says cannot be dialed meets nobody else."""
+        own, offer = self.search.me, self.search.own.offer
+        said = entry.listening, entry.addresses, entry.auxiliary, entry.gathered, entry.bid
+        offered = own.listening, own.addresses, offer.auxiliary, offer.gathered, offer.bid
+        return said == offered and (entry.bandwidth == 0 or offer.bandwidth != 0)
 
     def keep_seat(self, peer: PeerID) -> None:
         """A group that has not begun waits for this peer, as for a member of the last one."""

@@ -45,7 +45,6 @@ from swarmcli.averaging.suspicion import Suspicions
 from swarmcli.averaging.weights import Experience
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import CallRefused, DHTError, NetworkError, NoReducerError
-from swarmcli.network.addresses import is_direct
 from swarmcli.network.identity import PeerID
 from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.network.wire.codec import decode_body
@@ -176,8 +175,8 @@ class GroupFinder:
         self._memory.note_missed(peers)
 
     def spare(self, peers: Iterable[PeerID]) -> None:
-        """These failed as reducers, though they say that they can be dialed: for a while, longer each time, groups that
-        this peer draws up give them nothing to reduce that somebody would have to dial them for."""
+        """These failed as reducers: for a while, longer each time, groups that this peer draws up give them nothing to
+        reduce."""
         now = asyncio.get_running_loop().time()
         for peer in peers:
             _, times = self._spared.get(peer, (0.0, 0))
@@ -363,10 +362,10 @@ class GroupFinder:
         """
         now, least = asyncio.get_running_loop().time(), self._config.min_vector_size
         spared = {peer for peer, (until, _) in self._spared.items() if until > now}
-        members = [_undialable(member) if member.peer_id in spared else member for member in said]
+        able = (each.seated and each.bid.seconds <= epoch and each.peer_id not in spared for each in said)
         members = [
-            member if member.seated and member.bid.seconds <= epoch else replace(member, bandwidth=0.0)
-            for member in members
+            member if may_reduce else replace(member, bandwidth=0.0)
+            for member, may_reduce in zip(said, able, strict=True)
         ]
         with suppress(NoReducerError):
             return members, reducing_shares(members, self._layout.numel, least)
@@ -453,9 +452,3 @@ class GroupFinder:
         self._memory.mates -= {peer}
         if self.driver is not None:
             self.driver.drop(peer)
-
-
-def _undialable(member: Member) -> Member:
-    """The same, as far as it can be reached over relays only."""
-    relayed = tuple(address for address in member.addresses if not is_direct(address))
-    return replace(member, listening=False, addresses=relayed)

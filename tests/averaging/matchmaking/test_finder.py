@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -130,6 +131,11 @@ def test_a_leader_cannot_bring_its_follower_into_an_old_group_again() -> None:
     run(main())
 
 
+def as_offered(peer: Peer) -> Member:
+    own, offer = peer.search.me, peer.search.own.offer
+    return Member(own.peer_id, own.listening, addresses=own.addresses, search=own.search, bid=offer.bid)
+
+
 def test_a_leader_cannot_keep_its_followers_from_each_other() -> None:
     """It says with which searches they came; a search to come, so named, would make all before it out of date."""
 
@@ -139,11 +145,12 @@ def test_a_leader_cannot_keep_its_followers_from_each_other() -> None:
             leader = at_leader.victim
             followers = [peer for peer in peers if peer is not leader]
             began = [peer.search.me.search for peer in peers]
+            offered = [as_offered(peer) for peer in (leader, *followers)]
             for follower in followers:
                 true = dict(zip((peer.peer_id for peer in peers), began, strict=True))
                 mine = true[follower.peer_id]
                 named = {peer: mine if peer == follower.peer_id else b"\xff" * 16 for peer in true}
-                members = [Member(peer.peer_id, search=named[peer.peer_id]) for peer in (leader, *followers)]
+                members = [replace(entry, search=named[entry.peer_id]) for entry in offered]
                 liar = Attacker(leader.endpoint, follower)
                 assert await liar.say(Begin(mine, Group.form(b"", members, [1.0, 0.0, 0.0], bytes(16)))) == Pulse(True)
             swarm.kill(leader)
