@@ -179,6 +179,12 @@ class Recipe(Section):
         return self.averaging.trust or ("members" if self.access == "invite" else "strangers")
 
     @property
+    def aggregator(self) -> str:
+        """The name of what becomes of the members' parts."""
+        strangers = self.trust == "strangers" and self.gradient_averaging.method == "plain"
+        return self.averaging.aggregator.name or ("centered_clip" if strangers else "mean")
+
+    @property
     def micro_batch(self) -> int:
         """Samples per forward pass on this machine."""
         return self.local.micro_batch_size or self.micro_batch_size
@@ -261,8 +267,8 @@ def _check_several_groups(recipe: Recipe) -> None:
 
 def _check_aggregator(recipe: Recipe) -> None:
     """Refuses what would make something else than an average of two thin matrices."""
-    method, aggregator = recipe.gradient_averaging.method, recipe.averaging.aggregator
-    if method != "plain" and aggregator.name != "mean":
+    method = recipe.gradient_averaging.method
+    if method != "plain" and recipe.aggregator != "mean":
         raise Conflict(
             "averaging.aggregator.name",
             f"{method} takes its matrices apart and puts them together again, which only means survive; use "

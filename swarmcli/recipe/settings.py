@@ -229,8 +229,10 @@ _PARAMETERS_OF = {"gate": "mean", "trim": "trimmed_mean", "radius": "centered_cl
 class AggregatorSettings(Section):
     """What becomes of the members' gradients and parameters; docs/security.md has what each withstands."""
 
-    name: Literal["mean", "median", "trimmed_mean", "centered_clip"] = shared(
-        "mean", "how parts become averages; centered_clip where strangers may lie about their gradients"
+    name: Literal["mean", "median", "trimmed_mean", "centered_clip"] | None = shared(
+        None,
+        "how parts become averages; null: centered_clip where strangers may lie about their gradients (trust), mean "
+        "where members only fail, and with powersgd and poweref",
     )
     gate: float = shared(
         1000.0, "who has numbers above this many times those of the others is left out of a part (mean)", ge=1
@@ -247,7 +249,8 @@ class AggregatorSettings(Section):
     def _consistent(self) -> AggregatorSettings:
         for key, name in _PARAMETERS_OF.items():
             if key in self.model_fields_set and self.name != name:
-                raise Conflict(key, f"{key} has no meaning for {self.name}; remove it, or set name: {name}")
+                other = f"for {self.name}" if self.name else "without a name"
+                raise Conflict(key, f"{key} has no meaning {other}; remove it, or set name: {name}")
         return self
 
 

@@ -112,7 +112,7 @@ def compose(
         access=_INVITE.format(file=file, key=key, public=public) if public else _OPEN,
         data=_data(data),
         evaluation="" if _on_hub(data) else _EVALUATION.format(every=chosen.evaluated_every),
-        averaging=_averaging(chosen, is_open=not public),
+        averaging=_LOCAL_UPDATES if chosen.local_updates else "",
         local=_LOCAL.format(data_dir=json.dumps(data_dir, ensure_ascii=False)) if data_dir else "",
         **asdict(chosen),
     )
@@ -135,13 +135,6 @@ def _data(data: str) -> str:
         "  # Each trainer needs these texts on its own computer; `swarm join` says where.\n"
         f'  - type: files\n    path: {json.dumps(data, ensure_ascii=False)}\n    glob: "**/*"'
     )
-
-
-def _averaging(chosen: Template, *, is_open: bool) -> str:
-    parts = [_LOCAL_UPDATES] if chosen.local_updates else []
-    lines = [_AGGREGATOR] if is_open else []
-    lines += ["  average_opt_statistics: [exp_avg_sq]\n"] if chosen.local_updates else []
-    return "".join([*parts, *(["averaging:\n", *lines] if lines else [])])
 
 
 _TEXT = """\
@@ -197,15 +190,12 @@ _INVITE = """\
 access: invite
 run_key: {public}
 """
-_AGGREGATOR = """\
-  # Strangers may send wrong gradients: this bounds what they can do (docs/security.md). Among friends use mean.
-  aggregator:
-    name: centered_clip
-"""
 _LOCAL_UPDATES = """\
 # Each peer steps by itself, and parameters are averaged once per epoch.
 local_updates:
   enabled: true
+averaging:
+  average_opt_statistics: [exp_avg_sq]
 """
 _EVALUATION = """\
 evaluation:               # on a share of the texts that nobody trains on

@@ -294,7 +294,7 @@ def averager_options(recipe: Recipe) -> dict[str, Any]:
         "proceed_alone": averaging.proceed_alone,
         "trust": recipe.trust,
         "seats_per_network": averaging.seats_per_network,
-        "aggregator": make_aggregator(averaging.aggregator),
+        "aggregator": make_aggregator(recipe.aggregator, averaging.aggregator),
         "max_share": recipe.averaging.max_share,
         "audit": averaging.audit,
     }
@@ -336,9 +336,9 @@ def grad_averager(settings: GradientAveragingSettings) -> Callable[..., Any]:
     return kind.get_factory(averager_rank=settings.rank, min_compression_ratio=settings.min_compression_ratio)
 
 
-def make_aggregator(settings: AggregatorSettings) -> Aggregator:
+def make_aggregator(name: str, settings: AggregatorSettings) -> Aggregator:
     """What becomes of the members' tensors in a round."""
-    match settings.name:
+    match name:
         case "median":
             return Median()
         case "trimmed_mean":

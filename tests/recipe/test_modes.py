@@ -49,7 +49,7 @@ LOCAL = "local_updates.enabled=yes"
             "several groups have no common average from which float16 could tell small differences; remove it",
         ),
         (["averaging.aggregator.name=mode"], "should be one of 'mean', 'median', 'trimmed_mean' or 'centered_clip'"),
-        (["averaging.aggregator.trim=0.1"], "trim has no meaning for mean; remove it, or set name: trimmed_mean"),
+        (["averaging.aggregator.trim=0.1"], "trim has no meaning without a name; remove it, or set name: trimmed_mean"),
         (["averaging.aggregator={name: median, gate: 5}"], "gate has no meaning for median; remove it"),
         (["averaging.aggregator={name: trimmed_mean, trim: 0.5}"], "averaging.aggregator.trim should be below 0.5"),
         (["averaging.aggregator={name: centered_clip, radius: 0}"], "averaging.aggregator.radius should be above 0"),

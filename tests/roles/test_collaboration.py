@@ -77,8 +77,11 @@ def test_every_mode_reaches_the_optimizer() -> None:
         "audit": 0.005,
         "max_share": 0.75,
         "trust": "strangers",
-        "aggregator": Mean(),
+        "aggregator": CenteredClip(),  # strangers may lie
     }
+    among_members = small("averaging.trust=members")
+    for recipe in (among_members, small("gradient_averaging.method=powersgd")):
+        assert averager_options(recipe)["aggregator"] == Mean()
     aggregators = {
         "{name: mean, gate: 50}": Mean(50.0),
         "{name: median}": Median(),
