@@ -57,7 +57,8 @@ class SeenVotes:
         ballot, kind = votes.ballot, votes.kind
         known = self._votes.setdefault((ballot, kind), {})
         while len(self._votes) > _BALLOTS_SEEN:
-            del self._votes[next(key for key in self._votes if key != (ballot, kind))]
+            # Those of the fewest, the oldest first: one member can vote in as many ballots as it likes.
+            del self._votes[min(self._votes.keys() - {(ballot, kind)}, key=lambda each: len(self._votes[each]))]
         found = []
         for member, signature in votes.signatures.items():
             value, earlier = known.setdefault(member, (votes.value, signature))

@@ -289,7 +289,7 @@ class Search:
             self.drop_leader(peer, now)  # an acceptance that this peer had believed was out of date
         entry = self.known.entries.get(peer)
         match answer.verdict:
-            case "accepted" if answer.candidate is not None:
+            case "accepted" if answer.candidate is not None and answer.candidate.peer_id == peer:
                 if awaited and not self.members and self.leader is None:
                     self._follow(answer.candidate, now, answer.patience)
                 else:

@@ -9,7 +9,8 @@ import pytest
 
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.certificate import sign_vote, signed, value_hash
-from swarmcli.averaging.consensus.messages import Aborted, Committed, Decided, Decision, Propose
+from swarmcli.averaging.consensus.messages import ZERO, Aborted, Certificate, Committed, Decided, Decision, Propose
+from swarmcli.averaging.consensus.strangers import SeenVotes
 from swarmcli.averaging.group import Group, Member
 from swarmcli.errors import CallRefused
 from swarmcli.network import Identity
@@ -96,3 +97,19 @@ def test_forged_ballots_are_refused() -> None:
         mine.check_proposer(IDS[3], 2)
     with pytest.raises(CallRefused, match="far beyond"):
         mine.check_proposer(IDS[0], 1 + 3 * 10_000)
+
+
+def test_votes_of_one_in_many_ballots_do_not_make_others_forget_its_first() -> None:
+    group = Group.form(b"", [Member(peer) for peer in IDS], [1, 1, 1, 1], bytes(16))
+    members = [RoundVotes(group, key) for key in KEYS]
+    seen = SeenVotes(members[0].electorate)
+
+    def vote(voter: int, ballot: int, digest: bytes) -> Certificate:
+        signature = members[voter].sign(ballot, "vote", Committed(digest))
+        return Certificate(ballot, "vote", value_hash(Committed(digest)), {voter: signature})
+
+    for voter in range(4):
+        assert seen.note(vote(voter, ZERO, A)) == []
+    for ballot in range(1, 40):
+        assert seen.note(vote(3, ballot, A)) == []
+    assert [proof.culprit for proof in seen.note(vote(3, ZERO, b"b" * 32))] == [IDS[3]]

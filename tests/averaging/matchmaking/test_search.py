@@ -213,6 +213,15 @@ def test_a_follower_names_its_leader() -> None:
     assert reply == Answer("follow", follower.search.me, leader.search.me)
 
 
+def test_nobody_is_followed_but_who_accepts() -> None:
+    leader, follower = two()
+    follower.search.learn(leader.search.me, 0.0)
+    follower.search.moves(0.0)
+    third = _ranked_before(follower.search.me)
+    follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", third, patience=3600.0), 0.1)
+    assert follower.search.leader is None and not follower.search.may_begin(third.peer_id, follower.search.me.search)
+
+
 def test_a_redirection_that_overtakes_the_acceptance_counts() -> None:
     leader, follower = two()
     better = _ranked_before(leader.search.me)
