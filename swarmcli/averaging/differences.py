@@ -21,6 +21,7 @@ from typing import Annotated
 import msgspec
 import torch
 
+from swarmcli.averaging.aggregators.base import largest
 from swarmcli.averaging.group import GROUP_ID_BYTES, Group
 from swarmcli.averaging.round.buffers import Inputs, Results
 from swarmcli.averaging.round.plan import Layout, Part
@@ -145,8 +146,6 @@ def lost_in(tensors: Sequence[torch.Tensor], layout: Layout, parts: Sequence[Par
 
 @torch.no_grad()
 def _is_near(value: torch.Tensor, reference: torch.Tensor) -> bool:
-    if not value.numel():
-        return True
     value = value.cpu()
-    away = max(float(piece.norm(torch.inf)) for piece in Inputs([value], base=[reference]).each())
-    return away <= _MOST_AWAY * float(value.norm(torch.inf))
+    most = _MOST_AWAY * largest(value)
+    return all(largest(piece) <= most for piece in Inputs([value], base=[reference]).each())

@@ -17,7 +17,7 @@ from swarmcli.averaging.round.plan import Layout, Part, Plan
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.compression import CompressionBase, NoCompression, TensorMessage
 
-_PIECE = 1 << 20  # elements
+_PIECE = 1 << 18  # elements
 NOTHING = bytes(DIGEST_BYTES)  # stands for the digest of a part that is not there
 
 
