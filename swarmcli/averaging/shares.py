@@ -19,15 +19,18 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from swarmcli.averaging.group import Dialable, Member, meeting
 from swarmcli.errors import NoReducerError
 
-# Weight of the second aim, shares in proportion to bandwidth, which decides where the first leaves a choice: with two
-# senders, for instance, every division moves the same bytes.
-_TIE_BREAK = 1e-3
+Vector = NDArray[np.float64]
+
+_TRIFLE = 1e-6  # of a round's time, which is not worth any shares that are far from proportion
+_SLOWEST = 1e-12  # of the fastest link: slower ones count as this, so that all figures stay within floating point
+_ROUNDING = 1e-15  # what is nearer to zero is taken for zero; all figures are at most about one
 
 
 def reducing_shares(members: Sequence[Member], total_size: int, min_vector_size: int = 0) -> tuple[float, ...]:
@@ -129,15 +132,12 @@ def _divide(members: Sequence[Member], able: Sequence[int], total_size: int, min
 def _solve(members: Sequence[Member], chosen: Sequence[int]) -> list[float]:
     """Shares for all members, zero except for the chosen."""
     relayed = _relayed(members, chosen)
-    if not relayed:
-        kinds = tuple((members[index].bandwidth, members[index].auxiliary) for index in chosen)
-        solved: Sequence[float] = _optimal_shares(kinds, _count_senders(members))
-    else:
-        solved = _solve_with_relays(members, chosen, relayed)
-    shares = [0.0] * len(members)
-    for index, share in zip(chosen, solved, strict=True):
-        shares[index] = share
-    return shares
+    shares = np.zeros(len(members))
+    if relayed or len({(members[index].bandwidth, members[index].auxiliary) for index in chosen}) > 1:
+        shares[list(chosen)] = _solve_program(members, chosen, relayed)
+    else:  # by symmetry
+        shares[list(chosen)] = 1 / len(chosen)
+    return [float(share) for share in shares]
 
 
 def _relayed(members: Sequence[Member], reducers: Sequence[int]) -> dict[int | str, dict[int, float]]:
@@ -157,29 +157,11 @@ def _relayed(members: Sequence[Member], reducers: Sequence[int]) -> dict[int | s
     return passed
 
 
-@lru_cache(maxsize=64)
-def _optimal_shares(reducers: tuple[tuple[float, bool], ...], senders: int) -> tuple[float, ...]:
-    """The linear program's solution for reducers given as (bandwidth, auxiliary)."""
-    if len(set(reducers)) == 1:  # by symmetry; the usual case, and it spares loading the solver
-        return (1 / len(reducers),) * len(reducers)
-    return _solve_program(reducers, senders)
-
-
-def _solve_program(reducers: tuple[tuple[float, bool], ...], senders: int) -> tuple[float, ...]:
-    import numpy as np
-
-    bandwidth = np.array([bandwidth for bandwidth, _ in reducers], dtype=np.float64)
-    fixed = np.array([0.0 if auxiliary else 1.0 for _, auxiliary in reducers])  # traffic without reducing anything
-    slope = np.array([float(senders if auxiliary else senders - 2) for _, auxiliary in reducers])
-    return _minimize(np.diag(slope), fixed, bandwidth, bandwidth)
-
-
-def _solve_with_relays(
+def _solve_program(
     members: Sequence[Member], chosen: Sequence[int], relayed: Mapping[int | str, Mapping[int, float]]
-) -> tuple[float, ...]:
-    """The same with a row for each link that relays: those of members that reduce nothing, and of relays outside."""
-    import numpy as np
-
+) -> Vector:
+    """The linear program's solution. A row is the link of a reducer, of another member that relays, or of a relay
+    outside."""
     senders, column = _count_senders(members), {index: place for place, index in enumerate(chosen)}
     slowest = min(member.bandwidth for member in members if member.bandwidth > 0)
     rows: list[list[float]] = []
@@ -197,37 +179,58 @@ def _solve_with_relays(
     return _minimize(np.array(rows), np.array(fixed), np.array(bandwidth), own)
 
 
-def _minimize(traffic: Any, fixed: Any, links: Any, bandwidth: Any) -> tuple[float, ...]:
-    """Shares of least T, where each link (rows) carries `traffic @ shares + fixed` vectors.
+def _minimize(traffic: Vector, fixed: Vector, links: Vector, bandwidth: Vector) -> Vector:
+    """Shares of least T, where each link (rows) carries `traffic @ shares + fixed` vectors. Of those the shares that
+    are nearest to bandwidths: with two senders, for instance, every division moves the same bytes.
 
     traffic     (links, reducers) vectors for a whole share of each reducer
     fixed       (links,) vectors that it carries in any case
     links       (links,) what they carry per unit of time
     bandwidth   (reducers,)
     """
-    import numpy as np
-    from scipy.optimize import linprog  # takes a third of a second to load, so only when needed
+    # Whoever reduces all keeps each link busy for so long; shares sum to 1, so these times only need to be mixed.
+    times = (traffic + fixed[:, None]) / np.maximum(links / links.max(), _SLOWEST)[:, None]
+    times /= max(times.max(), _SLOWEST)
+    bandwidth = np.maximum(bandwidth / bandwidth.max(), _SLOWEST)
+    shares = _most(np.ones(len(bandwidth)), times, np.ones(len(links)))
+    shares /= shares.sum()
+    least = (times @ shares).max()
+    # No share is larger here than its owner's bandwidth, and their sum is the largest with which no link takes longer.
+    # One may take longer by a trifle, unlike for each: where many limits met in one point, the search might not end.
+    trifles = _TRIFLE * least / (shares / bandwidth).max() * np.linspace(0.5, 1.0, len(links))
+    uses = np.vstack([np.eye(len(bandwidth)), (times - least) * bandwidth])
+    shares = bandwidth * _most(bandwidth, uses, np.concatenate([np.ones(len(bandwidth)), trifles]))
+    return shares / shares.sum()
 
-    rows, count = traffic.shape
-    links, bandwidth = links / bandwidth.max(), bandwidth / bandwidth.max()
-    # Variables: the shares, T, and the largest share in proportion to its owner's bandwidth. Rows are scaled by the
-    # smallest bandwidth, or a link a million times slower than another would upset the solver.
-    scale = min(links.min(), bandwidth.min())
-    slack = np.full((rows, 1), -scale), np.zeros((rows, 1))
-    solution = linprog(
-        c=np.array([0.0] * count + [1.0, _TIE_BREAK]),
-        A_ub=np.block(
-            [
-                [traffic * (scale / links)[:, None], *slack],
-                [np.diag(scale / bandwidth), np.zeros((count, 1)), np.full((count, 1), -scale)],
-            ]
-        ),
-        b_ub=np.concatenate([-fixed * scale / links, np.zeros(count)]),
-        A_eq=np.array([[1.0] * count + [0.0, 0.0]]),
-        b_eq=np.array([1.0]),
-    )
-    shares = bandwidth if solution.x is None else np.clip(solution.x[:count], 0, None)
-    return tuple(float(share) for share in shares / shares.sum())
+
+def _most(worth: Vector, uses: Vector, limits: Vector) -> Vector:
+    """The x >= 0 of largest `worth @ x` with `uses @ x <= limits`, by the simplex method. If one element has no limit,
+    that one alone.
+
+    worth    (elements,)
+    uses     (rows, elements)
+    limits   (rows,) zero or more
+    """
+    rows, count = uses.shape
+    table = np.block([[uses, limits[:, None]], [-worth, np.zeros(1)]])
+    outside, inside = np.arange(count), np.arange(count, count + rows)
+    for _ in range(10 * (rows + count)):  # it takes about as many as there are elements
+        entering = table[-1, :-1].argmin()
+        column = table[:, entering].copy()
+        able = np.flatnonzero(column[:-1] > _ROUNDING)
+        if column[-1] >= -_ROUNDING:
+            break
+        if not len(able):
+            return (np.arange(count) == outside[entering]).astype(np.float64)
+        leaving = able[(table[able, -1] / column[able]).argmin()]
+        row = table[leaving] / column[leaving]
+        table -= np.outer(column, row)
+        table[leaving], table[:, entering] = row, -column / column[leaving]
+        table[leaving, entering] = 1 / column[leaving]
+        outside[entering], inside[leaving] = inside[leaving], outside[entering]
+    found = np.zeros(rows + count)
+    found[inside] = table[:-1, -1]
+    return np.maximum(found[:count], 0.0)  # it may be rounded below
 
 
 def _count_senders(members: Sequence[Member]) -> int:

@@ -39,7 +39,7 @@ def can_reduce(members: Sequence[Member], index: int, way: Dialable = Dialable.O
     return me.bandwidth > 0 and all(meeting(me, other) >= way for other in others)
 
 
-@settings(deadline=None)  # the first example loads the solver
+@settings(deadline=None)
 @given(st.lists(kinds, min_size=1, max_size=4))
 def test_no_division_on_a_grid_is_better(group: list[tuple[float, bool, bool]]) -> None:
     members = members_of(*group)
@@ -103,11 +103,24 @@ def test_short_vectors_are_not_scattered() -> None:
     assert shares == pytest.approx((0, 5 / 6, 1 / 6, 0), abs=1e-3)
 
 
-@settings(deadline=None)
-@given(st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=8))
-def test_bandwidths_of_all_magnitudes_are_solved(bandwidths: list[float]) -> None:
-    shares = reducing_shares(members_of(*[(bandwidth, True, False) for bandwidth in bandwidths]), 1000)
+def least_time(senders: Sequence[float], auxiliaries: Sequence[float]) -> float:
+    """Of a round of three senders or more with these bandwidths: found by halving."""
+    low, high, slope = 0.0, 1e13, len(senders) - 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        most = [(middle * bandwidth - 1) / slope for bandwidth in senders]
+        most += [middle * bandwidth / len(senders) for bandwidth in auxiliaries]
+        low, high = (low, middle) if min(most) >= 0 and sum(most) >= 1 else (middle, high)
+    return high
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=3, max_size=8), st.lists(st.floats(1e-6, 1e6), max_size=4))
+@example([1e6] * 3, [1e-6])
+def test_bandwidths_of_all_magnitudes_are_solved(senders: list[float], auxiliaries: list[float]) -> None:
+    members = members_of(*[(each, True, False) for each in senders], *[(each, True, True) for each in auxiliaries])
+    shares = reducing_shares(members, 1000)
     assert sum(shares) == pytest.approx(1) and min(shares) >= 0
+    assert slowest_link(members, shares) == pytest.approx(least_time(senders, auxiliaries), rel=1e-5)
 
 
 RELAYS = ["aa", "bb", PeerID(bytes([0]) * 32).text]  # two outside, and the first member
