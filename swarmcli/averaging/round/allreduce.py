@@ -20,6 +20,7 @@ from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
 from swarmcli.averaging.consensus.certificate import RoundCertificate
 from swarmcli.averaging.consensus.messages import MAX_WORDS, Aborted, Again, Committed, Decision
 from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.quorum import Quorum
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.attempt import Attempt
 from swarmcli.averaging.round.buffers import Average, Holdings, Inputs, Results, result_digest
@@ -45,7 +46,7 @@ class AllreduceResult:
     digest        32 bytes over averages, senders and weights
     tries         more than one if the group began again without reducers that were lost
     late          what was missing here was fetched after the group had committed
-    failed        members that took part, and to whom or from whom somebody could not bring the parts that they reduce
+    failed        members to whom or from whom somebody could not bring the parts that they were to reduce
     nothing       why there was nothing to average, so that nobody exchanged anything; "" otherwise
     certificate   proves to anyone that the group has committed this digest; None if nobody exchanged anything
     shares        of the work, by which the averages were cut into `parts`; none of a round of several phases, whose
@@ -272,7 +273,12 @@ class Allreduce:
         return RoundCertificate.of(self.group, self._options.trust, purposes, digest, decided.votes)
 
     def _failed_reducers(self, again: Again) -> tuple[PeerID, ...]:
-        failed = (set(self._plan.by_reducer) & set(again.members)) - set(again.reducers)
+        """Who was to reduce and does not in the last try. Others have named them: where these are more than two, who
+        cannot reach each other, and more than can be hostile, those count alone that failed this member itself."""
+        failed = self._plan.by_reducer.keys() - set(again.reducers)
+        quorum = Quorum(len(self.group), self.group.auxiliaries, self._options.trust)
+        if len(failed) > max(2, quorum.hostile):
+            failed &= {member for attempt in self._attempts for member in attempt.trouble.failures}
         return tuple(self.group.members[index].peer_id for index in sorted(failed))
 
     def _let_go(self, committed: bool) -> None:

@@ -1,0 +1,65 @@
+"""Reducers that refuse, and report that it was the others who failed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.control import RoundResult
+from swarmcli.errors import CallRefused
+from swarmcli.testing import virtual_time
+from swarmcli.testing.adversary import Liar
+from swarmcli.testing.adversary.base import on_each_try
+from tests.averaging.averagers import Averagers, Peer, all_outcomes
+from tests.suites import soak
+
+OPTIONS = AllreduceOptions(part_size_bytes=4 << 10, allreduce_timeout=60.0)
+ROUNDS = 16
+
+
+def lie(peer: Peer, honest: list[Peer], *, refuses: bool) -> Liar:
+    """It reports that all honest members failed; what they would have it reduce it refuses, or not."""
+    liar = Liar(random.Random(0), peer.endpoint, peer.node, peer.core)
+
+    async def refuse(*_: Any) -> None:
+        liar.told.append("refused")
+        raise CallRefused("busy", "not now")
+
+    def alter(round_: Any) -> None:
+        report = round_.report
+        named = tuple(sorted(round_.group.index_of(each.peer_id) for each in honest if each.peer_id in round_.group))
+        round_.report = lambda: msgspec.structs.replace(report(), failed=named)
+        if refuses:
+            round_.take_stream = refuse
+
+    on_each_try(liar, alter)
+    return liar
+
+
+@pytest.mark.parametrize(("count", "accomplices"), [(4, 0), (8, 1), *soak([(8, 0), (16, 0), (16, 4)])])
+def test_who_refuses_costs_a_second_try_once_and_the_honest_go_on_reducing(count: int, accomplices: int) -> None:
+    async def main() -> None:
+        async with Averagers(5) as swarm:
+            peers = await swarm.add(count, allreduce=OPTIONS, shapes=((200, 200), (40,)))
+            await all_outcomes([peer.begin() for peer in peers])
+            honest, hostile = peers[: -1 - accomplices], peers[-1 - accomplices :]
+            liars = [lie(peer, honest, refuses=peer is hostile[0]) for peer in hostile]
+            disturbed = 0
+            for _ in range(ROUNDS):
+                lied = [peer.begin(timeout=600) for peer in hostile]
+                outcomes = await all_outcomes([peer.begin(timeout=600) for peer in honest])
+                await all_outcomes(lied)
+                results = [outcome for outcome in outcomes if isinstance(outcome, RoundResult)]
+                assert len(results) == len(honest), outcomes
+                disturbed += "tries" in results[0].remark
+            assert liars[0].told and disturbed <= 2, "when it is found out, and once where it leads itself"
+            assert all(results[0].reduced[peer.peer_id] for peer in honest)
+            assert not any(peer.core.suspicions.is_suspect(other.peer_id) for peer in honest for other in honest)
+            assert asyncio.get_running_loop().time() < 30
+
+    virtual_time.run(main(), timeout=3600)
