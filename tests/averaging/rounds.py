@@ -147,6 +147,11 @@ class Swarm:
         self.network.kill(self.peers[index].peer_id)
         self.tasks[index].cancel()
 
+    def close(self, index: int) -> None:
+        """It takes no further part and serves no round any more; its connections stay."""
+        self.tasks[index].cancel()
+        self.peers[index].service.close()
+
     def freeze(self, index: int) -> None:
         self.network.freeze(self.peers[index].peer_id)
 

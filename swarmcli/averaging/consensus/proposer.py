@@ -37,7 +37,7 @@ from swarmcli.averaging.consensus.certificate import signed, value_hash
 from swarmcli.averaging.consensus.comparing import gather_confirms
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.consensus.strangers import GuardedProposal, GuardedTally
-from swarmcli.errors import CallRefused, NetworkError
+from swarmcli.errors import CallRefused, NetworkError, UnknownMethod
 from swarmcli.network.loop_thread import set_within
 
 # Seconds for a member that is connected and still receives averages, once a majority has promised: at most, and no more
@@ -202,6 +202,7 @@ class Proposer:
         self._mates, self._votes, self._parts, self._doubted = mates, votes, parts, doubted
         self._highest = 0  # ballot that was used here or heard of
         self._among: set[int] = set()  # who is asked in the present ballot
+        self._closed: set[int] = set()  # who has closed its averager, though it may be connected
         self._named: set[int] = set()  # whom some of those who promised name as too slow, or out of reach
         self._hasty = False
         self._began = 0.0  # the first ballot, by the clock of the loop
@@ -223,7 +224,8 @@ class Proposer:
         known, promised = await self._prepare(proposal)
         at_once = asyncio.get_running_loop().time() - began < _AT_ONCE + _ROUND_TRIPS * self._mates.slowest_round_trip
         quorum = self._votes.quorum
-        in_reach = {member for member in self._among if self._mates.is_connected(member)} | {self._mates.me}
+        there = self._among - self._closed
+        in_reach = {member for member in there if self._mates.is_connected(member)} | {self._mates.me}
         self.deserted = at_once and len(in_reach & quorum.voters) < quorum.to_decide
         self.had_quorum = len(promised.keys() & quorum.voters) >= quorum.to_decide
         if known is not None:
@@ -394,7 +396,9 @@ class Proposer:
         async def ask(member: int) -> tuple[int, Any]:
             try:
                 return member, await self._mates.ask(member, name, request, answer_type)
-            except NetworkError:
+            except NetworkError as error:
+                if isinstance(error, UnknownMethod):
+                    self._closed.add(member)
                 return member, None
 
         async with asyncio.TaskGroup() as tasks:

@@ -74,21 +74,29 @@ def test_a_second_fault_at_each_step_after_the_leaders_death(victim: int, what: 
         play(kinds, Steps(at=number), [("kill", 0), (what, victim)], 0.1, "members").check()
 
 
-@pytest.mark.parametrize(("cut", "least", "most"), [(False, 0.0, 15.0), (True, 30.0, 70.0)])
+@pytest.mark.parametrize(("how", "least", "most"), [("kill", 0.0, 15.0), ("close", 0.0, 15.0), ("cut", 30.0, 70.0)])
 def test_who_is_left_alone_waits_for_those_that_may_come_back_not_for_those_that_are_gone(
-    cut: bool, least: float, most: float
+    how: str, least: float, most: float
 ) -> None:
+    """Whoever closes its averager may stay connected, as a script that tries out its model does."""
+
     async def main() -> None:
         options = AllreduceOptions(part_size_bytes=512)
         async with Swarm([Kind(), Kind(), Kind()], bandwidth=20_000.0, options=options) as swarm:
 
+            def lose(index: int) -> None:
+                match how:
+                    case "kill":
+                        swarm.kill(index)
+                    case "close":
+                        swarm.close(index)
+                    case "cut":
+                        swarm.network.cut(swarm.peers[index].peer_id, swarm.peers[2].peer_id)
+
             async def leave_alone() -> None:
                 await asyncio.sleep(0.2)
                 for index in (0, 1):
-                    if cut:
-                        swarm.network.cut(swarm.peers[index].peer_id, swarm.peers[2].peer_id)
-                    else:
-                        swarm.kill(index)
+                    lose(index)
                 began = asyncio.get_running_loop().time()
                 await asyncio.wait([swarm.tasks[2]])
                 assert least <= asyncio.get_running_loop().time() - began <= most
