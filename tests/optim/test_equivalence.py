@@ -9,7 +9,7 @@ from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, adamw, digests, momentum, reference, together
 from tests.suites import soak
 
-EPOCHS = 20
+EPOCHS = 12
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
 

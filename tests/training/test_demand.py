@@ -104,12 +104,12 @@ def test_what_is_promised_for_an_hour_is_what_a_run_then_takes(
             counts = {"trainer": going.trainers, "monitor": going.monitors, "auxiliary": going.auxiliaries}
             there = [await start(each) for each, count in counts.items() for _ in range(count)]  # type: ignore[arg-type]
             epochs = optim_swarm.record(there[0][0], EpochAdvanced)
-            await optim_swarm.together(*(work(10) for _, work in there))
+            await optim_swarm.together(*(work(6) for _, work in there))
             told = dataclasses.replace(going, epoch_seconds=statistics.median(e.seconds for e in epochs if e.samples))
             newcomer = await start(role)
-            await optim_swarm.together(*(work(14) for _, work in (*there, newcomer)))  # it has come into step
+            await optim_swarm.together(*(work(10) for _, work in (*there, newcomer)))  # it has come into step
             rounds, began = optim_swarm.record(newcomer[0], RoundFinished), asyncio.get_running_loop().time()
-            await optim_swarm.together(*(work(34) for _, work in (*there, newcomer)))
+            await optim_swarm.together(*(work(22) for _, work in (*there, newcomer)))
             hours = (asyncio.get_running_loop().time() - began) / 3600
             for core in assistants:
                 await core.shutdown()

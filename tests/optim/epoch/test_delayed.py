@@ -13,7 +13,7 @@ from tests.optim.epoch.delayed_swarm import DelayedSwarm, one_round_late
 from tests.optim.optim_swarm import TARGET, adamw, digests, momentum, reference, together
 from tests.suites import soak
 
-EPOCHS = 20
+EPOCHS = 12
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 DELAYED = [Timing.DELAYED_STEP, Timing.DELAYED_AVERAGING]
 
@@ -74,7 +74,7 @@ def test_what_momentum_makes_of_one_round_of_staleness(rate: float, settles: boo
     learns where they are not."""
 
     async def main() -> None:
-        epochs, make = 60, partial(quick, rate)
+        epochs, make = 45, partial(quick, rate)
         async with DelayedSwarm(seed=2, latency=0.1) as swarm:
             for number, size in enumerate((4, 6)):
                 await swarm.delayed(
