@@ -89,8 +89,8 @@ def test_a_swarm_learns_in_step(mode: LowRank) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             fitters = [await fitter(swarm, mode, samples=2 + index) for index in range(3)]
-            await together(*(each.train(40) for each in fitters))
-            assert_in_step(fitters, 41)
+            await together(*(each.train(30) for each in fitters))
+            assert_in_step(fitters, 31)
             for each in fitters:
                 assert sum(each.losses[-5:]) < 0.2 * sum(each.losses[:5])
 

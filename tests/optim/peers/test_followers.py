@@ -95,7 +95,7 @@ def test_an_auxiliary_that_lost_the_lineage_finds_it_again() -> None:
                 swarm.network.freeze(helper.node.peer_id)
                 await together(*(trainer.train(8) for trainer in trainers))
                 swarm.network.thaw(helper.node.peer_id)
-                await together(assist(helper, 30), *(trainer.train(32) for trainer in trainers))
+                await together(assist(helper, 20), *(trainer.train(22) for trainer in trainers))
                 lineages = {trainer.core.position.lineage for trainer in trainers}
                 assert len(lineages) == 1
 

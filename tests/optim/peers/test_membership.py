@@ -68,10 +68,10 @@ def test_a_frozen_peer_catches_up_when_it_thaws(seed: int) -> None:
             swarm.network.freeze(frozen.node.peer_id)
             await together(*(trainer.train(8) for trainer in others))
             swarm.network.thaw(frozen.node.peer_id)
-            await together(*(trainer.train(60) for trainer in trainers))
+            await together(*(trainer.train(40) for trainer in trainers))
             assert re.fullmatch(r"another peer holds epoch \d+, and this one held 3", downloads[0].reason)
             assert in_one_lineage(trainers)
-            assert max(frozen.used) == 59, "it contributes again"
+            assert max(frozen.used) == 39, "it contributes again"
 
     virtual_time.run(main(), seed=seed, timeout=300)
 
@@ -87,7 +87,7 @@ def test_two_halves_that_trained_apart_follow_one_lineage_when_they_meet(seed: i
             await together(*(trainer.train(8) for trainer in trainers))
             assert len({trainer.core.position.lineage for trainer in trainers}) == 2, "they have parted"
             swarm.network.heal()
-            await together(*(trainer.train(60) for trainer in trainers))
+            await together(*(trainer.train(40) for trainer in trainers))
             assert in_one_lineage(trainers)
 
     virtual_time.run(main(), seed=seed, timeout=1000)
@@ -116,7 +116,7 @@ def test_both_were_alone_and_stepped_and_then_meet() -> None:
             swarm.network.partition([swarm.contact.peer_id, one], [other])
             await together(*(trainer.train(3) for trainer in trainers))
             swarm.network.heal()
-            await together(*(trainer.train(60) for trainer in trainers))
+            await together(*(trainer.train(40) for trainer in trainers))
             assert in_one_lineage(trainers)
             assert trainers[0].epochs[-1].peers == 2
 
