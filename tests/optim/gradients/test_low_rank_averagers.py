@@ -89,7 +89,10 @@ def test_two_average_and_a_third_joins_them(kind: type[LowRankGradientAverager])
 
 def test_one_that_was_left_behind_notices_and_follows() -> None:
     with dhts(3) as (first, second, third):
-        one, other, late = (Local(PowerEFGradientAverager, dht) for dht in (first, second, third))
+        # They wait so long for the one that is late.
+        one, other, late = (
+            Local(PowerEFGradientAverager, dht, min_matchmaking_time=3.0) for dht in (first, second, third)
+        )
         with one.averager, other.averager, late.averager:
             late.averager._in_step = True  # as if it had looked before the others had their first round
             for index, member in enumerate((one, other, late)):
