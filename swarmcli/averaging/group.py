@@ -21,6 +21,7 @@ from swarmcli.network import wire
 from swarmcli.network.addresses import bounded
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
+from swarmcli.network.prefix import prefix_of_address
 
 GROUP_ID_BYTES = 32
 NONCE_BYTES = 16
@@ -124,13 +125,29 @@ class Group:
     def group_id(self) -> bytes:
         """32 bytes: a hash of everything in it."""
         return group_id_of(
-            self.tag, self.nonce, [member.peer_id for member in self.members], self.auxiliaries, self.rest
+            self.tag,
+            self.nonce,
+            [member.peer_id for member in self.members],
+            self.auxiliaries,
+            self.networks,
+            self.rest,
         )
 
     @cached_property
     def auxiliaries(self) -> frozenset[int]:
         """Who has no tensors of its own in the average, by index."""
         return frozenset(index for index, member in enumerate(self.members) if member.auxiliary)
+
+    @cached_property
+    def networks(self) -> tuple[int, ...]:
+        """(len(members),) the network of each that listens, by the first address that it names, as numbers from 1;
+        0 for whoever does not listen."""
+        named = [
+            prefix_of_address(member.addresses[0]) if member.listening and member.addresses else None
+            for member in self.members
+        ]
+        numbers = {network: number for number, network in enumerate(dict.fromkeys(filter(None, named)), 1)}
+        return tuple(0 if network is None else numbers[network] for network in named)
 
     @cached_property
     def rest(self) -> bytes:
@@ -151,7 +168,9 @@ class Group:
         """The same members and shares under another id, which all of them compute alike."""
         derived = replace(self, nonce=derived_nonce(self.group_id, purpose))
         # The same in both, and long to compute in a large group. Cached properties may be put in so.
-        derived.__dict__.update(rest=self.rest, auxiliaries=self.auxiliaries, _positions=self._positions)
+        derived.__dict__.update(
+            rest=self.rest, auxiliaries=self.auxiliaries, networks=self.networks, _positions=self._positions
+        )
         return derived
 
     @property
@@ -173,11 +192,18 @@ class Group:
         return len(self.members)
 
 
-def group_id_of(tag: bytes, nonce: bytes, peers: Sequence[bytes], auxiliaries: Collection[int], rest: bytes) -> bytes:
-    """The id of a group from who its members are and a hash of all the rest."""
-    roles = bytes(index in auxiliaries for index in range(len(peers)))
+def group_id_of(
+    tag: bytes,
+    nonce: bytes,
+    peers: Sequence[bytes],
+    auxiliaries: Collection[int],
+    networks: Sequence[int],
+    rest: bytes,
+) -> bytes:
+    """The id of a group from who its members are, whose votes count how much, and a hash of all the rest."""
+    roles = bytes(index in auxiliaries for index in range(len(peers))) + struct.pack(f">{len(networks)}H", *networks)
     members = hashlib.sha256(b"swarm group members" + b"".join(peers) + roles).digest()
-    return hashlib.sha256(b"swarm group 2" + _counted(tag) + nonce + members + rest).digest()
+    return hashlib.sha256(b"swarm group 3" + _counted(tag) + nonce + members + rest).digest()
 
 
 def derived_nonce(group_id: bytes, purpose: str) -> bytes:

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+from swarmcli.averaging.consensus.certificate import sign_vote, signed, value_hash
+from swarmcli.averaging.consensus.messages import (
+    ZERO,
+    Committed,
+    Decided,
+    Noted,
+    OutcomeAnswer,
+    OutcomeQuestion,
+    VoteMessage,
+)
 from swarmcli.averaging.group import Member
-from swarmcli.testing.adversary.base import Liar
+from swarmcli.network import PeerID
+from swarmcli.network.identity import Identity
+from swarmcli.testing.adversary import LIES, Liar
+from swarmcli.testing.adversary.base import on_each_try
 
 
 def alter_entries(liar: Liar, alter: Callable[[Member], Member]) -> None:
@@ -32,3 +47,53 @@ ALTERED: dict[str, Callable[[Member], Member]] = {
     "one at another address": lambda member: replace(member, addresses=("memory://elsewhere:1",)),
     "one that cannot be dialed": lambda member: replace(member, listening=False, addresses=()),
 }
+
+
+def stuff(liar: Liar, keys: list[Identity]) -> None:
+    """Where it leads, its group has members that exist as keys alone, nobody else reduces, and each follower is told
+    that the group has committed what that follower holds, which differs from one to the next."""
+    assert liar.averager is not None
+    finder, service = liar.averager._finder, liar.averager._service
+    take_vote, held = service._take_vote, dict[tuple[PeerID, bytes], asyncio.Future[bytes]]()
+    identity = liar.endpoint.identity
+
+    def divided(said: list[Member], epoch: float) -> tuple[list[Member], tuple[float, ...]]:
+        if "a group" not in liar.told:
+            LIES["two signed lists"].tell(liar)  # or they would have nothing to be unlike in
+        liar.told.append("a group")
+        phantoms = [
+            Member(key.peer_id, bandwidth=0.0, addresses=(f"memory://phantom-{number}:1",), search=bytes(16))
+            for number, key in enumerate(keys)
+        ]
+        return [*said, *phantoms], (1.0, *[0.0] * (len(said) + len(keys) - 1))
+
+    def vote_of(peer: PeerID, group_id: bytes) -> asyncio.Future[bytes]:
+        return held.setdefault((peer, group_id), asyncio.get_running_loop().create_future())
+
+    async def vote(peer: PeerID, message: VoteMessage) -> Noted:
+        if message.digest is not None and not vote_of(peer, message.group_id).done():
+            vote_of(peer, message.group_id).set_result(message.digest)
+        await take_vote(peer, message)
+        return Noted()
+
+    async def outcome(peer: PeerID, question: OutcomeQuestion) -> OutcomeAnswer:
+        value = Committed(await vote_of(peer, question.group_id))
+        group = service._votes[question.group_id].group
+        mine = {
+            group.index_of(key.peer_id): sign_vote(key, question.group_id, ZERO, "confirm", value_hash(value))
+            for key in (identity, *keys)
+            if key.peer_id in group
+        }
+        liar.told.append("an outcome")
+        return OutcomeAnswer(Decided(value, signed(mine, ZERO, "confirm", value)))
+
+    def alone(round_: Any) -> None:
+        for key in keys:
+            if key.peer_id in round_.group:
+                round_._reducer.leave_out(round_.group.index_of(key.peer_id), "it exists as a key alone")
+
+    on_each_try(liar, alone)
+    finder._divide = divided  # type: ignore[method-assign]
+    service.endpoint.withdraw(service.method("vote"), service.method("outcome"))
+    service.endpoint.serve(service.method("vote"), VoteMessage, vote)
+    service.endpoint.serve(service.method("outcome"), OutcomeQuestion, outcome)

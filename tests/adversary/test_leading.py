@@ -9,9 +9,10 @@ import pytest
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
+from swarmcli.network.identity import Identity
 from swarmcli.testing import virtual_time
 from swarmcli.testing.adversary import Liar
-from tests.adversary.leading import ALTERED, alter_entries
+from tests.adversary.leading import ALTERED, alter_entries, stuff
 from tests.averaging.averagers import Averagers, all_outcomes
 from tests.optim.optim_swarm import TARGET, Swarm, digests, together
 from tests.suites import soak
@@ -69,5 +70,37 @@ def test_no_trainer_loses_its_average_by_being_entered_as_an_auxiliary(count: in
             assert len({trainer.core.position.lineage for trainer in honest}) == 1
             assert len(digests(honest)) == 1
             lying.cancel()
+
+    virtual_time.run(main(), timeout=3600)
+
+
+@pytest.mark.parametrize(("count", "keys"), [(4, 6), *soak([(8, 14), (16, 30)])])
+def test_a_leader_that_lists_keys_of_its_own_gets_nobody_to_follow_their_votes(count: int, keys: int) -> None:
+    async def main() -> None:
+        async with Averagers(6) as swarm:
+            peers = await swarm.add(count, allreduce=OPTIONS)
+            await all_outcomes([peer.begin() for peer in peers])
+            first, *honest = peers
+            liar = Liar(random.Random(0), first.endpoint, first.node, first.core)
+            stuff(liar, [Identity.from_seed(f"phantom {number}".encode()) for number in range(keys)])
+            good, disturbed = 0, 0.0
+            while "an outcome" not in liar.told or good < 8:
+                for number, peer in enumerate(peers):
+                    for tensor in peer.core._tensors:
+                        tensor.fill_(float(number))
+                lied, began = first.begin(timeout=600), asyncio.get_running_loop().time()
+                outcomes = dict(
+                    zip(honest, await all_outcomes([peer.begin(timeout=600) for peer in honest]), strict=True)
+                )
+                lied.cancel()
+                await asyncio.wait([asyncio.ensure_future(all_outcomes([lied]))])
+                applied = [peer for peer, outcome in outcomes.items() if isinstance(outcome, RoundResult)]
+                assert len({tuple(peer.values) for peer in applied}) <= 1
+                good += len(applied) == len(honest)
+                disturbed = max(disturbed, asyncio.get_running_loop().time() - began)
+                if len(applied) < len(honest):
+                    assert "an outcome" in liar.told and not applied
+                    assert all(peer.core.suspicions.reason(first.peer_id).startswith("it listed") for peer in honest)
+            assert disturbed < 15
 
     virtual_time.run(main(), timeout=3600)

@@ -134,8 +134,9 @@ def test_the_next_searches_do_not_wait_for_one_that_was_left_out_as_slow(who: st
             for _ in range(3):
                 began = loop.time()
                 assert_one_group(await all_results([peer.begin() for peer in others]), others)
-                # The hash table asks the slow one too, and gives it two seconds: nobody who looks waits for more.
-                assert loop.time() - began < 3
+                # The hash table asks the slow one too, and gives it two seconds, for a reading or two in a row: nobody
+                # who looks waits for more.
+                assert loop.time() - began < 5
             controls[peers.index(slow)].cancel()
 
     run(main(), 1)

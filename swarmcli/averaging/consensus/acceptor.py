@@ -28,8 +28,38 @@ from swarmcli.averaging.consensus.strangers import GuardedAcceptor
 from swarmcli.averaging.group import Group
 from swarmcli.errors import CallRefused
 from swarmcli.network import Identity, PeerID
+from swarmcli.network.prefix import Prefix, prefix_of_address
 
 _FURTHEST = 1000  # turns that a ballot may be ahead of what was promised: nobody may use them up for everyone
+
+
+class Met:
+    """Which members of a group this one has met in this round: only their votes count in a guarded group, since a
+    leader may list keys. One that votes for a network is met by a connection from or to there, or by `found`."""
+
+    def __init__(
+        self, group: Group, me: int, quorum: Quorum, network_of: Callable[[PeerID], Prefix | None] | None
+    ) -> None:
+        self._group, self._me, self._quorum, self._network_of = group, me, quorum, network_of
+        self._met = {me}
+
+    def __call__(self, member: int) -> bool:
+        if self._network_of is None or not self._quorum.guarded or member in self._met:
+            return True
+        if member not in self._quorum.voters:
+            return False
+        mine, its = self._group.members[self._me], self._group.members[member]
+        if not (self._quorum.by_networks or mine.listening or its.listening):
+            return True  # neither can come to the other: its word has to do
+        network, networks = self._network_of(its.peer_id), self._group.networks
+        neighbours = not self._quorum.by_networks or networks[member] == networks[self._me]
+        if network is not None and (neighbours or network == prefix_of_address(its.addresses[0])):
+            self._met.add(member)
+        return member in self._met
+
+    def found(self, member: int) -> None:
+        """It has answered at the address that it votes for."""
+        self._met.add(member)
 
 
 class RoundVotes:
@@ -41,12 +71,15 @@ class RoundVotes:
         identity: Identity,
         trust: Trust = "strangers",
         accuse: Callable[[DoubleVote], None] = lambda proof: None,
+        network_of: Callable[[PeerID], Prefix | None] | None = None,
     ) -> None:
-        """`accuse` hears of proof against a member that votes twice. Raises KeyError for one that is not a member."""
+        """`accuse` hears of proof against a member that votes twice. `network_of`: where a peer is that is connected;
+        None: whoever is listed is taken to be there. Raises KeyError for one that is not a member."""
         self.group, self.me = group, group.index_of(identity.peer_id)
         peers = [member.peer_id for member in group.members]
-        self.quorum = Quorum(len(group), group.auxiliaries, trust)
-        self.electorate = Electorate(group.group_id, peers, self.quorum)
+        self.quorum = Quorum(len(group), group.auxiliaries, trust, group.networks)
+        self.met = Met(group, self.me, self.quorum, network_of)
+        self.electorate = Electorate(group.group_id, peers, self.quorum, self.met)
         self.plain = Acceptor()
         self.guarded = GuardedAcceptor(self.electorate, identity) if self.quorum.guarded else None
         self.decided: Decided | None = None
@@ -102,7 +135,9 @@ class RoundVotes:
         """Raises CallRefused for a stranger."""
         if peer not in self.group:
             raise CallRefused("stranger", "only members of the group take part in its round")
-        return self.group.index_of(peer)
+        index = self.group.index_of(peer)
+        self.met(index)  # while it is connected
+        return index
 
     def check_proposer(self, peer: PeerID, ballot: int) -> None:
         """Raises CallRefused for a ballot that is not the asker's, or one that is out of all proportion."""
@@ -182,7 +217,7 @@ class RoundVotes:
 
     def note(self, votes: Certificate) -> None:
         """Somebody shows votes; what is not signed by voters is passed over."""
-        if self.guarded is None or votes.kind != "vote" or not self.electorate.is_signed(votes, 1):
+        if self.guarded is None or votes.kind != "vote" or not self.electorate.is_signed(votes):
             return
         for proof in self.guarded.note(votes):
             self._accuse(proof)

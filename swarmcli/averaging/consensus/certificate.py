@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -33,6 +33,7 @@ from swarmcli.network.limits import MAX_TAG_BYTES
 
 MOST_DERIVATIONS = 2  # a step of a round, and a try at it
 _MAX_PURPOSE = 16
+_Network: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMBERS)]
 _MOST_REMEMBERED = 4 * MAX_MEMBERS  # valid votes of one group
 
 
@@ -75,8 +76,15 @@ class DoubleVote(msgspec.Struct, frozen=True, tag=True):
 class Electorate:
     """Who votes in one group, and whose signature is whose."""
 
-    def __init__(self, group_id: bytes, peers: Sequence[PeerID], quorum: Quorum) -> None:
-        self.group_id, self.peers, self.quorum = group_id, peers, quorum
+    def __init__(
+        self,
+        group_id: bytes,
+        peers: Sequence[PeerID],
+        quorum: Quorum,
+        met: Callable[[int], bool] = lambda member: True,
+    ) -> None:
+        """`met`: whether a member is more than a key, as far as whoever asks knows: only such votes count."""
+        self.group_id, self.peers, self.quorum, self.met = group_id, peers, quorum, met
         self._valid: set[tuple[int, int, Kind, bytes, bytes]] = set()
 
     def is_vote(self, member: int, ballot: int, kind: Kind, value: bytes, signature: bytes) -> bool:
@@ -91,29 +99,38 @@ class Electorate:
             self._valid.add(vote)
         return valid
 
-    def is_prepared(self, prepared: Prepared) -> bool:
-        """Whether a quorum has voted for it."""
+    def counted(self, members: Iterable[int]) -> set[int]:
+        """Those of them whose votes count."""
+        return {member for member in members if member in self.quorum.voters and self.met(member)}
+
+    def decides(self, members: Iterable[int]) -> bool:
+        """Whether those of them whose votes count are a quorum."""
+        return self.quorum.decides(self.counted(members))
+
+    def is_prepared(self, prepared: Prepared, *, thin: bool = False) -> bool:
+        """Whether a quorum has voted for it; `thin`: of those who may be no more than keys."""
         votes = prepared.votes
         return (
             votes.kind == "vote"
             and (votes.ballot > ZERO or isinstance(prepared.value, Committed))
             and votes.value == value_hash(prepared.value)
-            and self.is_signed(votes, self.quorum.to_decide)
+            and (self.quorum.decides(votes.signatures) if thin else self.decides(votes.signatures))
+            and self.is_signed(votes)
         )
 
-    def is_decided(self, decided: Decided) -> bool:
-        """Whether it proves that the value was chosen."""
-        least = votes_needed(decided.votes, self.quorum, decided.decision)
+    def is_decided(self, decided: Decided, *, thin: bool = False) -> bool:
+        """Whether it proves that the value was chosen; `thin`: by those who may be no more than keys."""
+        votes, signers = decided.votes, decided.votes.signatures.keys()
         return (
-            least is not None
-            and decided.votes.value == value_hash(decided.decision)
-            and self.is_signed(decided.votes, least)
+            choose(votes, self.quorum, decided.decision, signers if thin else self.counted(signers))
+            and votes.value == value_hash(decided.decision)
+            and self.is_signed(votes)
         )
 
-    def is_signed(self, votes: Certificate, least: int) -> bool:
-        """Whether at least so many voters have signed it, and no signature is false. The work is one check for each
-        signature, up to the first false one."""
-        return len(votes.signatures) >= least and all(
+    def is_signed(self, votes: Certificate) -> bool:
+        """Whether voters have signed it, and no signature is false. The work is one check for each signature, up to the
+        first false one."""
+        return bool(votes.signatures) and all(
             self.is_vote(member, votes.ballot, votes.kind, votes.value, signature)
             for member, signature in votes.signatures.items()
         )
@@ -139,23 +156,23 @@ def _promised(group_id: bytes, promise: SignedPromise) -> tuple[bytes, ...]:
     return group_id, struct.pack(">Q", promise.ballot), prepared, promise.value or b"", promise.zero or b""
 
 
-def votes_needed(votes: Certificate, quorum: Quorum, value: Decision) -> int | None:
-    """How many of such votes choose a value; None: such votes choose nothing."""
+def choose(votes: Certificate, quorum: Quorum, value: Decision, signers: Collection[int]) -> bool:
+    """Whether such votes of these choose a value."""
     match votes.kind:
         case "confirm" if quorum.guarded:
-            return quorum.to_decide
+            return quorum.decides(signers)
         case "vote" if quorum.guarded and votes.ballot == ZERO and isinstance(value, Committed):
-            return quorum.at_once
+            return quorum.voters <= set(signers)
         case "accept" if not quorum.guarded:
-            return quorum.to_abort if isinstance(value, Aborted) else quorum.to_decide
-    return None
+            return len(signers) >= (quorum.to_abort if isinstance(value, Aborted) else quorum.to_decide)
+    return False
 
 
 class RoundCertificate(msgspec.Struct, frozen=True):
     """Proves to anyone that a group has committed a result. It tells who the members were, and not where.
 
     tag, nonce   of the group
-    peers        its members, in its order; `auxiliaries` of them by index
+    peers        its members, in its order; `auxiliaries` of them by index; `networks`: see `Group`
     rest         hash of the rest of the group
     derivations  what the members did under other ids: steps of the round, and tries at it
     digest       of the result
@@ -166,6 +183,7 @@ class RoundCertificate(msgspec.Struct, frozen=True):
     nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
     peers: Annotated[tuple[PeerID, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
     auxiliaries: Indices
+    networks: Annotated[tuple[_Network, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
     rest: Hash
     trust: Trust
     derivations: Annotated[
@@ -181,7 +199,8 @@ class RoundCertificate(msgspec.Struct, frozen=True):
         """`group`: the round's own, from which that of the votes is derived."""
         peers = tuple(member.peer_id for member in group.members)
         auxiliaries = tuple(sorted(group.auxiliaries))
-        return cls(group.tag, group.nonce, peers, auxiliaries, group.rest, trust, tuple(derivations), digest, votes)
+        who = peers, auxiliaries, group.networks
+        return cls(group.tag, group.nonce, *who, group.rest, trust, tuple(derivations), digest, votes)
 
     @property
     def members(self) -> tuple[PeerID, ...]:
@@ -195,23 +214,26 @@ class RoundCertificate(msgspec.Struct, frozen=True):
     @property
     def group_id(self) -> bytes:
         """32 bytes: that of the round."""
-        return group_id_of(self.tag, self.nonce, self.peers, frozenset(self.auxiliaries), self.rest)
+        return self._id(self.nonce)
+
+    def _id(self, nonce: bytes) -> bytes:
+        return group_id_of(self.tag, nonce, self.peers, frozenset(self.auxiliaries), self.networks, self.rest)
 
     @property
     def voted_id(self) -> bytes:
         """That of the step and the try at which the members have voted."""
         group_id = self.group_id
         for purpose in self.derivations:
-            nonce = derived_nonce(group_id, purpose)
-            group_id = group_id_of(self.tag, nonce, self.peers, frozenset(self.auxiliaries), self.rest)
+            group_id = self._id(derived_nonce(group_id, purpose))
         return group_id
 
     def verify(self) -> bool:
         """Whether all of it fits together and is signed by as many as that takes; one check for each signature."""
         auxiliaries = frozenset(self.auxiliaries)
-        if len(set(self.peers)) != len(self.peers) or any(index >= len(self.peers) for index in auxiliaries):
+        count = len(self.peers)
+        if len(set(self.peers)) != count or len(self.networks) != count or any(index >= count for index in auxiliaries):
             return False
-        electorate = Electorate(self.voted_id, self.peers, Quorum(len(self.peers), auxiliaries, self.trust))
+        electorate = Electorate(self.voted_id, self.peers, Quorum(count, auxiliaries, self.trust, self.networks))
         return electorate.is_decided(Decided(Committed(self.digest), self.votes))
 
 

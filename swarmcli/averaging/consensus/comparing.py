@@ -58,8 +58,9 @@ def compare(votes: RoundVotes, prepared: Prepared) -> CompareAnswer:
     """Answers another voter that compares."""
     if votes.decided is not None:
         return CompareAnswer(decided=votes.decided)
-    if votes.guarded is None or not votes.see(prepared):
+    if votes.guarded is None or not votes.electorate.is_prepared(prepared, thin=True):
         return CompareAnswer()
+    votes.see(prepared)
     return CompareAnswer(votes.guarded.contradicts(prepared), votes.guarded.seen.unlike(prepared.votes))
 
 
@@ -74,17 +75,20 @@ async def _ask(mates: Mates, votes: RoundVotes, prepared: Prepared, other: int) 
         answer = await mates.ask(other, "compare", question, CompareAnswer, bound(mates))
     except NetworkError:
         return True
-    if answer.decided is not None and votes.electorate.is_decided(answer.decided):
+    if answer.decided is not None and votes.electorate.is_decided(answer.decided, thin=True):
         # Believed or not, another member has it: nothing else may be confirmed any more.
         return votes.learn(answer.decided) and answer.decided.votes.value == prepared.votes.value
     votes.note_all(answer.unlike)
     standing = answer.standing
-    return standing is None or standing.votes.value == prepared.votes.value or not votes.see(standing)
+    if standing is None or standing.votes.value == prepared.votes.value:
+        return True
+    votes.see(standing)
+    return not votes.electorate.is_prepared(standing, thin=True)
 
 
 async def gather_confirms(mates: Mates, votes: RoundVotes, prepared: Prepared) -> Decided | None:
     """Has a certificate confirmed by a quorum. None: too few confirm it, or not within the time for it."""
-    confirms = Confirms(prepared, votes.quorum)
+    confirms = Confirms(prepared, votes.electorate)
     question = Confirm(mates.group.group_id, prepared)
 
     async def ask(voter: int) -> tuple[int, ConfirmAnswer]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Collection
+from contextlib import suppress
 
 import msgspec
 
@@ -39,6 +40,7 @@ _LONGEST_TURN = 30.0  # … and so many seconds in all
 _TURN_TRIPS = 10.0
 _GRACE = 10.0  # seconds to agree on giving up, once the deadline has passed: at most, and not more than the deadline
 _GRACE_TRIPS = 10.0  # … and so many round trips
+_TO_MEET = 5.0  # seconds for connections to all whose votes count; those for the exchange are made in the same time
 
 
 class Agreement:
@@ -64,7 +66,9 @@ class Agreement:
         self._lost, self._unreachable = lost, unreachable
         self._zero = BallotZero(mates, votes) if mates.me == 0 else None
         self._following = self._candidates()[0]
-        self._gathered, self._settled = asyncio.Event(), asyncio.Event()
+        self._gathered, self._settled, self._met = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._thin: messages.Decided | None = None  # told here, by votes of which too many do not count so far
+        self._told = asyncio.Event()  # set with it
         self._passed_over = asyncio.Event()  # the leader is too slow, or does nothing; or: a quorum waits here
         self._askers: set[int] = set()  # who waits here for the outcome
         self._grants: dict[int, tuple[float, float]] = {}  # to these: from when on they get a promise, and the pause
@@ -80,7 +84,7 @@ class Agreement:
         """Takes part until the outcome is known, or (None) known to stay unknown here."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                works = (self._pursue(), self._watch_time(), self._watch_leader())
+                works = (self._pursue(), self._watch_time(), self._watch_leader(), self._meet())
                 helpers = [tasks.create_task(work) for work in works]
                 await self._settled.wait()
                 for helper in helpers:
@@ -91,6 +95,46 @@ class Agreement:
             # memory of the round, until the garbage collector comes by.
             self._settled.set()
             del self._proposer, self._parts
+
+    async def _meet(self) -> None:
+        """Dials the members that are easier to dial than this one: they cannot dial it if it comes to be the only one
+        that holds the result, or is needed for a quorum. And then those whose votes count only once they are met, if
+        the exchange has not met them."""
+        while True:
+            async with asyncio.TaskGroup() as tasks:
+                meeting = [tasks.create_task(self._meet_one(index)) for index in self._mates.others]
+                await _first(self._gathered, self._settled, self._told)
+                if meeting:
+                    await asyncio.wait(meeting, timeout=_TO_MEET)
+                for task in meeting:
+                    task.cancel()
+            self._met.set()
+            if self._thin is not None and self.learn(self._thin):
+                return
+            self._told.clear()
+            await self._told.wait()
+
+    async def _meet_one(self, index: int) -> None:
+        members, dialable = self._mates.group.members, self._mates.group.members[index].dialable
+        if dialable > members[self._mates.me].dialable and not self._mates.is_connected(index):
+            await self._mates.presence(index)
+        await _first(self._gathered, self._settled, self._told)
+        if index in self._unmet() and dialable and not self._mates.is_connected(index):
+            await self._mates.presence(index)
+        if index in self._unmet() and self._votes.quorum.by_networks:
+            with suppress(NetworkError):  # it is connected from elsewhere, or not at all
+                address, peer = members[index].addresses[0], members[index].peer_id
+                await self._mates.endpoint.probe(address, peer, timeout=_TO_MEET)
+                self._votes.met.found(index)
+
+    def _unmet(self) -> set[int]:
+        """Whose votes do not count, since they may be no more than keys."""
+        return {index for index in self._votes.quorum.voters if not self._votes.met(index)}
+
+    async def meeting(self) -> None:
+        """Waits until this member has come together with all whose votes count then, as far as that succeeds."""
+        if self._unmet():
+            await _first(self._met, self._settled)
 
     async def vote(self, digest: bytes | None, reason: str = "", slow: Collection[int] = ()) -> None:
         """This member's own exchange has come to its end: with a result, or (None) with what is wrong. `slow`: who kept
@@ -165,7 +209,7 @@ class Agreement:
         ranks, quorum = self._mates.ranks, self._votes.quorum
         askers = (self._askers & quorum.voters) - self._lost
         behind = {asker for asker in askers if ranks[asker] > ranks[self._following]}
-        return len(behind) + (0 if alone else self._votes.votes) >= quorum.to_decide
+        return quorum.decides(behind if alone else behind | {self._mates.me})
 
     def hear_absence(self, teller: int, notice: messages.AbsenceNotice) -> None:
         """Raises CallRefused unless the teller leads, as seen from here."""
@@ -214,6 +258,9 @@ class Agreement:
         """Believes what its votes prove, and is done. Returns whether it does."""
         if self._votes.learn(decided):
             self._settled.set()
+        elif decided != self._thin and self._votes.electorate.is_decided(decided, thin=True):
+            self._thin = decided  # its votes may count once their authors are met
+            self._told.set()
         return self._settled.is_set()
 
     @property
@@ -248,6 +295,8 @@ class Agreement:
                 await self._lead()
                 return
             decided = await self._ask_unless_passed_over(self._following)
+            if decided is not None and not self.learn(decided):
+                await self.meeting()
             if decided is not None and self.learn(decided):
                 return
             if relays and not self._passed_over.is_set() and await self._is_behind_a_lost_relay(self._following):
@@ -308,10 +357,10 @@ class Agreement:
 
     async def _enough_wait(self) -> bool:
         """Whether a quorum of voters, with this member, has nothing to do but to wait for the leader."""
-        others = self._votes.quorum.voters - {self._mates.me, self._following}
+        others = sorted(self._votes.quorum.voters - {self._mates.me, self._following})
         answers = await asyncio.gather(*map(self._look_at, others))
-        idle = sum(answer is not None and answer.idle for answer in answers)
-        return idle + self._votes.votes >= self._votes.quorum.to_decide
+        idle = {member for member, answer in zip(others, answers, strict=True) if answer is not None and answer.idle}
+        return self._votes.quorum.decides(idle | {self._mates.me})
 
     def _candidates(self) -> list[int]:
         """Who may lead, by rank, up to this member."""

@@ -14,7 +14,6 @@ Whoever is asked to accept a result and does not hold it copies it first.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any, Protocol
 
@@ -65,7 +64,7 @@ class BallotZero:
         self._complete = asyncio.Event()  # nobody else is expected to vote
         self._mates, self._votes = mates, votes
         self._tally = Tally(len(mates), mates.group.auxiliaries)
-        self._guarded = GuardedTally(votes.quorum)
+        self._guarded = GuardedTally(votes.electorate)
         self._signatures: dict[int, bytes] = {}
         self._ended: set[int] = set()  # who has said how its exchange ended
         self._voted, self._named = asyncio.Event(), asyncio.Event()  # somebody has; the auxiliaries are to be asked
@@ -145,7 +144,7 @@ class BallotZero:
         if self._votes.guarded is not None:
             self.decided = self._guarded.decided
             quorum = self._votes.quorum
-            if len(self._ended & quorum.voters) >= quorum.to_decide or self._guarded.prepared is not None:
+            if quorum.decides(self._ended) or self._guarded.prepared is not None:
                 self.enough.set()
             if self._guarded.complete:
                 self._complete.set()
@@ -226,8 +225,8 @@ class Proposer:
         quorum = self._votes.quorum
         there = self._among - self._closed
         in_reach = {member for member in there if self._mates.is_connected(member)} | {self._mates.me}
-        self.deserted = at_once and len(in_reach & quorum.voters) < quorum.to_decide
-        self.had_quorum = len(promised.keys() & quorum.voters) >= quorum.to_decide
+        self.deserted = at_once and not quorum.decides(in_reach)
+        self.had_quorum = quorum.decides(promised)
         if known is not None:
             return known
         value = self._value(proposal, promised, give_up)
@@ -326,10 +325,10 @@ class Proposer:
         quorum, failed = self._votes.quorum, {member for report in reports.values() for member in report.failed}
         # The others would wait for copies from those that were too slow for them, or out of their reach.
         free = {report.digest for member, report in reports.items() if member not in failed}
-        counts = Counter(report.digest for report in reports.values() if report.digest is not None)
-        for digest, holders in counts.most_common(1):
-            votes = holders + len(self._mates.group.auxiliaries.intersection(promised) & quorum.voters)
-            if digest in free and votes >= quorum.to_decide:
+        helpers = self._mates.group.auxiliaries.intersection(promised)
+        for digest in sorted({report.digest for report in reports.values() if report.digest is not None} & free):
+            holders = {member for member, report in reports.items() if report.digest == digest}
+            if quorum.decides(holders | helpers):
                 return messages.Committed(digest)
         return None
 

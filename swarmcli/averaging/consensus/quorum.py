@@ -1,13 +1,17 @@
-"""How many members of a group decide, and which of them vote.
+"""How much of a group decides, and which of its members vote.
 
 Where strangers average, up to f = ⌊(n − 1) / 3⌋ of n voters may be hostile, and n − f decide: any two such quorums have
-more than f members in common, so an honest one, and it votes once. Where all members are honest, or where fewer than
-four vote (of three none could be hostile), a majority decides, and half of the group may fail.
+more than f in common, so an honest one, and it votes once. Keys cost nothing, and addresses do: where members listen
+in four networks or more, n counts networks, and whoever does not listen has no vote. Where all members are honest, or
+where fewer than four vote (of three none could be hostile), a majority decides, and half of the group may fail.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 
 from swarmcli.averaging.config import Trust
@@ -17,11 +21,13 @@ LEAST_GUARDED = 4  # voters: with fewer f would be zero
 
 @dataclass(frozen=True)
 class Quorum:
-    """Of a group of so many members, called 0 to members - 1; `auxiliaries` hold no averages."""
+    """Of a group of so many members, called 0 to members - 1; `auxiliaries` hold no averages. `networks`: in which each
+    of them listens, 0 for whoever does not, see `Group`; (): nobody knows, and each voter counts as one."""
 
     members: int
     auxiliaries: frozenset[int] = frozenset()
     trust: Trust = "strangers"
+    networks: Sequence[int] = ()
 
     @cached_property
     def guarded(self) -> bool:
@@ -29,20 +35,41 @@ class Quorum:
         return self.trust == "strangers" and self.members - len(self.auxiliaries) >= LEAST_GUARDED
 
     @cached_property
+    def by_networks(self) -> bool:
+        """Whether each network has one vote."""
+        able = {self.networks[index] for index in range(len(self.networks)) if index not in self.auxiliaries} - {0}
+        return self.guarded and len(able) >= LEAST_GUARDED
+
+    @cached_property
+    def weights(self) -> Mapping[int, Fraction | int]:
+        """Of the voters: a network's vote is shared alike. Auxiliaries vote only where nobody lies: they accept what is
+        named to them."""
+        everyone = [index for index in range(self.members) if not (self.guarded and index in self.auxiliaries)]
+        if not self.by_networks:
+            return dict.fromkeys(everyone, 1)
+        sharing = Counter(self.networks[index] for index in everyone)
+        return {index: Fraction(1, sharing[network]) for index in everyone if (network := self.networks[index])}
+
+    @cached_property
     def voters(self) -> frozenset[int]:
-        """Auxiliaries vote only where nobody lies: they accept what is named to them."""
-        everyone = frozenset(range(self.members))
-        return everyone - self.auxiliaries if self.guarded else everyone
+        return frozenset(self.weights)
 
-    @property
+    def weight(self, members: Iterable[int]) -> Fraction | int:
+        return sum(self.weights.get(index, 0) for index in set(members))
+
+    @cached_property
     def hostile(self) -> int:
-        """f, for how many the group is safe."""
-        return (len(self.voters) - 1) // 3 if self.guarded else 0
+        """f, for how many votes the group is safe."""
+        return (int(self.weight(self.voters)) - 1) // 3 if self.guarded else 0
 
-    @property
+    @cached_property
     def to_decide(self) -> int:
-        """So many decide; in a guarded group they first say what they have voted, and then confirm it."""
-        return len(self.voters) - self.hostile if self.guarded else majority(self.members)
+        """So many votes decide; in a guarded group they are first cast, and then confirmed."""
+        return int(self.weight(self.voters)) - self.hostile if self.guarded else majority(self.members)
+
+    def decides(self, members: Iterable[int]) -> bool:
+        """Whether these have so many votes together."""
+        return self.weight(members) >= self.to_decide
 
     @property
     def to_abort(self) -> int:
@@ -52,7 +79,7 @@ class Quorum:
 
     @property
     def at_once(self) -> int:
-        """So many equal votes at ballot zero decide without anything further."""
+        """So many voters with equal votes at ballot zero decide without anything further."""
         return len(self.voters) if self.guarded else self.to_decide
 
 

@@ -1,8 +1,9 @@
 """How the members of a round agree while a minority of them lies, without I/O, clock or randomness.
 
 n voters, of whom at most f = ⌊(n − 1) / 3⌋ are hostile; n − f are a quorum, and any two quorums have an honest voter in
-common. The pieces are known: one round of votes where all agree (Zyzzyva, 2007; SBFT, 2019), two phases where they do
-not (PBFT, 1999), and proposers in turn, as in `ballots.py`.
+common. (Voters of one network share one vote, and only those count that were met, see `quorum.py` and `Met`.) The
+pieces are known: one round of votes where all agree (Zyzzyva, 2007; SBFT, 2019), two phases where they do not (PBFT,
+1999), and proposers in turn, as in `ballots.py`.
 
     ballot zero   every voter votes once for the result that it holds
                   n equal votes                                    decide, with no further message
@@ -23,7 +24,6 @@ long as their messages reach each other while they compare (`comparing.py` says 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 from swarmcli.averaging.consensus.ballots import Blocked, Bound, Free, Outbid, Refusal, State, Waiting
@@ -39,7 +39,6 @@ from swarmcli.averaging.consensus.messages import (
     Prepared,
     SignedPromise,
 )
-from swarmcli.averaging.consensus.quorum import Quorum
 from swarmcli.network.identity import Identity, PeerID
 
 _BALLOTS_SEEN = 16  # of which the votes are kept, to find who votes twice
@@ -96,7 +95,8 @@ class GuardedAcceptor:
     def void(self) -> bool:
         """Whether more members voted twice than quorums allow for: then no certificate means anything any more. Up to
         f of them change nothing, since any two quorums have an honest voter in common: the round goes on."""
-        return len(self.twice) > self._electorate.quorum.hostile
+        quorum = self._electorate.quorum
+        return quorum.weight(map(self._electorate.peers.index, self.twice)) > quorum.hostile
 
     def accept_zero(self, digest: bytes) -> bool:
         """Votes for a result at ballot zero. False: a higher ballot was promised, or another result voted for."""
@@ -202,7 +202,7 @@ def follows(
     electorate: Electorate,
 ) -> bool:
     """Whether a proposer may propose this, as it shows: a quorum's promises, and the highest certificate of them."""
-    if len(promises) < electorate.quorum.to_decide:
+    if not electorate.decides(promises):
         return False
     for member, promise in promises.items():
         if promise.ballot != ballot or not electorate.is_promise(member, promise):
@@ -212,11 +212,11 @@ def follows(
         prepared is not None and prepared.votes.ballot == highest and electorate.is_prepared(prepared)
     ):
         return False
-    bound = binding(promises, prepared if highest is not None else None, electorate.quorum)
+    bound = binding(promises, prepared if highest is not None else None, electorate)
     return bound is None or bound == value_hash(value)
 
 
-def binding(promises: Mapping[int, SignedPromise], prepared: Prepared | None, quorum: Quorum) -> bytes | None:
+def binding(promises: Mapping[int, SignedPromise], prepared: Prepared | None, electorate: Electorate) -> bytes | None:
     """The hash of the only value that may be proposed, since it may have been decided; None: any one may.
 
     `prepared`: the highest certificate of the promises. If a result was decided by all votes at ballot zero, all
@@ -224,9 +224,10 @@ def binding(promises: Mapping[int, SignedPromise], prepared: Prepared | None, qu
     """
     if prepared is not None:
         return prepared.votes.value
-    votes = Counter(promise.zero for promise in promises.values() if promise.zero is not None)
-    for digest, count in votes.most_common(1):
-        if count >= len(promises) - quorum.hostile:
+    counted, quorum = electorate.counted(promises), electorate.quorum
+    for digest in {promises[member].zero for member in counted}:
+        others = quorum.weight(member for member in counted if promises[member].zero != digest)
+        if digest is not None and others <= quorum.hostile:
             return value_hash(Committed(digest))
     return None
 
@@ -238,8 +239,8 @@ def _highest(promises: Mapping[int, SignedPromise]) -> int | None:
 class GuardedTally:
     """The leader's count of ballot zero. Votes are valid when they come here."""
 
-    def __init__(self, quorum: Quorum) -> None:
-        self._quorum = quorum
+    def __init__(self, electorate: Electorate) -> None:
+        self._electorate, self._quorum = electorate, electorate.quorum
         self._votes: dict[int, tuple[bytes, bytes]] = {}
         self._lost: set[int] = set()
 
@@ -261,7 +262,7 @@ class GuardedTally:
     def prepared(self) -> Prepared | None:
         """A quorum has."""
         best = self._best()
-        return Prepared(*best) if best is not None and len(best[1].signatures) >= self._quorum.to_decide else None
+        return Prepared(*best) if best is not None and self._electorate.decides(best[1].signatures) else None
 
     @property
     def complete(self) -> bool:
@@ -271,14 +272,17 @@ class GuardedTally:
     @property
     def hopeless(self) -> bool:
         """Whether no quorum can come together any more."""
-        best, missing = self._best(), len(self._quorum.voters - self._votes.keys() - self._lost)
-        return (0 if best is None else len(best[1].signatures)) + missing < self._quorum.to_decide
+        best, missing = self._best(), self._quorum.voters - self._votes.keys() - self._lost
+        return not self._quorum.decides(missing if best is None else missing | best[1].signatures.keys())
 
     def _best(self) -> tuple[Committed, Certificate] | None:
-        for digest, _ in Counter(digest for digest, _ in self._votes.values()).most_common(1):
-            supporters = {member: signature for member, (voted, signature) in self._votes.items() if voted == digest}
-            return Committed(digest), signed(supporters, ZERO, "vote", Committed(digest))
-        return None
+        by_digest: dict[bytes, dict[int, bytes]] = {}
+        for member, (digest, signature) in self._votes.items():
+            by_digest.setdefault(digest, {})[member] = signature
+        if not by_digest:
+            return None
+        digest, supporters = max(by_digest.items(), key=lambda item: self._quorum.weight(item[1]))
+        return Committed(digest), signed(supporters, ZERO, "vote", Committed(digest))
 
 
 class GuardedProposal:
@@ -321,9 +325,8 @@ class GuardedProposal:
     def state(self) -> State:
         """Before `propose` what may be proposed; after it whether a quorum can still vote."""
         answered = self.promises.keys() if self.value is None else self._votes.keys()
-        if len(answered) < self._quorum.to_decide:
-            hopes = len(self._quorum.voters - (self._lost - answered)) - self._quorum.to_decide
-            if hopes >= 0:
+        if not self._electorate.decides(answered):
+            if self._quorum.decides(self._quorum.voters - (self._lost - answered)):
                 return Waiting()
             return Outbid(self._highest) if self._highest > self.ballot else Blocked()
         return self._choice() if self.value is None else Waiting()
@@ -347,12 +350,12 @@ class GuardedProposal:
     @property
     def certificate(self) -> Prepared | None:
         """A quorum has voted for the value."""
-        if self.value is None or len(self._votes) < self._quorum.to_decide:
+        if self.value is None or not self._electorate.decides(self._votes):
             return None
         return Prepared(self.value, signed(self._votes, self.ballot, "vote", self.value))
 
     def _choice(self) -> State:
-        bound = binding(self.promises, self.prepared, self._quorum)
+        bound = binding(self.promises, self.prepared, self._electorate)
         if bound is None:
             return Free()
         if self.prepared is not None:
@@ -364,8 +367,8 @@ class GuardedProposal:
 class Confirms:
     """A proposer's count of confirms of one certificate."""
 
-    def __init__(self, prepared: Prepared, quorum: Quorum) -> None:
-        self.prepared, self._quorum = prepared, quorum
+    def __init__(self, prepared: Prepared, electorate: Electorate) -> None:
+        self.prepared, self._electorate = prepared, electorate
         self._confirms: dict[int, bytes] = {}
         self._lost: set[int] = set()
 
@@ -379,11 +382,12 @@ class Confirms:
 
     @property
     def hopeless(self) -> bool:
-        return len(self._quorum.voters - (self._lost - self._confirms.keys())) < self._quorum.to_decide
+        quorum = self._electorate.quorum
+        return not quorum.decides(quorum.voters - (self._lost - self._confirms.keys()))
 
     @property
     def decided(self) -> Decided | None:
-        if len(self._confirms) < self._quorum.to_decide:
+        if not self._electorate.decides(self._confirms):
             return None
         value, ballot = self.prepared.value, self.prepared.votes.ballot
         return Decided(value, signed(self._confirms, ballot, "confirm", value))

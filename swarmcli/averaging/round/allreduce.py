@@ -19,7 +19,6 @@ import torch
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
 from swarmcli.averaging.consensus.certificate import RoundCertificate
 from swarmcli.averaging.consensus.messages import MAX_WORDS, Aborted, Again, Committed, Decision
-from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.consensus.quorum import Quorum
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.attempt import Attempt
@@ -31,7 +30,7 @@ from swarmcli.averaging.round.service import AllreduceService, tries
 from swarmcli.compression.base import all_finite
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import PeerID
-from swarmcli.tasks import beside, forgetful, on_executor
+from swarmcli.tasks import forgetful, on_executor
 
 
 @dataclass(frozen=True)
@@ -148,8 +147,7 @@ class Allreduce:
         await self._prepare()
         decision: Decision | None = None
         try:
-            async with beside(self._meet()):
-                decision = await self._try_until_decided()
+            decision = await self._try_until_decided()
             if isinstance(decision, Committed):
                 await self._catch_up(decision.digest)
             return self._conclude(decision)
@@ -165,18 +163,6 @@ class Allreduce:
         for member in self.group.members:
             if member.addresses:
                 self._service.endpoint.learn(member.peer_id, member.addresses)
-
-    @forgetful
-    async def _meet(self) -> None:
-        """Dials the members that are easier to dial than this one: they cannot dial it if it comes to be the only one
-        that holds the result, or is needed for a majority."""
-        mates = Mates(self._service.endpoint, self._service.method, self.group)
-        members = self.group.members
-        easier = [index for index in mates.others if members[index].dialable > members[mates.me].dialable]
-        async with asyncio.TaskGroup() as tasks:
-            for index in easier:
-                if not mates.is_connected(index):
-                    tasks.create_task(mates.presence(index))
 
     @forgetful
     async def _try_until_decided(self) -> Decision | None:
@@ -276,7 +262,7 @@ class Allreduce:
         """Who was to reduce and does not in the last try. Others have named them: where these are more than two, who
         cannot reach each other, and more than can be hostile, those count alone that failed this member itself."""
         failed = self._plan.by_reducer.keys() - set(again.reducers)
-        quorum = Quorum(len(self.group), self.group.auxiliaries, self._options.trust)
+        quorum = Quorum(len(self.group), self.group.auxiliaries, self._options.trust, self.group.networks)
         if len(failed) > max(2, quorum.hostile):
             failed &= {member for attempt in self._attempts for member in attempt.trouble.failures}
         return tuple(self.group.members[index].peer_id for index in sorted(failed))
@@ -288,6 +274,8 @@ class Allreduce:
             sending = {} if number else {self.group.members[i].peer_id: s for i, s in attempt.sending.items()}
             doubted = {self.group.members[index].peer_id: reason for index, reason in attempt.doubted.items()}
             lost = frozenset(self.group.members[index].peer_id for index in attempt.lost)
+            if not committed:
+                doubted |= attempt.strangers
             self.lessons.add(Lessons(doubted, attempt.needed, lost, sending))
         holdings = self._holdings
         if holdings.results is not None:

@@ -47,7 +47,7 @@ from swarmcli.averaging.seats import SEATS
 from swarmcli.averaging.shares import reducers_among, slowest_link
 from swarmcli.averaging.weights import WeightBounds
 from swarmcli.events import PeerRefused
-from swarmcli.network import Stream
+from swarmcli.network import PeerID, Stream
 from swarmcli.tasks import beside, forgetful
 
 _STALLED = 5.0  # seconds without a byte, after which a member that knows of a commit waits for nobody in particular
@@ -224,6 +224,18 @@ class Attempt:
             self.trouble.failures[liar] = reason
             self._failed_holders.add(liar)
 
+    @property
+    def strangers(self) -> dict[PeerID, str]:
+        """Whose votes did not count here, though they were listed to vote; where that was more than can be hostile, and
+        they are not connected, also the leader that listed them."""
+        votes, members = self._votes, self.group.members
+        unmet = {index for index in votes.quorum.voters if not votes.met(index)}
+        found = {members[index].peer_id: "nobody answers at the address by which it votes" for index in unmet}
+        absent = {index for index in unmet if not self.mates.is_connected(index)}
+        if votes.quorum.weight(absent) > votes.quorum.hostile and self.mates.me != 0:
+            found[self.group.leader] = "it listed members whom nobody can reach"
+        return found
+
     # What the agreement asks about the parts
 
     @property
@@ -271,9 +283,7 @@ class Attempt:
             held = unless_missing(held, self._again.held, [reports[member].digests for member in senders])
         held = without(held, [part.index for member in banned for part in self._plan.by_reducer.get(member, ())])
         reducers = reducers_among(mates.group.members, able, senders)
-        quorum = self._votes.quorum
-        able_to_vote = len(reports.keys() & quorum.voters)
-        if self._last or not senders or not reducers or able_to_vote < quorum.to_decide:
+        if self._last or not senders or not reducers or not self._votes.quorum.decides(reports):
             return None
         return Again(tuple(sorted(reports)), reducers, held)
 

@@ -284,6 +284,8 @@ class AllreduceService:
         round_, value = self._rounds.get(message.group_id), message.value
         if round_ is not None:
             round_.agreement.note_sign(votes.member(peer))
+            if not votes.electorate.decides(message.promises):
+                await round_.agreement.meeting()
         if (
             round_ is not None
             and isinstance(value, consensus.Committed)
@@ -299,6 +301,8 @@ class AllreduceService:
         round_ = self._rounds.get(message.group_id)
         if round_ is not None:
             round_.agreement.note_sign(votes.member(peer))
+            if not votes.electorate.is_prepared(message.prepared):
+                await round_.agreement.meeting()
         answer = await confirm(Mates(self.endpoint, self.method, votes.group), votes, message.prepared)
         self._settle(message.group_id, votes)
         return answer
@@ -385,7 +389,8 @@ class AllreduceService:
         """Kept until so many others have come that nobody asks any more; what is forgotten is never answered again."""
         votes = self._votes.get(group.group_id)
         if votes is None:
-            votes = self._votes[group.group_id] = RoundVotes(group, self.endpoint.identity, trust, self._accuse)
+            votes = RoundVotes(group, self.endpoint.identity, trust, self._accuse, self.endpoint.prefix)
+            self._votes[group.group_id] = votes
         for group_id in [each for each in self._votes if each not in self._rounds and each != group.group_id]:
             members = sum(len(each.group) for each in self._votes.values())
             if len(self._votes) <= _REMEMBERED and members <= _REMEMBERED_MEMBERS:

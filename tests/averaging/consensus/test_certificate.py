@@ -46,6 +46,29 @@ def test_quorums_of_a_guarded_group_meet_in_an_honest_voter(voters: int, hostile
 
 
 @pytest.mark.parametrize(
+    ("networks", "voters", "hostile", "to_decide"),
+    [
+        ((1, 2, 3, 4), {0, 1, 2, 3}, 1, 3),
+        ((1, 2, 3, 4, 0, 0), {0, 1, 2, 3}, 1, 3),  # who does not listen has no vote
+        ((1, 1, 1, 1, 2, 3, 4), set(range(7)), 1, 3),  # a network has one
+        ((1, 1, 2, 3, 0), {0, 1, 2, 3, 4}, 1, 4),  # too few networks: by heads
+        (tuple(range(1, 17)), set(range(16)), 5, 11),
+    ],
+)
+def test_where_members_listen_in_four_networks_each_of_these_has_one_vote(
+    networks: tuple[int, ...], voters: set[int], hostile: int, to_decide: int
+) -> None:
+    quorum = Quorum(len(networks), networks=networks)
+    assert (quorum.voters, quorum.hostile, quorum.to_decide) == (voters, hostile, to_decide)
+
+
+def test_many_keys_of_one_network_decide_nothing() -> None:
+    quorum = Quorum(9, networks=(1, 2, 3, 4, 4, 4, 4, 4, 4))
+    assert not quorum.decides({0, *range(3, 9)}) and quorum.decides({0, 1, *range(3, 9)}) and quorum.decides({0, 1, 2})
+    assert quorum.weight(range(3, 6)) == 0.5
+
+
+@pytest.mark.parametrize(
     "quorum", [Quorum(3), Quorum(4, trust="members"), Quorum(6, frozenset([3, 4, 5])), Quorum(2)], ids=str
 )
 def test_other_groups_decide_by_majority_with_their_auxiliaries(quorum: Quorum) -> None:
