@@ -123,6 +123,7 @@ class Attempt:
         self._slow = slow
         for member in slow & set(others):
             self._reducer.leave_out(member, "it was too slow in the try before")
+        self.strangers: dict[PeerID, str] = {}  # listed, and not met: why they are doubted
         self.needed = 0.0  # seconds that the exchange would have taken, if it was not done in time
         coming = [part.payload_bound for part in plan.parts if part.reducer != mates.me]
         self._coming = sum(coming) + len(others) * sum(part.payload_bound for part in self._reducer.parts)
@@ -167,6 +168,7 @@ class Attempt:
                 for index, reason in self._receiver.refused.items():
                     self.mates.endpoint.events.emit(PeerRefused(self.mates.peer(index).text, reason, "tensors"))
                 if not isinstance(decision, Committed):  # otherwise whoever is still being served is served
+                    self.strangers = self._strangers()
                     self._reducer.abort("the round was given up")
                 elif self._tempo.took:
                     self._service.committed = asyncio.get_running_loop().time()
@@ -224,8 +226,7 @@ class Attempt:
             self.trouble.failures[liar] = reason
             self._failed_holders.add(liar)
 
-    @property
-    def strangers(self) -> dict[PeerID, str]:
+    def _strangers(self) -> dict[PeerID, str]:
         """Whose votes did not count here, though they were listed to vote; where that was more than can be hostile, and
         they are not connected, also the leader that listed them."""
         votes, members = self._votes, self.group.members
