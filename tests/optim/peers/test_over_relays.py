@@ -100,7 +100,7 @@ def test_a_trainer_whose_address_changes_in_the_middle_takes_part_again() -> Non
                 swarm.network.move(transport, "elsewhere")
                 moves.node.endpoint.announce(direct=transport.own_addresses())
                 epoch = moves.epoch
-                # One that moves in the middle of a round may be doubted by the others, and doubt them, for three groups.
+                # One that moves in the middle of a round may be doubted by the others, and doubt them, for some groups.
                 await until(lambda: moves.epoch >= epoch + 12)
                 assert len([each for each in moves.used if each >= epoch]) >= 4
             await together(*(trainer.train(max(t.epoch for t in swarm.trainers) + 2) for trainer in swarm.trainers))
