@@ -100,31 +100,30 @@ class Agreement:
         """Dials the members that are easier to dial than this one: they cannot dial it if it comes to be the only one
         that holds the result, or is needed for a quorum. And then those whose votes count only once they are met, if
         the exchange has not met them."""
-        while True:
-            async with asyncio.TaskGroup() as tasks:
-                meeting = [tasks.create_task(self._meet_one(index)) for index in self._mates.others]
+        members, mine = self._mates.group.members, self._mates.group.members[self._mates.me]
+        async with asyncio.TaskGroup() as tasks:
+            for index in self._mates.others:
+                if members[index].dialable > mine.dialable and not self._mates.is_connected(index):
+                    tasks.create_task(self._mates.presence(index))
+            while True:
                 await _first(self._gathered, self._settled, self._told)
-                if meeting:
+                if meeting := [tasks.create_task(self._meet_one(index)) for index in sorted(self._unmet())]:
                     await asyncio.wait(meeting, timeout=_TO_MEET)
                 for task in meeting:
                     task.cancel()
-            self._met.set()
-            if self._thin is not None and self.learn(self._thin):
-                return
-            self._told.clear()
-            await self._told.wait()
+                self._met.set()
+                if self._thin is not None and self.learn(self._thin):
+                    return
+                self._told.clear()
+                await self._told.wait()
 
     async def _meet_one(self, index: int) -> None:
-        members, dialable = self._mates.group.members, self._mates.group.members[index].dialable
-        if dialable > members[self._mates.me].dialable and not self._mates.is_connected(index):
+        member = self._mates.group.members[index]
+        if member.dialable and not self._mates.is_connected(index):
             await self._mates.presence(index)
-        await _first(self._gathered, self._settled, self._told)
-        if index in self._unmet() and dialable and not self._mates.is_connected(index):
-            await self._mates.presence(index)
-        if index in self._unmet() and self._votes.quorum.by_networks:
+        if self._votes.quorum.by_networks and not self._votes.met(index):
             with suppress(NetworkError):  # it is connected from elsewhere, or not at all
-                address, peer = members[index].addresses[0], members[index].peer_id
-                await self._mates.endpoint.probe(address, peer, timeout=_TO_MEET)
+                await self._mates.endpoint.probe(member.addresses[0], member.peer_id, timeout=_TO_MEET)
                 self._votes.met.found(index)
 
     def _unmet(self) -> set[int]:
