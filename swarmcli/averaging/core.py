@@ -221,8 +221,13 @@ class AveragerCore:
         await self._finder.withdraw()
 
     def give_up_leader(self) -> None:
-        """The group that this peer waits in should have begun, and its leader has not: another one is to lead it."""
+        """The group that this peer waits in should have begun by what others report, and its leader has not: another
+        one is to lead it, if one is there."""
         self._finder.give_up_leader()
+
+    def forgive_leaders(self) -> None:
+        """It should not have: what the reports had counted is gone."""
+        self._finder.forgive_leaders()
 
     def keep_seat(self, peer: PeerID) -> None:
         """See GroupFinder."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from swarmcli.optim.config import Role
+from swarmcli.optim.core import OptimizerCore
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, until
 from tests.optim.unlike import Unlike, now
@@ -96,3 +97,19 @@ def test_a_helper_that_costs_every_round_its_time_stays_away_from_more_and_more_
         assert 0 < len(held_up) <= 6, took  # in the first, and after 1, 2, 4, 8 and 16
 
     tell(story, [("trainer", 50.0), ("trainer", 60.0), ("auxiliary", 0.0)], elements=100_000, bandwidth=10e6)
+
+
+def test_the_samples_of_a_trainer_that_was_killed_turn_nobody_against_the_leader() -> None:
+    """The reports count them for a minute longer, so to the others the epoch seems over and their leader idle."""
+
+    async def story(swarm: Swarm, peers: list[Unlike]) -> None:
+        *others, guest = peers
+        await epochs_of(peers, 2)
+        await until(lambda: isinstance(guest.core, OptimizerCore) and guest.core.samples >= 120)
+        swarm.network.kill(guest.node.peer_id)
+        guest.ends = True
+        took = await epochs_of(others, 2)
+        usual = 200 / 2
+        assert max(took) < usual + 20, took
+
+    tell(story, [("monitor", 0.0), ("trainer", 1.0), ("trainer", 1.0), ("trainer", 4.0)], elements=100_000)

@@ -133,7 +133,7 @@ class Candidates:
         self.entries: dict[PeerID, Entry] = {}
         self.elsewhere: set[PeerID] = set()  # who has begun without this peer, where there is one round for all
         self._only_one = only_one
-        self._shunned = frozenset(shunned)
+        self.shunned = frozenset(shunned)
         self._me = me
         self._memory = memory
 
@@ -147,7 +147,7 @@ class Candidates:
             self.elsewhere.add(peer)
         if candidate.bucket != self._me.bucket or not candidate.looking or peer == self._me.peer_id:
             return False
-        if peer in self._shunned or self._memory.is_banned(peer):
+        if peer in self.shunned or self._memory.is_banned(peer):
             return False
         known = self.entries.get(peer)
         if known is not None and known.candidate.search == candidate.search:
@@ -164,7 +164,7 @@ class Candidates:
 
     def shun(self, peer: PeerID) -> None:
         """This peer is no candidate any more."""
-        self._shunned |= {peer}
+        self.shunned |= {peer}
         self.entries.pop(peer, None)
 
     def finish(self, peer: PeerID) -> None:

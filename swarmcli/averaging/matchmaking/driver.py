@@ -98,11 +98,6 @@ class SearchDriver:
         timeout = timeout or self.search.options.request_timeout
         return await self._endpoint.call(peer, method, message, answer, timeout=timeout)
 
-    def give_up_leader(self) -> None:
-        """See Search."""
-        self.search.give_up_leader(self._loop.time())
-        self._wake.set()
-
     def wake(self) -> None:
         """Something has changed that the search does not hear of."""
         self._wake.set()
@@ -137,7 +132,8 @@ class SearchDriver:
         if entry.search != own.search:
             return False
         if not self._is_as_offered(entry):
-            self.give_up_leader()
+            self.search.give_up_leader(self._loop.time())
+            self._wake.set()
             return False
         if not self.search.gathering.allows(group, self._loop.time()):
             return False

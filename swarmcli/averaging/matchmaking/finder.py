@@ -183,9 +183,16 @@ class GroupFinder:
             self._spared[peer] = now + SPARED * 2 ** min(times, MOST_SPARED), times + 1
 
     def give_up_leader(self) -> None:
-        """The leader that this peer follows in the search under way should have begun: another one is to lead."""
+        """See AveragerCore."""
         if self.driver is not None:
-            self.driver.give_up_leader()
+            self.driver.search.give_up_idle_leader(asyncio.get_running_loop().time())
+            self.driver.wake()
+
+    def forgive_leaders(self) -> None:
+        """See AveragerCore."""
+        if self.driver is not None:
+            self.driver.search.forgive_leaders(asyncio.get_running_loop().time())
+            self.driver.wake()
 
     def keep_seat(self, peer: PeerID) -> None:
         """It says that it is about to come: the group that forms, or else the next one, waits for it as for a member of

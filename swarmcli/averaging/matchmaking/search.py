@@ -99,10 +99,11 @@ class Search:
         self.leader: Candidate | None = None
         self.leader_has = 1  # members in the leader's group, as it last said
         self.members: tuple[PeerID, ...] = ()  # of the group once it has begun, the leader first
-        self.unfaithful: set[PeerID] = set()  # leaders that gathered enough members and did not begin
+        self.unfaithful: set[PeerID] = set()  # leaders that gathered enough members and did not begin …
+        self._idle: set[PeerID] = set()  # … of which only reports say that they could have
         self.waited_in_vain = False  # for somebody who had not come when the group began
         self._memory = memory
-        self._shunned, self._network_of = shunned, network_of
+        self._network_of = network_of
         self._connected = connected
         self._own_entry = Entry(self.me, self.rank, since=now)
         self._doubts_end_at = now + options.min_matchmaking_time  # see _conflict
@@ -149,7 +150,7 @@ class Search:
         self.learn(join.candidate, now, direct=True)
         if self.members:
             return Answer("begun", gone=self.members[:MAX_GONE])
-        if peer in self._shunned:
+        if peer in self.known.shunned:
             return Answer("full", self.me)
         if rank_of(join.candidate) < self.rank and not (join.stranded and self._takes_in(peer)):
             return Answer("outranked", self.me)
@@ -185,7 +186,7 @@ class Search:
     def on_invitation(self, invitation: Invitation, now: float) -> Answer:
         """The sender invites this peer to ask a leader: itself, or the one that it and its followers follow now."""
         sender, to = invitation.sender, invitation.to
-        if self._shunned & {sender.peer_id, to.peer_id}:
+        if self.known.shunned & {sender.peer_id, to.peer_id}:
             return Answer("full", self.me)
         self.learn(sender, now, direct=True)
         self.learn(to, now, direct=to.peer_id == sender.peer_id)
@@ -272,8 +273,25 @@ class Search:
         self.unfaithful.add(leader)
         self._moves.leave.append(leader)
         self.on_lost(leader, now)
-        self._shunned |= {leader}
         self.known.shun(leader)
+
+    def give_up_idle_leader(self, now: float) -> None:
+        """The reports say that the leader could have begun. Where this peer leads and has not begun either, or would
+        be left alone, they count what nobody in reach has, and no leader is to blame."""
+        leader = self.leader.peer_id if self.leader is not None else None
+        if leader is None or all(entry.peer_id == leader for entry in self.known.present(now)):
+            self.forgive_leaders(now)
+        else:
+            self._idle.add(leader)
+            self.give_up_leader(now)
+
+    def forgive_leaders(self, now: float) -> None:
+        """Leaders that only reports spoke against may lead this peer again."""
+        if self._idle:
+            self.known.shunned -= self._idle
+            self.unfaithful -= self._idle
+            self._idle.clear()
+            self.settling.news(now)
 
     # How own requests ended
 

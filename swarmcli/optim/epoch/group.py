@@ -210,8 +210,14 @@ class PreformedGroup:
     def _heed_reports(self) -> None:
         """A leader hears of samples before they are reported. So where the reports have enough of them and no round
         begins, whoever has them has no seat, or the leader does not begin: the one gets its seat back, the other is
-        given up in the end. Ever more seldom within a lineage, since reports may lie as well."""
-        if self.begun or self._reported() < self._config.target_batch_size:
+        given up in the end. Ever more seldom within a lineage, since reports may lie as well. They also count the
+        samples of who was killed, until that report is a minute old."""
+        if self.begun:
+            return
+        if self._reported() < self._config.target_batch_size:
+            if self._enough_since < math.inf:
+                self._enough_since = math.inf
+                self._averager.forgive_leaders()
             return
         self._enough_since = min(self._enough_since, loop_time())
         waited = loop_time() - self._enough_since
