@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -52,6 +52,7 @@ class RoundRequest:
     sends: bool = True  # in a preformed group: False for one that follows, whose weight stays zero
     only_one: bool = False  # of its tag: where another, as large, has begun, this search ends with RoundMissed
     epoch: int = -1  # for events only
+    queue: Sequence[PeerID] = ()  # of its tag: the members of the round that led to it, as they lead the next, or ()
     terms: Mapping[str, str] = field(default_factory=dict)  # members must have equal ones, or are told which differ
 
     def __post_init__(self) -> None:

@@ -415,16 +415,19 @@ class AveragerCore:
     def _learn_from(self, round_: Allreduce | PhasedAllreduce, seconds: float, preformed: bool) -> None:
         doubted = dict.fromkeys(self._finder.unfaithful, "it gathered a group and did not begin it, or not as agreed")
         self._finder.unfaithful.clear()
+        doubted |= dict.fromkeys(self._service.split, "it began two groups at once")
         lessons, now = round_.lessons, asyncio.get_running_loop().time()
         self._finder.sightings.note_sending(now, lessons.sending, round_.group.bids)
-        for peer, reason in (doubted | lessons.doubted).items():
+        # Of whom such a leader has kept apart nobody can know what held him up.
+        for peer, reason in (doubted if self._service.split else doubted | lessons.doubted).items():
             if preformed and peer in lessons.sending and peer not in doubted:
                 continue  # how slowly it sends decides about its seat as a sender, see `seats.py`
             lost = peer in lessons.lost and peer not in doubted
-            self.suspicions.note(peer, reason, lost=lost)
+            self.suspicions.note(peer, reason, lost=lost, led=peer in doubted)
             if self.suspicions.is_suspect(peer):
                 self._finder.miss([peer])
                 logger.info("%s: %s has no seat in the next group: %s", self.config.prefix, peer.short, reason)
+        self._service.split.clear()
         if self._round_time.learn(lessons.needed, seconds):
             logger.warning(
                 "the links of this group are too slow for %g s; the next round of %s gets %.0f s",

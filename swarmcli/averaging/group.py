@@ -19,7 +19,7 @@ from swarmcli.averaging.checks import MAX_BANDWIDTH
 from swarmcli.averaging.seats import MAX_SECONDS, Bid
 from swarmcli.network import wire
 from swarmcli.network.addresses import bounded
-from swarmcli.network.identity import PeerID
+from swarmcli.network.identity import SIGNATURE_BYTES, Identity, PeerID, verify
 from swarmcli.network.limits import MAX_TAG_BYTES
 from swarmcli.network.prefix import prefix_of_address
 
@@ -58,6 +58,7 @@ class Member:
     ramp: float = math.inf  # so many times the group's median weight counts of its own at most, see `weights.py`
     bid: Bid = Bid()  # noqa: RUF009  # what it brought to the decision about seats
     seated: bool = True  # whether its tensors may count in this round, see `seats.py`
+    standing: bool = False  # it was in the round that led to this tag, it says: such members lead in turn
 
     def __post_init__(self) -> None:
         if not 0 <= self.bandwidth <= MAX_BANDWIDTH:
@@ -89,6 +90,7 @@ class Group:
     members       leader first, then by rank
     part_shares   (len(members),) each member's share of the reducing work, as `shares.py` computed it
     planned       seconds that sending should take the slowest of those who have a seat, see `seats.py`; 0: nobody knows
+    listed        its leader's signature for this list; not in the id
     """
 
     tag: bytes
@@ -96,6 +98,7 @@ class Group:
     members: tuple[Member, ...]
     part_shares: tuple[float, ...]
     planned: float = 0.0
+    listed: bytes = b""
 
     def __post_init__(self) -> None:
         if len(self.tag) > MAX_TAG_BYTES:
@@ -106,6 +109,8 @@ class Group:
             raise ValueError(f"a group has 1 to {MAX_MEMBERS} members, got {len(self.members)}")
         if len({member.peer_id for member in self.members}) != len(self.members):
             raise ValueError("a group names a member twice")
+        if len(self.listed) > SIGNATURE_BYTES:
+            raise ValueError(f"a signature has {SIGNATURE_BYTES} bytes, got {len(self.listed)}")
         if not 0 <= self.planned <= MAX_SECONDS:
             raise ValueError(f"a group plans 0 to {MAX_SECONDS:g} seconds for sending, got {self.planned}")
         if len(self.part_shares) != len(self.members):
@@ -120,6 +125,14 @@ class Group:
     ) -> Group:
         """Draws up a group; the first member is its leader."""
         return cls(tag, nonce, tuple(members), tuple(float(share) for share in part_shares), planned)
+
+    def signed(self, leader: Identity) -> Group:
+        """With its leader's signature."""
+        return replace(self, listed=leader.sign("list", self.tag, self.group_id))
+
+    def has_listed(self, group_id: bytes, signature: bytes) -> bool:
+        """Whether this group's leader has signed such a list of the same tag."""
+        return verify(self.leader, "list", signature, self.tag, group_id)
 
     @cached_property
     def group_id(self) -> bytes:
@@ -221,7 +234,7 @@ def _rest(group: Group) -> Iterator[bytes]:
         yield from (_counted(address.encode()) for address in member.addresses)
         yield _counted(member.gathered)
         yield _counted(member.search)
-        yield _counted(wire.encode((member.bid, member.seated)))
+        yield _counted(wire.encode((member.bid, member.seated, member.standing)))
 
 
 def _counted(data: bytes) -> bytes:

@@ -13,7 +13,9 @@ from swarmcli.network.identity import PeerID
 from swarmcli.recent import Recent
 
 FIRST, LONGEST = 1, 16  # groups without a seat: after the first doubt, and at most; doubled with each further one
-SECONDS_PER_GROUP = 1.0  # for which an epoch waits for the samples of a doubted peer, instead of each group without it
+# Seconds for which an epoch waits for the samples of a doubted peer, instead of each group without it; and of one that
+# has spoiled the groups that it led, and would soon lead again.
+SECONDS_PER_GROUP, SECONDS_PER_LED = 1.0, 15.0
 MAX_SUSPECTS = 4096
 
 
@@ -22,6 +24,7 @@ class _Doubt:
     reason: str
     groups: int  # that it stays away from, each time
     left: int  # of these
+    seconds: float  # that the others wait instead of each
 
 
 class Suspicions:
@@ -31,15 +34,21 @@ class Suspicions:
     def __init__(self) -> None:
         self._doubts: Recent[PeerID, _Doubt] = Recent(MAX_SUSPECTS)
 
-    def note(self, peer: PeerID, reason: str, *, lost: bool = False) -> None:
+    def note(self, peer: PeerID, reason: str, *, lost: bool = False, led: bool = False) -> None:
         """This peer gives cause for doubt: no seat in the next group, and in twice as many each further time.
 
         `lost`: the connection with it broke meanwhile, as when its address changes. That costs it no seat, unless it
-        was in doubt already: whoever breaks its connections again and again gains nothing by it.
+        was in doubt already: whoever breaks its connections again and again gains nothing by it. `led`: it is for how
+        it led.
         """
         known = self._doubts.get(peer)
         groups = FIRST if known is None else min(2 * known.groups, LONGEST)
-        self._doubts[peer] = _Doubt(reason, groups, 0 if lost and known is None else groups)
+        self._doubts[peer] = _Doubt(
+            reason,
+            groups,
+            0 if lost and known is None else groups,
+            SECONDS_PER_LED if led else SECONDS_PER_GROUP,
+        )
 
     def is_suspect(self, peer: PeerID) -> bool:
         """Whether it is to have no seat in the next group."""
@@ -54,7 +63,7 @@ class Suspicions:
     def admit(self, waited: float) -> bool:
         """The group has waited so many seconds for work that, by the reports, those have who are not in it. Whoever has
         been worth no longer a wait has its seat again, and stays in doubt. Returns whether there is anybody."""
-        admitted = [doubt for doubt in self._doubts.values() if 0 < doubt.left <= waited / SECONDS_PER_GROUP]
+        admitted = [doubt for doubt in self._doubts.values() if 0 < doubt.left * doubt.seconds <= waited]
         for doubt in admitted:
             doubt.left = 0
         return bool(admitted)

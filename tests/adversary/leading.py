@@ -17,7 +17,8 @@ from swarmcli.averaging.consensus.messages import (
     OutcomeQuestion,
     VoteMessage,
 )
-from swarmcli.averaging.group import Member
+from swarmcli.averaging.group import NONCE_BYTES, Group, Member
+from swarmcli.averaging.matchmaking.messages import Begin, Candidate, rank_of
 from swarmcli.network import PeerID
 from swarmcli.network.identity import Identity
 from swarmcli.testing.adversary import LIES, Liar
@@ -26,6 +27,11 @@ from swarmcli.testing.adversary.base import on_each_try
 
 def alter_entries(liar: Liar, alter: Callable[[Member], Member]) -> None:
     """Where it leads, its followers are told otherwise of each other than they have offered."""
+    alter_list(liar, lambda followers: list(map(alter, followers)))
+
+
+def alter_list(liar: Liar, alter: Callable[[list[Member]], list[Member]]) -> None:
+    """Where it leads, this is the list of its followers."""
     assert liar.averager is not None
     finder = liar.averager._finder
     divide = finder._divide
@@ -34,7 +40,7 @@ def alter_entries(liar: Liar, alter: Callable[[Member], Member]) -> None:
         members, shares = divide(said, epoch)
         leader, *followers = members
         liar.told.append("a group")
-        return [leader, *map(alter, followers)], shares
+        return [leader, *alter(followers)], shares
 
     finder._divide = altered  # type: ignore[method-assign]
 
@@ -47,6 +53,62 @@ ALTERED: dict[str, Callable[[Member], Member]] = {
     "one at another address": lambda member: replace(member, addresses=("memory://elsewhere:1",)),
     "one that cannot be dialed": lambda member: replace(member, listening=False, addresses=()),
 }
+
+
+def begin_two(liar: Liar) -> None:
+    """Where it leads, every second follower is told of another group of the same members."""
+    assert liar.averager is not None
+    finder = liar.averager._finder
+    tell, told = finder._tell_begin, [0]
+
+    async def tell_another(driver: Any, follower: PeerID, group: Group, message: Begin) -> None:
+        told[0] += 1
+        if told[0] % 2:
+            group = replace(group, nonce=bytes(NONCE_BYTES)).signed(liar.endpoint.identity)
+            message = Begin(message.search, group, message.waited_in_vain)
+            liar.told.append("another group")
+        await tell(driver, follower, group, message)
+
+    finder._tell_begin = tell_another  # type: ignore[method-assign]
+
+
+def give_up(liar: Liar) -> None:
+    """Where it leads, it says that the round is to be given up."""
+
+    def alter(round_: Any) -> None:
+        if round_.mates.me == 0:
+            asyncio.get_running_loop().call_soon(lambda: end(round_.agreement))
+
+    def end(agreement: Any) -> None:
+        liar.told.append("gave up")
+        agreement._give_up = "it says so"
+        agreement._hurry.set()
+        agreement._zero.failed.set()
+
+    on_each_try(liar, alter)
+
+
+def hurry_to_the_front(liar: Liar, draws: int = 2000) -> None:
+    """It begins each search with the id, of so many, that ranks first."""
+    assert liar.averager is not None
+    finder = liar.averager._finder
+    describe = finder._me
+
+    def best(*, looking: bool) -> Candidate:
+        own = describe(looking=looking)
+        if not looking:
+            return own
+        liar.told.append("a search")
+        drawn = (replace(own, search=search_id_of(own, liar.random.randbytes(8))) for _ in range(draws))
+        chosen = min(drawn, key=rank_of)
+        finder._last_search = chosen.search
+        return chosen
+
+    finder._me = best  # type: ignore[method-assign]
+
+
+def search_id_of(candidate: Candidate, noise: bytes) -> bytes:
+    return candidate.search[: -len(noise)] + noise
 
 
 def stuff(liar: Liar, keys: list[Identity]) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
-from swarmcli.network.identity import Identity
+from swarmcli.events import EpochAdvanced, Event
+from swarmcli.network.identity import Identity, PeerID
 from swarmcli.testing import virtual_time
 from swarmcli.testing.adversary import Liar
-from tests.adversary.leading import ALTERED, alter_entries, stuff
+from tests.adversary.leading import ALTERED, alter_entries, alter_list, begin_two, give_up, hurry_to_the_front, stuff
 from tests.averaging.averagers import Averagers, all_outcomes
-from tests.optim.optim_swarm import TARGET, Swarm, digests, together
+from tests.optim.optim_swarm import TARGET, Swarm, Trainer, digests, together
 from tests.suites import soak
 
 OPTIONS = AllreduceOptions(part_size_bytes=4 << 10, allreduce_timeout=60.0)
@@ -72,6 +75,91 @@ def test_no_trainer_loses_its_average_by_being_entered_as_an_auxiliary(count: in
             lying.cancel()
 
     virtual_time.run(main(), timeout=3600)
+
+
+@pytest.mark.parametrize("count", [4, *soak([8, 16])])
+def test_members_lead_in_turn_whatever_one_of_them_draws(count: int) -> None:
+    """It begins each search with the best of 2,000 ids: before, it led every round."""
+
+    async def main() -> None:
+        async with Swarm(3) as swarm:
+            trainers = [await swarm.trainer(seed=1, batch_size=1, pace=2.0) for _ in range(count)]
+            first, *honest = trainers
+            liar = Liar(random.Random(0), first.node.endpoint, averager=first.core._work.averager)
+            hurry_to_the_front(liar)
+            await together(*(trainer.core.join() for trainer in trainers))
+            await together(*(trainer.train(1) for trainer in trainers))
+            led, epochs = Counter[PeerID](), 3 * count
+            record_leaders(honest[0], led)
+            await together(*(trainer.train(1 + epochs) for trainer in trainers))
+            assert liar.told and led.total() == epochs
+            assert set(led) == {trainer.node.peer_id for trainer in trainers}
+            assert set(led.values()) <= {2, 3, 4}, led
+            assert len(digests(trainers)) == 1
+
+    virtual_time.run(main(), timeout=3600)
+
+
+@pytest.mark.parametrize("count", [4, *soak([8, 16])])
+def test_a_leader_that_lists_its_followers_out_of_turn_leads_nobody(count: int) -> None:
+    async def main() -> None:
+        async with Swarm(3) as swarm:
+            trainers = [await swarm.trainer(seed=1, batch_size=1, pace=2.0) for _ in range(count)]
+            first, *honest = trainers
+            await together(*(trainer.core.join() for trainer in trainers))
+            await together(*(trainer.train(1) for trainer in trainers))
+            liar = Liar(random.Random(0), first.node.endpoint, averager=first.core._work.averager)
+            alter_list(liar, lambda followers: followers[::-1])
+            lying = asyncio.create_task(first.train(1000))
+            led = Counter[PeerID]()
+            record_leaders(honest[0], led)
+            await together(*(trainer.train(2 * count) for trainer in honest))
+            assert liar.told and not led[first.node.peer_id]
+            assert len(digests(honest)) == 1
+            lying.cancel()
+
+    virtual_time.run(main(), timeout=3600)
+
+
+@pytest.mark.parametrize(("count", "liars"), [(4, 1), *soak([(8, 2), (16, 5)])])
+@pytest.mark.parametrize("tell", [begin_two, give_up])
+def test_leaders_that_spoil_their_rounds_cost_less_than_half_of_the_pace(
+    tell: Callable[[Liar], None], count: int, liars: int
+) -> None:
+    """Before, a leader of two groups left a fifth of it, and the honest doubted each other."""
+
+    async def main() -> None:
+        async with Swarm(3) as swarm:
+            trainers = [await swarm.trainer(seed=1, batch_size=1, pace=2.0) for _ in range(count)]
+            honest = trainers[liars:]
+            await together(*(trainer.core.join() for trainer in trainers))
+            await together(*(trainer.train(1) for trainer in trainers))
+            lying = [
+                Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core._work.averager)
+                for trainer in trainers[:liars]
+            ]
+            for liar in lying:
+                tell(liar)
+            tasks = [asyncio.create_task(trainer.train(1000)) for trainer in trainers]
+            usual, epochs = TARGET * 2.0 / count, 24
+            await asyncio.sleep(epochs * usual)
+            assert all(liar.told for liar in lying)
+            assert min(trainer.epoch for trainer in honest) > epochs / 2
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    virtual_time.run(main(), timeout=3600)
+
+
+def record_leaders(trainer: Trainer, led: Counter[PeerID]) -> None:
+    """How many of the rounds that this trainer sees commit each peer has led."""
+
+    def hear(event: Event) -> None:
+        if isinstance(event, EpochAdvanced) and event.samples and trainer.core._group.last is not None:
+            led[trainer.core._group.last.leader] += 1
+
+    trainer.node.endpoint.events.subscribe(hear)
 
 
 @pytest.mark.parametrize(("count", "keys"), [(4, 6), *soak([(8, 14), (16, 30)])])

@@ -328,7 +328,7 @@ class Table:
         self._at(self.now + (2 * self.delay(self.random) if refuses else self.options.request_timeout), time_out)
 
     def _announce(self, seat: Seat) -> None:
-        order = [join.candidate for join in seat.search.gathering.by_rank()]
+        order = [join.candidate for join in seat.search.followers()]
         members = [seat.search.me.peer_id, *(candidate.peer_id for candidate in order)]
         seat.group, seat.formed_at = members, self.now
         told = {"closing": 0, "half": len(order) // 2}.get(seat.doom, len(order))

@@ -127,12 +127,19 @@ class Candidates:
     """The candidates of one peer's bucket that it knows of, without itself."""
 
     def __init__(
-        self, me: Candidate, memory: Memory, *, only_one: bool = False, shunned: Collection[PeerID] = ()
+        self,
+        me: Candidate,
+        memory: Memory,
+        *,
+        only_one: bool = False,
+        shunned: Collection[PeerID] = (),
+        queue: Sequence[PeerID] = (),
     ) -> None:
-        """`only_one`: there is one round of its tag for all, see `outweigh`. `shunned`: who is no candidate."""
+        """`only_one`: there is one round of its tag for all, see `outweigh`. `shunned`: who is no candidate. `queue`:
+        see `rank_of`."""
         self.entries: dict[PeerID, Entry] = {}
         self.elsewhere: set[PeerID] = set()  # who has begun without this peer, where there is one round for all
-        self._only_one = only_one
+        self._only_one, self._queue = only_one, queue
         self.shunned = frozenset(shunned)
         self._me = me
         self._memory = memory
@@ -158,9 +165,13 @@ class Candidates:
         outdated = self._memory.has_finished(candidate) or (known and candidate.search < known.candidate.search)
         if (outdated and not direct) or (known is None and len(self.entries) >= MAX_CANDIDATES):
             return False
-        self.entries[peer] = Entry(candidate, rank_of(candidate), since=now, expires=now + LIFETIME)
+        self.entries[peer] = Entry(candidate, self.rank(candidate), since=now, expires=now + LIFETIME)
         self.elsewhere.discard(peer)  # it is back, so its round has failed
         return True
+
+    def rank(self, candidate: Candidate) -> Rank:
+        """By which it leads, see `rank_of`."""
+        return rank_of(candidate, self._queue)
 
     def shun(self, peer: PeerID) -> None:
         """This peer is no candidate any more."""

@@ -131,7 +131,8 @@ class SearchDriver:
         entry = group.members[group.index_of(own.peer_id)]
         if entry.search != own.search:
             return False
-        if not self._is_as_offered(entry):
+        signed = group.has_listed(group.group_id, group.listed)
+        if not (signed and self._is_as_offered(entry) and self.search.is_in_turn(group)):
             self.search.give_up_leader(self._loop.time())
             self._wake.set()
             return False
@@ -147,8 +148,8 @@ class SearchDriver:
         """Whether a leader says of this peer what it has offered: a trainer that it calls an auxiliary gets no average,
         one whose bid it alters no seat, and one that it says cannot be dialed meets nobody else."""
         own, offer = self.search.me, self.search.own.offer
-        said = entry.listening, entry.addresses, entry.auxiliary, entry.gathered, entry.bid
-        offered = own.listening, own.addresses, offer.auxiliary, offer.gathered, offer.bid
+        said = entry.listening, entry.addresses, entry.standing, entry.auxiliary, entry.gathered, entry.bid
+        offered = own.listening, own.addresses, own.standing, offer.auxiliary, offer.gathered, offer.bid
         return said == offered and (entry.bandwidth == 0 or offer.bandwidth != 0)
 
     def keep_seat(self, peer: PeerID) -> None:

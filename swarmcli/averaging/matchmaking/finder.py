@@ -95,7 +95,7 @@ class GroupFinder:
         self._memory = Memory(self._ban_news.bans.is_banned)
         self._begun: Recent[Bucket, Group] = Recent(MAX_BEGUN)  # the last groups that began with this peer
         self._declarations = Declarations(node, config.prefix)
-        self._last_search, self._last_tag = bytes(SEARCH_BYTES), b""
+        self._last_search, self._last_tag, self._stands = bytes(SEARCH_BYTES), b"", False
         # who failed as a reducer: until when, and how often
         self._spared: Recent[PeerID, tuple[float, int]] = Recent(MAX_CANDIDATES)
         self._asking: Search | None = None  # under way or over: a leader that it has asked may begin late
@@ -271,7 +271,7 @@ class GroupFinder:
         self._searched = max(clock.now(), self._searched + 1e-5)
         self._last_search = search_id(self._searched, self._endpoint.random.randbytes(8))
         request = replace(control.request, allow_retries=control.allow_retries)
-        self._last_tag = request.tag
+        self._last_tag, self._stands = request.tag, bool(request.queue)
         options = self._config.matchmaking
         if request.lookout is not None:
             options = replace(options, min_matchmaking_time=request.lookout)
@@ -318,8 +318,8 @@ class GroupFinder:
         return suspects if enough else frozenset()
 
     def _me(self, *, looking: bool) -> Candidate:
-        last = self._last_search, self._last_tag
-        return Candidate(self._endpoint.peer_id, *last, self.listening, self._addresses, self.group_bits, looking)
+        last, bits, stands = (self._last_search, self._last_tag), self.group_bits, self._stands
+        return Candidate(self._endpoint.peer_id, *last, self.listening, self._addresses, bits, looking, stands)
 
     @property
     def _addresses(self) -> tuple[str, ...]:
@@ -334,7 +334,7 @@ class GroupFinder:
     def _begin(self, driver: SearchDriver) -> Group:
         """Draws up the group of this peer and its followers, and tells them. Raises NoReducerError."""
         search = driver.search
-        joins = [search.own, *search.gathering.by_rank()]
+        joins = [search.own, *search.followers()]
         offers = [join.offer for join in joins]
         speeds = comparable([offer.bandwidth for offer in offers], [offer.measured for offer in offers])
         seats = search.gathering.seats(asyncio.get_running_loop().time())
@@ -351,11 +351,13 @@ class GroupFinder:
                 ramps.get(who.peer_id, math.inf),
                 offer.bid,
                 who.peer_id not in seats.unseated,
+                who.standing,
             )
             for who, offer, speed in zip((join.candidate for join in joins), offers, speeds, strict=True)
         ]
         members, shares = self._divide(said, seats.epoch)
-        group = Group.form(search.me.tag, members, shares, self._endpoint.random.randbytes(NONCE_BYTES), seats.planned)
+        nonce = self._endpoint.random.randbytes(NONCE_BYTES)
+        group = Group.form(search.me.tag, members, shares, nonce, seats.planned).signed(self._endpoint.identity)
         for join in joins[1:]:
             message = Begin(join.candidate.search, group, search.waited_in_vain)
             self._tasks.spawn(self._tell_begin(driver, join.candidate.peer_id, group, message))

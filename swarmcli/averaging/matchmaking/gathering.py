@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.group import MAX_MEMBERS, Group
 from swarmcli.averaging.matchmaking.candidates import Candidates, Entry, Memory, Plan
-from swarmcli.averaging.matchmaking.messages import Join, rank_of
+from swarmcli.averaging.matchmaking.messages import Join
 from swarmcli.averaging.seats import Bid, Seats, decide
 from swarmcli.network.identity import PeerID
 
@@ -93,15 +93,12 @@ class Gathering:
         return True
 
     def clear(self) -> list[PeerID]:
-        """Gives all followers up and returns who they were, by rank."""
-        former = [join.candidate.peer_id for join in self.by_rank()]
+        """Gives all followers up and returns who they were."""
+        former = list(self.followers)
         self.followers.clear()
         self._progress.clear()
         self._seats = None
         return former
-
-    def by_rank(self) -> list[Join]:
-        return sorted(self.followers.values(), key=lambda join: rank_of(join.candidate))
 
     @property
     def has_enough(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -24,7 +24,7 @@ MAX_GONE = 64  # members of a group that has begun, as named to those who came t
 MAX_REASON = 500  # characters
 MAX_PATIENCE = 3600.0  # seconds
 
-Rank: TypeAlias = tuple[int, bytes]
+Rank: TypeAlias = tuple[bool, int, int, bytes]
 Bucket: TypeAlias = tuple[bytes, str]  # tag and group bits
 Bandwidth = Annotated[float, msgspec.Meta(ge=0, le=MAX_BANDWIDTH)]
 Patience = Annotated[float, msgspec.Meta(ge=0, le=MAX_PATIENCE)]  # that a leader promises
@@ -42,6 +42,7 @@ class Candidate:
     addresses: tuple[str, ...] = ()  # of one that does not listen, those at relays
     bits: str = ""  # peers of unlike group bits, or of unlike tags, never share a group
     looking: bool = True  # False: its last search has ended, or it has not begun one
+    standing: bool = False  # it was in the round that led to this tag, it says
 
     def __post_init__(self) -> None:
         if len(self.search) != SEARCH_BYTES or len(self.tag) > MAX_TAG_BYTES:
@@ -63,15 +64,24 @@ def search_id(now: float, noise: bytes) -> bytes:
     return int(max(now, 0.0) * 1e6).to_bytes(8, "big") + noise
 
 
-def rank_of(candidate: Candidate) -> Rank:
+def rank_of(candidate: Candidate, queue: Sequence[PeerID] = ()) -> Rank:
     """Smaller ranks lead.
 
-    The rank comes from a hash over peer, tag and search, so leadership falls to another peer in every round. Whoever
-    can be dialed directly ranks before those that are reached over relays, and these before those that nobody can
-    dial, since a leader has to be reachable.
+    `queue`: the members of the round that led to this tag, in the order in which they lead the next one, as far as this
+    peer was among them. They lead in turn, so nothing that a peer can choose brings it nearer, and they rank before
+    whoever comes anew. The others rank by a hash over peer, tag and search; those that can be dialed directly before
+    those that are reached over relays. Who cannot be dialed ranks last, since a leader has to be reachable.
     """
     digest = hashlib.sha256(b"swarm rank 1" + candidate.search + candidate.peer_id + candidate.tag).digest()
-    return (-candidate.dialable, digest)
+    place = place_in(queue, candidate.peer_id, candidate.standing)
+    return (not candidate.dialable, place, -candidate.dialable, digest)
+
+
+def place_in(queue: Sequence[PeerID], peer: PeerID, standing: bool) -> int:
+    """Of one that says whether it was in that round: who was not there believes it, and those who were know better."""
+    if not standing or (queue and peer not in queue):
+        return MAX_MEMBERS
+    return queue.index(peer) if queue else 0
 
 
 class Offer(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ import msgspec
 
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest
+from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking.candidates import Candidates, Conflicts, Entry, Memory, Plan, Settling, make_plan
 from swarmcli.averaging.matchmaking.gathering import Gathering
 from swarmcli.averaging.matchmaking.messages import (
@@ -32,7 +33,7 @@ from swarmcli.averaging.matchmaking.messages import (
     Invitation,
     Join,
     differing_terms,
-    rank_of,
+    place_in,
 )
 from swarmcli.errors import FingerprintError, MatchmakingError, NoReducerError, RoundMissed, SwarmError
 from swarmcli.network.identity import PeerID
@@ -82,8 +83,8 @@ class Search:
         self.own, self.me = own, own.candidate
         self.request = request
         self.options = options
-        self.rank = rank_of(self.me)
-        self.known = Candidates(self.me, memory, only_one=request.only_one, shunned=shunned)
+        self.known = Candidates(self.me, memory, only_one=request.only_one, shunned=shunned, queue=request.queue)
+        self.rank = self.known.rank(self.me)
         self.gathering = Gathering(
             self.me.peer_id,
             memory,
@@ -152,7 +153,7 @@ class Search:
             return Answer("begun", gone=self.members[:MAX_GONE])
         if peer in self.known.shunned:
             return Answer("full", self.me)
-        if rank_of(join.candidate) < self.rank and not (join.stranded and self._takes_in(peer)):
+        if self.known.rank(join.candidate) < self.rank and not (join.stranded and self._takes_in(peer)):
             return Answer("outranked", self.me)
         if self.leader is not None:
             return Answer("follow", self.me, self.leader)
@@ -201,7 +202,7 @@ class Search:
             self._forget_question(sender.peer_id)  # its answer, if one is under way, is out of date
         if self.leader is not None:
             return Answer("follow", self.me, self.leader)
-        if rank_of(to) > self.rank:
+        if self.known.rank(to) > self.rank:
             return Answer("outranked", self.me)
         if not lost:
             self._named = to.peer_id
@@ -239,6 +240,17 @@ class Search:
         if waited_in_vain:
             self._memory.note_missed(self.gathering.awaited().difference(members))
         return True
+
+    def is_in_turn(self, group: Group) -> bool:
+        """Whether the followers are listed as they rank here, so that they lead in turn. Who comes anew comes last, in
+        whatever order; a leader that comes anew itself knows of no order."""
+        queue, (leader, *others) = self.request.queue, group.members
+        ranks = [(not each.dialable, place_in(queue, each.peer_id, each.standing)) for each in others]
+        return not queue or not leader.standing or ranks == sorted(ranks)
+
+    def followers(self) -> list[Join]:
+        """Of this peer, by rank."""
+        return sorted(self.gathering.followers.values(), key=lambda join: self.known.rank(join.candidate))
 
     def on_leave(self, peer: PeerID, search: bytes, now: float) -> None:
         """A follower went, or the leader gave its group up: that search of it no longer counts on this peer."""

@@ -22,6 +22,7 @@ from swarmcli.averaging.consensus.messages import (
 )
 from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.compression import TensorHeader
+from swarmcli.network.identity import SIGNATURE_BYTES
 
 Weights = Annotated[tuple[float, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 PartIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARTS)]
@@ -29,10 +30,14 @@ PartIndices = Annotated[tuple[PartIndex, ...], msgspec.Meta(max_length=MAX_PARTS
 
 
 class OpenExchange(msgspec.Struct, frozen=True):
-    """Opens the stream between a member and a reducer: by the member, unless the reducer cannot be dialed."""
+    """Opens the stream between a member and a reducer: by the member, unless the reducer cannot be dialed.
+
+    listed  the leader's signature for the list, see Group
+    """
 
     group_id: GroupID
     by_reducer: bool = False
+    listed: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
 
 
 class SenderTerms(msgspec.Struct, frozen=True):

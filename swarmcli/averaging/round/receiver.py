@@ -133,7 +133,7 @@ class PartReceiver:
     async def _visit(self, member: int) -> None:
         """Opens the stream to a member that is easier to dial than this reducer."""
         mates, patience = self._mates, self._options.for_reducer
-        request, method = OpenExchange(mates.group.group_id, by_reducer=True), mates.method("exchange")
+        request, method = OpenExchange(mates.group.group_id, True, mates.group.listed), mates.method("exchange")
         try:
             async with mates.endpoint.stream(mates.peer(member), method, request, timeout=patience) as stream:
                 await self.serve(member, stream)

@@ -184,7 +184,7 @@ class PartSender:
 
     async def _visit(self, reducer: int, averages: list[Average]) -> None:
         mates, patience = self._mates, min(self._options.for_reducer, _TO_OPEN)
-        request, method = OpenExchange(mates.group.group_id), mates.method("exchange")
+        request, method = OpenExchange(mates.group.group_id, listed=mates.group.listed), mates.method("exchange")
         async with mates.endpoint.stream(mates.peer(reducer), method, request, timeout=patience) as stream:
             self.streams.append(stream)
             signed = await self._talk(reducer, stream, averages)

@@ -97,6 +97,7 @@ class AllreduceService:
         self.committed = -math.inf  # loop time of the last try that did
         self._rounds: dict[bytes, Round] = {}
         self._audits: Recent[bytes, Audits] = Recent(_AUDITED)  # of the last tries: some accusations come late
+        self.split: set[PeerID] = set()  # leaders that have begun two groups at once; to be cleared
         self._expected: dict[bytes, Group] = {}
         self._votes: OrderedDict[bytes, RoundVotes] = OrderedDict()  # of rounds that are or were here
         self._kept: dict[bytes, Holdings] = {}  # of the round that was committed last, by step
@@ -153,6 +154,8 @@ class AllreduceService:
         group_id = round_.group.group_id
         if group_id in self._votes and self._votes[group_id].begun:
             raise RoundFailed("its group has had a round before", [round_.group.leader])
+        if round_.group.leader in self.split:
+            raise RoundFailed("its leader has begun another group at the same time", [round_.group.leader])
         votes = self._votes_for(round_.group, round_.trust)
         votes.begun = True
         self._rounds[group_id] = round_
@@ -215,6 +218,7 @@ class AllreduceService:
     @forgetful
     async def _exchange(self, peer: PeerID, request: OpenExchange, stream: Stream) -> None:
         self.bans.check(peer)
+        self._compare_lists(request)
         round_, member = await self._running(peer, request.group_id)
         await round_.take_stream(member, request, stream)
 
@@ -331,6 +335,17 @@ class AllreduceService:
         if holdings is None or not same:
             return consensus.HoldingsAnswer()
         return consensus.HoldingsAnswer(holdings.digests, {} if holdings.signed is None else holdings.signed.told)
+
+    def _compare_lists(self, request: OpenExchange) -> None:
+        """Nobody decides a round whose leader has begun another one with the same members: this member takes no further
+        part. Raises CallRefused."""
+        known = {*self._expected, *self._votes}
+        for group in self._expected.values():
+            if request.group_id not in known and group.has_listed(request.group_id, request.listed):
+                self.split.add(group.leader)
+                for round_ in self._rounds.values():
+                    round_.agreement.stop()
+                raise CallRefused("unknown", "the leader has begun another group at the same time")
 
     # Finding the round
 

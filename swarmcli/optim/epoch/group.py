@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarmcli.averaging import RoundRequest
@@ -155,6 +155,7 @@ class PreformedGroup:
         self.refused: FingerprintError | None = None  # by everyone else in the run
         self.position: LineagePosition | None = None  # whose group is kept
         self.last: Group | None = None  # the last one that began with this peer
+        self._queue: tuple[bytes, Sequence[PeerID]] = b"", ()  # of which lineage, who leads next; see RoundRequest
 
     def open(self, position: LineagePosition) -> None:
         """Begins to form a group of this lineage, unless one is kept already. The former one must be closed.
@@ -165,6 +166,9 @@ class PreformedGroup:
             raise self.refused
         if self._forming is not None:
             return
+        if self.last is not None and position.is_after(self.last.tag, self.last.group_id):
+            leader, *others = (member.peer_id for member in self.last.members)
+            self._queue = position.lineage, (*others, leader)
         self.position, self.undecided, self._samples = position, "", 0.0
         self._enough_since, self._gives_up_after = math.inf, self._config.matchmaking_time
         self._forming = self._tasks.spawn(self._keep(position))
@@ -326,6 +330,7 @@ class PreformedGroup:
             only_one=patient,
             epoch=position.epoch,
             terms=self._config.fingerprint,
+            queue=self._queue[1] if self._queue[0] == position.lineage else (),
         )
         control = self._control = self._averager.begin_round(request)
         ended = self._ended = asyncio.get_running_loop().create_future()

@@ -71,6 +71,10 @@ class LineagePosition:
         epoch = self.epoch + 1
         return LineagePosition(epoch, total, next_lineage(self.lineage, round_id, epoch, total))
 
+    def is_after(self, lineage: bytes, round_id: bytes) -> bool:
+        """Whether that round on that lineage led here."""
+        return self.lineage == next_lineage(lineage, round_id, self.epoch, self.samples)
+
     def by_epoch(self, target_batch_size: int) -> LineagePosition:
         """One epoch later, where peers differ by design (local updates, several groups): no round names the lineage,
         so it says no more than from where the run started and how many epochs ago."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -35,7 +36,18 @@ def ordered(count: int, clients: int = 0) -> list[Entry]:
 
 def test_peers_that_nobody_can_dial_rank_last() -> None:
     ranks = sorted(rank_of(candidate(number, listening=number % 2 == 0)) for number in range(20))
-    assert [-dialable for dialable, _ in ranks] == [Dialable.DIRECTLY] * 10 + [Dialable.NEVER] * 10
+    assert [-dialable for _, _, dialable, _ in ranks] == [Dialable.DIRECTLY] * 10 + [Dialable.NEVER] * 10
+
+
+def test_members_of_the_round_before_rank_first_and_in_turn() -> None:
+    standing = [replace(candidate(number), standing=True) for number in range(1, 6)]
+    queue = [standing[number].peer_id for number in (2, 0, 3)]  # the fourth and the fifth were not there, and say so
+    ranked = sorted([*standing, candidate(6)], key=lambda each: rank_of(each, queue))
+    assert [each.peer_id for each in ranked[:3]] == queue
+    # Who says that it was not there has lost its turn, for everybody.
+    assert min([candidate(3), *standing[3:]], key=lambda each: rank_of(each, queue)) == standing[3]
+    # Whoever was not there believes all of them.
+    assert max([*standing, candidate(6)], key=rank_of) == candidate(6)
 
 
 def test_another_search_gives_another_rank() -> None:

@@ -50,7 +50,7 @@ from swarmcli.network.membership import MAX_PROOF, Membership
 from swarmcli.network.transports.base import Purpose
 from swarmcli.words import printable
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 ALPN = "swarm"  # tells this protocol from other programs that speak TLS; the version is agreed on later
 
 _PREFIX = struct.Struct("!4sHBH")  # magic, version, kind, length of the body
