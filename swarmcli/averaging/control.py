@@ -51,6 +51,7 @@ class RoundRequest:
     target: float | None = None  # of a preformed group: it begins when its members' progress sums up to this
     sends: bool = True  # in a preformed group: False for one that follows, whose weight stays zero
     only_one: bool = False  # of its tag: where another, as large, has begun, this search ends with RoundMissed
+    since: float | None = None  # swarm time; who begins to look under another tag later than this has had that round
     epoch: int = -1  # for events only
     queue: Sequence[PeerID] = ()  # of its tag: the members of the round that led to it, as they lead the next, or ()
     terms: Mapping[str, str] = field(default_factory=dict)  # members must have equal ones, or are told which differ
@@ -61,7 +62,7 @@ class RoundRequest:
             check_numbers(optional=True, **{name: value})
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be None or a positive number, got {value!r}")
-        check_numbers(optional=True, scheduled_time=self.scheduled_time)
+        check_numbers(optional=True, scheduled_time=self.scheduled_time, since=self.since)
         if self.scheduled_time is not None and not math.isfinite(self.scheduled_time):
             raise ValueError(f"scheduled_time must be a swarm time, got {self.scheduled_time!r}")
         if len(self.tag) > MAX_TAG_BYTES:

@@ -228,7 +228,7 @@ class OptimizerCore:
             if not in_step:
                 return changed
             await self._keeper.look()
-        self._group.open(self.position)
+        self._group.open(self.position, self._catch_up.asked_at if reason else None)
         self._group.report(self._rule.told(self._work.samples))
         return changed
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.matchmaking.messages import LIFETIME, Candidate, Rank, rank_of
+from swarmcli.averaging.matchmaking.messages import LIFETIME, Candidate, Rank, rank_of, search_id
 from swarmcli.errors import FingerprintError
 from swarmcli.network.identity import PeerID
 from swarmcli.recent import Recent
@@ -132,14 +132,16 @@ class Candidates:
         memory: Memory,
         *,
         only_one: bool = False,
+        since: float | None = None,
         shunned: Collection[PeerID] = (),
         queue: Sequence[PeerID] = (),
     ) -> None:
-        """`only_one`: there is one round of its tag for all, see `outweigh`. `shunned`: who is no candidate. `queue`:
-        see `rank_of`."""
+        """`only_one`: there is one round of its tag for all, see `outweigh`; who began another search after `since`
+        (swarm time; None: after this one) has had it. `shunned`: who is no candidate. `queue`: see `rank_of`."""
         self.entries: dict[PeerID, Entry] = {}
         self.elsewhere: set[PeerID] = set()  # who has begun without this peer, where there is one round for all
         self._only_one, self._queue = only_one, queue
+        self._since = me.search if since is None else min(me.search, search_id(since, bytes(8)))
         self.shunned = frozenset(shunned)
         self._me = me
         self._memory = memory
@@ -150,7 +152,7 @@ class Candidates:
         Whoever speaks for himself is no longer passed over.
         """
         peer = candidate.peer_id
-        if self._only_one and candidate.tag != self._me.tag and candidate.search > self._me.search:
+        if self._only_one and candidate.tag != self._me.tag and candidate.search > self._since:
             self.elsewhere.add(peer)
         if candidate.bucket != self._me.bucket or not candidate.looking or peer == self._me.peer_id:
             return False

@@ -83,7 +83,14 @@ class Search:
         self.own, self.me = own, own.candidate
         self.request = request
         self.options = options
-        self.known = Candidates(self.me, memory, only_one=request.only_one, shunned=shunned, queue=request.queue)
+        self.known = Candidates(
+            self.me,
+            memory,
+            only_one=request.only_one,
+            since=request.since,
+            shunned=shunned,
+            queue=request.queue,
+        )
         self.rank = self.known.rank(self.me)
         self.gathering = Gathering(
             self.me.peer_id,

@@ -154,11 +154,15 @@ class PreformedGroup:
         self.undecided = ""  # why, once an outcome is not known here
         self.refused: FingerprintError | None = None  # by everyone else in the run
         self.position: LineagePosition | None = None  # whose group is kept
+        self._since = 0.0  # swarm time; the others still were at this position, as far as this peer knew
         self.last: Group | None = None  # the last one that began with this peer
         self._queue: tuple[bytes, Sequence[PeerID]] = b"", ()  # of which lineage, who leads next; see RoundRequest
 
-    def open(self, position: LineagePosition) -> None:
+    def open(self, position: LineagePosition, since: float | None = None) -> None:
         """Begins to form a group of this lineage, unless one is kept already. The former one must be closed.
+
+        `since`: the swarm time at which this peer asked where the others are; None: now. They may have stepped before
+        it opens the group: who began to look for the next one since then has had this one's round.
 
         Raises FingerprintError once all others have refused this peer.
         """
@@ -171,14 +175,16 @@ class PreformedGroup:
             self._queue = position.lineage, (*others, leader)
         self.position, self.undecided, self._samples = position, "", 0.0
         self._enough_since, self._gives_up_after = math.inf, self._config.matchmaking_time
+        self._since = self._averager.node.endpoint.clock.now() if since is None else since
         self._forming = self._tasks.spawn(self._keep(position))
 
-    async def take_seat(self, position: LineagePosition) -> bool:
+    async def take_seat(self, position: LineagePosition, since: float | None = None) -> bool:
         """For a peer on its way to `position`: opens that group, unless it is open, and returns once somebody is in it
-        with this peer. False: nobody is within SEATED_WITHIN seconds, or the round has begun without this peer."""
+        with this peer. False: nobody is within SEATED_WITHIN seconds, or the round has begun without this peer.
+        `since`: see `open`."""
         if self.position != position or self._ended_forming:
             await self.close()
-            self.open(position)
+            self.open(position, since)
         until = loop_time() + SEATED_WITHIN
         while not (self.begun or self.company):
             if self._ended_forming or loop_time() >= until:
@@ -328,6 +334,7 @@ class PreformedGroup:
             target=float(self._config.target_batch_size),
             sends=self._config.description.role == "trainer",
             only_one=patient,
+            since=self._since,
             epoch=position.epoch,
             terms=self._config.fingerprint,
             queue=self._queue[1] if self._queue[0] == position.lineage else (),

@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 class Seat(Protocol):
     """This peer's place in the group that ends an epoch; see PreformedGroup."""
 
-    async def take_seat(self, position: LineagePosition) -> bool: ...
+    async def take_seat(self, position: LineagePosition, since: float | None = None) -> bool: ...
     async def begins(self) -> bool: ...
     async def contribute(self, weight: float) -> Outcome: ...
 
@@ -74,11 +74,13 @@ class CatchUp:
         self._arrived: LineagePosition | None = None  # where this peer last came by catching up
         self._work, self._replica = work, work.replica
         self._directory = directory
+        self._clock = peer.node.endpoint.clock
         self._exchange = exchange
         self._events = peer.events
         self._load_state_timeout = peer.config.load_state_timeout
         self._proceed_alone = peer.config.proceed_alone  # a peer that is stranded trains on, and says so
         self.settled = False
+        self.asked_at = 0.0  # swarm time; when this peer last began to ask where the others are
         self.stranded = False
         self.gives_up: Callable[[], bool] = bool  # whether the user wants no more waiting
 
@@ -98,6 +100,7 @@ class CatchUp:
         try:
             while True:
                 overtaken = self._work.sits_in and self._replica.position == self._arrived
+                self.asked_at = self._clock.now()
                 answers = await self._directory.survey(comes=overtaken)
                 settled = self.settled and not returns
                 wanted = await self._directory.decide(Claim(self._replica.position, settled), answers)
@@ -120,7 +123,7 @@ class CatchUp:
                 donors = self._directory.by_convenience(holders)
                 try:
                     why = self._why(wanted, reason)
-                    seated = overtaken and await self._seat.take_seat(wanted)
+                    seated = overtaken and await self._seat.take_seat(wanted, self.asked_at)
                     if overtaken and not seated and missed < MOST_SEATS_MISSED:
                         missed += 1
                         continue  # the others have gone on meanwhile

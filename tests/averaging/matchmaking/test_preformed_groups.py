@@ -304,6 +304,29 @@ def test_where_there_is_one_round_only_those_who_missed_it_do_not_begin_another(
     run(main())
 
 
+@pytest.mark.parametrize("early", [2, 4])
+def test_those_who_have_gone_on_since_this_peer_last_asked_them_have_begun_without_it(early: int) -> None:
+    """Their next search is older than this peer's: it asked, they stepped, and then it began to look."""
+
+    async def main() -> None:
+        async with Averagers(early) as swarm:
+            first, late = await swarm.add(early), await swarm.add_one()
+            controls = stand(first, target=10.0, tag=b"one", only_one=True)
+            asked = late.node.endpoint.clock.now()
+            controls[0].report(10.0)
+            await all_results(controls)
+            gone_on = stand(first, tag=b"two", only_one=True)
+            await asyncio.sleep(0.1)
+            control = late.begin(target=10.0, tag=b"one", only_one=True, since=asked, allow_retries=False)
+            async with asyncio.timeout(1):
+                with pytest.raises(RoundMissed):
+                    await control
+            for each in gone_on:
+                each.cancel()
+
+    run(main())
+
+
 def test_few_that_say_that_they_have_begun_do_not_hold_up_many() -> None:
     async def main() -> None:
         async with Averagers(0) as swarm:

@@ -152,6 +152,40 @@ def test_who_comes_back_contributes_soon(seed: int) -> None:
     virtual_time.run(main(), seed=seed, timeout=2000)
 
 
+def test_a_newcomer_hears_at_once_that_the_others_stepped_between_their_answers_and_its_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their searches for the next group are older than its own. Otherwise it would hear of that by their reports."""
+    monkeypatch.setattr("swarmcli.optim.peers.directory.REFRESH_PERIOD", 30.0)
+
+    async def main() -> None:
+        async with Swarm(seed=1) as swarm, Work() as work:
+            oracle = Oracle(swarm)
+            staying = [await oracle.trainer(seed=1, target=160, pace=0.1) for _ in range(2)]
+            work.begin(*staying)
+            await until(lambda: staying[0].epoch == 4)
+            newcomer = await oracle.trainer(seed=2, target=160, pace=0.1)
+            survey, came = newcomer.core.directory.survey, now()
+
+            async def while_they_step(*, comes: bool = False) -> Any:
+                answers = await survey(comes=comes)
+                if newcomer.epoch in {word.position.epoch for word in answers.values()}:
+                    newcomer.core.directory.survey = survey  # type: ignore[method-assign]
+                    await until(lambda: min(trainer.epoch for trainer in staying) > newcomer.epoch)
+                return answers
+
+            newcomer.core.directory.survey = while_they_step  # type: ignore[method-assign]
+            work.begin(newcomer)
+            await until(lambda: newcomer.core.phase == "training")
+            settled, epoch = now(), newcomer.epoch
+            assert epoch < staying[0].epoch
+            await until(lambda: newcomer.epoch > epoch)
+            assert now() - settled < 2.0, "a step waits 1.5 s for a round that should begin by the reports"
+            await until(lambda: oracle.contributed(newcomer, came))
+
+    virtual_time.run(main(), seed=1, timeout=200)
+
+
 def test_nobody_waits_long_for_those_who_say_that_they_come_and_stay_away() -> None:
     """They ask for a seat again and again, which keeps the groups waiting for a moment at most, and that seldom."""
 
