@@ -17,7 +17,7 @@ import msgspec
 
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import NetworkError, SwarmError
-from swarmcli.events import EpochReported, Event, Gone, Noticed, OwnAddressesChanged, PeerSeen
+from swarmcli.events import EpochReported, Event, Gone, Noticed, OwnAddressesChanged, PeerDisconnected, PeerSeen
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import set_within
 from swarmcli.network.prefix import prefix_of_address
@@ -170,6 +170,8 @@ class PeerDirectory:
     def _on_event(self, event: Event) -> None:
         if isinstance(event, OwnAddressesChanged):
             self._changed.set()  # whoever waits for a way to this peer reads of it in its report
+        elif isinstance(event, PeerDisconnected) and event.left:
+            self.hearing.note_goodbye(PeerID.parse(event.peer))
 
     async def refresh(self) -> Mapping[PeerID, PeerReport]:
         """Looks who is there now. If the DHT cannot be read, what was known stays."""

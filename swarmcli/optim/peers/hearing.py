@@ -10,6 +10,7 @@ nobody can tell            its report, which it renews every ten seconds
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Annotated
 
@@ -68,6 +69,7 @@ class Hearing:
         self._watches: dict[PeerID, asyncio.Future[str]] = {}
         self._dialed: dict[PeerID, float] = {}  # when, last
         self._silent: set[PeerID] = set()  # of whom listeners were told that they do not answer
+        self._left: dict[PeerID, float] = {}  # who said goodbye, at which swarm time; its last report may say otherwise
         self._tasks = TaskOwner()
         self._time: Callable[[], float] = float
 
@@ -94,17 +96,27 @@ class Hearing:
         return max(0.0, min(self._time(), self._looked + LATEST_LOOK) - heard)
 
     def answers(self, peer: PeerID) -> bool:
-        """Whether it can be taken for alive: false within five seconds where a connection tells."""
+        """Whether it can be taken for alive: false within five seconds where a connection tells, at once if it says
+        goodbye."""
         if self._endpoint.is_connected(peer):
             return self.age(peer) < STOPPED
+        if peer in self._left:
+            return False
         return self.age(peer) < (SILENT if peer in self._told else REPORT_SILENT)
 
     def is_certain(self, peer: PeerID) -> bool:
         """Whether more than a report, which a dead peer leaves behind, tells of it."""
         return peer in self._told
 
+    def note_goodbye(self, peer: PeerID) -> None:
+        """Its connection ended since it leaves: it is gone, until it connects again or makes another report."""
+        if peer in self._heard:
+            self._left[peer] = self._endpoint.clock.now()
+
     def note_report(self, peer: PeerID, report: PeerReport) -> None:
         """A report that was not known yet. Who renews it lives, whatever became of a connection."""
+        if report.time > self._left.get(peer, math.inf):
+            del self._left[peer]
         self._time = asyncio.get_running_loop().time
         age = max(0.0, self._endpoint.clock.now() - report.time)
         if self._endpoint.is_connected(peer):
@@ -137,6 +149,7 @@ class Hearing:
         for peer, report in reports.items():
             silence = self._silence(peer)
             if silence is not None:
+                self._left.pop(peer, None)
                 self._told.add(peer)
                 self._note(peer, silence)
                 self._watch(peer)
@@ -165,6 +178,8 @@ class Hearing:
 
     def _tell(self, peer: PeerID, report: PeerReport) -> None:
         answers = self.answers(peer)
+        if peer in self._left:
+            return  # people hear that it has left
         if answers == (peer in self._silent):
             (self._silent.discard if answers else self._silent.add)(peer)
             self._endpoint.events.emit(PeerSilent(peer.text, report.name, report.role, answers=answers))
@@ -177,6 +192,7 @@ class Hearing:
         self._dialed.pop(peer, None)
         self._told.discard(peer)
         self._silent.discard(peer)
+        self._left.pop(peer, None)
 
     async def _keep_asking(self) -> None:
         missing = [peer for peer in self._reports() if not self._endpoint.is_connected(peer)]

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from swarmcli.events import EpochAdvanced, RoundFinished, StateDownloaded
+from swarmcli.events import EpochAdvanced, Noticed, PeerSilent, RoundFinished, StateDownloaded
 from swarmcli.optim.auxiliary import AuxiliaryCore
+from swarmcli.tasks import beside
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, auxiliary, record, until
 from tests.optim.oracle import Checkpoint, Oracle, Work, now
@@ -142,3 +143,29 @@ def test_an_auxiliary_beside_one_trainer_begins_no_round_that_the_trainer_steps_
             await helper.shutdown()
 
     virtual_time.run(main(), timeout=300)
+
+
+def test_who_is_left_of_a_round_in_which_all_others_say_goodbye_is_not_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its outcome stays unknown, and by the reports that were read last, they train."""
+    monkeypatch.setattr("swarmcli.optim.peers.directory.REFRESH_PERIOD", 30.0)
+
+    async def main() -> None:
+        async with Swarm(seed=1) as swarm, Work() as work:
+            trainers = [await swarm.trainer(seed=1) for _ in range(2)]
+            monitor = await swarm.trainer(seed=1, role="monitor")
+            work.begin(*trainers)
+            async with beside(monitor.follow(10**6)):
+                await until(lambda: monitor.epoch == 3 and monitor.epochs[-1].peers == 2)
+                noticed, silent, rounds = (record(monitor.node, kind) for kind in (Noticed, PeerSilent, RoundFinished))
+                await until(lambda: monitor.core.is_averaging)
+                for trainer in trainers:
+                    work._tasks[trainer].cancel()
+                await asyncio.gather(*(trainer.core.shutdown() for trainer in trainers))
+                await asyncio.gather(*(trainer.node.shutdown() for trainer in trainers))
+                await until(lambda: bool(rounds))
+                assert rounds[0].outcome == "undecided"
+                await asyncio.sleep(5)
+                assert [event.text for event in noticed if event.level == "warning"] == []
+                assert silent == []
+
+    virtual_time.run(main(), seed=1, timeout=200)
