@@ -49,6 +49,7 @@ class RoundRequest:
     require_trigger: bool = False  # wait for `StepControl.allow_allreduce` once the group is there
     allow_retries: bool = True  # look for another group when one fails
     target: float | None = None  # of a preformed group: it begins when its members' progress sums up to this
+    weighs: bool = False  # progress is what weights tell: a round with less than half of the target fails
     sends: bool = True  # in a preformed group: False for one that follows, whose weight stays zero
     only_one: bool = False  # of its tag: where another, as large, has begun, this search ends with RoundMissed
     since: float | None = None  # swarm time; who begins to look under another tag later than this has had that round

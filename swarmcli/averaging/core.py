@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -229,6 +230,10 @@ class AveragerCore:
         """It should not have: what the reports had counted is gone."""
         self._finder.forgive_leaders()
 
+    def count(self, claims: Mapping[PeerID, float]) -> float:
+        """How much of the samples that these claim counts towards a target here; see Experience."""
+        return self._finder.experience.count(claims)
+
     def keep_seat(self, peer: PeerID) -> None:
         """See GroupFinder."""
         self._finder.keep_seat(peer)
@@ -387,9 +392,8 @@ class AveragerCore:
                 await self.archive.written()  # or the results of two rounds would be in memory at once
                 if reason := self._nothing_to_average(group):
                     return AllreduceResult.without_exchange(reason)
-                preformed = control.request.target is not None
                 way, base = await self._travels(group, reference)
-                result = await self._run_round(self._make_round(group, weight, way=way, base=base), preformed)
+                result = await self._run_round(self._make_round(group, weight, way=way, base=base), control.request)
                 self._finder.experience.note(result.weights)
                 if result.total_weight > 0 and result.averages:
                     averages = await self._remember(group.group_id, way, reference, result)
@@ -399,33 +403,48 @@ class AveragerCore:
             self._lock.release()
         return result
 
-    async def _run_round(self, round_: Allreduce | PhasedAllreduce, preformed: bool) -> AllreduceResult:
+    async def _run_round(self, round_: Allreduce | PhasedAllreduce, request: RoundRequest) -> AllreduceResult:
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        began, withheld, experience = loop.time(), set[PeerID](), self._finder.experience
         try:
             with self._finder.link.watching():
                 result = await round_.run()
             self._finder.spare(result.failed)
+            known = bool(result.weights) or not self.config.auxiliary  # one that reduced nothing cannot tell
+            if request.weighs and known and request.target is not None:
+                claims, absent = round_.group.claims, experience.withheld(round_.group, result.weights)
+                handed_in = math.fsum(claim for peer, claim in claims.items() if peer not in absent)
+                if 2 * handed_in < request.target:
+                    experience.note_short()
+                    withheld = absent - (round_.lessons.sending.keys() - result.weights.keys())  # these are slow
+                    raise RoundFailed(f"its members handed in {handed_in:g} of {request.target:g} samples")
             self.suspicions.note_group(frozenset(member.peer_id for member in round_.group.members))
             self._finder.sightings.note_committed(began, loop.time(), result.weights)
             return result
         finally:
-            self._learn_from(round_, loop.time() - began, preformed)
+            self._learn_from(round_, loop.time() - began, request.target is not None, withheld)
 
-    def _learn_from(self, round_: Allreduce | PhasedAllreduce, seconds: float, preformed: bool) -> None:
+    def _learn_from(
+        self, round_: Allreduce | PhasedAllreduce, seconds: float, preformed: bool, withheld: Set[PeerID]
+    ) -> None:
         doubted = dict.fromkeys(self._finder.unfaithful, "it gathered a group and did not begin it, or not as agreed")
         self._finder.unfaithful.clear()
         doubted |= dict.fromkeys(self._service.split, "it began two groups at once")
         lessons, now = round_.lessons, asyncio.get_running_loop().time()
         self._finder.sightings.note_sending(now, lessons.sending, round_.group.bids)
-        # Of whom such a leader has kept apart nobody can know what held him up.
-        for peer, reason in (doubted if self._service.split else doubted | lessons.doubted).items():
-            if preformed and peer in lessons.sending and peer not in doubted:
+        withheld -= {self.node.peer_id}
+        doubts = dict.fromkeys(withheld, "it claimed samples and handed in less than half") | doubted
+        if not self._service.split:  # of whom such a leader has kept apart nobody can know what held him up
+            doubts |= lessons.doubted
+        for peer, reason in doubts.items():
+            if preformed and peer in lessons.sending and peer not in doubted.keys() | withheld:
                 continue  # how slowly it sends decides about its seat as a sender, see `seats.py`
             lost = peer in lessons.lost and peer not in doubted
             self.suspicions.note(peer, reason, lost=lost, led=peer in doubted)
             if self.suspicions.is_suspect(peer):
                 self._finder.miss([peer])
+                if peer in withheld:
+                    self._finder.experience.forget(peer)
                 logger.info("%s: %s has no seat in the next group: %s", self.config.prefix, peer.short, reason)
         self._service.split.clear()
         if self._round_time.learn(lessons.needed, seconds):

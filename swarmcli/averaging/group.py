@@ -22,6 +22,7 @@ from swarmcli.network.addresses import bounded
 from swarmcli.network.identity import SIGNATURE_BYTES, Identity, PeerID, verify
 from swarmcli.network.limits import MAX_TAG_BYTES
 from swarmcli.network.prefix import prefix_of_address
+from swarmcli.network.wire.messages import MOST
 
 GROUP_ID_BYTES = 32
 NONCE_BYTES = 16
@@ -59,6 +60,7 @@ class Member:
     bid: Bid = Bid()  # noqa: RUF009  # what it brought to the decision about seats
     seated: bool = True  # whether its tensors may count in this round, see `seats.py`
     standing: bool = False  # it was in the round that led to this tag, it says: such members lead in turn
+    claim: float = 0.0  # progress towards the target of a preformed group, by its own word when the group began
 
     def __post_init__(self) -> None:
         if not 0 <= self.bandwidth <= MAX_BANDWIDTH:
@@ -67,6 +69,8 @@ class Member:
             raise ValueError(f"the id of a search has at most {MAX_SEARCH_BYTES} bytes, got {len(self.search)}")
         if not self.ramp >= 1:  # or a leader could count nothing of others
             raise ValueError(f"at least the median weight counts of a member, got {self.ramp} times that")
+        if not 0 <= self.claim <= MOST:
+            raise ValueError(f"a member's claim must be 0 to {MOST:g}, got {self.claim}")
         if len(self.gathered) > MAX_GATHERED_BYTES:
             raise ValueError(f"gathered data has {len(self.gathered)} bytes, the bound is {MAX_GATHERED_BYTES}")
         object.__setattr__(self, "addresses", bounded(self.addresses))
@@ -173,6 +177,11 @@ class Group:
         return {member.peer_id: member.bid for member in self.members}
 
     @cached_property
+    def claims(self) -> dict[PeerID, float]:
+        """The progress of those whose tensors may count."""
+        return {member.peer_id: member.claim for member in self.members if member.seated}
+
+    @cached_property
     def unseated(self) -> frozenset[PeerID]:
         """Whose tensors do not count in this round."""
         return frozenset(member.peer_id for member in self.members if not member.seated)
@@ -216,7 +225,7 @@ def group_id_of(
     """The id of a group from who its members are, whose votes count how much, and a hash of all the rest."""
     roles = bytes(index in auxiliaries for index in range(len(peers))) + struct.pack(f">{len(networks)}H", *networks)
     members = hashlib.sha256(b"swarm group members" + b"".join(peers) + roles).digest()
-    return hashlib.sha256(b"swarm group 3" + _counted(tag) + nonce + members + rest).digest()
+    return hashlib.sha256(b"swarm group 4" + _counted(tag) + nonce + members + rest).digest()
 
 
 def derived_nonce(group_id: bytes, purpose: str) -> bytes:
@@ -229,7 +238,7 @@ def _rest(group: Group) -> Iterator[bytes]:
     yield b"swarm group rest"
     yield struct.pack(">dQ", group.planned, len(group.members))
     for member, share in zip(group.members, group.part_shares, strict=True):
-        yield struct.pack(">?ddd", member.listening, member.bandwidth, member.ramp, share)
+        yield struct.pack(">?dddd", member.listening, member.bandwidth, member.ramp, member.claim, share)
         yield struct.pack(">Q", len(member.addresses))
         yield from (_counted(address.encode()) for address in member.addresses)
         yield _counted(member.gathered)

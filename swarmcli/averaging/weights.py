@@ -17,8 +17,10 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from swarmcli.averaging.config import MIN_WEIGHT
+from swarmcli.averaging.config import MIN_WEIGHT, AllreduceOptions
+from swarmcli.averaging.group import Group
 from swarmcli.network.identity import PeerID
 from swarmcli.recent import Recent
 
@@ -26,7 +28,9 @@ LEAST = 4  # members with weight, from which on anything is bounded
 FIRST, GROWTH = 2.0, 4.0  # times the median, of anybody; and times what was seen of a peer in its last rounds
 KNOWN = 3  # rounds after which a peer counts as known
 REMEMBERED = 8  # rounds of each peer
+WARY = 16  # rounds, at most, in which strangers are believed less, after claims that were not borne out
 MAX_PEERS = 4096
+M = TypeVar("M", int, PeerID)  # how members are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,7 @@ class WeightBounds:
     ramps: Mapping[int, float] = field(default_factory=dict)  # by member
 
 
-def limits(
-    named: Mapping[int, float], ramps: Mapping[int, float], max_share: float, missing: int = 0
-) -> dict[int, float]:
+def limits(named: Mapping[M, float], ramps: Mapping[M, float], max_share: float, missing: int = 0) -> dict[M, float]:
     """The most that counts of each weight that was named; infinite where nothing bounds it.
 
     `ramps`: by member, see `Experience`; none: unbounded. `missing`: how many others may still name one. A weight that
@@ -82,7 +84,9 @@ def _cap(descending: Sequence[float], share: float) -> float:
 class Experience:
     """What one averager has seen others contribute: by that it says, where it leads, what to expect of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: AllreduceOptions = AllreduceOptions()) -> None:  # noqa: B008  # frozen
+        self._options = options
+        self._wary = 0  # rounds for which claims of those who are unknown count for less
         self._seen: Recent[PeerID, deque[float]] = Recent(MAX_PEERS)  # weights of its last rounds, in medians of each
 
     def note(self, weights: Mapping[PeerID, float]) -> None:
@@ -90,7 +94,7 @@ class Experience:
         counted = {peer: weight for peer, weight in weights.items() if weight > 0}
         if not counted:
             return
-        median = _least_median(sorted(counted.values()), 0)
+        self._wary, median = max(self._wary - 1, 0), _least_median(sorted(counted.values()), 0)
         for peer, weight in counted.items():
             seen = self._seen[peer] = self._seen.get(peer) or deque(maxlen=REMEMBERED)
             seen.append(weight / median)
@@ -101,3 +105,35 @@ class Experience:
         if sum(len(seen) >= KNOWN for seen in rounds.values()) < LEAST - 1:
             return {}
         return {peer: max(FIRST, GROWTH * max(seen, default=0.0)) for peer, seen in rounds.items()}
+
+    def count(self, claims: Mapping[PeerID, float]) -> float:
+        """How much of the samples that these claim counts towards the target of their group. For 2, 6, ... rounds after
+        one in which too much of what was claimed was withheld, those of whom no round has had anything together count
+        for no more than the others."""
+        total = math.fsum(claims.values())
+        known = [claim for peer, claim in claims.items() if peer in self._seen]
+        return min(total, 2 * math.fsum(known)) if self._wary and known else total
+
+    def note_short(self) -> None:
+        """In a round too much of what its members claimed was withheld."""
+        self._wary = min(2 * self._wary + 2, WARY)
+
+    def withheld(self, group: Group, weights: Mapping[PeerID, float]) -> set[PeerID]:
+        """Who claimed samples of which less than half of what would count was counted in the round. How much that is
+        hangs on who has named a weight: the lesser of what counts beside those who handed theirs in, and beside all."""
+        ramps = {member.peer_id: member.ramp for member in group.members}
+        named = {peer: max(claim, weights.get(peer, 0.0)) for peer, claim in group.claims.items()}
+        present = self._limits({peer: each for peer, each in named.items() if weights.get(peer)}, ramps)
+        least = {
+            peer: min(named[peer], limit, present.get(peer, limit))
+            for peer, limit in self._limits(named, ramps).items()
+        }
+        return {peer for peer, weight in least.items() if 2 * weights.get(peer, 0.0) < weight}
+
+    def forget(self, peer: PeerID) -> None:
+        """It is as one of whom no round has had anything."""
+        self._seen.pop(peer, None)
+
+    def _limits(self, named: Mapping[PeerID, float], ramps: Mapping[PeerID, float]) -> dict[PeerID, float]:
+        trusts = self._options.trust == "members"
+        return limits(named, {} if trusts else ramps, 1.0 if trusts else self._options.max_share)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.group import Group, Member
 from swarmcli.averaging.weights import FIRST, GROWTH, KNOWN, LEAST, Experience, limits
 from swarmcli.network.identity import Identity
 from swarmcli.testing import virtual_time
@@ -81,6 +82,49 @@ def test_two_or_three_trainers_are_never_ramped() -> None:
     for _ in range(10):
         experience.note(dict.fromkeys(PEERS[:2], 10.0))
     assert len(PEERS[:2]) < LEAST and experience.ramps(PEERS[:3]) == {}
+
+
+def claimed(claims: dict[int, float]) -> Group:
+    members = [Member(PEERS[number], claim=claim) for number, claim in claims.items()]
+    return Group.form(b"", members, [1.0] * len(members), bytes(16))
+
+
+def test_strangers_are_believed_until_claims_are_not_borne_out() -> None:
+    experience, (known, stranger, other) = Experience(), PEERS[:3]
+    claims = {known: 3.0, stranger: 20.0, other: 1.0}
+    assert experience.count(claims) == 24.0
+    experience.note({known: 5.0})
+    assert experience.count(claims) == 24.0
+    experience.note_short()
+    for _ in range(2):
+        assert experience.count(claims) == 6.0
+        experience.note({known: 5.0})
+    assert experience.count(claims) == 24.0
+    experience.note_short()
+    experience.forget(known)
+    assert experience.count(claims) == 24.0, "where nobody is known, all count"
+
+
+@pytest.mark.parametrize(
+    ("claims", "weights", "withheld"),
+    [
+        ({0: 3.0, 1: 20.0, 2: 1.0}, {0: 4.0, 2: 1.0}, {1}),
+        ({0: 3.0, 1: 20.0, 2: 1.0}, {0: 1.0, 1: 10.0}, {0, 2}),
+        # Of one quick computer beside slow ones no more counts than this.
+        ({0: 24.0, 1: 1.0, 2: 1.0, 3: 1.0}, {0: 9.0, 1: 1.0, 2: 1.0, 3: 1.0}, set()),
+        ({0: 24.0, 1: 0.0, 2: 0.0, 3: 0.0}, {0: 9.0, 1: 1.0, 2: 1.0, 3: 1.0}, set()),
+        # One of these is lost, before it has named its weight or after.
+        ({0: 99.0, 1: 9.0, 2: 1.0, 3: 1.0, 4: 1.0}, {0: 9.0, 2: 1.0, 3: 1.0, 4: 1.0}, {1}),
+        ({0: 99.0, 1: 9.0, 2: 1.0, 3: 1.0, 4: 1.0}, {0: 36.0, 2: 1.0, 3: 1.0, 4: 1.0}, {1}),
+        ({0: 99.0, 1: 9.0, 2: 1.0, 3: 1.0}, {0: 33.0, 2: 1.0, 3: 1.0}, {1}),
+    ],
+)
+def test_who_hands_in_what_counts_of_its_claim_has_withheld_nothing(
+    claims: dict[int, float], weights: dict[int, float], withheld: set[int]
+) -> None:
+    experience = Experience(AllreduceOptions(max_share=0.75))
+    given = {PEERS[number]: weight for number, weight in weights.items()}
+    assert experience.withheld(claimed(claims), given) == {PEERS[number] for number in withheld}
 
 
 @pytest.mark.parametrize("delay", [0.0, 5.0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -132,7 +133,8 @@ class SearchDriver:
         if entry.search != own.search:
             return False
         signed = group.has_listed(group.group_id, group.listed)
-        if not (signed and self._is_as_offered(entry) and self.search.is_in_turn(group)):
+        enough = math.fsum(group.claims.values()) >= (self.search.request.target or 0.0)
+        if not (signed and enough and self._is_as_offered(entry) and self.search.is_in_turn(group)):
             self.search.give_up_leader(self._loop.time())
             self._wake.set()
             return False
@@ -150,7 +152,8 @@ class SearchDriver:
         own, offer = self.search.me, self.search.own.offer
         said = entry.listening, entry.addresses, entry.standing, entry.auxiliary, entry.gathered, entry.bid
         offered = own.listening, own.addresses, own.standing, offer.auxiliary, offer.gathered, offer.bid
-        return said == offered and (entry.bandwidth == 0 or offer.bandwidth != 0)
+        as_told = entry.claim <= self._control.progress and (entry.bandwidth == 0 or offer.bandwidth != 0)
+        return said == offered and as_told
 
     def keep_seat(self, peer: PeerID) -> None:
         """A group that has not begun waits for this peer, as for a member of the last one."""

@@ -90,7 +90,7 @@ class GroupFinder:
         self._tasks = TaskOwner()
         self._turn = asyncio.Lock()
         self._ban_news = ban_news or BanNews.of(node, config.run or config.prefix)
-        self.experience = Experience()
+        self.experience = Experience(config.allreduce)
         self.sightings = Sightings()
         self._memory = Memory(self._ban_news.bans.is_banned)
         self._begun: Recent[Bucket, Group] = Recent(MAX_BEGUN)  # the last groups that began with this peer
@@ -291,6 +291,7 @@ class GroupFinder:
             connected=self._endpoint.is_connected,
             shunned=self._shunned(),
             network_of=self._endpoint.prefix,
+            count=self.experience.count,
         )
 
     def bid(self, request: RoundRequest) -> Bid:
@@ -338,7 +339,7 @@ class GroupFinder:
         offers = [join.offer for join in joins]
         speeds = comparable([offer.bandwidth for offer in offers], [offer.measured for offer in offers])
         seats = search.gathering.seats(asyncio.get_running_loop().time())
-        ramps = self.experience.ramps(join.candidate.peer_id for join in joins)
+        claims, ramps = search.gathering.progress, self.experience.ramps(join.candidate.peer_id for join in joins)
         said = [
             Member(
                 who.peer_id,
@@ -352,6 +353,7 @@ class GroupFinder:
                 offer.bid,
                 who.peer_id not in seats.unseated,
                 who.standing,
+                claims[who.peer_id],
             )
             for who, offer, speed in zip((join.candidate for join in joins), offers, speeds, strict=True)
         ]

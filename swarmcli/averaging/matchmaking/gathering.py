@@ -8,7 +8,7 @@ then it is open for newcomers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.group import MAX_MEMBERS, Group
@@ -42,8 +42,10 @@ class Gathering:
         now: float,
         bid: Bid = Bid(),  # noqa: B008  # frozen
         shunned: frozenset[PeerID] = frozenset(),
+        count: Callable[[Mapping[PeerID, float]], float] = lambda claims: math.fsum(claims.values()),
     ) -> None:
-        """`bid`: of this peer itself. `shunned`: who is not waited for."""
+        """`bid`: of this peer itself. `shunned`: who is not waited for. `count`: how much of what members claim counts
+        towards the target."""
         self.options = options
         self.target = target
         self.mates = set(memory.mates - {me})  # of the last group, without those who are found lost
@@ -55,7 +57,7 @@ class Gathering:
         self.opens_at = -math.inf  # the group does not begin before this time
         self.close_at = now + options.min_matchmaking_time
         self.blocked = ""  # why these members cannot begin: none of them can reduce for all
-        self._me, self._shunned = me, shunned
+        self._me, self._shunned, self._count = me, shunned, count
         self._memory = memory
         self._connected = connected
         self._progress: dict[PeerID, float] = {}
@@ -140,9 +142,15 @@ class Gathering:
         """Of those who may send."""
         return self._progress_without(self._usual_seats.unseated)
 
+    @property
+    def progress(self) -> dict[PeerID, float]:
+        """What each member claims to have done."""
+        return {self._me: self.own_progress} | self._progress
+
     def _progress_without(self, unseated: Collection[PeerID]) -> float:
-        progress = {self._me: self.own_progress} | self._progress
-        return sum(samples for peer, samples in progress.items() if peer not in unseated)
+        claims = {peer: samples for peer, samples in self.progress.items() if peer not in unseated}
+        total = math.fsum(claims.values())
+        return total if total < NEARLY * (self.target or math.inf) else self._count(claims)
 
     @property
     def _nearly_there(self) -> bool:

@@ -15,7 +15,7 @@ Requests to join go up the ranks only, so they cannot run in a circle.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -76,10 +76,11 @@ class Search:
         connected: Callable[[PeerID], bool],
         shunned: frozenset[PeerID] = frozenset(),
         network_of: Callable[[PeerID], Prefix | None] = lambda peer: None,
+        count: Callable[[Mapping[PeerID, float]], float] = lambda claims: math.fsum(claims.values()),
     ) -> None:
         """`own` is what this peer says when it asks to join. When time is up and too few are here, it looks on with
         `request.allow_retries`, and otherwise gives up. `shunned`: who gets no seat; `network_of`: by which seats are
-        counted."""
+        counted; `count`: see Gathering."""
         self.own, self.me = own, own.candidate
         self.request = request
         self.options = options
@@ -101,6 +102,7 @@ class Search:
             now=now,
             bid=own.offer.bid,
             shunned=shunned,
+            count=count,
         )
         self.settling = Settling(options, now)
         self.conflicts = Conflicts()

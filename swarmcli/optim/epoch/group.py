@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarmcli.averaging import RoundRequest
@@ -129,12 +129,12 @@ class PreformedGroup:
         config: OptimizerConfig,
         tasks: TaskOwner,
         gather: Callable[[], Any] = lambda: None,
-        reported: Callable[[], float] = float,
+        reported: Callable[[], Mapping[PeerID, float]] = dict,
         *,
         sees_weights: bool = True,
     ) -> None:
         """`gather` gives what every member of the group is to know of this peer; it is asked whenever one forms.
-        `reported`: the samples that everyone together has towards the epoch, by the reports.
+        `reported`: the samples that each has towards the epoch, by the reports.
 
         `sees_weights` is off for an auxiliary to which it does not matter whose samples are in a round: where it
         reduced nothing itself, as of a single part, it cannot tell.
@@ -224,7 +224,7 @@ class PreformedGroup:
         samples of who was killed, until that report is a minute old."""
         if self.begun:
             return
-        if self._reported() < self._config.target_batch_size:
+        if self._averager.count(self._reported()) < self._config.target_batch_size:
             if self._enough_since < math.inf:
                 self._enough_since = math.inf
                 self._averager.forgive_leaders()
@@ -332,6 +332,7 @@ class PreformedGroup:
             require_trigger=True,
             allow_retries=False,
             target=float(self._config.target_batch_size),
+            weighs=self._sees_weights and self._averager.config.matchmaking.target_group_size is None,
             sends=self._config.description.role == "trainer",
             only_one=patient,
             since=self._since,

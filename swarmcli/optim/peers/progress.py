@@ -341,10 +341,10 @@ class ProgressTrackerCore:
             or self._clock.now() >= self.estimated_next_update_time
         )
 
-    def reported(self, epoch: int) -> int:
-        """Samples towards the end of this epoch, as all have last reported them, this peer included."""
+    def reported(self, epoch: int) -> dict[PeerID, float]:
+        """Samples towards the end of this epoch, as each has last reported them, this peer included."""
         everyone = (self.local_progress, *self.reports)
-        return sum(report.samples_accumulated for report in everyone if report.epoch == epoch)
+        return {PeerID(each.peer_id): float(each.samples_accumulated) for each in everyone if each.epoch == epoch}
 
     def expected(self) -> dict[PeerID, tuple[float, float]]:
         """Peer → its samples towards the end of the present epoch, as they should be at this moment, and its samples

@@ -25,7 +25,7 @@ class Member:
         self.averager = AveragerCore([self.tensor], node, averager_config(OptimizerConfig("run", TARGET)))
         self.tasks = TaskOwner()
         config = OptimizerConfig("run", TARGET)
-        self.group = PreformedGroup(self.averager, config, self.tasks, reported=lambda: float(reported))
+        self.group = PreformedGroup(self.averager, config, self.tasks, reported=lambda: {node.peer_id: float(reported)})
 
     async def __aenter__(self) -> "Member":
         await self.averager.start()
@@ -78,9 +78,9 @@ def test_after_a_member_died_the_others_step_with_what_they_have() -> None:
                     member.group.report(TARGET)
                 assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other, third))))
                 swarm.network.kill(nodes[2].peer_id)
-                first, second = await asyncio.gather(one.group.contribute(1), other.group.contribute(1))
+                first, second = await asyncio.gather(*(m.group.contribute(TARGET // 2) for m in (one, other)))
                 assert isinstance(first, Committed) and isinstance(second, Committed)
-                assert first.round_id == second.round_id and first.samples == second.samples == 2
+                assert first.round_id == second.round_id and first.samples == second.samples == TARGET
                 assert set(first.contributors) == {nodes[0].peer_id, nodes[1].peer_id}
                 assert one.tensor.item() == other.tensor.item() == 2.5
 
@@ -97,7 +97,7 @@ def test_after_a_round_that_gave_nothing_it_forms_again_with_the_same_samples() 
             outcomes = await asyncio.gather(one.group.contribute(0), other.group.contribute(0))
             assert all(isinstance(outcome, Failed) for outcome in outcomes)
             assert all(await asyncio.gather(*(m.group.wait_until_begun(30) for m in (one, other))))
-            again = await asyncio.gather(one.group.contribute(1), other.group.contribute(1))
+            again = await asyncio.gather(*(m.group.contribute(TARGET // 2) for m in (one, other)))
             assert again[0] == again[1] and isinstance(again[0], Committed)
             assert one.tensor.item() == other.tensor.item() == 2.5
 

@@ -1,0 +1,120 @@
+"""Members that claim samples which they never hand in: epochs go by samples that are there, and they go on."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+
+import pytest
+
+from swarmcli.averaging.control import RoundRequest, StepControl
+from swarmcli.testing import virtual_time
+from swarmcli.testing.adversary import Liar
+from tests.optim.optim_swarm import TARGET, Swarm, Trainer, together, until
+from tests.suites import soak
+
+EPOCH = 16.0  # seconds that the samples of an epoch take the honest
+SECONDS = 15 * EPOCH
+
+
+def claim(trainer: Trainer, *, leads: bool = False) -> Liar:
+    """It has all samples of each epoch at once, by its own word, and hands in none. With `leads` it gets to the front,
+    and begins as soon as two follow it."""
+    liar = Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core._work.averager)
+    assert liar.averager is not None
+    begin, finder = liar.averager.begin_round, liar.averager._finder
+    tracker, new_search = trainer.core.tracker, finder._new_search
+    report = tracker.report_local_progress
+
+    def begin_round(request: RoundRequest) -> StepControl:
+        control = begin(request)
+        control.report(float(TARGET))
+        control.begun.add_done_callback(lambda begun: liar.told.append("a claim") if not begun.cancelled() else None)
+        return control
+
+    def search_that_leads(control: StepControl, gathered: bytes) -> object:
+        search = min((new_search(control, gathered) for _ in range(64)), key=lambda each: each.rank)
+        gathering = search.gathering
+        gathering.due_at = lambda now, **_: now if len(gathering) > 2 else math.inf  # type: ignore[method-assign]
+        return search
+
+    liar.averager.begin_round = begin_round  # type: ignore[method-assign]
+    tracker.report_local_progress = lambda epoch, samples, update=True: report(epoch, TARGET, update)  # type: ignore[method-assign,misc]
+    if leads:
+        finder._new_search = search_that_leads  # type: ignore[assignment]
+    return liar
+
+
+async def come_again(swarm: Swarm, told: list[str]) -> None:
+    """Under a new key each time that a round has begun with the last one."""
+    while True:
+        trainer = await swarm.trainer(seed=1)
+        await trainer.core.join()
+        liar = claim(trainer)
+        lying = asyncio.create_task(trainer.follow(1000))
+        try:
+            await until(lambda liar=liar: bool(liar.told))  # type: ignore[misc]
+            await asyncio.sleep(0.1)
+        finally:
+            told += liar.told
+            lying.cancel()
+        await swarm.kill(trainer)
+
+
+CASES = [("member", 4, 1), ("stranger", 4, 1), ("leader", 4, 1)]
+LARGER = [("member", 8, 2), ("stranger", 8, 2), ("leader", 8, 2), ("member", 16, 5), ("leader", 16, 5)]
+
+
+@pytest.mark.parametrize(("who", "count", "liars"), [*CASES, *soak(LARGER)])
+def test_samples_that_nobody_hands_in_end_no_epoch_and_hold_none_up(who: str, count: int, liars: int) -> None:
+    async def main() -> None:
+        async with Swarm(3) as swarm:
+            pace = EPOCH * (count - liars) / TARGET
+            trainers = [await swarm.trainer(seed=1, batch_size=1, pace=pace) for _ in range(count)]
+            await together(*(trainer.core.join() for trainer in trainers))
+            await together(*(trainer.train(2) for trainer in trainers))
+            honest, hostile = trainers[:-liars], trainers[-liars:]
+            told: list[str] = []
+            if who == "stranger":
+                for trainer in hostile:
+                    await trainer.core.shutdown()
+                lying = [asyncio.create_task(come_again(swarm, told)) for _ in hostile]
+            else:
+                for trainer in hostile:
+                    told = claim(trainer, leads=who == "leader").told
+                lying = [asyncio.create_task(trainer.follow(1000)) for trainer in hostile]
+            working = [asyncio.create_task(trainer.train(10_000)) for trainer in honest]
+            await asyncio.sleep(SECONDS)
+            for task in (*working, *lying):
+                assert not task.done(), task
+                task.cancel()
+            advanced = [event for trainer in honest for event in trainer.epochs[2:]]
+            samples = {event.epoch: event.samples for event in advanced if event.samples}  # 0: it followed the others
+            print(f"{who} {count}: {len(samples)} epochs, samples {list(samples.values())}, lies {len(told)}")
+            assert told and all(each >= TARGET / 2 for each in samples.values())
+            usual = math.ceil(TARGET / len(honest)) * pace
+            slower = 2.5 if who == "stranger" else 2  # each is killed in its round: that costs as much without a claim
+            assert SECONDS / usual / slower <= len(samples) == len({event.lineage for event in advanced})
+            assert max(trainer.epoch for trainer in honest) - min(trainer.epoch for trainer in honest) <= 1
+
+    virtual_time.run(main(), timeout=3600)
+
+
+def test_one_quick_computer_beside_slow_ones_has_to_wait_for_none_of_them() -> None:
+    """Of its weight three quarters count at most, and all of its samples count towards the end of an epoch."""
+
+    async def main() -> None:
+        async with Swarm(3) as swarm:
+            slow = [await swarm.trainer(seed=1, batch_size=1, pace=4.0) for _ in range(3)]
+            quick = await swarm.trainer(seed=1, batch_size=1, pace=0.1)
+            everyone = (quick, *slow)
+            await together(*(trainer.core.join() for trainer in everyone))
+            await together(*(trainer.train(2) for trainer in everyone))
+            began, until_epoch = asyncio.get_running_loop().time(), quick.epoch + 10
+            await together(*(trainer.train(until_epoch) for trainer in everyone))
+            took = (asyncio.get_running_loop().time() - began) / 10
+            assert took < TARGET * 0.1 + 4.0 + 1.0, took  # the slow ones end their batch
+            assert any(event.samples < TARGET for event in quick.epochs), "what counts is less"
+
+    virtual_time.run(main(), timeout=3600)
