@@ -153,7 +153,8 @@ def test_a_leader_cannot_keep_its_followers_from_each_other() -> None:
                 named = {peer: mine if peer == follower.peer_id else b"\xff" * 16 for peer in true}
                 members = [replace(entry, search=named[entry.peer_id]) for entry in offered]
                 liar = Attacker(leader.endpoint, follower)
-                assert await liar.say(Begin(mine, Group.form(b"", members, [1.0, 0.0, 0.0], bytes(16)))) == Pulse(True)
+                group = Group.form(b"", members, [1.0, 0.0, 0.0], bytes(16)).signed(leader.endpoint.identity)
+                assert await liar.say(Begin(mine, group)) == Pulse(True)
             swarm.kill(leader)
             await all_outcomes([control for peer, control in zip(peers, controls, strict=True) if peer is not leader])
             async with asyncio.timeout(60):
