@@ -34,7 +34,7 @@ from swarmcli.averaging.round.phases import PhasedAllreduce, PhaseNews, RoundPro
 from swarmcli.averaging.round.plan import Layout, compression_term
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.seats import Bid
-from swarmcli.averaging.suspicion import Suspicions
+from swarmcli.averaging.suspicion import FIRST, LONGEST, Suspicions
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError
@@ -440,7 +440,8 @@ class AveragerCore:
             if preformed and peer in lessons.sending and peer not in doubted.keys() | withheld:
                 continue  # how slowly it sends decides about its seat as a sender, see `seats.py`
             lost = peer in lessons.lost and peer not in doubted
-            self.suspicions.note(peer, reason, lost=lost, led=peer in doubted)
+            least = LONGEST if peer in self._service.split else FIRST  # its own signature says so
+            self.suspicions.note(peer, reason, lost=lost, led=peer in doubted, least=least)
             if self.suspicions.is_suspect(peer):
                 self._finder.miss([peer])
                 if peer in withheld:
