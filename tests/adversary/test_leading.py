@@ -128,8 +128,8 @@ def test_a_leader_that_lists_its_followers_out_of_turn_leads_nobody(count: int) 
 def test_leaders_that_spoil_their_rounds_leave_the_others_their_pace(
     tell: Callable[[Liar], None], count: int, liars: int, epochs: int, least: float
 ) -> None:
-    """So much of what all would do without a wait, while those are found out. Before, one leader of two groups left a fifth, and the honest doubted
-    each other."""
+    """So much of what all would do without any wait, while those are found out. Before, one leader of two groups left a
+    fifth, and the honest doubted each other."""
 
     async def main() -> None:
         async with Swarm(3) as swarm:
