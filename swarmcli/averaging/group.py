@@ -132,11 +132,11 @@ class Group:
 
     def signed(self, leader: Identity) -> Group:
         """With its leader's signature."""
-        return replace(self, listed=leader.sign("list", self.tag, self.group_id))
+        return replace(self, listed=leader.sign("list", self.members[0].search, self.group_id))
 
     def has_listed(self, group_id: bytes, signature: bytes) -> bool:
-        """Whether this group's leader has signed such a list of the same tag."""
-        return verify(self.leader, "list", signature, self.tag, group_id)
+        """Whether its leader has signed such a list in the same search: honest ones begin one group in each."""
+        return verify(self.leader, "list", signature, self.members[0].search, group_id)
 
     @cached_property
     def group_id(self) -> bytes:
@@ -225,7 +225,7 @@ def group_id_of(
     """The id of a group from who its members are, whose votes count how much, and a hash of all the rest."""
     roles = bytes(index in auxiliaries for index in range(len(peers))) + struct.pack(f">{len(networks)}H", *networks)
     members = hashlib.sha256(b"swarm group members" + b"".join(peers) + roles).digest()
-    return hashlib.sha256(b"swarm group 4" + _counted(tag) + nonce + members + rest).digest()
+    return hashlib.sha256(b"swarm group 5" + _counted(tag) + nonce + members + rest).digest()
 
 
 def derived_nonce(group_id: bytes, purpose: str) -> bytes:

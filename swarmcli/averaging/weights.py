@@ -111,8 +111,8 @@ class Experience:
         one in which too much of what was claimed was withheld, those of whom no round has had anything together count
         for no more than the others."""
         total = math.fsum(claims.values())
-        known = [claim for peer, claim in claims.items() if peer in self._seen]
-        return min(total, 2 * math.fsum(known)) if self._wary and known else total
+        known = math.fsum(claim for peer, claim in claims.items() if peer in self._seen)
+        return min(total, 2 * known) if self._wary and known > 0 else total
 
     def note_short(self) -> None:
         """In a round too much of what its members claimed was withheld."""

@@ -252,10 +252,12 @@ class Search:
 
     def is_in_turn(self, group: Group) -> bool:
         """Whether the followers are listed as they rank here, so that they lead in turn. Who comes anew comes last, in
-        whatever order; a leader that comes anew itself knows of no order."""
+        whatever order. A leader that comes anew knows of no order: it leads nobody of those who were there and can."""
         queue, (leader, *others) = self.request.queue, group.members
         ranks = [(not each.dialable, place_in(queue, each.peer_id, each.standing)) for each in others]
-        return not queue or not leader.standing or ranks == sorted(ranks)
+        if queue and not leader.standing:
+            return not any(each.standing and each.dialable for each in others)
+        return not queue or ranks == sorted(ranks)
 
     def followers(self) -> list[Join]:
         """Of this peer, by rank."""
