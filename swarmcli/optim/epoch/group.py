@@ -298,8 +298,6 @@ class PreformedGroup:
         if control is None or ended is None or not self.begun:
             return Failed("the group fell apart before it began")
         control.weight = weight
-        if not self.unseated:
-            self._samples = min(self._samples, weight)  # the next try claims no more than this one could hand in
         control.allow_allreduce()
         return await asyncio.shield(ended)
 
