@@ -28,7 +28,7 @@ from swarmcli.averaging.round.buffers import Average, Holdings
 from swarmcli.averaging.round.copying import give_copies
 from swarmcli.averaging.round.messages import AccusationHeader, CopyRequest, InputsRequest, OpenExchange
 from swarmcli.averaging.round.plan import Plan
-from swarmcli.errors import CallRefused, NetworkError, RoundFailed
+from swarmcli.errors import CallRefused, NetworkError, RoundFailed, RoundUndecided
 from swarmcli.memory import ReusableBuffer
 from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.recent import Recent
@@ -155,7 +155,7 @@ class AllreduceService:
         if group_id in self._votes and self._votes[group_id].begun:
             raise RoundFailed("its group has had a round before", [round_.group.leader])
         if round_.group.leader in self.split:
-            raise RoundFailed("its leader has begun another group at the same time", [round_.group.leader])
+            raise RoundUndecided("its leader has begun another group at the same time")  # others may decide it
         votes = self._votes_for(round_.group, round_.trust)
         votes.begun = True
         self._rounds[group_id] = round_
@@ -344,7 +344,8 @@ class AllreduceService:
             if request.group_id not in known and group.has_listed(request.group_id, request.listed):
                 self.split.add(group.leader)
                 for round_ in self._rounds.values():
-                    round_.agreement.stop()
+                    if round_.group.leader == group.leader:
+                        round_.agreement.stop()
                 raise CallRefused("unknown", "the leader has begun another group at the same time")
 
     # Finding the round
