@@ -27,7 +27,7 @@ from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.recent import Recent
-from swarmcli.tasks import Bell, on_executor
+from swarmcli.tasks import OFFLOAD_FROM, Bell, on_executor
 
 MAX_BANS = 1024  # that others told of and are remembered, and as many that were found here
 MAX_TOLD_BY_ONE = 64  # of these, by one peer
@@ -254,7 +254,7 @@ class BanNews:
                 continue  # of a later version of this program, perhaps
             if self.bans.is_banned(evidence.culprit):
                 continue
-            if not await on_executor(len(piece), evidence.verify):
+            if not await on_executor(OFFLOAD_FROM, evidence.verify):  # a small part may take many passes
                 self._false[teller] = None
                 refused = PeerRefused(teller.text, "it accused a peer without proof", what="evidence")
                 self._node.endpoint.events.emit(refused)

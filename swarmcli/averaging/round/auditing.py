@@ -227,7 +227,7 @@ class Audits:
                 nbytes = average.part.descriptor.nbytes * len(inputs)
                 if not await on_executor(nbytes, case.is_complete):
                     raise ProtocolViolation(f"the inputs of part {average.part.index} are not those that it signed")
-                if await on_executor(nbytes, case.deserves_accusation):
+                if await on_executor(self._options.aggregator.passes * nbytes, case.deserves_accusation):
                     return case
         return None
 
