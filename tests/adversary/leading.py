@@ -31,7 +31,7 @@ def alter_entries(liar: Liar, alter: Callable[[Member], Member]) -> None:
 
 
 def alter_list(liar: Liar, alter: Callable[[list[Member]], list[Member]]) -> None:
-    """Where it leads, this is the list of its followers."""
+    """Where it leads, this is the list of its followers; whoever is new in it reduces nothing."""
     assert liar.averager is not None
     finder = liar.averager._finder
     divide = finder._divide
@@ -40,7 +40,8 @@ def alter_list(liar: Liar, alter: Callable[[list[Member]], list[Member]]) -> Non
         members, shares = divide(said, epoch)
         leader, *followers = members
         liar.told.append("a group")
-        return [leader, *alter(followers)], shares
+        followers = alter(followers)
+        return [leader, *followers], (*shares, *(0.0 for _ in followers[len(shares) - 1 :]))
 
     finder._divide = altered  # type: ignore[method-assign]
 

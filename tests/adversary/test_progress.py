@@ -1,16 +1,23 @@
-"""Members that claim samples which they never hand in: epochs go by samples that are there, and they go on."""
+"""Members that claim samples which they never hand in, or keep those of others out: epochs go by samples that are
+there, and they go on."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from swarmcli.averaging.control import RoundRequest, StepControl
+from swarmcli.averaging.group import Member
+from swarmcli.network import Identity
 from swarmcli.testing import virtual_time
 from swarmcli.testing.adversary import Liar
+from swarmcli.testing.adversary.base import on_each_try
+from tests.adversary.leading import alter_list
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, together, until
 from tests.suites import soak
 
@@ -46,6 +53,47 @@ def claim(trainer: Trainer, *, leads: bool = False) -> Liar:
     return liar
 
 
+def list_keys(trainer: Trainer) -> Liar:
+    """It computes as the others do. Where it leads, it begins as soon as two follow it, with a key that claims all."""
+    liar = Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core._work.averager)
+    assert liar.averager is not None
+    finder = liar.averager._finder
+    new_search = finder._new_search
+    key = Member(Identity.from_seed(99).peer_id, claim=float(TARGET))
+
+    def search_in_haste(control: StepControl, gathered: bytes) -> object:
+        search = new_search(control, gathered)
+        gathering = search.gathering
+        gathering.due_at = lambda now, **_: now if len(gathering) > 2 else math.inf  # type: ignore[method-assign]
+        return search
+
+    finder._new_search = search_in_haste  # type: ignore[assignment]
+    alter_list(liar, lambda followers: [*followers, key])
+    return liar
+
+
+def keep_out(trainer: Trainer) -> Liar:
+    """It averages its own parts of nobody else's gradients."""
+    liar = Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core._work.averager)
+
+    def alter(round_: Any) -> None:
+        reducer = round_._reducer
+        if reducer is not None and reducer.parts:
+            liar.told.append("alone")
+            finish = reducer._finish
+
+            def finish_alone(position: int) -> Any:
+                for member, sender in reducer._senders.items():
+                    if member != round_.mates.me:
+                        sender.counts = 0.0
+                return finish(position)
+
+            reducer._finish = finish_alone
+
+    on_each_try(liar, alter)
+    return liar
+
+
 async def come_again(swarm: Swarm, told: list[str]) -> None:
     """Under a new key each time that a round has begun with the last one."""
     while True:
@@ -62,8 +110,14 @@ async def come_again(swarm: Swarm, told: list[str]) -> None:
         await swarm.kill(trainer)
 
 
-CASES = [("member", 4, 1), ("stranger", 4, 1), ("leader", 4, 1)]
-LARGER = [("member", 8, 2), ("stranger", 8, 2), ("leader", 8, 2), ("member", 16, 5), ("leader", 16, 5)]
+LIES: dict[str, Callable[[Trainer], Liar]] = {
+    "member": claim,
+    "leader": lambda trainer: claim(trainer, leads=True),
+    "reducer": keep_out,
+    "lister": list_keys,
+}
+CASES = [("member", 4, 1), ("stranger", 4, 1), ("leader", 4, 1), ("reducer", 4, 1), ("lister", 4, 1)]
+LARGER = [(who, count, liars) for count, liars in [(8, 2), (16, 5)] for who in LIES] + [("stranger", 8, 2)]
 
 
 @pytest.mark.parametrize(("who", "count", "liars"), [*CASES, *soak(LARGER)])
@@ -82,8 +136,9 @@ def test_samples_that_nobody_hands_in_end_no_epoch_and_hold_none_up(who: str, co
                 lying = [asyncio.create_task(come_again(swarm, told)) for _ in hostile]
             else:
                 for trainer in hostile:
-                    told = claim(trainer, leads=who == "leader").told
-                lying = [asyncio.create_task(trainer.follow(1000)) for trainer in hostile]
+                    told = LIES[who](trainer).told
+                does = Trainer.train if who in {"reducer", "lister"} else Trainer.follow
+                lying = [asyncio.create_task(does(trainer, 10_000)) for trainer in hostile]
             working = [asyncio.create_task(trainer.train(10_000)) for trainer in honest]
             await asyncio.sleep(SECONDS)
             for task in (*working, *lying):
@@ -94,7 +149,8 @@ def test_samples_that_nobody_hands_in_end_no_epoch_and_hold_none_up(who: str, co
             print(f"{who} {count}: {len(samples)} epochs, samples {list(samples.values())}, lies {len(told)}")
             assert told and all(each >= TARGET / 2 for each in samples.values())
             usual = math.ceil(TARGET / len(honest)) * pace
-            slower = 2.5 if who == "stranger" else 2  # each is killed in its round: that costs as much without a claim
+            # A stranger is killed in its round: that costs as much without a claim. The last two compute as well.
+            slower = {"stranger": 2.5, "reducer": 1.25, "lister": 1.25}.get(who, 2.0)
             assert SECONDS / usual / slower <= len(samples) == len({event.lineage for event in advanced})
             assert max(trainer.epoch for trainer in honest) - min(trainer.epoch for trainer in honest) <= 1
 

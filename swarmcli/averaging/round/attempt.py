@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from swarmcli.averaging.bandwidth import MAX_CLAIM, MIN_CLAIM
@@ -28,6 +28,7 @@ from swarmcli.averaging.round import pace
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import (
     NOTHING,
+    Average,
     Holdings,
     Inputs,
     common_digests,
@@ -333,16 +334,15 @@ class Attempt:
         return got
 
     def _take_up(self, got: Gathered) -> None:
-        """Parts of nobody are no averages, unless all are."""
-        some = [average for average in got.averages if average.senders]
-        if some and len(some) < len(got.averages):
-            for average in got.averages:
-                if not average.senders:
-                    got.failures.setdefault(
-                        average.part.reducer, f"nobody's tensors arrived for part {average.part.index}"
-                    )
-            got.averages = some
-        self.holdings.put(got.averages)
+        """Parts of nobody are no averages, unless all are, nor are those of who kept half of the members out."""
+        averages = got.averages if any(average.senders for average in got.averages) else []
+        for part in [average.part for average in averages if not average.senders]:
+            got.failures.setdefault(part.reducer, f"nobody's tensors arrived for part {part.index}")
+        alone = keeping_out([*self.holdings.averages, *averages])
+        for reducer in alone:
+            got.failures.setdefault(reducer, "half of those whom others have averaged are not in its parts")
+        good = (each for each in got.averages if each.part.reducer not in alone and (each.senders or not averages))
+        self.holdings.put(good)
         held = self.holdings.averages if self.holdings.digest is not None else []
         if held and self._reducer.weighed and not set.intersection(*(set(average.senders) for average in held)):
             self.holdings.drop(range(len(self.holdings.plan.parts)))
@@ -370,3 +370,13 @@ class Attempt:
         member gets none."""
         self._sender.leave()
         await self._reducer.close("this exchange is over")
+
+
+def keeping_out(averages: Sequence[Average]) -> set[int]:
+    """Reducers in whose parts half of those are missing, and two at least, who are in the parts of others. One slow
+    sender may be late for one reducer alone."""
+    counted: dict[int, set[int]] = {}
+    for average in averages:
+        counted.setdefault(average.part.reducer, set(average.senders)).intersection_update(average.senders)
+    everyone = set[int]().union(*counted.values())
+    return {reducer for reducer, senders in counted.items() if 2 * len(senders) <= len(everyone) > len(senders) + 1}
