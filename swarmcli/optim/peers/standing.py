@@ -1,8 +1,8 @@
 """Whose word moves this peer to another lineage.
 
 A claim costs its author nothing, so it counts by who stands behind it. A peer that has made rounds goes by its
-*mates*, the members of these rounds: a lineage counts once more of them hold it than hold anything else. A newcomer has
-no mates: it takes the lineage that is held in most unlike networks.
+*mates*, the members of these rounds: a lineage counts once more of them hold it than hold anything else, of their
+networks where these are four or more. A newcomer has no mates: it takes the lineage that most unlike networks hold.
 
     who claims a lineage       what bears it out                             then
     mates                      more of them hold it than do not, and more    this peer follows the one that leads
@@ -25,6 +25,7 @@ from swarmcli.optim.state.lineage import Claim, LineagePosition, best, lineage_t
 
 MOST_ROUNDS = 16  # with unlike members, whose members are mates
 MOST_MATES = 512  # that are kept of one round
+LEAST_NETWORKS = 4  # of mates, from which on these count instead of mates, as for votes of a round
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +147,14 @@ class Standing:
         known = self.mates.known
         held = self.supporters(position.lineage, known)
         way = self._way(position.lineage)
-        against = [peer for peer in known - held if self._speaks_against(peer, way)]
-        return len(held) >= self.mates.needed and len(held) > len(against)
+        against = {peer for peer in known - held if self._speaks_against(peer, way)}
+        least = enough(1 + self._votes(self.mates.rounds[-1]))
+        return self._votes(held) >= least and self._votes(held) > self._votes(against)
+
+    def _votes(self, mates: Collection[PeerID]) -> int:
+        """Keys cost nothing, so networks count as in rounds, if there are enough of them."""
+        several = len({self.network(peer) for peer in self.mates.known}) >= LEAST_NETWORKS
+        return len({self.network(peer) for peer in mates}) if several else len(mates)
 
     def _way(self, lineage: bytes) -> frozenset[bytes]:
         """Through which lineages one came, as signatures prove or its holders say: who is still there is on its way. In
@@ -170,9 +177,9 @@ class Standing:
         if ahead:
             return best(ahead) or own.position
         # Parted: whoever holds this peer's lineage is in the minority, so those over there never follow it.
-        on_own = 1 + len(self.supporters(own.position.lineage, self.mates.known))
+        on_own = 1 + self._votes(self.supporters(own.position.lineage, self.mates.known))
         apart = [each for each in claimed if own.position.beats(each) and self.differs(each) and self.counts(each)]
-        apart = [each for each in apart if len(self.supporters(each.lineage, self.mates.known)) > on_own]
+        apart = [each for each in apart if self._votes(self.supporters(each.lineage, self.mates.known)) > on_own]
         return best(apart) or own.position
 
     # newcomers, and peers that never met anybody

@@ -65,6 +65,22 @@ def test_who_has_mates_goes_by_them(rounds, words, expected) -> None:
     assert decide(mates(*rounds), words) == expected
 
 
+@pytest.mark.parametrize(
+    ("homes", "keys", "words", "expected"),
+    [
+        pytest.param(3, 14, [says(5)] * 3 + [says(10**6, 1)] * 14, at(5), id="fourteen keys of one home boast"),
+        pytest.param(3, 14, [says(6)] * 3 + [says(5)] * 14, at(6), id="fourteen keys of one home stay behind"),
+        pytest.param(7, 8, [says(4, 1)] * 7 + [says(5)] * 8, at(4, 1), id="seven homes parted from eight keys"),
+        pytest.param(2, 8, [says(5)] * 2 + [says(6)] * 8, at(6), id="a laboratory and two homes go by heads"),
+    ],
+)
+def test_mates_count_by_network_where_they_come_from_four(homes, keys, words, expected) -> None:
+    def network(peer: PeerID) -> bytes:
+        return peer if peer in PEERS[:homes] else b"one network"
+
+    assert decide(mates(homes + keys), words, network=network) == expected
+
+
 def test_strangers_count_for_nothing_beside_mates() -> None:
     spoken = {PEERS[0]: says(5)} | dict.fromkeys(PEERS[STRANGERS:], says(10**6, 1))
     assert Standing(mates(1), spoken, network=bytes).to_follow(Claim(at(5))) == at(5)
