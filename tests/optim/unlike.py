@@ -37,8 +37,9 @@ DOWNLOADS = (20e3, 100e3, 500e3, 2e6)
 
 @dataclass(frozen=True)
 class Allowance:
-    """An epoch may take `times` × T + `seconds`; T: see `usual_epoch`. The first one `first` seconds more: nobody knows
-    anybody's link before a round, so whoever turns slow in it gets a third of the time that a round may take."""
+    """An epoch may take `times` × T + `seconds`; T: see `usual_epoch`, of this epoch or the one before: rounds get the
+    time that the last ones needed, and one whose members are lost may use it up. The first epoch takes `first` seconds
+    more: nobody knows anybody's link before a round, so whoever turns slow in it gets a third of a round's time."""
 
     times: float = 3.0
     seconds: float = 5.0
@@ -139,6 +140,7 @@ class Clock:
         self.peers, self.target, self.allowance = peers, target, allowance
         self.epoch, self.began, self.epochs = 0, now(), 0  # under way; since when; ended
         self.seconds, self.usual = 0.0, 0.0  # of this epoch, without those in which nobody computed; T
+        self.before = 0.0  # T of the last epoch
         self.longest = 0.0  # part of the allowance that an epoch has taken
 
     def look(self, seconds: float) -> None:
@@ -154,12 +156,12 @@ class Clock:
         self.longest = max(self.longest, self.passed)
 
     def begin(self, epoch: int) -> None:
-        self.epoch, self.began, self.seconds, self.usual = epoch, now(), 0.0, 0.0
+        self.epoch, self.began, self.seconds, self.usual, self.before = epoch, now(), 0.0, 0.0, self.usual
 
     @property
     def passed(self) -> float:
         """The part of the allowance of this epoch that has passed."""
-        return self.seconds / self.allowance.of(self.usual, self.epoch)
+        return self.seconds / self.allowance.of(max(self.usual, self.before), self.epoch)
 
     @property
     def verdict(self) -> str:
