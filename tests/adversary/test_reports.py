@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
+from swarmcli.averaging import AveragerCore
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
+from swarmcli.dht import DHTNode
 from swarmcli.errors import CallRefused
+from swarmcli.network import PeerID
 from swarmcli.testing import virtual_time
 from swarmcli.testing.adversary import Liar
 from swarmcli.testing.adversary.base import on_each_try
-from tests.averaging.averagers import Averagers, Peer, all_outcomes
+from tests.averaging.averagers import Averagers, all_outcomes
 from tests.suites import soak
 
 OPTIONS = AllreduceOptions(part_size_bytes=4 << 10, allreduce_timeout=60.0)
 ROUNDS = 16
 
 
-def lie(peer: Peer, honest: list[Peer], *, refuses: bool) -> Liar:
+def refuse_and_blame(
+    node: DHTNode, averager: AveragerCore | None, honest: Sequence[PeerID], *, refuses: bool = True
+) -> Liar:
     """It reports that all honest members failed; what they would have it reduce it refuses, or not."""
-    liar = Liar(random.Random(0), peer.endpoint, peer.node, peer.core)
+    liar = Liar(random.Random(0), node.endpoint, node, averager)
 
     async def refuse(*_: Any) -> None:
         liar.told.append("refused")
@@ -32,7 +38,7 @@ def lie(peer: Peer, honest: list[Peer], *, refuses: bool) -> Liar:
 
     def alter(round_: Any) -> None:
         report = round_.report
-        named = tuple(sorted(round_.group.index_of(each.peer_id) for each in honest if each.peer_id in round_.group))
+        named = tuple(sorted(round_.group.index_of(peer) for peer in honest if peer in round_.group))
         round_.report = lambda: msgspec.structs.replace(report(), failed=named)
         if refuses:
             round_.take_stream = refuse
@@ -48,7 +54,8 @@ def test_who_refuses_costs_a_second_try_once_and_the_honest_go_on_reducing(count
             peers = await swarm.add(count, allreduce=OPTIONS, shapes=((200, 200), (40,)))
             await all_outcomes([peer.begin() for peer in peers])
             honest, hostile = peers[: -1 - accomplices], peers[-1 - accomplices :]
-            liars = [lie(peer, honest, refuses=peer is hostile[0]) for peer in hostile]
+            names = [peer.peer_id for peer in honest]
+            liars = [refuse_and_blame(peer.node, peer.core, names, refuses=peer is hostile[0]) for peer in hostile]
             disturbed = 0
             for _ in range(ROUNDS):
                 lied = [peer.begin(timeout=600) for peer in hostile]
