@@ -15,6 +15,7 @@ from swarmcli.averaging.group import MAX_MEMBERS, Group
 from swarmcli.averaging.matchmaking.candidates import Candidates, Entry, Memory, Plan
 from swarmcli.averaging.matchmaking.messages import Join
 from swarmcli.averaging.seats import Bid, Seats, decide
+from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 
 UNCONNECTED = 1 / 3  # of request_timeout, for the answer of a peer to which there is no connection
@@ -25,7 +26,7 @@ BEATS_AT_REST = 64.0  # … and while it is far from its target
 BEATS_BEFORE_LOST = 4  # missed ones, after which a leader or a follower is taken for lost
 NEARLY = 0.75  # of a preformed group's target, from which on it may soon begin
 OVERDUE_SLACK = 2.0  # seconds by which searches of one group begin one after the other
-MAX_GATHERED_TOTAL = 512 << 10  # bytes of gathered metadata in one group; it goes to every member
+MAX_LISTED = 768 << 10  # bytes that followers may take of a group's list, which goes to every member in one message
 
 
 class Gathering:
@@ -61,6 +62,8 @@ class Gathering:
         self._memory = memory
         self._connected = connected
         self._progress: dict[PeerID, float] = {}
+        self._listed: dict[PeerID, int] = {}  # bytes that each follower takes of the list
+        self._crowded_out: set[PeerID] = set()  # whom the group does not wait for, since its list has no room for them
         self._bid, self._began = bid, now
         self._seats: Seats | None = None  # of those who are here; None: to be decided anew
         self._reached_at = math.inf
@@ -69,18 +72,28 @@ class Gathering:
         """Members if it began now, with the leader itself."""
         return 1 + len(self.followers)
 
-    def add(self, join: Join, now: float) -> None:
+    def add(self, join: Join, now: float) -> bool:
+        """Takes this one in. Returns False if the group's list has no room for it: those go who take the most.
+
+        Keys cost nothing. If whoever comes first had the room, some dozens of them would keep everybody out.
+        """
         peer = join.candidate.peer_id
         self.remove(peer)
         self.followers[peer], self._seats = join, None
+        self._listed[peer] = len(wire.encode((join.candidate, join.offer)))  # the entry says no more
         self.report(peer, join.progress)
         self.blocked = ""
         self.close_at = min(self.close_at, now + max(join.patience, MIN_PATIENCE))
+        while sum(self._listed.values()) > MAX_LISTED:
+            largest = max(reversed(self._listed), key=self._listed.__getitem__)  # of equals the last to come
+            self._crowded_out.add(largest)
+            self.remove(largest)
+        return peer in self.followers
 
     def remove(self, peer: PeerID, search: bytes | None = None) -> None:
         """This follower has gone; with `search`, only if it is that search of it which follows."""
         if peer in self.followers and search in (None, self.followers[peer].candidate.search):
-            del self.followers[peer], self._progress[peer]
+            del self.followers[peer], self._progress[peer], self._listed[peer]
             self._seats = None
 
     def report(self, peer: PeerID, progress: float) -> bool:
@@ -89,17 +102,15 @@ class Gathering:
         Nobody's word counts for more than the whole target: what a member has really done only its weight in the
         round says, which the result tells to everyone.
         """
-        if peer not in self.followers:
-            return False
-        self._progress[peer] = max(self._progress.get(peer, 0.0), min(progress, self.target or math.inf))
-        return True
+        if peer in self.followers:
+            self._progress[peer] = max(self._progress.get(peer, 0.0), min(progress, self.target or math.inf))
+        return peer in self.followers
 
     def clear(self) -> list[PeerID]:
         """Gives all followers up and returns who they were."""
         former = list(self.followers)
-        self.followers.clear()
-        self._progress.clear()
-        self._seats = None
+        for peer in former:
+            self.remove(peer)
         return former
 
     @property
@@ -108,9 +119,7 @@ class Gathering:
 
     @property
     def is_full(self) -> bool:
-        gathered = sum(len(join.offer.gathered) for join in self.followers.values())
-        limit = min(self.options.target_group_size or MAX_MEMBERS, MAX_MEMBERS)
-        return len(self) >= limit or gathered > MAX_GATHERED_TOTAL
+        return len(self) >= min(self.options.target_group_size or MAX_MEMBERS, MAX_MEMBERS)
 
     @property
     def _usual_seats(self) -> Seats:
@@ -182,12 +191,12 @@ class Gathering:
         awaited = set(self.mates)
         if self.awaits_holders:
             awaited = (awaited | self._memory.idle()) - self.seen
-        return awaited.difference(self.followers, (self._me,), self._shunned)
+        return awaited.difference(self.followers, (self._me,), self._shunned, self._crowded_out)
 
     def expected(self, plan: Plan, known: Candidates, now: float) -> list[Entry]:
         """The candidates that should follow this peer and are not here yet."""
         own = (peer for peer, leader in plan.leader_of.items() if leader == self._me)
-        entries = [known.entries[peer] for peer in own if peer not in self.followers]
+        entries = [known.entries[peer] for peer in own if peer not in self.followers.keys() | self._crowded_out]
         # With several groups whoever follows another leader belongs there; otherwise its leader will bring it along.
         return [entry for entry in entries if not (plan.crowded and entry.follows_until > now)]
 

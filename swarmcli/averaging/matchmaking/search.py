@@ -173,7 +173,8 @@ class Search:
                 return Answer("full", self.me)
             if self.options.target_group_size is not None:
                 self.settling.news(now)  # whoever was turned away elsewhere gets the time to find this group
-        self.gathering.add(join, now)
+        if not self.gathering.add(join, now):
+            return Answer("full", self.me)
         return Answer("accepted", self.me, patience=self.gathering.patience)
 
     def _has_seat_for(self, peer: PeerID) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.group import MAX_GATHERED_BYTES
 from swarmcli.averaging.matchmaking.candidates import Memory, Settling
-from swarmcli.averaging.matchmaking.gathering import MIN_PATIENCE, Gathering
+from swarmcli.averaging.matchmaking.gathering import MAX_LISTED, MIN_PATIENCE, Gathering
 from swarmcli.averaging.matchmaking.messages import Candidate
 from tests.averaging.table import join_of, peer_id
 
@@ -24,8 +25,9 @@ def gathering(
     return made
 
 
-def join(made: Gathering, number: int, *, patience: float = 100.0, **brought: Any) -> None:
-    made.add(join_of(Candidate(peer_id(number), number.to_bytes(16, "big"), b"", True), patience, **brought), 0.0)
+def join(made: Gathering, number: int, *, patience: float = 100.0, **brought: Any) -> bool:
+    candidate = Candidate(peer_id(number), number.to_bytes(16, "big"), b"", True)
+    return made.add(join_of(candidate, patience, **brought), 0.0)
 
 
 def due_at(made: Gathering, now: float, **changes: Any) -> float:
@@ -78,15 +80,22 @@ def test_a_scheduled_group_does_not_begin_before_its_time() -> None:
     assert made.close_at == 14.0
 
 
-def test_gathered_data_makes_a_group_full() -> None:
+def test_whoever_takes_the_most_of_the_list_gives_way_to_the_others() -> None:
     made = gathering()
-    for number in range(1, 34):
-        join(made, number, gathered=bytes(MAX_GATHERED_BYTES))
-    assert made.is_full
-    made.remove(peer_id(1))
-    assert not made.is_full
-    join(made, 2)  # anew, with less
-    assert not made.is_full
+    room = [join(made, number, gathered=bytes(MAX_GATHERED_BYTES)) for number in range(1, 60)]
+    assert room == [True] * 47 + [False] * 12 and not made.is_full
+    assert join(made, 60, gathered=bytes(15_000)) and peer_id(47) not in made.followers
+    assert join(made, 1) and join(made, 61, gathered=bytes(15_000))  # the first one comes anew, with less
+    assert peer_id(46) in made.followers
+    assert not join(made, 1, gathered=bytes(MAX_GATHERED_BYTES)) and peer_id(1) not in made.followers  # and with more
+
+
+def test_addresses_and_what_is_said_about_seats_take_room_as_well() -> None:
+    made = gathering()
+    addresses = tuple(f"memory://{'x' * 450}-{number}:1" for number in range(8))
+    candidate = Candidate(peer_id(1), bytes(16), b"", listening=True, addresses=addresses)
+    room = [made.add(join_of(replace(candidate, peer_id=peer_id(number))), 0.0) for number in range(1, 300)]
+    assert len(made) * 3600 < MAX_LISTED < (len(made) + 1) * 4000 and not room[-1]
 
 
 def test_removing_and_clearing() -> None:
