@@ -8,7 +8,7 @@ import random
 import msgspec
 import pytest
 
-from swarmcli.events import Event, PeerRefused, StateDownloaded
+from swarmcli.events import Event, Noticed, PeerRefused, StateDownloaded
 from swarmcli.network.identity import Identity
 from swarmcli.optim.peers.proofs import MOST_STEPS, Proof, Saved, Step, Way
 from swarmcli.optim.state.lineage import ANY_ROUND, LineagePosition, solitary_round_id
@@ -61,6 +61,31 @@ def test_a_claim_moves_nobody(name: str, mate: bool) -> None:
             if lying is not None:
                 lying.cancel()
                 await asyncio.wait([lying])
+
+    virtual_time.run(main(), seed=1, timeout=500)
+
+
+@pytest.mark.parametrize("mate", ["none", "gone", "there"])
+def test_one_stranger_with_a_state_leads_away_who_has_no_mate_to_ask(mate: str) -> None:
+    """Not covered, see docs/security.md: the user hears of it."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            honest = [await swarm.trainer(seed=1) for _ in range(1 if mate == "none" else 2)]
+            await together(*(trainer.train(20) for trainer in honest))
+            if mate == "gone":
+                await honest.pop().core.shutdown()
+                await honest[0].train(30)
+            stranger = await swarm.trainer(seed=99)
+            far = LineagePosition(120, 10**6, bytes(32))
+            stranger.core.replica.state.position = far
+            stranger.core._catch_up.settled, stranger.core.phase = True, "training"
+            stranger.core.directory.announce(anew=True)
+            warnings = record(honest[0].node, Noticed)
+            await together(*(trainer.train(60) for trainer in honest))
+            assert (honest[0].epoch >= far.epoch) == (mate != "there")
+            told = [event.level for event in warnings if "that is given up" in event.text]
+            assert told == ([] if mate == "there" else ["warning"])
 
     virtual_time.run(main(), seed=1, timeout=500)
 

@@ -219,6 +219,10 @@ class CatchUp:
             if self._replica.generation != generation:  # the state had come: gradients of the former are worthless
                 await self._work.start_over()
             raise
+        if self.settled and self._directory.mates and self._directory.mates.known.isdisjoint(donors):
+            # With no mate to ask, one stranger is enough: two that have begun the same run apart meet like that.
+            text = "that is given up, by the word of peers with which this one has made no round"
+            self._events.emit(Noticed("warning", f"{reason}: {text}"))
         self._directory.note_taken_over(wanted, donors)
         await to_its_end(self._work.start_over())
 
