@@ -57,8 +57,9 @@ class RelayBudgets:
     # Of these by one network to one client, so that no network uses up what a client's others need.
     connects_per_second_to_target: float = 1.0
     connects_at_once_to_target: float = 24.0
-    rate: float | None = 32e6  # bytes per second that are passed on in all; None: unlimited …
-    rate_per_peer: float | None = 16e6  # … and from or to one peer
+    # Bytes per second that are passed on in all, and not more than half of what its user lends of the link; None: any.
+    rate: float | None = 32e6
+    rate_per_peer: float | None = 16e6  # from or to one network, or one peer of a network that many honest ones share
     burst_seconds: float = 1.0  # of these rates, that pass at once after a pause
     opening: float = 8.0  # until the client has taken up its stream
     idle: float = 180.0  # without a byte, after which a circuit ends; the ends ping each other more often
@@ -116,20 +117,19 @@ class Relay:
         alone that are connected to it."""
         self._endpoint, self._budgets, self._publish = endpoint, budgets, publish
         self._tasks = TaskOwner()
-        self._until: dict[PeerID, float] = {}  # client → when its reservation ends, in the loop's time
-        self._networks: dict[PeerID, Prefix] = {}  # client → the network it reserved from
+        # client → when its reservation ends, in the loop's time, and the network that it reserved from
+        self._clients: dict[PeerID, tuple[float, Prefix]] = {}
         self._used: Counter[Hashable] = Counter()  # of circuits, by whatever bounds them
         self._circuits = 0
         self._passed = 0
         self._refusals: Counter[str] = Counter()
-        self._whole = _bucket(budgets.rate, budgets.burst_seconds)
-        self._peer_pace: OrderedDict[Hashable, TokenBucket] = OrderedDict()
+        self._pace: OrderedDict[Hashable, TokenBucket] = OrderedDict()
         self._attempts: OrderedDict[Hashable, TokenBucket] = OrderedDict()
 
     @property
     def load(self) -> float:
         """The share of its budgets that is in use, from 0 to 1."""
-        return max(len(self._until) / self._budgets.reservations, self._circuits / self._budgets.circuits)
+        return max(len(self._clients) / self._budgets.reservations, self._circuits / self._budgets.circuits)
 
     async def start(self) -> None:
         """Begins to serve, and to advertise it. Takes as many descriptors as the budgets need, or does with fewer.
@@ -147,8 +147,7 @@ class Relay:
         """Takes nothing new; circuits that stand go on until the endpoint closes. Idempotent."""
         self._endpoint.withdraw(messages.OFFER, messages.RESERVE, messages.CONNECT)
         await self._tasks.close()
-        self._until.clear()
-        self._networks.clear()
+        self._clients.clear()
 
     def _record(self) -> RelayRecord | None:
         self._expire()
@@ -157,7 +156,7 @@ class Relay:
 
     def statistics(self) -> RelayStatistics:
         self._expire()
-        return RelayStatistics(len(self._until), self._circuits, self._passed, dict(self._refusals))
+        return RelayStatistics(len(self._clients), self._circuits, self._passed, dict(self._refusals))
 
     # Reservations
 
@@ -166,13 +165,12 @@ class Relay:
 
     async def _reserve(self, peer: PeerID, request: messages.Reserve) -> messages.Reserved:
         if not request.wanted:
-            self._forget(peer)
+            self._clients.pop(peer, None)
             return messages.Reserved(0.0)
         network = self._reservable(peer)
         if isinstance(network, CallRefused):
             self._refuse(network.code, str(network))
-        self._until[peer] = asyncio.get_running_loop().time() + self._budgets.reservation_seconds
-        self._networks[peer] = network
+        self._clients[peer] = asyncio.get_running_loop().time() + self._budgets.reservation_seconds, network
         return messages.Reserved(self._budgets.reservation_seconds)
 
     def _reservable(self, peer: PeerID) -> Prefix | CallRefused:
@@ -183,29 +181,24 @@ class Relay:
         if seen is None or seen.relayed:
             return CallRefused("relayed", "a reservation needs a connection without a relay")
         network = prefix_of_address(seen.remote_address)
-        if peer not in self._until and not self._has_room(network):
+        if peer not in self._clients and not self._has_room(network):
             self._expire()
             if not self._has_room(network):
                 return CallRefused("full", "no reservation is left, or none for your network")
         return network
 
     def _has_room(self, network: Prefix) -> bool:
-        here = sum(other == network for other in self._networks.values())
-        return len(self._until) < self._budgets.reservations and here < self._budgets.reservations_per_network
+        here = sum(other == network for _, other in self._clients.values())
+        return len(self._clients) < self._budgets.reservations and here < self._budgets.reservations_per_network
 
     def _reachable(self, client: PeerID) -> bool:
         """Whether it has a reservation, and the connection over which it made it."""
-        until = self._until.get(client)
+        until, _ = self._clients.get(client, (0.0, None))
         seen = self._endpoint.seen(client)
-        return until is not None and until > asyncio.get_running_loop().time() and seen is not None and not seen.relayed
+        return until > asyncio.get_running_loop().time() and seen is not None and not seen.relayed
 
     def _expire(self) -> None:
-        for client in [client for client in self._until if not self._reachable(client)]:
-            self._forget(client)
-
-    def _forget(self, client: PeerID) -> None:
-        self._until.pop(client, None)
-        self._networks.pop(client, None)
+        self._clients = {client: told for client, told in self._clients.items() if self._reachable(client)}
 
     # Circuits
 
@@ -222,10 +215,7 @@ class Relay:
             self._refuse("idle", "nothing passed for too long")
         finally:
             self._circuits -= 1
-            self._used.subtract(keys)
-            for key in keys:
-                if not self._used[key]:
-                    del self._used[key]
+            self._used -= Counter(keys)
 
     def _admitted(self, source: PeerID, target: PeerID, near: Stream) -> tuple[Hashable, ...]:
         """What the circuit is counted under. Raises CallRefused."""
@@ -284,12 +274,12 @@ class Relay:
 
     async def _pass_on(self, circuit: _Circuit, source: Stream, target: Stream) -> None:
         # One piece at a time: what a slow reader does not take stays where it came from, but for the windows.
-        buckets = [bucket for bucket in (*map(self._pace, circuit.ends), self._whole) if bucket is not None]
         try:
             while True:
                 _, payload = await source.receive(messages.Data)
                 circuit.moved()
-                for bucket in buckets:  # one after the other: who waits for its own pace takes nothing from all
+                # One after the other: who waits for its own pace takes nothing from all.
+                for bucket in self._paces(circuit.ends):
                     await bucket.wait(max(payload.nbytes, _LEAST))
                 await target.send(_DATA, payload)
                 self._passed += payload.nbytes
@@ -297,20 +287,22 @@ class Relay:
             circuit.halved()
             await target.finish()
 
-    def _pace(self, peer: PeerID) -> TokenBucket | None:
-        rate = self._budgets.rate_per_peer
-        if rate is None:
-            return None
-        now = asyncio.get_running_loop().time()
-        return _remembered(self._peer_pace, peer, rate, max(rate * self._budgets.burst_seconds, messages.PIECE), now)
+    def _paces(self, ends: tuple[PeerID, PeerID]) -> list[TokenBucket]:
+        """What bounds a circuit now. Keys cost nothing, so those of one network have the rate of one peer."""
+        budgets, lent, now = self._budgets, self._endpoint.rates.lower, asyncio.get_running_loop().time()
+        networks = {peer: self._endpoint.prefix(peer) for peer in ends}
+        payers = (peer if network is None or network.shared else network for peer, network in networks.items())
+        rates: dict[Hashable, float] = dict.fromkeys(payers, budgets.rate_per_peer or math.inf)
+        rates["all"] = min(budgets.rate or math.inf, math.inf if lent is None else lent / 2)
+        return [
+            _remembered(self._pace, (who, rate), rate, max(rate * budgets.burst_seconds, messages.PIECE), now)
+            for who, rate in rates.items()
+            if rate < math.inf
+        ]
 
     def _refuse(self, code: str, words: str) -> NoReturn:
         self._refusals[code] += 1
         raise CallRefused(code, words)
-
-
-def _bucket(rate: float | None, burst_seconds: float) -> TokenBucket | None:
-    return None if rate is None else TokenBucket(rate, max(rate * burst_seconds, messages.PIECE))
 
 
 def _remembered(

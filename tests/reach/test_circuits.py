@@ -21,9 +21,9 @@ from swarmcli.network import Endpoint, Identity, PeerID, Purpose, Stream
 from swarmcli.reach.circuits import open_circuits
 from swarmcli.reach.relay_messages import CONNECT, INCOMING, Connect, Data, Incoming
 from swarmcli.reach.relaying import Relay, RelayBudgets
-from swarmcli.testing import virtual_time
+from swarmcli.testing import MemoryNetwork, virtual_time
 from tests.network.worlds import Number, reaches, slow
-from tests.reach.relay_worlds import Scene, payload, scene, tcp_scene
+from tests.reach.relay_worlds import Client, Scene, payload, scene, tcp_scene
 from tests.simulation import now, simulated
 
 MIB = 1 << 20
@@ -397,6 +397,63 @@ async def test_the_rate_is_shared_by_circuits_and_a_small_call_waits_little() ->
         began = now()
         assert await reaches(c.endpoint, d.endpoint) and now() - began < 0.6
         await work
+
+
+async def flood(a: Client, b: Client) -> None:
+    """As much as passes, there and back."""
+    async with a.endpoint.stream(b.peer_id, "echo", Number(1000), timeout=10) as stream:
+        for _ in range(1000):
+            await stream.send(Number(0), payload(1_000_000))
+            await stream.receive(Number)
+
+
+@simulated
+async def test_the_keys_of_one_network_have_the_rate_of_one_peer_together() -> None:
+    """Before, two pairs of keys on one machine took all that a relay passes on."""
+    network = MemoryNetwork(seed=1)
+    routers = [network.router(f"198.51.100.{number}") for number in (7, 99)]
+    async with scene(network) as peers:
+        budgets = RelayBudgets(rate=2e6, rate_per_peer=1e6, burst_seconds=0.2)
+        endpoint, relay = await peers.relay(budgets=budgets, host="203.0.113.1")
+        keys = [await peers.client(number, behind=routers[number % 2]) for number in range(6)]
+        for client in keys:
+            await client.reserve(endpoint)
+        for a, b in zip(keys[:3], keys[3:], strict=True):
+            await a.meet(b)
+        floods = [asyncio.create_task(flood(a, b)) for a, b in zip(keys[:3], keys[3:], strict=True)]
+        await asyncio.sleep(20)
+        assert 0.5 * 20e6 < relay.statistics().bytes_passed < 1.1 * 20e6
+        for task in floods:
+            task.cancel()
+        await asyncio.wait(floods)
+
+
+@simulated
+async def test_half_of_what_a_user_lends_is_left_to_the_peer_that_relays() -> None:
+    """Before, sixteen circuits of strangers took nearly all of it: each got as much as an own stream."""
+    async with scene() as peers:
+        endpoint, relay = await peers.relay()
+        mate = await peers.listener(1)
+        keys = [await peers.client(number) for number in range(16)]
+        for client in keys:
+            await client.reserve(endpoint)
+        floods = []
+        for a, b in zip(keys[::2], keys[1::2], strict=True):
+            await a.meet(b)
+            floods.append(asyncio.create_task(flood(a, b)))
+        await asyncio.sleep(5)
+        endpoint.limit_rates(upload=1e6, download=None)
+        await asyncio.sleep(5)
+        endpoint.learn(mate.peer_id, mate.addresses)
+        before, began = relay.statistics().bytes_passed, now()
+        async with endpoint.stream(mate.peer_id, "echo", Number(1), timeout=10) as stream:
+            await stream.send(Number(0), payload(5_000_000))
+            await stream.receive(Number)
+        took, passed = now() - began, relay.statistics().bytes_passed - before
+        assert took < 12 and 0.3e6 < passed / took < 0.55e6
+        for task in floods:
+            task.cancel()
+        await asyncio.wait(floods)
 
 
 @simulated
