@@ -355,11 +355,14 @@ class Agreement:
         return silent or now - since > _LONGEST_TURN + trips
 
     async def _enough_wait(self) -> bool:
-        """Whether a quorum of voters, with this member, has nothing to do but to wait for the leader."""
-        others = sorted(self._votes.quorum.voters - {self._mates.me, self._following})
-        answers = await asyncio.gather(*map(self._look_at, others))
-        idle = {member for member, answer in zip(others, answers, strict=True) if answer is not None and answer.idle}
-        return self._votes.quorum.decides(idle | {self._mates.me})
+        """Whether a quorum of voters, with this member, has nothing to do but to wait for the leader; or, where none is
+        in reach, so that no leader could decide anything, all who are."""
+        me, quorum = self._mates.me, self._votes.quorum
+        others = sorted(quorum.voters - {me, self._following})
+        answers = dict(zip(others, await asyncio.gather(*map(self._look_at, others)), strict=True))
+        idle = {member for member, answer in answers.items() if answer is not None and answer.idle}
+        there = {member for member, answer in answers.items() if answer is not None}
+        return quorum.decides(idle | {me}) or (there == idle and not quorum.decides(there | {me, self._following}))
 
     def _candidates(self) -> list[int]:
         """Who may lead, by rank, up to this member."""

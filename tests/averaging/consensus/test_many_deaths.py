@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from pytest import MonkeyPatch
 
 from swarmcli.averaging.config import AllreduceOptions, Trust
+from swarmcli.averaging.consensus.leader import Agreement
+from swarmcli.averaging.consensus.messages import Decision
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time
@@ -54,6 +57,33 @@ def test_survivors_soon_know_that_too_many_are_dead(
     expected = RoundUndecided if trust == "strangers" else RoundFailed if size == 4 else AllreduceResult
     assert [type(outcome) for outcome in outcomes] == [expected] * (size - len(dead))
     assert took < 9  # connections that were still on their way when the round began get five seconds
+
+
+def test_survivors_pass_over_a_leader_that_says_nothing_where_none_could_decide(monkeypatch: MonkeyPatch) -> None:
+    """It stays connected, and takes part by its own word; they waited for it for five minutes."""
+    run = Agreement.run
+
+    async def say_nothing(agreement: Agreement) -> Decision | None:
+        if agreement._mates.me == 0:
+            await asyncio.Event().wait()
+        return await run(agreement)
+
+    monkeypatch.setattr(Agreement, "run", say_nothing)
+
+    async def main() -> None:
+        async with Swarm([Kind(bandwidth=0.0), *(Kind() for _ in range(6))]) as swarm:
+
+            async def strike() -> None:
+                for index in (4, 5, 6):
+                    swarm.kill(index)
+                _, waiting = await asyncio.wait(swarm.tasks[1:], timeout=90)
+                assert not waiting
+                swarm.tasks[0].cancel()
+
+            outcomes = await swarm.round(strike)
+            assert [type(outcome) for outcome in outcomes[1:4]] == [RoundUndecided] * 3
+
+    virtual_time.run(main(), timeout=2000)
 
 
 @pytest.mark.parametrize("sender_timeout", [0.5, 3.0])
