@@ -20,6 +20,7 @@ from swarmcli.events import (
     Booked,
     BookHead,
     EpochAdvanced,
+    EpochReported,
     Evaluated,
     Event,
     PeerSeen,
@@ -145,6 +146,15 @@ class JournalReader:
             )
         return sorted(latest.values(), key=lambda peer: (peer.first_seen, peer.peer))
 
+    def departed(self, run_id: str, since: float) -> list[PeerSeen]:
+        """Peers that left, or were lost, since a moment; the latest first."""
+        rows = self._query(
+            "SELECT * FROM peers INDEXED BY peers_gone WHERE gone != '' AND time >= ? "
+            f"AND run IN ({_RUNS}) ORDER BY time DESC LIMIT 200",
+            (since, run_id),
+        )
+        return [self._row(PeerSeen, row) for row in rows]
+
     def peer(self, run_id: str, peer: str) -> PeerSeen | None:
         """What is known of one, as in `peers`; None: nothing."""
         rows = self._query(f"SELECT * FROM peers WHERE run IN ({_RUNS}) AND peer = ? ORDER BY time", (run_id, peer))
@@ -153,6 +163,24 @@ class JournalReader:
             return None
         first, highest = min(each.first_seen for each in known), max(each.epoch for each in known)
         return replace(known[-1], first_seen=first, epoch=highest)
+
+    def reports_of(self, run_id: str, peer: str) -> list[EpochReported]:
+        """What one peer told of its last epochs, the oldest first."""
+        rows = self._query(
+            f"SELECT *, max(time) FROM reports WHERE run IN ({_RUNS}) AND peer = ? GROUP BY epoch "
+            "ORDER BY epoch DESC LIMIT 300",
+            (run_id, peer),
+        )
+        return [self._row(EpochReported, row) for row in reversed(rows)]
+
+    def rounds_of(self, run_id: str, peer: str) -> list[RoundFinished]:
+        """The last rounds, among the last 2000 of all, in which a peer was; the newest first."""
+        rows = self._query(
+            f"SELECT * FROM (SELECT * FROM rounds NOT INDEXED WHERE run IN ({_RUNS}) ORDER BY id DESC LIMIT 2000) "
+            "WHERE instr(members, ?) OR instr(left_out, ?) LIMIT 50",
+            (run_id, f'"{peer}"', f'"{peer}"'),
+        )
+        return [self._row(RoundFinished, row) for row in rows]
 
     def failures(self, run_id: str) -> list[Failure]:
         """Why rounds failed or went on without somebody, the most frequent first."""

@@ -89,8 +89,9 @@ CREATE TRIGGER IF NOT EXISTS change_report AFTER UPDATE ON reports BEGIN
     {_told("new", "+")}
 END;
 
--- lists show the newest rows that people should read
+-- lists show the newest rows that people should read, and who left lately
 CREATE INDEX IF NOT EXISTS events_told ON events (id) WHERE level != 'detail';
+CREATE INDEX IF NOT EXISTS peers_gone ON peers (time) WHERE gone != '';
 """
 
 
