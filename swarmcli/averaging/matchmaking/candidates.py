@@ -95,6 +95,7 @@ class Entry:
     candidate: Candidate
     rank: Rank
     since: float  # when this search of it became known
+    own_word: bool = True  # by itself, or by its declaration; otherwise somebody else says so
     expires: float = math.inf
     passed_until: float = 0.0  # until then it is passed over
     failures: int = 0  # how often it could not be reached
@@ -159,15 +160,20 @@ class Candidates:
         if peer in self.shunned or self._memory.is_banned(peer):
             return False
         known = self.entries.get(peer)
-        if known is not None and known.candidate.search == candidate.search:
+        own_word = direct or self._memory.holders.get(peer) == candidate
+        hearsay = known is not None and own_word and not known.own_word  # what was known
+        if known is not None and known.candidate.search == candidate.search and not hearsay:
             known.expires = max(known.expires, now + LIFETIME)
             if direct:
                 self.heard(peer)
             return False
-        outdated = self._memory.has_finished(candidate) or (known and candidate.search < known.candidate.search)
+        later = known is None or hearsay or candidate.search > known.candidate.search
+        if known is not None and known.own_word and not own_word:
+            later = False  # or anybody could say of it that it cannot be dialed, in a search that never was
+        outdated = not later or self._memory.has_finished(candidate)
         if (outdated and not direct) or (known is None and len(self.entries) >= MAX_CANDIDATES):
             return False
-        self.entries[peer] = Entry(candidate, self.rank(candidate), since=now, expires=now + LIFETIME)
+        self.entries[peer] = Entry(candidate, self.rank(candidate), now, own_word, now + LIFETIME)
         self.elsewhere.discard(peer)  # it is back, so its round has failed
         return True
 
@@ -183,7 +189,7 @@ class Candidates:
     def finish(self, peer: PeerID) -> None:
         """The search of this peer that is known has ended: it is no candidate until it declares a later one."""
         entry = self.entries.pop(peer, None)
-        if entry is not None:
+        if entry is not None and entry.own_word:  # others may name a search to come: no later one would count then
             self._memory.finish(peer, entry.candidate.search)
 
     def note_begun(self, peer: PeerID, gone: Sequence[PeerID], until: float) -> None:

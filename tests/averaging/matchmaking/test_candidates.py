@@ -80,10 +80,38 @@ def test_an_older_search_never_replaces_a_later_one_unless_its_owner_says_so() -
     assert known.entries[peer_id(1)].candidate == candidate(1, began=1.0)
 
 
+def declared(*others: Candidate) -> Candidates:
+    """Knows these by their own declarations."""
+    memory = Memory()
+    memory.read(others)
+    known = Candidates(candidate(0), memory)
+    for each in others:
+        known.learn(each, 0.0)
+    return known
+
+
 def test_a_finished_search_does_not_come_back_from_stale_declarations() -> None:
-    known = knowing(candidate(1, began=1.0))
+    known = declared(candidate(1, began=1.0))
     known.finish(peer_id(1))
     assert not known.learn(candidate(1, began=1.0), 0.0)
+    assert known.learn(candidate(1, began=2.0), 0.0)
+
+
+def test_what_third_peers_say_of_a_search_never_replaces_what_its_owner_says() -> None:
+    known = declared(candidate(1, began=1.0))
+    assert not known.learn(candidate(1, began=9.0, listening=False), 0.0)
+    assert known.entries[peer_id(1)].candidate == candidate(1, began=1.0)
+
+
+def test_a_search_that_only_third_peers_name_gives_way_to_its_owners_word_and_ends_no_other() -> None:
+    known = knowing(candidate(1, began=1e9))
+    assert known.learn(candidate(1, began=2.0), 0.0, direct=True)
+    assert known.entries[peer_id(1)].candidate == candidate(1, began=2.0)
+    known = knowing(candidate(1, listening=False))
+    assert known.learn(candidate(1), 0.0, direct=True)
+    assert known.entries[peer_id(1)].candidate == candidate(1)
+    known = knowing(candidate(1, began=1e9))
+    known.finish(peer_id(1))
     assert known.learn(candidate(1, began=2.0), 0.0)
 
 
