@@ -75,7 +75,7 @@ class Bans:
     def __init__(self, emit: Callable[[Event], None] = lambda event: None) -> None:
         """`emit` gets a PeerBanned for each new ban."""
         self.found: Recent[PeerID, Proof] = Recent(MAX_BANS)  # by this peer, to be told to others
-        self._told: OrderedDict[PeerID, PeerID] = OrderedDict()  # culprit → who told it
+        self._told: OrderedDict[PeerID, tuple[PeerID, Evidence]] = OrderedDict()  # culprit → who told it, and showed
         self._emit = emit
         self._listeners: dict[Callable[[PeerID], None], None] = {}
         self.news = Bell()  # rings when evidence was found here
@@ -103,13 +103,17 @@ class Bans:
         culprit = evidence.culprit
         if self.is_banned(culprit):
             return
-        counts = Counter(self._told.values())
+        counts = Counter(each for each, _ in self._told.values())
         if counts[teller] >= MAX_TOLD_BY_ONE:
             self._drop_oldest_of(teller)
         elif len(self._told) >= MAX_BANS:
             self._drop_oldest_of(max(counts, key=lambda each: counts[each]))
-        self._told[culprit] = teller
+        self._told[culprit] = teller, evidence
         self._tell(evidence, False)
+
+    def shown(self, culprits: Iterable[PeerID]) -> list[Evidence]:
+        """What others showed of these."""
+        return [self._told[culprit][1] for culprit in culprits if culprit in self._told]
 
     def subscribe(self, listener: Callable[[PeerID], None]) -> Callable[[], object]:
         """`listener` hears of each peer when it is banned; the returned function ends that. Idempotent."""
@@ -128,7 +132,7 @@ class Bans:
                 listener(evidence.culprit)
 
     def _drop_oldest_of(self, teller: PeerID) -> None:
-        del self._told[next(culprit for culprit, each in self._told.items() if each == teller)]
+        del self._told[next(culprit for culprit, (each, _) in self._told.items() if each == teller)]
 
 
 class BanNews:
@@ -165,18 +169,20 @@ class BanNews:
             self._node.endpoint.withdraw(self.method)
             await self._tasks.close()
 
-    def tell(self, peers: Iterable[PeerID]) -> None:
-        """These hear what was found here, soon; who is banned does not."""
+    def tell(self, peers: Iterable[PeerID], of: Iterable[PeerID] = ()) -> None:
+        """These hear what was found here, soon, and what others showed `of` those: whoever shows it to some alone keeps
+        them from groups with the others. Who is banned does not hear."""
+        message = self._message(of)
         for peer in set(peers) - {self._node.peer_id}:
             if self._users and not self.bans.is_banned(peer):
-                self._tasks.spawn(self._tell_one(peer, self._message()))
+                self._tasks.spawn(self._tell_one(peer, message))
 
     # Others hear it
 
-    def _message(self) -> Told:
-        """The latest that was found here, as far as it has room in a record."""
+    def _message(self, of: Iterable[PeerID] = ()) -> Told:
+        """What others showed `of` these, and the latest that was found here, as far as it has room in a record."""
         chosen, left = list[bytes](), RECORD_BYTES
-        for evidence in reversed(self.bans.found.values()):
+        for evidence in (*self.bans.shown(of), *reversed(self.bans.found.values())):
             if not isinstance(evidence, msgspec.Struct):
                 continue  # the inputs of a whole part: its group has seen them
             piece = wire.encode(evidence)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 
+from swarmcli.averaging.bans import Heard, Told
+from swarmcli.averaging.consensus.certificate import DoubleVote, sign_vote
 from swarmcli.averaging.matchmaking.messages import SEARCH_BYTES, Answer, Candidate, Invitation, method_name
 from swarmcli.errors import NetworkError
+from swarmcli.network import wire
+from swarmcli.network.identity import Identity
 from swarmcli.testing import virtual_time
 from swarmcli.testing.adversary import Liar
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, together
@@ -54,6 +58,36 @@ def test_a_member_that_names_searches_to_come_keeps_nobody_from_another() -> Non
                 task.cancel()
             await asyncio.wait([*working, *lying])
             assert liar.told and min(trainer.epoch for trainer in honest) >= 2 + epochs / 2
+            assert len({trainer.core.position.lineage for trainer in honest}) == 1
+
+    virtual_time.run(main(), timeout=3600)
+
+
+def evidence_against(identity: Identity) -> DoubleVote:
+    """Which only this identity can make."""
+    group, values = bytes(32), (bytes(32), bytes([1]) * 32)
+    first, second = (sign_vote(identity, group, 0, "vote", value) for value in values)
+    return DoubleVote(identity.peer_id, group, 0, "vote", values, (first, second))
+
+
+def test_a_member_that_shows_evidence_against_itself_to_some_alone_is_banned_by_all() -> None:
+    """Before, those declined each group that the others led with it in it: 2 of 8 left half of the epochs."""
+
+    async def main() -> None:
+        async with Swarm(3) as swarm:
+            trainers = [await swarm.trainer(seed=1, batch_size=1, pace=2.0) for _ in range(4)]
+            await together(*(trainer.core.join() for trainer in trainers))
+            await together(*(trainer.train(2) for trainer in trainers))
+            *honest, dishonest = trainers
+            endpoint, bans = dishonest.node.endpoint, honest[0].core._work.averager._ban_news
+            proof = wire.encode(evidence_against(endpoint.identity))
+            for trainer in honest[:2]:
+                await endpoint.call(trainer.node.peer_id, bans.method, Told((proof,)), Heard, timeout=5.0)
+            lying = asyncio.create_task(dishonest.train(1000))
+            await together(*(trainer.train(6) for trainer in honest))
+            lying.cancel()
+            await asyncio.wait([lying])
+            assert all(trainer.core._work.averager.bans.is_banned(endpoint.peer_id) for trainer in honest)
             assert len({trainer.core.position.lineage for trainer in honest}) == 1
 
     virtual_time.run(main(), timeout=3600)

@@ -446,8 +446,8 @@ class GroupFinder:
         group = begin.group
         if group.leader != peer:
             raise CallRefused("identity", "only its leader begins a group")
-        if any(bans.is_banned(member.peer_id) for member in group.members):
-            self._ban_news.tell([peer])  # it knows of no ban, or lies: then it leads nobody who knows
+        if banned := [member.peer_id for member in group.members if bans.is_banned(member.peer_id)]:
+            self._ban_news.tell([peer], of=banned)  # it knows of no ban, or lies: then it leads nobody who knows
             self._asking.hear_no_more(peer)
             self._declined(group)
             raise CallRefused("banned", "a member of that group was banned from the run")
