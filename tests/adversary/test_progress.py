@@ -14,6 +14,8 @@ import pytest
 from swarmcli.averaging.control import RoundRequest, StepControl
 from swarmcli.averaging.group import Member
 from swarmcli.network import Identity
+from swarmcli.optim.peers.board import Board
+from swarmcli.optim.peers.progress import LocalTrainingProgress
 from swarmcli.testing import virtual_time
 from swarmcli.testing.adversary import Liar
 from swarmcli.testing.adversary.base import on_each_try
@@ -172,5 +174,42 @@ def test_one_quick_computer_beside_slow_ones_has_to_wait_for_none_of_them() -> N
             took = (asyncio.get_running_loop().time() - began) / 10
             assert took < TARGET * 0.1 + 4.0 + 1.0, took  # the slow ones end their batch
             assert any(event.samples < TARGET for event in quick.epochs), "what counts is less"
+
+    virtual_time.run(main(), timeout=3600)
+
+
+def test_no_leader_is_given_up_by_what_a_stranger_reports() -> None:
+    """It takes part in nothing, and has all samples of each epoch by its own word: half of the epochs were lost."""
+
+    async def main() -> None:
+        async with Swarm(3) as swarm:
+            pace = 2 * EPOCH * 4 / TARGET
+            trainers = [await swarm.trainer(seed=1, batch_size=1, pace=pace) for _ in range(4)]
+            await together(*(trainer.core.join() for trainer in trainers))
+            await together(*(trainer.train(2) for trainer in trainers))
+            node = await swarm.node()
+            board = Board(node, "run_progress", LocalTrainingProgress, 60.0, None)
+
+            async def boast() -> None:
+                while True:
+                    told = LocalTrainingProgress(
+                        peer_id=bytes(node.peer_id),
+                        epoch=trainers[0].epoch,
+                        samples_accumulated=TARGET,
+                        samples_per_second=0.0,
+                        time=node.endpoint.clock.now(),
+                        client_mode=False,
+                    )
+                    await board.publish(told)
+                    await asyncio.sleep(1)
+
+            tasks = [asyncio.create_task(work) for work in (boast(), *(each.train(10_000) for each in trainers))]
+            await asyncio.sleep(12 * EPOCH)
+            for task in tasks:
+                assert not task.done(), task
+                task.cancel()
+            assert min(trainer.epoch for trainer in trainers) - 2 >= 5
+            suspicions = [trainer.core._work.averager.suspicions for trainer in trainers]
+            assert not any(each.reason(trainer.node.peer_id) for each in suspicions for trainer in trainers)
 
     virtual_time.run(main(), timeout=3600)

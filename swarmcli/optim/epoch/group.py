@@ -220,11 +220,13 @@ class PreformedGroup:
     def _heed_reports(self) -> None:
         """A leader hears of samples before they are reported. So where the reports have enough of them and no round
         begins, whoever has them has no seat, or the leader does not begin: the one gets its seat back, the other is
-        given up in the end. Ever more seldom within a lineage, since reports may lie as well. They also count the
+        given up in the end: by the reports of those with whom this peer has come here or is in a group, since strangers
+        could say so for ever, and ever more seldom within a lineage, since these may lie as well. They also count the
         samples of who was killed, until that report is a minute old."""
         if self.begun:
             return
-        if self._averager.count(self._reported()) < self._config.target_batch_size:
+        reported, (lineage, queue) = self._reported(), self._queue
+        if self._averager.count(reported) < self._config.target_batch_size:
             if self._enough_since < math.inf:
                 self._enough_since = math.inf
                 self._averager.forgive_leaders()
@@ -232,7 +234,10 @@ class PreformedGroup:
         self._enough_since = min(self._enough_since, loop_time())
         waited = loop_time() - self._enough_since
         self._averager.admit_doubted(waited)
-        if waited > self._gives_up_after:
+        if self.position is not None and lineage == self.position.lineage:
+            reported = {peer: samples for peer, samples in reported.items() if peer in {*queue, *self.company}}
+        enough = self._averager.count(reported) >= self._config.target_batch_size
+        if enough and waited > self._gives_up_after:
             self._gives_up_after *= 2
             self._averager.give_up_leader()
 
