@@ -153,14 +153,14 @@ class Candidates:
         Whoever speaks for himself is no longer passed over.
         """
         peer = candidate.peer_id
-        if self._only_one and candidate.tag != self._me.tag and candidate.search > self._since:
+        own_word = direct or self._memory.holders.get(peer) == candidate
+        if self._only_one and own_word and candidate.tag != self._me.tag and candidate.search > self._since:
             self.elsewhere.add(peer)
         if candidate.bucket != self._me.bucket or not candidate.looking or peer == self._me.peer_id:
             return False
         if peer in self.shunned or self._memory.is_banned(peer):
             return False
         known = self.entries.get(peer)
-        own_word = direct or self._memory.holders.get(peer) == candidate
         hearsay = known is not None and own_word and not known.own_word  # what was known
         if known is not None and known.candidate.search == candidate.search and not hearsay:
             known.expires = max(known.expires, now + LIFETIME)
@@ -212,9 +212,11 @@ class Candidates:
         Where there is one round for all, two groups of one tag that both begin would be two averages, and separate
         their members for good. So a group that would be no larger than what has begun already gives up, and its
         members ask those others how it ended. A smaller round does not stop this peer's group: its members will have
-        to come here, whatever they make of it; and few that merely say that they have begun cannot hold up many.
+        to come here, whatever they make of it; and few that merely say that they have begun cannot hold up many. Where
+        it is known who was in the round that led here, these count alone: keys that say so cost nothing.
         """
-        return len(self.elsewhere.difference(followers)) >= 1 + len(followers)
+        begun = self.elsewhere.intersection(self._queue) if self._queue else self.elsewhere
+        return len(begun.difference(followers)) >= 1 + len(followers)
 
     def pass_over(self, peers: Iterable[PeerID], until: float) -> None:
         """Leaves these peers aside for a while, unless they begin another search."""

@@ -115,6 +115,20 @@ def test_a_search_that_only_third_peers_name_gives_way_to_its_owners_word_and_en
     assert known.learn(candidate(1, began=2.0), 0.0)
 
 
+def test_keys_that_say_they_are_elsewhere_outweigh_nobody_who_was_in_the_round_before() -> None:
+    """Five of them had a run of four believe in each epoch that its round had begun without it."""
+    keys, mates = [candidate(number, tag=b"later", began=9.0) for number in range(10, 15)], [peer_id(1), peer_id(2)]
+    newcomer = Candidates(candidate(0), Memory(), only_one=True)
+    member = Candidates(candidate(0), Memory(), only_one=True, queue=[peer_id(0), *mates])
+    for known in (newcomer, member):
+        for said in keys:
+            known.learn(said, now=10.0, direct=True)
+    assert newcomer.outweigh(mates) and not member.outweigh(mates)
+    for mate in (1, 2):
+        member.learn(candidate(mate, tag=b"later", began=9.0), now=10.0, direct=True)
+    assert member.outweigh([]) and not member.outweigh(mates)
+
+
 def test_passing_over_and_coming_back() -> None:
     known = knowing(candidate(1), candidate(2))
     known.pass_over([peer_id(1)], 5.0)
