@@ -21,8 +21,8 @@ from swarmcli.dht import DHTNode
 from swarmcli.events import Events
 from swarmcli.network import Endpoint, Identity
 from swarmcli.network.transports.tcp.transport import TCPTransport
-from swarmcli.testing.adversary import Liar
 from tests.adversary.leading import ALTERED, alter_entries, begin_two, give_up, hurry_to_the_front, stuff
+from tests.adversary.lies import Liar
 from tests.adversary.test_progress import claim, keep_out, list_keys
 from tests.adversary.test_reports import refuse_and_blame
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, together

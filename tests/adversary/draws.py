@@ -12,7 +12,7 @@ import torch
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
 from swarmcli.errors import SwarmError
-from swarmcli.testing.adversary import Layer, Liar, draw
+from tests.adversary.lies import Layer, Liar, draw
 from tests.averaging.averagers import Averagers, Peer
 
 LAYERS: tuple[Layer, ...] = ("network", "hash table", "matchmaking", "parts", "votes", "audits", "gradients")

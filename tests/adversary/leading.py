@@ -21,8 +21,8 @@ from swarmcli.averaging.group import NONCE_BYTES, Group, Member
 from swarmcli.averaging.matchmaking.messages import Begin, Candidate, rank_of
 from swarmcli.network import PeerID
 from swarmcli.network.identity import Identity
-from swarmcli.testing.adversary import LIES, Liar
-from swarmcli.testing.adversary.base import on_each_try
+from tests.adversary.lies import LIES, Liar
+from tests.adversary.lies.base import on_each_try
 
 
 def alter_entries(liar: Liar, alter: Callable[[Member], Member]) -> None:

@@ -13,8 +13,8 @@ from swarmcli.averaging.control import RoundResult
 from swarmcli.compression import CompressionBase, NoCompression, Uniform8BitQuantization
 from swarmcli.events import PeerBanned
 from swarmcli.testing import virtual_time
-from swarmcli.testing.adversary import Liar
-from swarmcli.testing.adversary.base import LIES, all_lies
+from tests.adversary.lies import Liar
+from tests.adversary.lies.base import LIES, all_lies
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
 
 all_lies()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from swarmcli.testing import virtual_time
-from swarmcli.testing.adversary.base import LIES, all_lies
 from tests.adversary.draws import Draw, play
+from tests.adversary.lies.base import LIES, all_lies
 from tests.suites import soak
 
 SMALL = [(4, 1, seed) for seed in range(3)] + [(8, 2, 0)]

@@ -12,7 +12,7 @@ from swarmcli.averaging.aggregators import Aggregator, CenteredClip, Mean, Media
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
 from swarmcli.testing import virtual_time
-from swarmcli.testing.adversary import LIES, Liar, gradients
+from tests.adversary.lies import LIES, Liar, gradients
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
 
 NAMES = sorted(name for name, each in LIES.items() if each.tell.__module__ == gradients.__name__)

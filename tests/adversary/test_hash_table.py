@@ -12,7 +12,7 @@ from swarmcli.dht.joining import RelayDirectory
 from swarmcli.dht.records import OwnedSubkey, encode_subkey, key_id, node_id
 from swarmcli.reach.relay_records import RELAYS_KEY, RelayRecord
 from swarmcli.testing import Swarm
-from swarmcli.testing.adversary.base import LIES, Liar, all_lies
+from tests.adversary.lies.base import LIES, Liar, all_lies
 from tests.simulation import simulated
 
 all_lies()

@@ -12,7 +12,7 @@ from swarmcli.errors import NetworkError
 from swarmcli.network import wire
 from swarmcli.network.identity import Identity
 from swarmcli.testing import virtual_time
-from swarmcli.testing.adversary import Liar
+from tests.adversary.lies import Liar
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, together
 
 

@@ -14,8 +14,8 @@ from swarmcli.averaging.control import RoundResult
 from swarmcli.events import EpochAdvanced, Event
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.testing import virtual_time
-from swarmcli.testing.adversary import Liar
 from tests.adversary.leading import ALTERED, alter_entries, alter_list, begin_two, give_up, hurry_to_the_front, stuff
+from tests.adversary.lies import Liar
 from tests.averaging.averagers import Averagers, all_outcomes
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, digests, together
 from tests.suites import soak

@@ -13,8 +13,8 @@ from swarmcli.network.identity import Identity
 from swarmcli.optim.peers.proofs import MOST_STEPS, Proof, Saved, Step, Way
 from swarmcli.optim.state.lineage import ANY_ROUND, LineagePosition, solitary_round_id
 from swarmcli.testing import virtual_time
-from swarmcli.testing.adversary import LIES, Liar
-from swarmcli.testing.adversary.lineages import FAR, forged_step
+from tests.adversary.lies import LIES, Liar
+from tests.adversary.lies.lineages import FAR, forged_step
 from tests.optim.optim_swarm import Swarm, Trainer, digests, record, together
 
 

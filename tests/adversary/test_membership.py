@@ -10,7 +10,7 @@ import pytest
 from swarmcli.network.identity import Identity
 from swarmcli.network.membership import claimed
 from swarmcli.testing import virtual_time
-from swarmcli.testing.adversary import LIES, Liar, membership
+from tests.adversary.lies import LIES, Liar, membership
 from tests.network.closed_runs import TONIGHT, ClosedRunWorld, ClosedSwarm
 
 REFUSED = [

@@ -14,8 +14,8 @@ from swarmcli.events import Event, PeerDisconnected
 from swarmcli.network import Endpoint, Identity, Stream
 from swarmcli.network.budgets import BUDGETS
 from swarmcli.testing import MemoryNetwork
-from swarmcli.testing.adversary import LIES, Liar
-from swarmcli.testing.adversary import network as lies_of_the_network
+from tests.adversary.lies import LIES, Liar
+from tests.adversary.lies import network as lies_of_the_network
 from tests.network.worlds import Number, double, reaches
 from tests.simulation import simulated
 

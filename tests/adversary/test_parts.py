@@ -12,7 +12,7 @@ from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
 from swarmcli.events import PeerBanned
 from swarmcli.testing import virtual_time
-from swarmcli.testing.adversary import LIES, Liar, parts
+from tests.adversary.lies import LIES, Liar, parts
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
 from tests.suites import soak
 

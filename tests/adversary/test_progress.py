@@ -17,9 +17,9 @@ from swarmcli.network import Identity
 from swarmcli.optim.peers.board import Board
 from swarmcli.optim.peers.progress import LocalTrainingProgress
 from swarmcli.testing import virtual_time
-from swarmcli.testing.adversary import Liar
-from swarmcli.testing.adversary.base import on_each_try
 from tests.adversary.leading import alter_list
+from tests.adversary.lies import Liar
+from tests.adversary.lies.base import on_each_try
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, together, until
 from tests.suites import soak
 

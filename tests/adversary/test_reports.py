@@ -17,8 +17,8 @@ from swarmcli.dht import DHTNode
 from swarmcli.errors import CallRefused
 from swarmcli.network import PeerID
 from swarmcli.testing import virtual_time
-from swarmcli.testing.adversary import Liar
-from swarmcli.testing.adversary.base import on_each_try
+from tests.adversary.lies import Liar
+from tests.adversary.lies.base import on_each_try
 from tests.averaging.averagers import Averagers, all_outcomes
 from tests.suites import soak
 

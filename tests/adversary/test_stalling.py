@@ -10,7 +10,7 @@ import pytest
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
 from swarmcli.testing import virtual_time
-from swarmcli.testing.adversary import LIES, Liar, stalling
+from tests.adversary.lies import LIES, Liar, stalling
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
 from tests.optim.optim_swarm import TARGET, Swarm, together
 

@@ -11,7 +11,7 @@ import pytest
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.events import PeerBanned
 from swarmcli.testing import virtual_time
-from swarmcli.testing.adversary import LIES, Liar, votes
+from tests.adversary.lies import LIES, Liar, votes
 from tests.averaging.rounds import Kind, Outcome, Swarm
 from tests.suites import soak
 

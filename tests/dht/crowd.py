@@ -22,8 +22,8 @@ from swarmcli.network.addresses import Scope
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix, prefix_of_address
-from swarmcli.testing.adversary.base import Liar
 from swarmcli.testing.virtual_time import EPOCH
+from tests.adversary.lies.base import Liar
 
 Handler = Callable[[PeerID, Any], Awaitable[Any]]
 

@@ -10,7 +10,7 @@ import pytest
 from swarmcli.dht.records import key_id, node_id
 from swarmcli.dht.routing import Contact
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.testing.adversary.hash_table import name_each_other
+from tests.adversary.lies.hash_table import name_each_other
 from tests.simulation import simulated
 
 from .crowd import Crowd, calls, share_found

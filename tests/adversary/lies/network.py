@@ -12,7 +12,7 @@ from swarmcli.events import Event, PeerConnected
 from swarmcli.network import Endpoint, PeerID, Purpose, wire
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.messages import AddressesChanged, Hello, Open, Piece, Ping
-from swarmcli.testing.adversary.base import Liar, lie
+from tests.adversary.lies.base import Liar, lie
 
 STEERING = "\x1b[2J\x1b]0;owned\x07\u202elive si llA\u2066"  # clears a terminal, names its window, turns its reading
 _AT_ONCE = 64  # connections that one liar dials to one victim

@@ -19,7 +19,7 @@ from swarmcli.dht.storage import Verdict
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.reach.relay_records import RELAYS_KEY
-from swarmcli.testing.adversary.base import Liar, lie
+from tests.adversary.lies.base import Liar, lie
 
 _AGAIN = 20.0  # seconds between what a liar sends of its own accord
 _PATIENCE = 10.0  # seconds that it waits for an answer

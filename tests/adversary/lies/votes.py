@@ -32,7 +32,7 @@ from swarmcli.averaging.consensus.messages import (
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.errors import CallRefused, NetworkError
 from swarmcli.network.identity import SIGNATURE_BYTES, PeerID
-from swarmcli.testing.adversary.base import Liar, lie
+from tests.adversary.lies.base import Liar, lie
 
 _OTHER = Committed(b"another result".ljust(32))
 _FOR_EVER = 1e6  # seconds

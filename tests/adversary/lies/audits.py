@@ -12,7 +12,7 @@ from swarmcli.averaging.audit.signed import SignedParts, inputs_hash
 from swarmcli.averaging.round.messages import InputsRequest
 from swarmcli.compression import NoCompression
 from swarmcli.errors import CallRefused, NetworkError
-from swarmcli.testing.adversary.base import Liar, lie, on_each_try
+from tests.adversary.lies.base import Liar, lie, on_each_try
 
 
 def _falsify(round_: Any, liar: Liar) -> None:

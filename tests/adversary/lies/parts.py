@@ -20,7 +20,7 @@ from swarmcli.compression.base import NoCompression, tensor_memory
 from swarmcli.errors import NetworkError
 from swarmcli.network import Stream, wire
 from swarmcli.network.identity import SIGNATURE_BYTES, PeerID
-from swarmcli.testing.adversary.base import Liar, lie, on_each_try
+from tests.adversary.lies.base import Liar, lie, on_each_try
 
 
 class _Altered:

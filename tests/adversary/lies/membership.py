@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from swarmcli.errors import NotAMember
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.membership import Invitation, Kind, Membership, Pass, Revocation
-from swarmcli.testing.adversary.base import Liar, lie
+from tests.adversary.lies.base import Liar, lie
 
 CENTURY = 100 * 365 * 86_400
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from swarmcli.averaging.round.messages import AverageHeader, PartHeader
 from swarmcli.network import Stream
-from swarmcli.testing.adversary.base import Liar, lie, on_each_try
+from tests.adversary.lies.base import Liar, lie, on_each_try
 
 DRIP = 14.0  # seconds between two pieces: never as long as silence is borne
 

@@ -18,7 +18,7 @@ from swarmcli.optim.peers.directory import PositionReply, PositionRequest
 from swarmcli.optim.peers.proofs import Proof, Step
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.lineage import MAX_COUNT, LineagePosition
-from swarmcli.testing.adversary.base import Liar, lie
+from tests.adversary.lies.base import Liar, lie
 
 if TYPE_CHECKING:
     from swarmcli.optim.core import OptimizerCore

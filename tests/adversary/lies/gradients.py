@@ -13,7 +13,7 @@ import torch
 
 from swarmcli.averaging.round.buffers import Inputs
 from swarmcli.averaging.round.plan import Part
-from swarmcli.testing.adversary.base import Liar, lie
+from tests.adversary.lies.base import Liar, lie
 
 Tensors: TypeAlias = list[torch.Tensor]
 # What a liar sends in place of what it has (the last item), and had in the rounds before.

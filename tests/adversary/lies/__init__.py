@@ -4,7 +4,7 @@ A lie is a function that installs itself on one real peer: the peer goes on as a
 which is what makes a lie hard to tell. Each file here has the lies of one layer; `LIES` has all of them, by name.
 """
 
-from swarmcli.testing.adversary.base import LIES, Layer, Liar, Lie, all_lies, draw, lie
+from tests.adversary.lies.base import LIES, Layer, Liar, Lie, all_lies, draw, lie
 
 __all__ = ["LIES", "Layer", "Liar", "Lie", "all_lies", "draw", "lie"]
 
