@@ -15,6 +15,7 @@ from swarmcli.threads import on_all_threads, on_one_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Ends = Callable[[int], bool]  # whether so few bytes in a time are too few
 
 # Bytes. Adding, converting or hashing a part of the usual half a megabyte on the wire takes 0.05 to 0.3 ms, also with
 # float16; handing it to another thread and back was measured at 0.7 ms on a busy machine, more than it saves.
@@ -83,14 +84,18 @@ async def beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]
         raise group.exceptions[0] from None
 
 
+def _trickles(taken: int) -> bool:
+    return taken < _LEAST_TAKEN
+
+
 class _Listening:
-    """Looks from time to time whether something has moved on a stream; if not, it lets the deadline pass."""
+    """Looks from time to time whether enough has moved on a stream; if not, it lets the deadline pass."""
 
     # A class, for a function that names itself in order to be called again is a cycle of references: it would keep
     # the waiting task, its frames and the memory of the round until the garbage collector comes by.
 
-    def __init__(self, moved: Callable[[], int], least: int, seconds: float, deadline: asyncio.Timeout) -> None:
-        self._moved, self._least, self._seconds, self._deadline = moved, least, seconds, deadline
+    def __init__(self, moved: Callable[[], int], ends: Ends, seconds: float, deadline: asyncio.Timeout) -> None:
+        self._moved, self._ends, self._seconds, self._deadline = moved, ends, seconds, deadline
         self._loop = asyncio.get_running_loop()
         self._begin()
 
@@ -99,7 +104,7 @@ class _Listening:
         self._timer = self._loop.call_later(self._seconds, self._look)
 
     def _look(self) -> None:
-        if self._moved() < self._seen + self._least:
+        if self._ends(self._moved() - self._seen):
             self._deadline.reschedule(self._loop.time())
         else:
             self._begin()
@@ -110,19 +115,20 @@ class _Listening:
 
 def unless_silent(stream: Stream, seconds: float) -> AbstractAsyncContextManager[None]:
     """Raises TimeoutError when nothing at all has arrived on a stream for so long, however slow it is otherwise."""
-    return _while_moving(lambda: stream.arriving, 1, seconds)
+    return _while_moving(lambda: stream.arriving, lambda moved: not moved, seconds)
 
 
-def unless_stuck(stream: Stream, seconds: float) -> AbstractAsyncContextManager[None]:
+def unless_stuck(stream: Stream, seconds: float, ends: Ends = _trickles) -> AbstractAsyncContextManager[None]:
     """Raises TimeoutError when the other end of a stream has taken next to nothing for so long, however slow it is
-    otherwise: the way there, or either end's limit, may leave it a few kilobytes per second."""
-    return _while_moving(lambda: stream.leaving, _LEAST_TAKEN, seconds)
+    otherwise: the way there, or either end's limit, may leave it a few kilobytes per second. `ends` says what is next
+    to nothing, by the bytes that it has taken in that time."""
+    return _while_moving(lambda: stream.leaving, ends, seconds)
 
 
 @asynccontextmanager
-async def _while_moving(moved: Callable[[], int], least: int, seconds: float) -> AsyncIterator[None]:
+async def _while_moving(moved: Callable[[], int], ends: Ends, seconds: float) -> AsyncIterator[None]:
     async with asyncio.timeout(None) as deadline:
-        listening = _Listening(moved, least, seconds, deadline)
+        listening = _Listening(moved, ends, seconds, deadline)
         try:
             yield
         finally:

@@ -34,6 +34,8 @@ Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside 
     records written, per second                    256             1024 (-)              -             dht/limits.py
     questions to the hash table, per second        500             2000 (-)              -             dht/limits.py
     contacts that were named, before any answers   4 a search      -                     160 a search  dht/lookup.py
+    downloads of a state, of kept rounds           -               1 if others wait      4, 8          state/donor.py
+    … that wait in line, that have a copy to read  -               none if it is full    256, 2        state/donor.py
 """
 
 from __future__ import annotations

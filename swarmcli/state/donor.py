@@ -2,15 +2,17 @@
 
 A few peers download at a time. The others wait in line, and the donor tells them which peers have finished and so have
 the state by now. So many newcomers spread over each other, and a donor's link is not cut into ever thinner slices.
+Places go to the network that has the fewest. While somebody waits, who takes next to nothing gives way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Annotated, ParamSpec, TypeVar
 
 import msgspec
@@ -19,6 +21,7 @@ import torch
 from swarmcli.errors import CallRefused, EndOfStream, SiteError
 from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.network.loop_thread import offload
+from swarmcli.network.prefix import Prefix
 from swarmcli.state.pins import Pin, Pins
 from swarmcli.state.snapshot import MAX_VERSION, PinnedState, Snapshot
 from swarmcli.state.witnesses import RootAnswer, RootQuestion, root_method, state_root
@@ -33,8 +36,10 @@ MAX_DIGESTS_AT_ONCE = 64
 MAX_NAMED = 8  # other holders of the state in one message
 
 _MAX_IN_LINE = 256
+_MOST_VERSIONS = 2  # downloaded at once, beside what was lent: each may take as much memory as the state
 _SIGN_OF_LIFE = 10.0  # seconds between messages to those in line
-_PATIENCE = 60.0  # seconds for which a downloader may ask nothing, or read nothing
+_PATIENCE = 20.0  # seconds for which a downloader may take nothing; or, while others wait, less than the next line says
+_LEAST_TAKEN = 20 << 10  # bytes in that time, half of what a link of 10 kB/s takes from each of four donors
 _BETWEEN_ROOTS = 5.0  # seconds between two states that are copied only to be hashed
 _COURTESY = 2.0  # seconds for which a chunk waits for this peer's own work at most
 
@@ -96,6 +101,14 @@ class DigestAnswer(msgspec.Struct, frozen=True):
     digests: Annotated[bytes, msgspec.Meta(max_length=32 * MAX_DIGESTS_AT_ONCE)]
 
 
+@dataclass(eq=False)
+class _Ticket:
+    """A download, in line or under way."""
+
+    network: Prefix | None  # None: of those whose control connection has gone
+    version: bytes
+
+
 def state_method(prefix: str) -> str:
     """The name of the stream method on the wire."""
     return f"state.{prefix}"
@@ -128,8 +141,8 @@ class StateDonor:
         self._last_root = -math.inf  # loop time at which a state was last copied for nobody but a witness's word
         self._donated, self._courtesy = donated, courtesy
         self._max_downloads = max_downloads
-        self._downloads = 0
-        self._line: deque[object] = deque()
+        self._served: list[_Ticket] = []
+        self._line: list[_Ticket] = []  # in order of arrival
         self._done: dict[bytes, deque[Holder]] = {}  # version → who downloaded it here and has it as well, newest last
         self._pins = Pins(provide, endpoint.random)
         self.expecting = self._pins.expecting  # for a state that this peer downloads itself
@@ -155,7 +168,9 @@ class StateDonor:
 
     async def _serve(self, peer: PeerID, request: StateRequest, stream: Stream) -> None:
         asked = asyncio.get_running_loop().time()
-        async with self._turn(request.version, stream), self._pins.use(request.version, asked) as pin:
+        ticket = _Ticket(self._endpoint.prefix(peer), request.version)
+        taking = unless_stuck(stream, _PATIENCE, lambda taken: self._gives_way(ticket, taken))
+        async with self._turn(ticket, stream), self._pins.use(request.version, asked) as pin, taking:
             given = await self._give(pin, stream)
         if given and request.version and (addresses := self._endpoint.own_word(peer)):
             self._done.setdefault(request.version, deque(maxlen=MAX_NAMED)).append(Holder(peer, addresses))
@@ -164,45 +179,68 @@ class StateDonor:
             self._donated(peer, pin.state.snapshot, given)
 
     @asynccontextmanager
-    async def _turn(self, version: bytes, stream: Stream) -> AsyncIterator[None]:
-        """Waits in line, in order of arrival. Raises CallRefused if the line is too long."""
-        if len(self._line) >= _MAX_IN_LINE or not self._max_downloads:
-            raise CallRefused("busy", f"{self._downloads + len(self._line)} others are downloading from this peer")
-        ticket = object()
+    async def _turn(self, ticket: _Ticket, stream: Stream) -> AsyncIterator[None]:
+        """Waits in line. Raises CallRefused if the line is too long, or when the download has to give way."""
         self._line.append(ticket)
+        if len(self._line) > (_MAX_IN_LINE if self._max_downloads else 0):
+            fullest = Counter(each.network for each in self._line).most_common(1)[0][0]
+            self._line.remove(next(each for each in reversed(self._line) if each.network == fullest))
         try:
-            await self._wait_in_line(ticket, version, stream)
-        finally:
-            self._line.remove(ticket)
-            self._news.ring()
-        self._downloads += 1  # nothing is awaited since the line was left, so the next one in it cannot slip in here
-        try:
+            self._admit()
+            await self._wait_in_line(ticket, stream)
             yield
+        except TimeoutError:
+            raise CallRefused("busy", "others wait, or nothing was taken for long") from None
         finally:
-            self._downloads -= 1
-            if not self._downloads and not self._line:
+            self._line = [each for each in self._line if each is not ticket]
+            self._served = [each for each in self._served if each is not ticket]
+            if not self._served and not self._line:
                 self._done.clear()  # nobody is left to be told
-            self._news.ring()
+            self._admit()
 
-    async def _wait_in_line(self, ticket: object, version: bytes, stream: Stream) -> None:
+    def _admit(self) -> None:
+        """Gives free places to those in line, where there is memory for what they want."""
+        while fitting := [each for each in self._line if self._has_room(each.version)]:
+            ticket = min(fitting, key=self._places)  # of equals the one that came first
+            self._line.remove(ticket)
+            self._served.append(ticket)
+        self._news.ring()
+
+    def _has_room(self, version: bytes) -> bool:
+        copies = {each.version for each in self._served} - self._pins.lent
+        fits = version in copies or version in self._pins.lent or len(copies) < _MOST_VERSIONS
+        return fits and len(self._served) < self._max_downloads
+
+    def _places(self, ticket: _Ticket) -> int:
+        """How many downloads its network has under way."""
+        return sum(each.network == ticket.network for each in self._served)
+
+    def _gives_way(self, ticket: _Ticket, taken: int) -> bool:
+        """A download that takes next to nothing, or whose network has more places than that of one in line. Its peer
+        comes again, and goes on from there."""
+        idle = taken < (_LEAST_TAKEN if self._line else 1) and not self._elsewhere.locked()  # which may take long
+        return idle or any(self._places(ticket) > self._places(each) + 1 for each in self._line)
+
+    async def _wait_in_line(self, ticket: _Ticket, stream: Stream) -> None:
         told: set[Holder] = set()
-        while self._line[0] is not ticket or self._downloads >= self._max_downloads:
-            others = [holder for holder in self._done.get(version, ()) if holder not in told]
+        while ticket in self._line:
+            others = [holder for holder in self._done.get(ticket.version, ()) if holder not in told]
             told.update(others)
-            await stream.send(InLine(tuple(others)))
+            async with unless_stuck(stream, _PATIENCE):
+                await stream.send(InLine(tuple(others)))
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SIGN_OF_LIFE):
                     await self._news.wait()
+        if ticket not in self._served:
+            raise CallRefused("busy", f"{len(self._served) + len(self._line)} others are downloading from this peer")
 
     async def _give(self, pin: Pin, stream: Stream) -> int:
         """Sends what is asked for; returns how many bytes of chunks that were."""
         given, state = 0, pin.state
-        async with unless_stuck(stream, _PATIENCE):
-            await stream.send(ManifestHeader(pin.token, LIBRARY), state.manifest)
+        await stream.send(ManifestHeader(pin.token, LIBRARY), state.manifest)
         while True:
             try:
-                async with asyncio.timeout(_PATIENCE):
-                    request, _ = await stream.receive(ChunkRequest)
+                request, _ = await stream.receive(ChunkRequest)
             except EndOfStream:
                 return given
             if request.first + request.count > state.layout.chunks:
@@ -222,8 +260,7 @@ class StateDonor:
             known = state.known_digest(chunk)
             digest = known if known is not None else await offload(state.digest, chunk)
             pieces = state.chunk(chunk)
-        async with unless_stuck(stream, _PATIENCE):
-            await stream.send(ChunkHeader(chunk, digest), pieces)
+        await stream.send(ChunkHeader(chunk, digest), pieces)
         return sum(len(piece) for piece in pieces)
 
     async def _tell_digests(self, peer: PeerID, question: DigestQuestion) -> DigestAnswer:
@@ -245,7 +282,7 @@ class StateDonor:
             if asked < self._last_root + _BETWEEN_ROOTS:
                 raise CallRefused("busy", "this peer has just told the root of another state")
             self._last_root = asked
-        async with self._pins.use(question.version, asked) as pin, self._hashing:
+        async with self._hashing, self._pins.use(question.version, asked) as pin:  # one copy more than for downloads
             state = pin.state
             for chunk in range(state.layout.chunks):
                 if state.known_digest(chunk) is None:

@@ -14,8 +14,6 @@ from swarmcli.network.loop_thread import offload
 from swarmcli.state.snapshot import PinnedState, Snapshot
 
 LINGER = 5.0  # seconds for which a snapshot is kept after its last download: newcomers tend to come together
-MOST_VERSIONS = 2  # in use at once, beside what was lent: each may take as much memory as the state
-
 
 Lend: TypeAlias = Callable[[Snapshot, bytes, Sequence[bytes]], None]  # a state, its manifest, its chunks' digests
 
@@ -57,18 +55,27 @@ class Pins:
         """Whether a snapshot of that version is kept, or being downloaded."""
         return self._find(version) is not None or version in self._coming
 
+    @property
+    def lent(self) -> set[bytes]:
+        """The versions that need no copy: this peer downloads them, or has just done so."""
+        return {*self._coming, *(pin.version for pin in self._pins.values() if pin.lent)}
+
     @asynccontextmanager
     async def use(self, version: bytes, since: float) -> AsyncIterator[Pin]:
         """Holds a snapshot of that version; one of b"" shows the state as it was at `since` (loop time) or later.
 
-        Raises CallRefused if there is none, or there are too many others.
+        Raises CallRefused if there is none.
         """
         if (coming := self._coming.get(version)) is not None:
             await coming.wait()
         async with self._pinning:  # newcomers come together: the first one's copy is for all of them
             pin = self._find(version)
             if pin is None or (not version and pin.taken < since):
-                pin = await self._make(version)
+                taken = _now()  # before the state is copied: a peer that asks meanwhile gets a newer copy
+                snapshot = await self._provide(version)
+                if snapshot is None:
+                    raise CallRefused("version", "this peer does not have that state")
+                pin = self._add(version, await offload(PinnedState, snapshot), taken)
             pin.users += 1
         try:
             yield pin
@@ -98,16 +105,6 @@ class Pins:
     def _find(self, version: bytes) -> Pin | None:
         """The newest."""
         return next((pin for pin in reversed(self._pins.values()) if pin.version == version), None)
-
-    async def _make(self, version: bytes) -> Pin:
-        in_use = {pin.version for pin in self._pins.values() if pin.users and not pin.lent} - {version}
-        if len(in_use) >= MOST_VERSIONS:
-            raise CallRefused("busy", f"{len(in_use)} other states are being downloaded from this peer")
-        taken = _now()  # before the state is copied: a peer that asks meanwhile gets a newer copy
-        snapshot = await self._provide(version)
-        if snapshot is None:
-            raise CallRefused("version", "this peer does not have that state")
-        return self._add(version, await offload(PinnedState, snapshot), taken)
 
     def _add(self, version: bytes, state: PinnedState, taken: float, *, lent: bool = False) -> Pin:
         for old in [pin for pin in self._pins.values() if pin.version == version and not pin.users]:

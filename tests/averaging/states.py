@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,15 @@ import torch
 from swarmcli.events import Event, Events
 from swarmcli.network import Endpoint, Identity, PeerID
 from swarmcli.state.assembly import DownloadedState
-from swarmcli.state.donor import StateDonor
+from swarmcli.state.donor import (
+    ChunkHeader,
+    ChunkRequest,
+    InLine,
+    ManifestHeader,
+    StateDonor,
+    StateRequest,
+    state_method,
+)
 from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import PinnedState, Snapshot
 from swarmcli.testing import MemoryNetwork
@@ -33,8 +41,18 @@ def make_state(seed: int = 0, size: int = 30_000) -> dict[str, torch.Tensor]:
 class Swarm:
     """Some donors and some newcomers."""
 
-    def __init__(self, donors: int, newcomers: int = 1, *, bandwidth: float | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        donors: int,
+        newcomers: int = 1,
+        *,
+        bandwidth: float | None = None,
+        hosts: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        """`hosts` of the newcomers; otherwise each peer is a network of its own."""
         self.network = MemoryNetwork(bandwidth=bandwidth)
+        self._hosts = ["" for _ in range(donors)] + list(hosts or [""] * newcomers)
         self.endpoints = [self._endpoint(index) for index in range(donors + newcomers)]
         self.states = [Snapshot(b"v1", {"epoch": 3}, make_state()) for _ in range(donors)]
         self.provided = [0] * donors
@@ -47,7 +65,8 @@ class Swarm:
     def _endpoint(self, index: int) -> Endpoint:
         events = Events()
         events.subscribe(lambda event: self.events.append(event))
-        return Endpoint(self.network.transport(Identity.from_seed(index)), events=events, seed=index)
+        transport = self.network.transport(Identity.from_seed(index), host=self._hosts[index])
+        return Endpoint(transport, events=events, seed=index)
 
     def _provide(self, index: int) -> Callable[[bytes], Awaitable[Snapshot | None]]:
         async def provide(version: bytes) -> Snapshot | None:
@@ -82,6 +101,18 @@ class Swarm:
         options.setdefault("timeout", 60)
         endpoint = self.endpoints[len(self.donors) + newcomer]
         return await download_state(endpoint, "test", options.pop("donors", self.ids), **options)
+
+
+async def trickle(endpoint: Endpoint, donor: PeerID, version: bytes, prefix: str = "test", pause: float = 50.0) -> None:
+    """Holds a download: asks for one chunk after the other, with pauses. Raises what it is told in the end."""
+    answers: Any = ManifestHeader | InLine
+    async with endpoint.stream(donor, state_method(prefix), StateRequest(version), timeout=30) as stream:
+        while not isinstance((await stream.receive(answers))[0], ManifestHeader):
+            pass
+        while True:
+            await stream.send(ChunkRequest(0, 1))
+            await stream.receive(ChunkHeader)
+            await asyncio.sleep(pause)
 
 
 def check(got: DownloadedState, expected: Snapshot) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from swarmcli.averaging.archive import archive as archive_module
 from swarmcli.averaging.archive.archive import RoundArchive
-from swarmcli.averaging.archive.kept_round import KeptRound, replay_prefix
+from swarmcli.averaging.archive.kept_round import KeptRound, replay_prefix, version_of_group, version_of_tag
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.plan import Layout, Plan
@@ -28,6 +28,7 @@ from swarmcli.state import unnamed_file as unnamed_file_module
 from swarmcli.state.snapshot import Snapshot
 from swarmcli.testing import MemoryNetwork, virtual_time
 from tests.averaging.rounds import Kind, Swarm
+from tests.averaging.states import trickle
 
 TAG = b"lineage"
 
@@ -121,6 +122,25 @@ def test_the_last_two_rounds_are_kept_and_the_newest_of_a_tag_is_served() -> Non
             assert_is(await keepers.fetch(group_id=ids[1]), results[1])
             with pytest.raises(StateDownloadError):
                 await keepers.fetch(group_id=ids[0])
+
+    virtual_time.run(main())
+
+
+def test_keys_that_hold_kept_rounds_keep_nobody_from_the_next() -> None:
+    """They ask for one chunk in 50 s, of a round by its group and by its tag: two states in use."""
+
+    async def main() -> None:
+        async with Keepers() as keepers, asyncio.TaskGroup() as tasks:
+            await keepers.round()
+            prefix, stranger = replay_prefix("test"), keepers.swarm.peers[1].endpoint
+            versions = version_of_group(keepers.group.group_id), version_of_tag(TAG)
+            held = [tasks.create_task(trickle(stranger, keepers.donors[0], each, prefix)) for each in versions]
+            await asyncio.sleep(1)
+            result = await keepers.round(b"next")
+            kept = await keepers.archives[-1].fetch(keepers.donors[:1], keepers.layout, tag=b"next", timeout=30)
+            assert_is(kept, result)
+            for each in held:
+                each.cancel()
 
     virtual_time.run(main())
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 from swarmcli.errors import CallRefused, StateDownloadError
+from swarmcli.network import Endpoint
 from swarmcli.state import donor as donor_module
 from swarmcli.state import pins as pins_module
 from swarmcli.state import snapshot as snapshot_module
@@ -22,8 +24,9 @@ from swarmcli.state.donor import (
 )
 from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import Snapshot
+from swarmcli.state.witnesses import RootAnswer, RootQuestion, root_method
 from swarmcli.testing import virtual_time
-from tests.averaging.states import CHUNK, Swarm, check, make_state, size_of
+from tests.averaging.states import CHUNK, Swarm, check, make_state, size_of, trickle
 
 
 @pytest.fixture(autouse=True)
@@ -181,6 +184,108 @@ def test_more_versions_than_memory_allows_wait() -> None:
             states = await asyncio.gather(*tasks)
             assert [state.version for state in states] == [b"a", b"b", b"c"]
             donor.close()
+
+    virtual_time.run(main())
+
+
+class Versions(Newcomers):
+    """One donor, that has a state of any version, and keys that trickle. The last newcomer is honest."""
+
+    async def __aenter__(self) -> Versions:
+        await super().__aenter__()
+        self.donors[0].close()
+        self.donors[0] = StateDonor(self.endpoints[0], "test", self.version)
+        self.donors[0].start()
+        return self
+
+    async def version(self, version: bytes) -> Snapshot:
+        return Snapshot(version, {"epoch": 3}, make_state(seed=version[0], size=100_000))
+
+    async def fetch(self, timeout: float = 120.0, version: bytes = b"v") -> float:
+        """Returns after how many seconds the honest one has its state."""
+        began = asyncio.get_running_loop().time()
+        state = await download_state(self.endpoints[-1], "test", self.ids, version=version, timeout=timeout)
+        check(state, await self.version(version))
+        return asyncio.get_running_loop().time() - began
+
+    @asynccontextmanager
+    async def trickling(self, versions: list[bytes], pause: float = 50.0) -> AsyncIterator[None]:
+        """Meanwhile each of the other keys downloads a version, and comes again when it has to give way."""
+
+        async def stay(endpoint: Endpoint, version: bytes) -> None:
+            while True:
+                with suppress(CallRefused):
+                    await trickle(endpoint, self.ids[0], version, pause=pause)
+                await asyncio.sleep(0.5)
+
+        async with asyncio.TaskGroup() as tasks:
+            pairs = zip(self.endpoints[1:], versions, strict=False)
+            staying = [tasks.create_task(stay(endpoint, version)) for endpoint, version in pairs]
+            await asyncio.sleep(1)
+            yield
+            for task in staying:
+                task.cancel()
+
+
+def test_keys_that_trickle_keep_nobody_out() -> None:
+    """Four keys have the four places, or two both versions, and ask for one chunk in 50 s."""
+
+    async def main() -> None:
+        for versions in ([b"v"] * 4, [b"a", b"b"]):
+            async with Versions(1, len(versions) + 1, 1) as swarm, swarm.trickling(versions):
+                assert await swarm.fetch() < 25
+
+    virtual_time.run(main())
+
+
+def test_one_network_takes_all_places_only_while_no_other_wants_one() -> None:
+    """A laboratory, or a stranger with many keys, that takes as much as it can; somebody from elsewhere waits."""
+
+    async def main() -> None:
+        hosts = [f"8.8.8.{number}" for number in range(40)] + ["9.9.9.9"]
+        for versions in ([b"v"] * 40, [b"a", b"b"]):
+            async with Versions(1, 41, 1, hosts=hosts) as swarm, swarm.trickling(versions, pause=0.1):
+                assert await swarm.fetch() < 25
+
+    virtual_time.run(main())
+
+
+def test_one_network_does_not_fill_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(donor_module, "_MAX_IN_LINE", 4)
+
+    async def main() -> None:
+        hosts = [f"8.8.8.{number}" for number in range(20)] + ["9.9.9.9"]
+        async with Versions(1, 21, 1, hosts=hosts) as swarm, swarm.trickling([b"v"] * 20):
+            assert await swarm.fetch() < 25
+
+    virtual_time.run(main())
+
+
+def test_slow_links_and_short_sleeps_give_no_place_away() -> None:
+    """A quarter of 10 kB/s, as of a newcomer with four donors, and four seconds of silence, while others wait."""
+
+    async def main() -> None:
+        async with Versions(1, 9, 1) as swarm:
+            newcomer, size = swarm.endpoints[-1].peer_id, size_of(await swarm.version(b"v"))
+            swarm.network.set_bandwidth(newcomer, 2500)
+            fetching = asyncio.create_task(swarm.fetch(timeout=300))
+            await asyncio.sleep(1)
+            async with swarm.trickling([b"v"] * 8):
+                await asyncio.sleep(10)
+                swarm.network.freeze(newcomer)
+                await asyncio.sleep(4)
+                swarm.network.thaw(newcomer)
+                assert await fetching < 4 + 1.2 * size / 2500, "it was never sent away"
+
+    virtual_time.run(main())
+
+
+def test_downloads_that_trickle_do_not_keep_a_donor_from_bearing_witness() -> None:
+    async def main() -> None:
+        async with Versions(1, 3, 1) as swarm, swarm.trickling([b"a", b"b"], pause=1.0):
+            question = RootQuestion(b"v")
+            answer = await swarm.endpoints[-1].call(swarm.ids[0], root_method("test"), question, RootAnswer, timeout=5)
+            assert len(answer.root) == 32
 
     virtual_time.run(main())
 
