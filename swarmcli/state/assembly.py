@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -22,12 +23,15 @@ from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import NetworkError
 from swarmcli.memory import fresh_memory, unwritten
 from swarmcli.network import Endpoint, PeerID
+from swarmcli.network.loop_thread import to_its_end
 from swarmcli.state.distant import AnyTensor, DistantTensor, loaded, pieces
 from swarmcli.state.donor import MAX_DIGESTS_AT_ONCE, DigestAnswer, DigestQuestion, digest_method
 from swarmcli.state.snapshot import StateOutline, TensorEntry, digest_of_chunk
 from swarmcli.state.unnamed_file import UnnamedFile
 from swarmcli.state.witnesses import state_root
 from swarmcli.tasks import Bell
+
+Visit: TypeAlias = asyncio.Task[None]  # fetches chunks from one donor
 
 _HASH = 32
 _TIMEOUT = 20.0  # seconds for some hashes; a donor computes them at gigabytes a second
@@ -100,7 +104,10 @@ class DonorDigests:
 
 
 class Assembly:
-    """Visits take chunks, read them into their slots, settle them there, and have them accepted or put them back.
+    """Visits take chunks, read them into their slots, settle them, and have them accepted or leave them to others.
+
+    Where none is open, an idle visit fetches one that another has taken, beside its place: that is the other's until it
+    has ended, which the idle one sees to when it has the chunk first.
 
     The place is memory or, with `spool`, an unnamed file in that directory; then only the chunks that are on their way
     are in memory.
@@ -125,8 +132,8 @@ class Assembly:
         except (RuntimeError, OSError) as error:
             raise ValueError(f"no room for a state of {layout.nbytes} bytes: {error}") from error
         self._bytes, self._spool = tensor_memory(self._memory), spool
-        self._slots: dict[int, memoryview] = {}  # with a file: of the chunks that are on their way
         self._open = deque(range(layout.chunks))  # nobody fetches these
+        self.taken: dict[int, Visit] = {}  # chunk → the visit that fetches it, and may write to its place
         self._arrived: dict[int, tuple[bytes, PeerID]] = {}  # chunk → its digest, and who gave it
         self._changed = Bell()
         self._reference: DonorDigests | None = None
@@ -143,59 +150,79 @@ class Assembly:
 
     # Chunks, and where they lie
 
-    def take_nowait(self, most: int) -> range:
+    def take_nowait(self, visit: Visit, most: int) -> range:
         """Up to `most` chunks to fetch, one behind the other; empty if others fetch all that are missing."""
         if not self._open:
             return range(0)
         first = last = self._open.popleft()
         while self._open and self._open[0] == last + 1 and last - first + 1 < most:
             last = self._open.popleft()
+        self.taken.update(dict.fromkeys(range(first, last + 1), visit))
         return range(first, last + 1)
 
-    async def take(self, most: int) -> range:
-        """The same, but waits while others may still put chunks back; empty only when the state is complete."""
-        while not self._open and not self.complete:
-            await self._changed.wait()
-        return self.take_nowait(most)
+    async def take(self, visit: Visit, most: int, patience: float) -> range:
+        """The same, but waits while others may still put chunks back; after so many seconds it is the chunk that was
+        taken first, and stays the other's. Empty only when the state is complete."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while not self._open and not self.complete:
+                    await self._changed.wait()
+        return self.take_nowait(visit, most) or next((range(chunk, chunk + 1) for chunk in self.taken), range(0))
 
-    def slot(self, chunk: int) -> memoryview:
-        """Where the content of a chunk that was taken is to be written."""
+    def slot(self, chunk: int, visit: Visit | None = None) -> memoryview:
+        """Where a visit writes the content of a chunk: its place in memory, if this visit has taken it."""
         begin, end = self.layout.bounds(chunk)
-        if self._file is None:
-            return self._bytes[begin:end]
-        if chunk not in self._slots:
-            self._slots[chunk] = unwritten(end - begin)
-        return self._slots[chunk]
+        in_place = self._file is None and self.taken.get(chunk) is visit
+        return self._bytes[begin:end] if in_place else unwritten(end - begin)
 
-    def settle(self, chunk: int) -> bytes:
-        """Keeps what the slot holds, and returns its hash. For an executor; for several threads at once.
+    async def take_over(self, chunk: int, visit: Visit, content: memoryview) -> None:
+        """This visit has a chunk that another one waits for: it ends that one, and has taken the chunk then, unless it
+        has come there meanwhile."""
+        if slow := self.taken.get(chunk):
+            self.taken[chunk] = visit
+            if not slow.cancelling():
+                slow.cancel()
+            await to_its_end(asyncio.wait([slow]))  # until then it may write there
+        if self._file is None and self.taken.get(chunk) is visit:
+            begin, end = self.layout.bounds(chunk)
+            self._bytes[begin:end] = content
+
+    def settle(self, chunk: int, content: memoryview) -> bytes:
+        """Keeps the content of a slot, and returns its hash. For an executor; for several threads at once.
 
         Raises OSError if there is no room.
         """
-        digest = digest_of_chunk(self.slot(chunk))
         if self._file is not None:
-            self._file.write(self.layout.bounds(chunk)[0], self._slots.pop(chunk))
-        return digest
+            self._file.write(self.layout.bounds(chunk)[0], content)
+        return digest_of_chunk(content)
 
-    def put_back(self, chunks: Iterable[int]) -> None:
-        """Chunks that were taken and did not come, or are not wanted as they came; nobody writes into their slots."""
+    def leave(self, visit: Visit) -> None:
+        """This visit writes into no slot any more: what it has taken, and did not give, is for others."""
+        self._put_back(chunk for chunk, other in self.taken.items() if other is visit)
+
+    def _put_back(self, chunks: Iterable[int]) -> None:
         back = list(chunks)
         for chunk in back:
             self._arrived.pop(chunk, None)
-            self._slots.pop(chunk, None)
+            self.taken.pop(chunk, None)
         self._open = deque(sorted([*self._open, *back]))
         self._changed.ring()
 
     # Whose hashes count
 
-    async def accept(self, source: DonorDigests, chunk: int, digest: bytes) -> None:
-        """A chunk of this source has been settled, with this digest. Raises Unequal if it is not the reference's, and
-        ValueError if it is not the one that was known."""
+    async def check(self, source: DonorDigests, chunk: int, digest: bytes) -> None:
+        """Raises Unequal if a chunk of this source, with this digest, is not the reference's, and ValueError if it is
+        not the one that was known."""
         if self._known is None:
             await self._compare(source, chunk, digest)
         elif self._known[chunk] != digest:
             raise ValueError(f"chunk {chunk} is not the one that was asked for: its hash was known before")
+
+    async def accept(self, source: DonorDigests, chunk: int, digest: bytes) -> None:
+        """A chunk of this source has been settled, with this digest. Raises what `check` does."""
+        await self.check(source, chunk, digest)
         self._arrived[chunk] = digest, source.peer
+        self.taken.pop(chunk, None)
         if self.complete:
             self._changed.ring()
 
@@ -225,7 +252,7 @@ class Assembly:
         async with self._choosing:
             if self._reference is None:
                 arrived = list(self._arrived.items())
-                self.put_back([chunk for chunk, (digest, _) in arrived if await source.digest(chunk) != digest])
+                self._put_back([chunk for chunk, (digest, _) in arrived if await source.digest(chunk) != digest])
                 self._reference = source
             return self._reference
 

@@ -31,7 +31,7 @@ from swarmcli.state.donor import (
     StateRequest,
     state_method,
 )
-from swarmcli.state.snapshot import MAX_MANIFEST, StateOutline, read_manifest
+from swarmcli.state.snapshot import MAX_MANIFEST, StateOutline, digest_of_chunk, read_manifest
 from swarmcli.tasks import Bell, beside, unless_silent
 from swarmcli.words import amount, printable, roughly
 
@@ -41,6 +41,8 @@ _MOST_HEARSAY = 64  # donors that others named
 _BUSY_PAUSE = 0.5  # seconds before donors that were busy are asked again
 _OPENING = 60.0  # seconds without a word before the manifest: the donor may have to copy its state
 _SILENCE = 20.0  # seconds without a byte of a chunk that was asked for
+_PATIENCE = 10.0  # seconds for what others have taken; a donor whose own round runs gives a chunk in 2 s
+_STALLED = 20.0  # seconds without a chunk that counts, after which a visit keeps no other donor from being asked
 _BATCH_TIME = 0.5  # seconds of a donor's speed in one request: at the end nobody waits long for the slowest
 
 Check = Callable[[StateOutline], Sequence[bytes] | None]
@@ -126,6 +128,8 @@ class _Download:
         """`make_room` raises ValueError for a manifest of a state that is not wanted, or has no room."""
         self.endpoint, self.prefix, self.version = endpoint, prefix, version
         self.progress = progress
+        self._patience = _STALLED
+        self.pace = 0.0  # seconds for a chunk from the quickest donor
         self.news = Bell()  # whenever another donor may be visited, or no more need to be
         self._make_room = make_room
         self._attempts: dict[str, str] = {}
@@ -134,7 +138,8 @@ class _Download:
         self._busy: list[PeerID] = []
         self._relayed: deque[PeerID] = deque()  # reached over relays: not asked yet
         self._unequal: list[PeerID] = []
-        self._visits: dict[_Visit, asyncio.Task[None]] = {}
+        self._stalled: list[PeerID] = []  # gave next to nothing while others were put aside: they come behind those
+        self._visits: set[_Visit] = set()
         self._second_chance: set[PeerID] = set()  # lost after they gave something: they are asked once more
         self._assembly: Assembly | None = None
         self._settled = False  # on the assembly: donors of other states are put aside
@@ -166,9 +171,12 @@ class _Download:
             elif self._relayed:
                 self._waiting.extend(self._relayed)
                 self._relayed.clear()
-            else:  # all donors of this state have failed: now the ones whose state is another one
-                self._waiting.extend(self._unequal)
-                self._unequal.clear()
+            else:  # all donors of this state have failed, or stall: now the ones whose state is another one
+                self._stalled.extend(self._waiting)
+                if not self._unequal:
+                    self._unequal, self._stalled = self._stalled, []
+                    self._patience *= 2  # should they be slow and honest, their next turn is longer
+                self._waiting, self._unequal = deque(self._unequal), []
                 self._settled = False
         raise self.failure("no donor gave a complete state")
 
@@ -176,25 +184,43 @@ class _Download:
         """Keeps visiting donors until the state is complete, or nobody is left to ask."""
         while True:
             if self._assembly is not None and self._assembly.complete:
-                for visit, task in self._visits.items():
-                    if not visit.fetching:
-                        task.cancel()  # it waits in line, or has not been answered yet
+                for visit in self._visits:
+                    if (not visit.fetching or visit.expected) and not visit.task.cancelling():
+                        visit.task.cancel()  # it waits in line, or for what another one has given
                 return
-            while (
-                self._waiting
-                and len(self._visits) < _MOST_VISITS
-                and sum(not visit.in_line for visit in self._visits) < _PARALLEL
-            ):
+            active = self._active()
+            if self._waiting and len(active) < _MOST_VISITS and sum(not each.in_line for each in active) < _PARALLEL:
                 visit = _Visit(self, self._waiting.popleft())
-                self._visits[visit] = tasks.create_task(self._visit(visit))
-            if not self._visits:
+                visit.task = tasks.create_task(self._visit(visit))
+                self._visits.add(visit)
+            elif not self._visits:
                 return
-            await self.news.wait()
+            else:
+                try:
+                    async with asyncio.timeout(self._patience):
+                        await self.news.wait()
+                except TimeoutError:
+                    if not self._waiting and not self._active():
+                        self._waiting.extend([*self._busy, *self._relayed])
+                        self._busy.clear()
+                        self._relayed.clear()
+                        if not self._waiting and (self._unequal or self._stalled):
+                            for visit in self._visits:
+                                visit.task.cancel()
+                            return
+
+    def _active(self) -> list[_Visit]:
+        since = self.progress.clock() - max(self._patience, 2 * self.pace)
+        return [visit for visit in self._visits if visit.in_line or visit.moved > since]
 
     async def _visit(self, visit: _Visit) -> None:
         donor = visit.peer
         try:
             await visit.run()
+        except asyncio.CancelledError:  # others were quicker: it comes behind those that wait
+            self._attempts.setdefault(donor.text, "it had not given what was asked for")
+            self._waiting.append(donor)
+            raise
         except Unequal:
             self._attempts[donor.text] = "its state is not equal to the others'"
             self._unequal.append(donor)
@@ -210,7 +236,7 @@ class _Download:
         except ValueError as error:
             self._refuse(donor, str(error))
         finally:
-            del self._visits[visit]
+            self._visits.remove(visit)
             self.news.ring()
 
     def _refuse(self, donor: PeerID, reason: str) -> None:
@@ -242,15 +268,18 @@ class _Download:
 class _Visit:
     """One visit to one donor: it waits in line, fetches what is missing, and checks every chunk.
 
-    `in_line` while the donor lets this peer wait, `fetching` from the manifest on.
+    `in_line` while the donor lets this peer wait, `fetching` from the manifest on. Others may cancel its `task`.
     """
+
+    task: asyncio.Task[None]
 
     def __init__(self, download: _Download, donor: PeerID) -> None:
         self.peer = donor
         self.in_line = self.fetching = False
         self.gave = 0  # chunks that count
+        self.expected = 0  # chunks that were asked for and have not been verified
+        self.moved = download.progress.clock()  # when the last one that counts came
         self._download = download
-        self._unfinished: deque[int] = deque()  # chunks that were asked for and have not been accepted, in order
 
     async def run(self) -> None:
         """Fetches whatever is missing, until nothing is.
@@ -272,14 +301,14 @@ class _Visit:
                     raise ValueError(f"{error} (it has {there}, this peer {LIBRARY})") from error
                 chunks = assembly.layout.chunks
                 digests = DonorDigests(download.endpoint, download.prefix, self.peer, header.pin, chunks)
-                self.in_line, self.fetching = False, True
+                self.in_line, self.fetching, self.moved = False, True, download.progress.clock()
                 download.news.ring()
                 await self._fetch(assembly, digests, stream)
         finally:
             # Not before the stream is closed: until then its chunks might still be written.
             if assembly is not None and digests is not None and not assembly.complete:
                 assembly.forsake(digests)
-                assembly.put_back(self._unfinished)
+                assembly.leave(self.task)
 
     async def _wait_in_line(self, stream: Stream) -> tuple[ManifestHeader, memoryview]:
         answers: Any = ManifestHeader | InLine
@@ -293,44 +322,56 @@ class _Visit:
             self._download.news.ring()
 
     async def _fetch(self, assembly: Assembly, digests: DonorDigests, stream: Stream) -> None:
-        clock = asyncio.get_running_loop().time
-        arrived: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue(2)
+        clock = self._download.progress.clock
+        arrived: asyncio.Queue[tuple[int, bytes, memoryview]] = asyncio.Queue(2)
         coming: deque[int] = deque()  # asked for and not received
         batch, got, began = 1, 0, clock()
         async with beside(self._verify(assembly, digests, arrived)):
             while True:
                 while len(coming) < batch:  # the next request is on its way before this one is answered
-                    chunks = assembly.take_nowait(batch) if coming else await assembly.take(batch)
+                    chunks = assembly.take_nowait(self.task, batch)
+                    if not chunks and not coming:
+                        await arrived.join()  # whoever waits for others has nothing that they wait for
+                        chunks = await assembly.take(self.task, batch, max(_PATIENCE, 2 * self._download.pace))
                     if not chunks:
                         break
+                    if assembly.taken[chunks.start] is not self.task:
+                        batch = 1  # what is another's is fetched, and taken over, alone
                     coming.extend(chunks)
-                    self._unfinished.extend(chunks)
+                    self.expected += len(chunks)
                     await stream.send(ChunkRequest(chunks.start, len(chunks)))
                 if not coming:
                     break
-                digest = await _receive_chunk(stream, assembly.slot(coming[0]), coming[0])
-                await arrived.put((coming.popleft(), digest))
+                slot = assembly.slot(coming[0], self.task)
+                digest = await _receive_chunk(stream, slot, coming[0])
+                await arrived.put((coming[0], digest, slot))
+                if assembly.taken.get(coming.popleft()) is not self.task:
+                    await arrived.join()
                 got += 1
-                speed = got / max(clock() - began, 1e-3)  # chunks per second
-                batch = max(1, min(MAX_CHUNKS_AT_ONCE, 2 * batch, int(speed * _BATCH_TIME)))
-            await arrived.join()
+                pace = max(clock() - began, 1e-3) / got
+                self._download.pace = min(pace, self._download.pace or pace)
+                batch = max(1, min(MAX_CHUNKS_AT_ONCE, 2 * batch, int(_BATCH_TIME / pace)))
 
     async def _verify(
-        self, assembly: Assembly, digests: DonorDigests, arrived: asyncio.Queue[tuple[int, bytes]]
+        self, assembly: Assembly, digests: DonorDigests, arrived: asyncio.Queue[tuple[int, bytes, memoryview]]
     ) -> None:
         """Checks chunks in the order in which they arrive, while the next ones do."""
         while True:
-            chunk, named = await arrived.get()
-            begin, end = assembly.layout.bounds(chunk)
-            assembly.received += end - begin
+            chunk, named, content = await arrived.get()
+            assembly.received += len(content)
             self._download.progress.received = assembly.received
-            digest = await offload(assembly.settle, chunk)
-            if digest != named:
-                raise ValueError(f"chunk {chunk} of its state does not have the hash that it names")
-            digests.note(chunk, digest)
-            await assembly.accept(digests, chunk, digest)
-            self._unfinished.popleft()
-            self.gave += 1
+            if assembly.taken.get(chunk) is not self.task:
+                await assembly.check(digests, chunk, await offload(digest_of_chunk, content))
+                await assembly.take_over(chunk, self.task, content)
+            if assembly.taken.get(chunk) is self.task:
+                digest = await offload(assembly.settle, chunk, content)
+                if digest != named:
+                    raise ValueError(f"chunk {chunk} of its state does not have the hash that it names")
+                digests.note(chunk, digest)
+                await assembly.accept(digests, chunk, digest)
+                self.gave += 1
+                self.moved = self._download.progress.clock()
+            self.expected -= 1
             arrived.task_done()
             if assembly.complete:
                 self._download.news.ring()

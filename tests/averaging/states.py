@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from swarmcli.events import Event, Events
 from swarmcli.network import Endpoint, Identity, PeerID
+from swarmcli.network.transports.base import Purpose
 from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.donor import (
     ChunkHeader,
@@ -23,6 +26,7 @@ from swarmcli.state.donor import (
 from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import PinnedState, Snapshot
 from swarmcli.testing import MemoryNetwork
+from swarmcli.testing.memory_connection import MemoryConnection
 
 CHUNK = 4096  # bytes, where a test asks for small chunks
 
@@ -124,3 +128,22 @@ def check(got: DownloadedState, expected: Snapshot) -> None:
 
 def size_of(state: Snapshot) -> int:
     return PinnedState(state).layout.nbytes
+
+
+def drip(monkeypatch: pytest.MonkeyPatch, peers: Sequence[PeerID], quick: int) -> None:
+    """Behind its first `quick` bytes each stream of these peers gets a byte in 15 s: it never is silent for long."""
+    transmit, sent = MemoryConnection.transmit, Counter[MemoryConnection]()
+    free: dict[MemoryConnection, float] = {}
+
+    def slowly(self: MemoryConnection, data: bytes | memoryview) -> None:
+        if self.own_id not in peers or self.purpose is not Purpose.BULK:
+            return transmit(self, data)
+        loop, now = asyncio.get_running_loop(), max(0, quick - sent[self])
+        sent[self] += len(data)
+        if data[:now]:
+            transmit(self, data[:now])
+        for place in range(now, len(data)):
+            free[self] = max(free.get(self, 0.0), loop.time()) + 15.0
+            loop.call_at(free[self], lambda byte=bytes(data[place : place + 1]): self.ended or transmit(self, byte))
+
+    monkeypatch.setattr(MemoryConnection, "transmit", slowly)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,9 @@ def small_chunks() -> Iterator[None]:
 def assembled(pinned: PinnedState, spool: Path) -> Assembly:
     assembly = Assembly(pinned.manifest, read_manifest(pinned.manifest, 1 << 30), spool)
     for chunk in reversed(range(pinned.layout.chunks)):
-        assembly.slot(chunk)[:] = b"".join(pinned.chunk(chunk))
-        assembly.settle(chunk)
+        slot = assembly.slot(chunk)
+        slot[:] = b"".join(pinned.chunk(chunk))
+        assembly.settle(chunk, slot)
     return assembly
 
 
@@ -67,8 +69,9 @@ def test_what_is_settled_is_the_state(state: dict[str, torch.Tensor], codec: Any
 def test_booleans_that_are_none(tmp_path: Path) -> None:
     pinned = PinnedState(Snapshot(b"", None, {"mask": torch.zeros(9, dtype=torch.bool)}))
     assembly = assembled(pinned, tmp_path)
-    assembly.slot(0)[3] = 2
-    assembly.settle(0)
+    slot = assembly.slot(0)
+    slot[:] = bytes([2]) * len(slot)
+    assembly.settle(0, slot)
     with pytest.raises(CompressionError, match="boolean"):
         assembly.finish()
 
@@ -105,11 +108,13 @@ def test_a_download_through_a_file_is_the_one_through_memory(tmp_path: Path, cod
 
 def test_only_chunks_on_their_way_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     most, slot = 0, Assembly.slot
+    slots: list[weakref.ref[memoryview]] = []
 
-    def counting(self: Assembly, chunk: int) -> memoryview:
+    def counting(self: Assembly, *args: Any) -> memoryview:
         nonlocal most
-        memory = slot(self, chunk)
-        most = max(most, len(self._slots))
+        memory = slot(self, *args)
+        slots.append(weakref.ref(memory))
+        most = max(most, sum(each() is not None for each in slots))
         return memory
 
     monkeypatch.setattr(Assembly, "slot", counting)

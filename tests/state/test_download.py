@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from swarmcli.network import Identity, PeerID
 from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state.snapshot import PinnedState, Snapshot, StateOutline, digest_of_chunk
 from swarmcli.testing import virtual_time
-from tests.averaging.states import CHUNK, Swarm, check, make_state, size_of
+from tests.averaging.states import CHUNK, Swarm, check, drip, make_state, size_of
 
 
 @pytest.fixture(autouse=True)
@@ -328,3 +329,88 @@ def test_where_the_hashes_are_known_each_chunk_is_checked_by_itself(liar: int) -
                 await swarm.download(donors=[swarm.ids[liar]], check=lambda outline: known)
 
     virtual_time.run(main())
+
+
+MANIFEST = 1 << 12  # bytes of a stream that are more than the manifest here, and less than a chunk with it
+
+
+@pytest.mark.parametrize("spooled", [False, True])
+@pytest.mark.parametrize("dripping", [[0], [3], [0, 1], [0, 1, 2]])
+@pytest.mark.parametrize("quick", [0, MANIFEST, MANIFEST + 2 * CHUNK])
+def test_donors_that_drip_hold_up_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quick: int, dripping: list[int], spooled: bool
+) -> None:
+    async def main() -> None:
+        async with Swarm(4, bandwidth=100_000) as swarm:
+            drip(monkeypatch, [swarm.ids[index] for index in dripping], quick)
+            check(await swarm.download(spool=tmp_path if spooled else None), swarm.states[0])
+            assert asyncio.get_running_loop().time() < 50
+            assert not [event for event in swarm.events if isinstance(event, PeerRefused)], "slow is no lie"
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("quick", [0, MANIFEST])
+def test_where_all_that_were_visited_drip_others_are(monkeypatch: pytest.MonkeyPatch, quick: int) -> None:
+    async def main() -> None:
+        async with Swarm(10) as swarm:
+            drip(monkeypatch, swarm.ids[:9], quick)
+            check(await swarm.download(timeout=200), swarm.states[0])
+
+    virtual_time.run(main())
+
+
+def test_of_a_state_in_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr(snapshot_module, "_MIN_CHUNK", 1 << 20)
+        async with Swarm(3) as swarm:
+            drip(monkeypatch, swarm.ids[:1], MANIFEST)
+            check(await swarm.download(), swarm.states[0])
+            assert asyncio.get_running_loop().time() < 15
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("spooled", [False, True])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_first_donor_drips_a_state_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int, spooled: bool
+) -> None:
+    """With seed 0 only bits of it differ: its manifest is the others', who are measured by its hashes."""
+
+    async def main() -> None:
+        async with Swarm(3, bandwidth=100_000) as swarm:
+            swarm.states[0] = Snapshot(b"v1", {"epoch": 3 + seed}, a_bit_apart(*range(29)))
+            for peer in swarm.ids[1:]:
+                swarm.network.set_bandwidth(peer, 20_000)  # it comes first
+            drip(monkeypatch, swarm.ids[:1], MANIFEST + 3 * CHUNK)
+            check(await swarm.download(spool=tmp_path if spooled else None), swarm.states[1])
+            assert asyncio.get_running_loop().time() < 50
+
+    virtual_time.run(main())
+
+
+def test_donors_at_relays_are_asked_where_all_others_drip(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with Swarm(2) as swarm:
+            drip(monkeypatch, swarm.ids[:1], MANIFEST)
+            check(await swarm.download(donors=swarm.ids[:1], relayed=swarm.ids[1:]), swarm.states[1])
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("donors", [1, 2, 4])
+def test_donors_that_are_alike_slow_give_each_byte_once(monkeypatch: pytest.MonkeyPatch, donors: int) -> None:
+    """A chunk takes 16 s."""
+
+    async def main() -> None:
+        monkeypatch.setattr(snapshot_module, "_MIN_CHUNK", 1 << 16)
+        async with Swarm(donors) as swarm:
+            swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(size=100_000))] * donors
+            for peer in swarm.ids:
+                swarm.network.set_bandwidth(peer, 4_000)
+            got = await swarm.download(timeout=3600)
+            check(got, swarm.states[0])
+            assert got.received == size_of(swarm.states[0]) and len(got.donors) == donors
+
+    virtual_time.run(main(), timeout=7200)

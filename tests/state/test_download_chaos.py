@@ -1,4 +1,4 @@
-"""Downloads while donors die, freeze, thaw, lose connections, differ and lie, drawn from seeds."""
+"""Downloads while donors die, freeze, thaw, drip, lose connections, differ and lie, drawn from seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.snapshot import PinnedState, Snapshot
 from swarmcli.testing import virtual_time
-from tests.averaging.states import CHUNK, Swarm, make_state
+from tests.averaging.states import CHUNK, Swarm, drip, make_state
 
 DONORS, NEWCOMERS = 5, 3
 SPEED = 100_000  # bytes per second of every link
@@ -75,6 +75,9 @@ def test_what_comes_out_is_one_donors_state_and_it_comes(seed: int, monkeypatch:
                 state = swarm.states[liar]
                 swarm.states[liar] = Snapshot(state.version, state.metadata, state.tensors)  # nobody else's
                 monkeypatch.setattr(PinnedState, "chunk", lie)
+            if chance.random() < 0.5:
+                dripping = chance.sample(swarm.ids[:-1], chance.randint(1, DONORS - 1))
+                drip(monkeypatch, dripping, chance.randrange(60_000))
             downloads = [asyncio.create_task(swarm.download(number, timeout=300)) for number in range(NEWCOMERS)]
             await disturb(swarm, chance)
             for got in await asyncio.gather(*downloads):

@@ -57,8 +57,9 @@ def test_a_state_in_a_file_is_restored_like_one_in_memory(optimizer: str, tmp_pa
     pinned = PinnedState(Snapshot(b"", None, captured.tensors))
     assembly = Assembly(pinned.manifest, read_manifest(pinned.manifest, 1 << 30), tmp_path)
     for chunk in range(pinned.layout.chunks):
-        assembly.slot(chunk)[:] = b"".join(pinned.chunk(chunk))
-        assembly.settle(chunk)
+        slot = assembly.slot(chunk)
+        slot[:] = b"".join(pinned.chunk(chunk))
+        assembly.settle(chunk, slot)
     here.restore(captured)
     there.restore(CapturedState(captured.metadata, assembly.finish().contents))
     for state in (donor, here, there):
