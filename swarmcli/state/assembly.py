@@ -23,7 +23,7 @@ from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import NetworkError
 from swarmcli.memory import fresh_memory, unwritten
 from swarmcli.network import Endpoint, PeerID
-from swarmcli.network.loop_thread import to_its_end
+from swarmcli.network.loop_thread import loop_time, to_its_end
 from swarmcli.state.distant import AnyTensor, DistantTensor, loaded, pieces
 from swarmcli.state.donor import MAX_DIGESTS_AT_ONCE, DigestAnswer, DigestQuestion, digest_method
 from swarmcli.state.snapshot import StateOutline, TensorEntry, digest_of_chunk
@@ -34,7 +34,7 @@ from swarmcli.tasks import Bell
 Visit: TypeAlias = asyncio.Task[None]  # fetches chunks from one donor
 
 _HASH = 32
-_TIMEOUT = 20.0  # seconds for some hashes; a donor computes them at gigabytes a second
+_TIMEOUT = 20.0  # seconds for hashes, in one answer and in all of the first reference's: gigabytes of them in a second
 
 
 class Unequal(Exception):
@@ -82,20 +82,24 @@ class DonorDigests:
         self._endpoint, self._method, self._pin, self._chunks = endpoint, digest_method(prefix), pin, chunks
         self._known: dict[int, bytes] = {}
         self._asking = asyncio.Lock()
+        self._spent = 0.0  # seconds
 
     def note(self, chunk: int, digest: bytes) -> None:
         """The donor named this digest with a chunk. Raises ValueError if it has named another one before."""
         if self._known.setdefault(chunk, digest) != digest:
             raise ValueError(f"it names two hashes for chunk {chunk} of one state")
 
-    async def digest(self, chunk: int) -> bytes:
-        """Raises NetworkError, and ValueError for what no honest donor answers."""
+    async def digest(self, chunk: int, patience: float) -> bytes:
+        """Raises NetworkError, also when all answers took longer than `patience` (seconds), and ValueError for what no
+        honest donor answers."""
         async with self._asking:
             if chunk not in self._known:
                 first = chunk - chunk % MAX_DIGESTS_AT_ONCE
                 count = min(MAX_DIGESTS_AT_ONCE, self._chunks - first)
                 question = DigestQuestion(self._pin, first, count)
-                answer = await self._endpoint.call(self.peer, self._method, question, DigestAnswer, timeout=_TIMEOUT)
+                asked, timeout = loop_time(), max(min(_TIMEOUT, patience - self._spent), 0.1)
+                answer = await self._endpoint.call(self.peer, self._method, question, DigestAnswer, timeout=timeout)
+                self._spent += loop_time() - asked
                 if len(answer.digests) != count * _HASH:
                     raise ValueError(f"it names {len(answer.digests) // _HASH} hashes for {count} chunks")
                 for place in range(count):
@@ -137,6 +141,7 @@ class Assembly:
         self._arrived: dict[int, tuple[bytes, PeerID]] = {}  # chunk → its digest, and who gave it
         self._changed = Bell()
         self._reference: DonorDigests | None = None
+        self._patience = _TIMEOUT
         self._choosing = asyncio.Lock()
 
     @property
@@ -230,9 +235,10 @@ class Assembly:
         while True:
             reference = await self._choose(source)
             try:
-                named = await reference.digest(chunk)
+                named = await reference.digest(chunk, self._patience)
             except (NetworkError, ValueError):
                 self.forsake(reference)
+                self._patience *= 2  # should all be slow, one of them has the time
                 if reference is source:
                     raise
                 continue
@@ -252,7 +258,8 @@ class Assembly:
         async with self._choosing:
             if self._reference is None:
                 arrived = list(self._arrived.items())
-                self._put_back([chunk for chunk, (digest, _) in arrived if await source.digest(chunk) != digest])
+                own = {chunk: await source.digest(chunk, self._patience) for chunk, _ in arrived}
+                self._put_back([chunk for chunk, (digest, _) in arrived if own[chunk] != digest])
                 self._reference = source
             return self._reference
 
