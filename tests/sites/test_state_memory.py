@@ -114,10 +114,14 @@ def sharing(directory: str) -> list[float] | None:
         assert captured.metadata == state.metadata and list(captured.tensors) == list(state.contents)
         for name, tensor in captured.tensors.items():
             assert torch.equal(loaded(tensor), loaded(state.contents[name]))
-        with peak() as everything:
-            here = state.tensors
-        assert len(here) == len(captured.tensors)
-        return [donating[0], downloading[0], everything[0]]
+        everything = 0.0
+        for _ in range(2):  # the system may take back pages of the mapped file meanwhile, which hides growth
+            with peak() as growth:
+                here = state.tensors
+            assert len(here) == len(captured.tensors)
+            everything = max(everything, growth[0])
+            del here
+        return [donating[0], downloading[0], everything]
 
 
 def test_rank_0_never_has_the_whole_state_in_memory(worlds: Worlds, tmp_path: Path) -> None:
