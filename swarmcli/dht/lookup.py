@@ -291,9 +291,12 @@ async def traverse(
 
     async with asyncio.TaskGroup() as group:
         advance()
-        await ended.wait()
-        for task in calls:
-            task.cancel()
+        try:
+            await ended.wait()
+        finally:
+            ended.set()  # also if it is cancelled: a call that is overdue in the same moment has nobody asked beside it
+            for task in calls:
+                task.cancel()
 
 
 async def gather_answers(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 
-from swarmcli.dht.lookup import Lookup
+from swarmcli.dht.lookup import Lookup, traverse
 from swarmcli.dht.records import ID_BITS
 from swarmcli.dht.routing import Contact, RoutingTable
 from swarmcli.errors import CallTimeout, NetworkError
@@ -189,3 +191,29 @@ def test_a_stopped_search_asks_nobody_and_a_reopened_one_goes_on() -> None:
     assert lookup.wants(third.peer_id)
     lookup.finished = True
     assert not lookup.wants(third.peer_id) and lookup.due(3) == []
+
+
+def test_a_search_that_is_cancelled_as_calls_become_overdue_asks_nobody_more() -> None:
+    """On a busy machine both come in one turn of the loop; each such call ended as an error of the loop."""
+    errors = list[dict[str, Any]]()
+
+    async def main() -> None:
+        lookup, loop = Lookup(0, 8), asyncio.get_running_loop()
+        lookup.offer([contact(number) for number in range(20)])
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+
+        async def ask(whom: Contact, lookups: Sequence[Lookup]) -> list[Contact]:
+            await asyncio.Event().wait()
+            return []
+
+        searching = asyncio.create_task(traverse([lookup], ask, parallel=3, slow_after=1.0))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        searching.cancel()
+        now = loop.time() + 1.0
+        loop.time = lambda: now  # type: ignore[method-assign]  # the machine was busy for a second
+        await asyncio.wait([searching])
+        assert searching.cancelled()
+
+    asyncio.run(main())
+    assert not errors
