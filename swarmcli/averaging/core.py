@@ -417,7 +417,8 @@ class AveragerCore:
                 if 2 * handed_in < request.target:
                     experience.note_short()
                     # It has listed them. That is no fault where they were killed: the first time costs it nothing.
-                    self.suspicions.note(round_.group.leader, "it led a round that fell short", lost=True, led=True)
+                    if round_.group.leader != self.node.peer_id:
+                        self.suspicions.note(round_.group.leader, "it led a round that fell short", lost=True, led=True)
                     withheld = absent - (round_.lessons.sending.keys() - result.weights.keys())  # these are slow
                     raise RoundFailed(f"its members handed in {handed_in:g} of {request.target:g} samples")
             self.suspicions.note_group(frozenset(member.peer_id for member in round_.group.members))
