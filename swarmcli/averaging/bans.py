@@ -111,6 +111,10 @@ class Bans:
         self._told[culprit] = teller, evidence
         self._tell(evidence, False)
 
+    def proof(self, peer: PeerID) -> Proof | None:
+        """For what it was banned; None if it was not."""
+        return self.found.get(peer) or (self._told[peer][1] if peer in self._told else None)
+
     def shown(self, culprits: Iterable[PeerID]) -> list[Evidence]:
         """What others showed of these."""
         return [self._told[culprit][1] for culprit in culprits if culprit in self._told]

@@ -34,7 +34,7 @@ from swarmcli.averaging.round.phases import PhasedAllreduce, PhaseNews, RoundPro
 from swarmcli.averaging.round.plan import Layout, compression_term
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.seats import Bid
-from swarmcli.averaging.suspicion import FIRST, LONGEST, Suspicions
+from swarmcli.averaging.suspicion import Suspicions
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError
@@ -432,25 +432,22 @@ class AveragerCore:
     ) -> None:
         doubted = dict.fromkeys(self._finder.unfaithful, "it gathered a group and did not begin it, or not as agreed")
         self._finder.unfaithful.clear()
-        doubted |= dict.fromkeys(self._service.split, "it began two groups at once")
         lessons, now = round_.lessons, asyncio.get_running_loop().time()
         self._finder.sightings.note_sending(now, lessons.sending, round_.group.bids)
         withheld -= {self.node.peer_id}
         doubts = dict.fromkeys(withheld, "it claimed samples and handed in less than half") | doubted
-        if not self._service.split:  # of whom such a leader has kept apart nobody can know what held him up
+        if not self._service.has_split(round_.group.leader):  # of whom it kept apart nobody knows what held him up
             doubts |= lessons.doubted
         for peer, reason in doubts.items():
             if preformed and peer in lessons.sending and peer not in doubted.keys() | withheld:
                 continue  # how slowly it sends decides about its seat as a sender, see `seats.py`
             lost = peer in lessons.lost and peer not in doubted
-            least = LONGEST if peer in self._service.split else FIRST  # its own signature says so
-            self.suspicions.note(peer, reason, lost=lost, led=peer in doubted, least=least)
+            self.suspicions.note(peer, reason, lost=lost, led=peer in doubted)
             if self.suspicions.is_suspect(peer):
                 self._finder.miss([peer])
                 if peer in withheld:
                     self._finder.experience.forget(peer)
                 logger.info("%s: %s has no seat in the next group: %s", self.config.prefix, peer.short, reason)
-        self._service.split.clear()
         if self._round_time.learn(lessons.needed, seconds):
             logger.warning(
                 "the links of this group are too slow for %g s; the next round of %s gets %.0f s",

@@ -136,7 +136,7 @@ class Group:
 
     def has_listed(self, group_id: bytes, signature: bytes) -> bool:
         """Whether its leader has signed such a list in the same search: honest ones begin one group in each."""
-        return verify(self.leader, "list", signature, self.members[0].search, group_id)
+        return is_listed(self.leader, self.members[0].search, group_id, signature)
 
     @cached_property
     def group_id(self) -> bytes:
@@ -212,6 +212,11 @@ class Group:
 
     def __len__(self) -> int:
         return len(self.members)
+
+
+def is_listed(leader: PeerID, search: bytes, group_id: bytes, signature: bytes) -> bool:
+    """Whether this leader has signed a group of this id in this search of its own."""
+    return verify(leader, "list", signature, search, group_id)
 
 
 def group_id_of(

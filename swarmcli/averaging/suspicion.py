@@ -34,15 +34,15 @@ class Suspicions:
     def __init__(self) -> None:
         self._doubts: Recent[PeerID, _Doubt] = Recent(MAX_SUSPECTS)
 
-    def note(self, peer: PeerID, reason: str, *, lost: bool = False, led: bool = False, least: int = FIRST) -> None:
+    def note(self, peer: PeerID, reason: str, *, lost: bool = False, led: bool = False) -> None:
         """This peer gives cause for doubt: no seat in the next group, and in twice as many each further time.
 
         `lost`: the connection with it broke meanwhile, as when its address changes. That costs it no seat, unless it
         was in doubt already: whoever breaks its connections again and again gains nothing by it. `led`: it is for how
-        it led. `least`: groups that it stays away from at first.
+        it led.
         """
         known = self._doubts.get(peer)
-        groups = max(least, FIRST if known is None else min(2 * known.groups, LONGEST))
+        groups = FIRST if known is None else min(2 * known.groups, LONGEST)
         self._doubts[peer] = _Doubt(
             reason,
             groups,

@@ -150,6 +150,9 @@ def test_leaders_that_spoil_their_rounds_leave_the_others_their_pace(
             await asyncio.wait(tasks)
             assert any(liar.told for liar in lying)
             assert min(trainer.epoch for trainer in honest) > least * epochs
+            banned = {liar.endpoint.peer_id for liar in lying if liar.told and tell is begin_two}
+            for trainer in honest:  # their own signatures say so, to all of them
+                assert all(map(trainer.core._work.averager.bans.is_banned, banned))
 
     virtual_time.run(main(), timeout=3600)
 

@@ -10,7 +10,7 @@ from swarmcli.averaging.bans import MAX_BANS, MAX_TOLD_BY_ONE, BanNews, Bans, He
 from swarmcli.averaging.config import AveragerConfig
 from swarmcli.averaging.consensus.messages import AVERAGES, SignedAverages
 from swarmcli.averaging.core import AveragerCore
-from swarmcli.averaging.evidence import UnlikeAverages
+from swarmcli.averaging.evidence import TwoGroups, UnlikeAverages
 from swarmcli.compression import NoCompression
 from swarmcli.errors import CallRefused
 from swarmcli.events import PeerBanned
@@ -42,6 +42,17 @@ def test_two_signatures_under_unlike_averages_are_evidence_and_everything_else_i
     assert not UnlikeAverages(liar.peer_id, "test", b"1" * 32, a, b).verify()
     # An honest reducer may have both in two averagers to which a liar gave one group.
     assert not UnlikeAverages(liar.peer_id, "test", GROUP_ID, a, signed(liar, b"b" * 32, "another")).verify()
+
+
+def test_two_groups_that_a_leader_signed_in_one_search_are_evidence_and_everything_else_is_none() -> None:
+    leader, other = Identity.from_seed(1), Identity.from_seed(2)
+    groups = b"a" * 32, b"b" * 32
+    first, second = (leader.sign("list", b"search", group_id) for group_id in groups)
+    later = leader.sign("list", b"a later search", groups[1])
+    assert TwoGroups(leader.peer_id, b"search", groups, (first, second)).verify()
+    assert not TwoGroups(leader.peer_id, b"search", groups, (first, later)).verify()
+    assert not TwoGroups(leader.peer_id, b"search", (groups[0], groups[0]), (first, first)).verify()
+    assert not TwoGroups(other.peer_id, b"search", groups, (first, second)).verify()
 
 
 def test_a_ban_is_told_once_and_only_of_what_is_proved() -> None:

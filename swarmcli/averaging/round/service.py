@@ -21,7 +21,7 @@ from swarmcli.averaging.consensus.ballots import ZERO
 from swarmcli.averaging.consensus.comparing import compare, confirm
 from swarmcli.averaging.consensus.leader import Agreement
 from swarmcli.averaging.consensus.presence import Mates
-from swarmcli.averaging.evidence import DoubleVote
+from swarmcli.averaging.evidence import DoubleVote, TwoGroups
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, Holdings
@@ -97,7 +97,6 @@ class AllreduceService:
         self.committed = -math.inf  # loop time of the last try that did
         self._rounds: dict[bytes, Round] = {}
         self._audits: Recent[bytes, Audits] = Recent(_AUDITED)  # of the last tries: some accusations come late
-        self.split: set[PeerID] = set()  # leaders that have begun two groups at once; to be cleared
         self._expected: dict[bytes, Group] = {}
         self._votes: OrderedDict[bytes, RoundVotes] = OrderedDict()  # of rounds that are or were here
         self._kept: dict[bytes, Holdings] = {}  # of the round that was committed last, by step
@@ -154,7 +153,7 @@ class AllreduceService:
         group_id = round_.group.group_id
         if group_id in self._votes and self._votes[group_id].begun:
             raise RoundFailed("its group has had a round before", [round_.group.leader])
-        if round_.group.leader in self.split:
+        if self.has_split(round_.group.leader):
             raise RoundUndecided("its leader has begun another group at the same time")  # others may decide it
         votes = self._votes_for(round_.group, round_.trust)
         votes.begun = True
@@ -168,6 +167,10 @@ class AllreduceService:
         finally:
             del self._rounds[group_id]
             votes.over = True
+
+    def has_split(self, leader: PeerID) -> bool:
+        """Whether it has begun two groups at once."""
+        return isinstance(self.bans.proof(leader), TwoGroups)
 
     def leave(self, *groups: Group) -> None:
         """This member will not take part in rounds that it was expected in. It still promises, so that the others need
@@ -342,7 +345,8 @@ class AllreduceService:
         known = {*self._expected, *self._votes}
         for group in self._expected.values():
             if request.group_id not in known and group.has_listed(request.group_id, request.listed):
-                self.split.add(group.leader)
+                ids, signatures = (group.group_id, request.group_id), (group.listed, request.listed)
+                self.bans.add(TwoGroups(group.leader, group.members[0].search, ids, signatures))
                 for round_ in self._rounds.values():
                     if round_.group.leader == group.leader:
                         round_.agreement.stop()
