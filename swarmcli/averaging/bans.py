@@ -19,19 +19,20 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from swarmcli.averaging.evidence import Evidence
+from swarmcli.backoff import Backoff
 from swarmcli.dht.node import DHTNode
 from swarmcli.dht.records import OwnedSubkey
 from swarmcli.errors import CallRefused, DHTError, NetworkError
 from swarmcli.events import Event, PeerBanned, PeerRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.recent import Recent
 from swarmcli.tasks import OFFLOAD_FROM, Bell, on_executor
 
 MAX_BANS = 1024  # that others told of and are remembered, and as many that were found here
 MAX_TOLD_BY_ONE = 64  # of these, by one peer
-MAX_FALSE_TELLERS = 1024  # who told something false, and is not listened to again
 MAX_EVIDENCE = 16 << 10  # bytes of one piece
 MAX_TOLD = 16  # pieces in one message, and under the subkey of one peer
 RECORD_BYTES = 64 << 10  # of all pieces under one subkey
@@ -147,7 +148,7 @@ class BanNews:
         self._node, self._run = node, run
         self.method, self._key = f"bans.tell.{run}", f"{run}.bans"
         self._users = 0
-        self._false: Recent[PeerID, None] = Recent(MAX_FALSE_TELLERS)  # who told something that proves nothing
+        self._false = Backoff[PeerID](first=600.0, longest=86400.0)  # who told something that proves nothing
         self._read: dict[PeerID, int] = {}  # hashes of the records that were read last
         self._tasks = TaskOwner()
 
@@ -222,7 +223,7 @@ class BanNews:
     # What others found
 
     async def _hear(self, peer: PeerID, message: Told) -> Heard:
-        if peer in self._false or self.bans.is_banned(peer):
+        if self._false.rests(peer, loop_time()) or self.bans.is_banned(peer):
             raise CallRefused("not believed", "this peer has told something false before")
         await self._take(peer, message)
         return Heard()
@@ -247,7 +248,7 @@ class BanNews:
             await asyncio.sleep(READ_EVERY)
 
     async def _read_record(self, owner: PeerID, value: bytes) -> None:
-        if owner in self._false or self.bans.is_banned(owner):
+        if self._false.rests(owner, loop_time()) or self.bans.is_banned(owner):
             return
         try:
             await self._take(owner, wire.decode(Told, value))
@@ -255,8 +256,8 @@ class BanNews:
             logger.debug("what %s says of bans is not believed: %s", owner.short, error)
 
     async def _take(self, teller: PeerID, message: Told) -> None:
-        """Believes what is proved. Raises CallRefused for a piece that proves nothing; its teller is not heard again,
-        so it can make this peer verify no more than one message in vain."""
+        """Believes what is proved. Raises CallRefused for a piece that proves nothing; its teller is not heard for a
+        while, longer each time: so few messages can make this peer verify something in vain."""
         for piece in message.evidence:
             try:
                 evidence: Evidence = wire.decode(cast(Any, Evidence), piece)
@@ -265,7 +266,7 @@ class BanNews:
             if self.bans.is_banned(evidence.culprit):
                 continue
             if not await on_executor(OFFLOAD_FROM, evidence.verify):  # a small part may take many passes
-                self._false[teller] = None
+                self._false.add(teller, loop_time())
                 refused = PeerRefused(teller.text, "it accused a peer without proof", what="evidence")
                 self._node.endpoint.events.emit(refused)
                 raise CallRefused("false evidence", "what it shows proves nothing")

@@ -26,6 +26,7 @@ from swarmcli.averaging.control import (
     encode_gathered,
 )
 from swarmcli.averaging.differences import ROOM_TO_TELL, Reference, Told, Way, lost_in, reading, way_of
+from swarmcli.averaging.doubts import Doubts
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
 from swarmcli.averaging.round import pace
@@ -34,7 +35,6 @@ from swarmcli.averaging.round.phases import PhasedAllreduce, PhaseNews, RoundPro
 from swarmcli.averaging.round.plan import Layout, compression_term
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.seats import Bid
-from swarmcli.averaging.suspicion import Suspicions
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError
@@ -85,7 +85,7 @@ class AveragerCore:
             )
         self.config = config
         self.node = node
-        self.suspicions = Suspicions()
+        self.doubts = Doubts()
         self._tensors = list(tensors)
         self._lock = asyncio.Lock()
         self._layout = Layout.of(self._tensors, config.allreduce.compression, config.allreduce.tensor_infos)
@@ -104,7 +104,7 @@ class AveragerCore:
             config,
             self._layout,
             self._own_terms(),
-            self.suspicions,
+            self.doubts,
             untold=self._untold,
             declined=self._decline,
             ban_news=self._ban_news,
@@ -328,7 +328,9 @@ class AveragerCore:
                     raise
                 logger.debug("round of %s failed and is tried again: %s", self.config.prefix, error)
                 if isinstance(error, RoundFailed):
-                    self._finder.doubt(error.suspects)
+                    suspects = list(map(PeerID, error.suspects))
+                    self._finder.miss(suspects)
+                    self.doubts.spare(suspects)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -409,7 +411,7 @@ class AveragerCore:
         try:
             with self._finder.link.watching():
                 result = await round_.run()
-            self._finder.spare(result.failed)
+            self.doubts.spare(result.failed)
             known = bool(result.weights) or not self.config.auxiliary  # one that reduced nothing cannot tell
             if request.weighs and known and request.target is not None:
                 claims, absent = round_.group.claims, experience.withheld(round_.group, result.weights)
@@ -418,10 +420,10 @@ class AveragerCore:
                     experience.note_short()
                     # It has listed them. That is no fault where they were killed: the first time costs it nothing.
                     if round_.group.leader != self.node.peer_id:
-                        self.suspicions.note(round_.group.leader, "it led a round that fell short", lost=True, led=True)
+                        self._finder.doubt(round_.group.leader, "it led a round that fell short", lost=True, led=True)
                     withheld = absent - (round_.lessons.sending.keys() - result.weights.keys())  # these are slow
                     raise RoundFailed(f"its members handed in {handed_in:g} of {request.target:g} samples")
-            self.suspicions.note_group(frozenset(member.peer_id for member in round_.group.members))
+            self.doubts.note_group(frozenset(member.peer_id for member in round_.group.members))
             self._finder.sightings.note_committed(began, loop.time(), result.weights)
             return result
         finally:
@@ -430,24 +432,18 @@ class AveragerCore:
     def _learn_from(
         self, round_: Allreduce | PhasedAllreduce, seconds: float, preformed: bool, withheld: Set[PeerID]
     ) -> None:
-        doubted = dict.fromkeys(self._finder.unfaithful, "it gathered a group and did not begin it, or not as agreed")
-        self._finder.unfaithful.clear()
         lessons, now = round_.lessons, asyncio.get_running_loop().time()
         self._finder.sightings.note_sending(now, lessons.sending, round_.group.bids)
         withheld -= {self.node.peer_id}
-        doubts = dict.fromkeys(withheld, "it claimed samples and handed in less than half") | doubted
+        doubts = dict.fromkeys(withheld, "it claimed samples and handed in less than half")
         if not self._service.has_split(round_.group.leader):  # of whom it kept apart nobody knows what held him up
             doubts |= lessons.doubted
         for peer, reason in doubts.items():
-            if preformed and peer in lessons.sending and peer not in doubted.keys() | withheld:
+            if preformed and peer in lessons.sending and peer not in withheld:
                 continue  # how slowly it sends decides about its seat as a sender, see `seats.py`
-            lost = peer in lessons.lost and peer not in doubted
-            self.suspicions.note(peer, reason, lost=lost, led=peer in doubted)
-            if self.suspicions.is_suspect(peer):
-                self._finder.miss([peer])
-                if peer in withheld:
-                    self._finder.experience.forget(peer)
-                logger.info("%s: %s has no seat in the next group: %s", self.config.prefix, peer.short, reason)
+            self._finder.doubt(peer, reason, lost=peer in lessons.lost)
+            if peer in withheld and self.doubts.has_no_seat(peer):
+                self._finder.experience.forget(peer)
         if self._round_time.learn(lessons.needed, seconds):
             logger.warning(
                 "the links of this group are too slow for %g s; the next round of %s gets %.0f s",

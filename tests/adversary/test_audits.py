@@ -92,7 +92,7 @@ def test_inputs_that_are_withheld_cost_a_seat_and_ban_nobody() -> None:
             peers, dishonest, liar = await beside_a_liar(swarm, "withheld inputs")
             await rounds(peers, dishonest)
             assert liar.told and not any(map(banned, peers))
-            assert all(peer.core.suspicions.is_suspect(dishonest.peer_id) for peer in peers)
+            assert all(peer.core.doubts.has_no_seat(dishonest.peer_id) for peer in peers)
             assert all(dishonest.peer_id not in result.group for result in await rounds(peers, dishonest))
 
     virtual_time.run(main())
@@ -142,6 +142,6 @@ def test_honest_peers_that_look_at_everything_find_nothing(count: int) -> None:
                 outcomes = await all_outcomes([peer.begin() for peer in peers])
                 assert all(isinstance(outcome, RoundResult) and not outcome.remark for outcome in outcomes)
             assert not any(map(banned, peers))
-            assert not any(peer.core.suspicions.is_suspect(other.peer_id) for peer in peers for other in peers)
+            assert not any(peer.core.doubts.has_no_seat(other.peer_id) for peer in peers for other in peers)
 
     virtual_time.run(main())

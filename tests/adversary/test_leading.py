@@ -48,7 +48,7 @@ def test_nobody_takes_part_in_a_group_that_says_of_it_what_it_did_not_offer(name
                 "the mean of 1 to n - 1"
             )
             assert asyncio.get_running_loop().time() - began < 15
-            assert all(peer.core.suspicions.is_suspect(first.peer_id) for peer in honest)
+            assert all(peer.core.doubts.has_no_seat(first.peer_id) for peer in honest)
 
     virtual_time.run(main(), timeout=3600)
 
@@ -193,7 +193,7 @@ def test_a_leader_that_lists_keys_of_its_own_gets_nobody_to_follow_their_votes(c
                 disturbed = max(disturbed, asyncio.get_running_loop().time() - began)
                 if len(applied) < len(honest):
                     assert "an outcome" in liar.told and not applied
-                    assert all(peer.core.suspicions.reason(first.peer_id).startswith("it listed") for peer in honest)
+                    assert all(peer.core.doubts.reason(first.peer_id).startswith("it listed") for peer in honest)
             assert disturbed < 15
 
     virtual_time.run(main(), timeout=3600)

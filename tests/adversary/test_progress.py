@@ -209,7 +209,7 @@ def test_no_leader_is_given_up_by_what_a_stranger_reports() -> None:
                 assert not task.done(), task
                 task.cancel()
             assert min(trainer.epoch for trainer in trainers) - 2 >= 5
-            suspicions = [trainer.core._work.averager.suspicions for trainer in trainers]
-            assert not any(each.reason(trainer.node.peer_id) for each in suspicions for trainer in trainers)
+            doubts = [trainer.core._work.averager.doubts for trainer in trainers]
+            assert not any(each.reason(trainer.node.peer_id) for each in doubts for trainer in trainers)
 
     virtual_time.run(main(), timeout=3600)

@@ -56,7 +56,7 @@ def test_who_keeps_others_waiting_is_left_out_and_has_no_seat_in_the_next_group(
             results, seconds = await honest_round(honest, dishonest)
             assert liar.told and seconds < at_most
             assert all(dishonest.peer_id not in result.contributors for result in results) or "reducer" in name
-            assert all(peer.core.suspicions.is_suspect(dishonest.peer_id) for peer in honest)
+            assert all(peer.core.doubts.has_no_seat(dishonest.peer_id) for peer in honest)
 
             results, seconds = await honest_round(honest, dishonest)
             assert all(dishonest.peer_id not in {m.peer_id for m in result.group.members} for result in results)
@@ -77,7 +77,7 @@ def test_a_leader_that_never_begins_holds_its_followers_for_one_search() -> None
             outcomes = await all_outcomes([peer.begin(timeout=600) for peer in honest])
             assert liar.told and all(isinstance(outcome, RoundResult) for outcome in outcomes)
             assert asyncio.get_running_loop().time() - began < 15
-            assert all(peer.core.suspicions.is_suspect(first.peer_id) for peer in honest)
+            assert all(peer.core.doubts.has_no_seat(first.peer_id) for peer in honest)
             lied.cancel()
 
     virtual_time.run(main(), timeout=3600)

@@ -12,10 +12,10 @@ import torch
 
 from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, StepControl
+from swarmcli.averaging.doubts import Doubts
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
 from swarmcli.averaging.round.plan import Layout
-from swarmcli.averaging.suspicion import Suspicions
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import SwarmError
@@ -100,7 +100,7 @@ class Searchers:
             settings,
             Layout.of([torch.zeros(100)]),
             {},
-            Suspicions(),
+            Doubts(),
             untold=lambda *_: None,
             declined=lambda _: None,
         )

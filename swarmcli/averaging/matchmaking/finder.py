@@ -14,8 +14,9 @@ from swarmcli.averaging.bandwidth import LinkGauge, comparable
 from swarmcli.averaging.bans import BanNews
 from swarmcli.averaging.config import AveragerConfig, check_group_bits
 from swarmcli.averaging.control import RoundRequest, StepControl
+from swarmcli.averaging.doubts import Doubts
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
-from swarmcli.averaging.matchmaking.candidates import MAX_CANDIDATES, Memory
+from swarmcli.averaging.matchmaking.candidates import Memory
 from swarmcli.averaging.matchmaking.declarations import Declarations, next_bits
 from swarmcli.averaging.matchmaking.driver import OutdatedError, SearchDriver
 from swarmcli.averaging.matchmaking.messages import (
@@ -41,7 +42,6 @@ from swarmcli.averaging.matchmaking.search import Search
 from swarmcli.averaging.round.plan import Layout
 from swarmcli.averaging.seats import MAX_SECONDS, SEATS, Bid, Sightings
 from swarmcli.averaging.shares import reducing_shares
-from swarmcli.averaging.suspicion import Suspicions
 from swarmcli.averaging.weights import Experience
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import CallRefused, DHTError, NetworkError, NoReducerError
@@ -50,8 +50,6 @@ from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.network.wire.codec import decode_body
 from swarmcli.recent import Recent
 
-SPARED = 60.0  # seconds for which a peer that failed as a reducer gets nothing to reduce; doubled each time …
-MOST_SPARED = 6  # … so often
 WITHDRAWAL_TIMEOUT = 2.0  # seconds that an ending averager takes to withdraw its declaration
 EMPTY_SEAT = 10.0  # seconds without kept seats after one stayed empty: a liar costs a grace of 1 s in that time at most
 CLOCKS_DIFFER = 1.0  # seconds by which a search may seem to begin in the future
@@ -71,7 +69,7 @@ class GroupFinder:
         config: AveragerConfig,
         layout: Layout,
         own_terms: dict[str, str],
-        suspicions: Suspicions,
+        doubts: Doubts,
         *,
         untold: Untold,
         declined: Callable[[Group], None],
@@ -83,10 +81,9 @@ class GroupFinder:
         self.group_bits = config.initial_group_bits
         self.link = LinkGauge(node.endpoint.passed, lambda: node.endpoint.rates.lower)
         self.driver: SearchDriver | None = None
-        self.unfaithful: set[PeerID] = set()  # leaders that gathered a group and did not begin it; to be cleared
         self._endpoint = node.endpoint
         self._config, self._layout, self._own_terms = config, layout, own_terms
-        self._suspicions, self._untold, self._declined = suspicions, untold, declined
+        self._doubts, self._untold, self._declined = doubts, untold, declined
         self._tasks = TaskOwner()
         self._turn = asyncio.Lock()
         self._ban_news = ban_news or BanNews.of(node, config.run or config.prefix)
@@ -96,8 +93,6 @@ class GroupFinder:
         self._begun: Recent[Bucket, Group] = Recent(MAX_BEGUN)  # the last groups that began with this peer
         self._declarations = Declarations(node, config.prefix)
         self._last_search, self._last_tag, self._stands = bytes(SEARCH_BYTES), b"", False
-        # who failed as a reducer: until when, and how often
-        self._spared: Recent[PeerID, tuple[float, int]] = Recent(MAX_CANDIDATES)
         self._asking: Search | None = None  # under way or over: a leader that it has asked may begin late
         self._coming: set[PeerID] = set()  # for whom the next group keeps a seat, see keep_seat
         self._keeps_seats_from = -math.inf  # loop time
@@ -163,24 +158,17 @@ class GroupFinder:
         """What is averaged from the next search on; see __init__."""
         self._layout, self._own_terms = layout, own_terms
 
-    def doubt(self, peers: Iterable[bytes]) -> None:
-        """These spoiled a round."""
-        doubtful = [PeerID(peer) for peer in peers]
-        self.miss(doubtful)
-        self.spare(doubtful)
+    def doubt(self, peer: PeerID, reason: str, *, lost: bool = False, led: bool = False) -> None:
+        """See `Doubts.note`. The next group does not wait for whoever has no seat in it."""
+        self._doubts.note(peer, reason, lost=lost, led=led)
+        if self._doubts.has_no_seat(peer):
+            self.miss([peer])
+            logger.info("%s: %s has no seat in the next group: %s", self._config.prefix, peer.short, reason)
 
     def miss(self, peers: Collection[PeerID]) -> None:
         """The last round went on without these: the next group does not wait for them, though they may come."""
         self._memory.mates -= frozenset(peers)
         self._memory.note_missed(peers)
-
-    def spare(self, peers: Iterable[PeerID]) -> None:
-        """These failed as reducers: for a while, longer each time, groups that this peer draws up give them nothing to
-        reduce."""
-        now = asyncio.get_running_loop().time()
-        for peer in peers:
-            _, times = self._spared.get(peer, (0.0, 0))
-            self._spared[peer] = now + SPARED * 2 ** min(times, MOST_SPARED), times + 1
 
     def give_up_leader(self) -> None:
         """See AveragerCore."""
@@ -205,7 +193,7 @@ class GroupFinder:
 
     def admit_doubted(self, waited: float) -> None:
         """See AveragerCore."""
-        if self.driver is not None and self._suspicions.admit(waited):
+        if self.driver is not None and self._doubts.admit(waited):
             self._anew = True
             self.driver.wake()
 
@@ -252,9 +240,10 @@ class GroupFinder:
             raise
         finally:
             self.driver = None
-            self.unfaithful |= search.unfaithful
             if driver.group is not None:
                 self._remember(driver.group, search)
+            for leader in search.unfaithful:
+                self.doubt(leader, "it gathered a group and did not begin it, or not as agreed", led=True)
             if search.gathering.awaits_holders or search.me.bits:
                 self._declare_idle()
 
@@ -314,7 +303,7 @@ class GroupFinder:
     def _shunned(self) -> frozenset[PeerID]:
         """The suspects, who get no seat in the next group; nobody where without them there would be none."""
         known = (self._memory.holders.keys() | self._memory.mates) - {self._endpoint.peer_id}
-        suspects = frozenset(filter(self._suspicions.is_suspect, known))
+        suspects = frozenset(filter(self._doubts.has_no_seat, known))
         enough = 1 + len(known) - len(suspects) >= max(2, self._config.matchmaking.min_group_size)
         return suspects if enough else frozenset()
 
@@ -371,9 +360,8 @@ class GroupFinder:
 
         Raises NoReducerError.
         """
-        now, least = asyncio.get_running_loop().time(), self._config.min_vector_size
-        spared = {peer for peer, (until, _) in self._spared.items() if until > now}
-        able = (each.seated and each.bid.seconds <= epoch and each.peer_id not in spared for each in said)
+        least, spared = self._config.min_vector_size, self._doubts.is_spared
+        able = (each.seated and each.bid.seconds <= epoch and not spared(each.peer_id) for each in said)
         members = [
             member if may_reduce else replace(member, bandwidth=0.0)
             for member, may_reduce in zip(said, able, strict=True)

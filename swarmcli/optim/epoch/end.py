@@ -11,8 +11,9 @@ import asyncio
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from swarmcli.backoff import Backoff
 from swarmcli.events import Noticed
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.config import PeerContext
@@ -32,41 +33,23 @@ LOOK_AROUND = 1.0  # seconds between looks whether anybody is left to wait for
 HALF = 0.5  # of a batch
 LAST_CALL = 1.5  # seconds to wait for a round that should begin, by what the others reported
 MOST_EPOCHS = 64  # that pass at most until reports are believed again
-
-
-class Backoff:
-    """Reports are claims. Each time in a row that no round followed from them, they are believed more seldom.
-
-    So a peer that always reports enough costs the others a wait in one epoch of `MOST_EPOCHS`, and no more.
-    """
-
-    def __init__(self) -> None:
-        self._in_vain = 0  # waits in a row
-        self._next_epoch = 0  # from which on to wait again
-
-    def is_worth_it(self, epoch: int) -> bool:
-        """Whether to wait, in this epoch, for a round that should begin."""
-        return epoch >= self._next_epoch
-
-    def was_answered(self, epoch: int, begun: bool) -> None:
-        """That wait is over; whether the round began. If not, none follows in the same epoch."""
-        if begun:
-            self._in_vain = 0
-            return
-        self._next_epoch = epoch + min(2**self._in_vain, MOST_EPOCHS)
-        self._in_vain += 1
+_Cause: TypeAlias = Literal["reported", "expected"]
 
 
 class LastMoment:
-    """How long a step waits, and for which of two reasons: the reports suffice, or they soon should."""
+    """How long a step waits, and for which of two reasons: the reports suffice, or they soon should.
+
+    Reports are claims. Each time in a row that no round followed from them, they are believed more seldom: so a peer
+    that always reports enough costs the others a wait in one epoch of `MOST_EPOCHS`, and no more.
+    """
 
     def __init__(self, tracker: ProgressTrackerCore, clock: Clock) -> None:
         self._tracker = tracker
         self._clock = clock
         self._began = clock.now()
         self._mates: frozenset[bytes] = frozenset()
-        self._reported, self._expected = Backoff(), Backoff()
-        self._asked = self._reported  # for the wait under way
+        self._in_vain = Backoff[_Cause](first=1, longest=MOST_EPOCHS)  # epochs without a wait
+        self._cause: _Cause = "reported"  # of the wait under way
 
     def begin_epoch(self, mates: Iterable[bytes] = ()) -> None:
         """`mates` took part in the round before, so they begin at the same moment."""
@@ -75,14 +58,17 @@ class LastMoment:
     def patience(self, batch_size: int) -> float:
         """Seconds for which a step that has just reported its samples waits for the round to begin; 0: not at all."""
         if self._tracker.accumulated_enough_samples:
-            self._asked, seconds = self._reported, LAST_CALL
+            self._cause, seconds = "reported", LAST_CALL
         else:
-            self._asked, seconds = self._expected, self._short_of_a_batch(batch_size)
-        return seconds if self._asked.is_worth_it(self._epoch) else 0.0
+            self._cause, seconds = "expected", self._short_of_a_batch(batch_size)
+        return 0.0 if self._in_vain.rests(self._cause, self._epoch) else seconds
 
     def was_answered(self, begun: bool) -> None:
-        """The wait is over; whether the round began."""
-        self._asked.was_answered(self._epoch, begun)
+        """The wait is over; whether the round began. If not, no wait follows in the same epoch."""
+        if begun:
+            self._in_vain.forget(self._cause)
+        else:
+            self._in_vain.add(self._cause, self._epoch)
 
     @property
     def _epoch(self) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from swarmcli.backoff import Backoff
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import NetworkError, SwarmError
 from swarmcli.events import EpochReported, Event, Gone, Noticed, OwnAddressesChanged, PeerDisconnected, PeerSeen
@@ -24,7 +25,6 @@ from swarmcli.network.prefix import prefix_of_address
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.wire.messages import Number
 from swarmcli.optim.peers.board import Board
-from swarmcli.optim.peers.doubts import Doubts
 from swarmcli.optim.peers.hearing import Hearing
 from swarmcli.optim.peers.proofs import ANSWER_TIMEOUT, MOST_PROOFS, Saved, Vouching, step_between
 from swarmcli.optim.peers.report import Pause, PeerKeys, PeerReport, Phase, is_away, is_settled
@@ -122,7 +122,9 @@ class PeerDirectory:
         self._tasks = TaskOwner()
         self._claims: list[Claim] | None = None  # as of the last look; None: to be told anew
         self._at_work: list[PeerID] | None = None  # as of the last look; None: to be told anew
-        self._doubts = Doubts()
+        # Whose reports count for nothing at the moment. A claim costs its peer nothing, but to look into it costs
+        # everyone else a while. An honest peer that could not answer once is heard again after seconds.
+        self._doubts = Backoff[PeerID](first=15.0, longest=3600.0, growth=4.0)
         self._distrusted: dict[bytes, float] = {}  # lineage → loop time until which claims to it count for nothing
         self.others: dict[PeerID, PeerReport] = {}  # as of the last look
         self._unread = set[PeerID]()  # of the last round: those whose report has not been read since
@@ -618,7 +620,7 @@ class PeerDirectory:
 
     def _credible(self, peers: Iterable[PeerID]) -> list[PeerID]:
         now = asyncio.get_running_loop().time()
-        return [peer for peer in peers if not self._doubts.rests_on(peer, now)]
+        return [peer for peer in peers if not self._doubts.rests(peer, now)]
 
     def _trusts(self, lineage: bytes) -> bool:
         return self._distrusted.get(lineage, 0.0) <= asyncio.get_running_loop().time()

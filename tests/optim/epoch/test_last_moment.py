@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swarmcli.optim.epoch.end import LAST_CALL, MOST_EPOCHS, Backoff, LastMoment, seconds_left_to_others
+from swarmcli.optim.epoch.end import LAST_CALL, LastMoment, seconds_left_to_others
 from swarmcli.optim.peers.progress import LocalTrainingProgress
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, together
@@ -105,31 +105,3 @@ def test_trainers_in_step_compute_no_batch_that_the_epoch_does_not_need(peers: i
                 assert [event.samples for event in trainer.epochs[4:]] == [target] * 6
 
     virtual_time.run(main())
-
-
-def test_one_wait_in_vain_ends_the_waiting_of_its_epoch_only() -> None:
-    call = Backoff()
-    assert call.is_worth_it(7)
-    call.was_answered(7, begun=False)
-    assert not call.is_worth_it(7)
-    assert call.is_worth_it(8)
-
-
-def test_a_peer_that_always_lies_is_believed_more_and_more_seldom() -> None:
-    call, waits = Backoff(), []
-    for epoch in range(400):
-        if call.is_worth_it(epoch):
-            waits.append(epoch)
-            call.was_answered(epoch, begun=False)
-    assert waits[:6] == [0, 1, 3, 7, 15, 31]
-    assert waits[-1] - waits[-2] == MOST_EPOCHS
-
-
-def test_a_round_that_begins_restores_the_trust() -> None:
-    call = Backoff()
-    for epoch in (0, 1, 3):
-        call.was_answered(epoch, begun=False)
-    call.was_answered(7, begun=True)
-    call.was_answered(8, begun=False)
-    assert not call.is_worth_it(8)
-    assert call.is_worth_it(9)

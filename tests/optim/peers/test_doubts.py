@@ -1,4 +1,4 @@
-"""How long the word of a peer counts for nothing, and what that saves the others."""
+"""What it costs the others when a peer does not stand by its word."""
 
 from __future__ import annotations
 
@@ -7,37 +7,13 @@ from typing import Any
 
 import pytest
 
-from swarmcli.network.identity import Identity, PeerID
-from swarmcli.optim.peers import doubts
+from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.board import Board
 from swarmcli.optim.peers.directory import PositionReply, PositionRequest
-from swarmcli.optim.peers.doubts import FIRST, GROWTH, LONGEST, Doubts
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, digests, together
-
-ONE, OTHER = (Identity.from_seed(seed).peer_id for seed in (1, 2))
-
-
-def test_each_doubt_lasts_longer_than_the_one_before() -> None:
-    known, now = Doubts(), 0.0
-    expected = FIRST
-    while expected < LONGEST:
-        known.add(ONE, now)
-        known.add(ONE, now)  # one that rests already is not made longer
-        assert known.rests_on(ONE, now + expected - 0.1) and not known.rests_on(OTHER, now)
-        now += expected
-        assert not known.rests_on(ONE, now)
-        expected = min(GROWTH * expected, LONGEST)
-
-
-def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doubts, "MAX_PEERS", 2)
-    known = Doubts()
-    for seed in range(5):
-        known.add(Identity.from_seed(seed).peer_id, 0.0)
-    assert len(known._doubts) == 2
 
 
 async def run_with(claim: str) -> float:

@@ -1,0 +1,37 @@
+"""Who is left alone for how long: longer each time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from swarmcli.recent import Recent
+
+K = TypeVar("K", bound=Hashable)
+MOST_KEYS = 4096  # that are remembered, the latest
+
+
+class Backoff(Generic[K]):
+    """Pauses by key: the first lasts `first`, each further one `growth` times as long, at most `longest`. A key that
+    needed none for `longest` begins anew. Moments are handed in: seconds by the loop, or epochs."""
+
+    def __init__(self, first: float, longest: float, growth: float = 2.0) -> None:
+        self._first, self._longest, self._growth = first, longest, growth
+        self._pauses: Recent[K, tuple[float, float]] = Recent(MOST_KEYS)  # key → until when, seconds of the last one
+
+    def rests(self, key: K, now: float) -> bool:
+        """Whether a pause of this key lasts."""
+        return now < self._pauses.get(key, (-math.inf, 0.0))[0]
+
+    def forget(self, key: K) -> None:
+        """Its next pause is a first one."""
+        self._pauses.pop(key, None)
+
+    def add(self, key: K, now: float) -> None:
+        """Begins a pause. Without effect while one lasts."""
+        until, seconds = self._pauses.get(key, (-math.inf, 0.0))
+        if now >= until:
+            anew = now >= until + self._longest
+            seconds = self._first if anew else min(self._growth * seconds, self._longest)
+            self._pauses[key] = now + seconds, seconds
