@@ -24,6 +24,7 @@ FIRST, LONGEST = 1, 16  # groups without a seat: after the first doubt, and at m
 # Seconds for which an epoch waits for the samples of a doubted peer, instead of each group without it; and of one that
 # has spoiled the groups that it led, and would soon lead again.
 SECONDS_PER_GROUP, SECONDS_PER_LED = 1.0, 15.0
+SPARED, LONGEST_SPARED = 60.0, 3840.0  # seconds without a part to reduce, at first and at most
 MAX_DOUBTED = 4096
 
 
@@ -41,7 +42,7 @@ class Doubts:
 
     def __init__(self) -> None:
         self._doubts: Recent[PeerID, _Doubt] = Recent(MAX_DOUBTED)
-        self._spared = Backoff[PeerID](first=60.0, longest=3840.0)  # seconds without a part to reduce
+        self._spared = Backoff[PeerID](SPARED, LONGEST_SPARED)
 
     def note(self, peer: PeerID, reason: str, *, lost: bool = False, led: bool = False) -> None:
         """This peer gives cause for doubt: no seat in the next group, and in twice as many each further time.

@@ -31,6 +31,7 @@ class Searcher:
 
     node: DHTNode
     finder: GroupFinder
+    doubts: Doubts
     jump: list[float]
     groups: list[Group] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)  # seconds from the beginning of a search to its group
@@ -51,6 +52,7 @@ class Searcher:
         except SwarmError as error:
             self.failures.append(f"{type(error).__name__} at {loop.time():.2f}: {error}")
             return None
+        self.doubts.note_group(frozenset(member.peer_id for member in group.members))  # as if its round committed
         self.groups.append(group)
         self.waits.append(loop.time() - began)
         return group
@@ -95,17 +97,18 @@ class Searchers:
         contacts = [address for peer in self.peers for address in peer.node.endpoint.addresses][:3]
         node = await DHTNode.create(endpoint, initial_peers=contacts)
         settings = AveragerConfig(prefix="test", matchmaking=self.options, **config)
+        doubts = Doubts()
         finder = GroupFinder(
             node,
             settings,
             Layout.of([torch.zeros(100)]),
             {},
-            Doubts(),
+            doubts,
             untold=lambda *_: None,
             declined=lambda _: None,
         )
         finder.start()
-        peer = Searcher(node, finder, jump)
+        peer = Searcher(node, finder, doubts, jump)
         self.peers.append(peer)
         return peer
 

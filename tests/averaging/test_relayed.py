@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swarmcli.averaging.control import RoundResult
-from swarmcli.averaging.matchmaking.finder import SPARED
+from swarmcli.averaging.doubts import SPARED
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
@@ -112,12 +112,12 @@ def test_who_failed_as_a_reducer_gets_no_parts_for_a_while_unless_nobody_else_co
                 return {m.peer_id for m, share in zip(group.members, group.part_shares, strict=True) if share}
 
             for peer in peers:
-                peer.finder.spare(failed)
+                peer.doubts.spare(failed)
             assert await reducing() == {peers[2].peer_id}
             await asyncio.sleep(SPARED)
             assert await reducing() == {peer.peer_id for peer in peers}
             for peer in peers:
-                peer.finder.spare(each.peer_id for each in peers)
+                peer.doubts.spare(each.peer_id for each in peers)
             assert await reducing() == {peer.peer_id for peer in peers}, "somebody has to"
 
     virtual_time.run(main(), timeout=300)

@@ -242,7 +242,8 @@ class GroupFinder:
             self.driver = None
             if driver.group is not None:
                 self._remember(driver.group, search)
-            for leader in search.unfaithful:
+            begun = {driver.group.leader} if driver.group is not None else set()  # after all: it may be we who slept
+            for leader in search.unfaithful - begun:
                 self.doubt(leader, "it gathered a group and did not begin it, or not as agreed", led=True)
             if search.gathering.awaits_holders or search.me.bits:
                 self._declare_idle()

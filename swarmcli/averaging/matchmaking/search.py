@@ -122,7 +122,8 @@ class Search:
         # count: that leader may have taken this peer in.
         self._ever_asked: set[PeerID] = set()
         self._named: PeerID | None = None  # the leader of an invitation; it is asked before all others
-        self._leader_until = math.inf  # the leader is silent if nothing is heard by then
+        self._leader_until = math.inf  # the leader is silent if nothing is heard by then …
+        self._leader_speaks_until = math.inf  # … and was when half of that time had passed
         self._renewals = 0  # how often its time was up with too few members
         self._unreduced = ""  # why nobody in the leader's group can reduce, as it last said
         self._moves = Moves()  # the next ones, as far as they are clear
@@ -224,7 +225,7 @@ class Search:
             return True  # it has overtaken the answer to the request to join
         if self.leader is None or (self.leader.peer_id, self.leader.search) != (peer, beat.search):
             return False
-        self._leader_until = now + beat.patience
+        self._leader_until, self._leader_speaks_until = now + beat.patience, now + beat.patience / 2
         self.leader_has, self._unreduced = beat.members, beat.unreduced
         return True
 
@@ -430,7 +431,7 @@ class Search:
 
     def _follow(self, leader: Candidate, now: float, patience: float) -> None:
         self.leader, self.leader_has, self._renewals = leader, 1, 0
-        self._leader_until = now + patience
+        self._leader_until, self._leader_speaks_until = now + patience, now + patience / 2
         for entry in self.known.entries.values():
             entry.loyal_since, entry.ask_at = math.inf, 0.0  # whom this peer waited for before no longer matters
         self._moves.invite += [(follower, leader) for follower in self.gathering.clear()]
@@ -458,7 +459,8 @@ class Search:
         overdue_at = self._overdue_at(now)
         until = min(self._leader_until, overdue_at)
         self._wake_by(until, now)
-        if now >= overdue_at and self.leader_has >= self.options.min_group_size:
+        speaks = now < self._leader_speaks_until  # or it may be this peer that is cut off, and it has begun
+        if now >= overdue_at and self.leader_has >= self.options.min_group_size and speaks:
             self.give_up_leader(now)
         elif now >= until:
             self._moves.leave.append(leader)
