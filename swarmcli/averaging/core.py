@@ -328,9 +328,7 @@ class AveragerCore:
                     raise
                 logger.debug("round of %s failed and is tried again: %s", self.config.prefix, error)
                 if isinstance(error, RoundFailed):
-                    suspects = list(map(PeerID, error.suspects))
-                    self._finder.miss(suspects)
-                    self.doubts.spare(suspects)
+                    self._finder.miss(list(map(PeerID, error.suspects)))
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -438,6 +436,7 @@ class AveragerCore:
         doubts = dict.fromkeys(withheld, "it claimed samples and handed in less than half")
         if not self._service.has_split(round_.group.leader):  # of whom it kept apart nobody knows what held him up
             doubts |= lessons.doubted
+            self.doubts.spare(lessons.failed)
         for peer, reason in doubts.items():
             if preformed and peer in lessons.sending and peer not in withheld:
                 continue  # how slowly it sends decides about its seat as a sender, see `seats.py`

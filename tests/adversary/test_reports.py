@@ -20,6 +20,7 @@ from swarmcli.testing import virtual_time
 from tests.adversary.lies import Liar
 from tests.adversary.lies.base import on_each_try
 from tests.averaging.averagers import Averagers, all_outcomes
+from tests.optim.optim_swarm import TARGET, Swarm, together
 from tests.suites import soak
 
 OPTIONS = AllreduceOptions(part_size_bytes=4 << 10, allreduce_timeout=60.0)
@@ -47,15 +48,21 @@ def refuse_and_blame(
     return liar
 
 
+@pytest.mark.parametrize("all_refuse", [False, True])
 @pytest.mark.parametrize(("count", "accomplices"), [(4, 0), (8, 1), *soak([(8, 0), (16, 0), (16, 4)])])
-def test_who_refuses_costs_a_second_try_once_and_the_honest_go_on_reducing(count: int, accomplices: int) -> None:
+def test_who_refuses_costs_a_second_try_once_and_the_honest_go_on_reducing(
+    count: int, accomplices: int, all_refuse: bool
+) -> None:
     async def main() -> None:
         async with Averagers(5) as swarm:
             peers = await swarm.add(count, allreduce=OPTIONS, shapes=((200, 200), (40,)))
             await all_outcomes([peer.begin() for peer in peers])
             honest, hostile = peers[: -1 - accomplices], peers[-1 - accomplices :]
             names = [peer.peer_id for peer in honest]
-            liars = [refuse_and_blame(peer.node, peer.core, names, refuses=peer is hostile[0]) for peer in hostile]
+            liars = [
+                refuse_and_blame(peer.node, peer.core, names, refuses=all_refuse or peer is hostile[0])
+                for peer in hostile
+            ]
             disturbed = 0
             for _ in range(ROUNDS):
                 lied = [peer.begin(timeout=600) for peer in hostile]
@@ -68,5 +75,33 @@ def test_who_refuses_costs_a_second_try_once_and_the_honest_go_on_reducing(count
             assert all(results[0].reduced[peer.peer_id] for peer in honest)
             assert not any(peer.core.doubts.has_no_seat(other.peer_id) for peer in honest for other in honest)
             assert asyncio.get_running_loop().time() < 30
+
+    virtual_time.run(main(), timeout=3600)
+
+
+@pytest.mark.parametrize(
+    ("count", "liars", "epochs", "least"), [(4, 1, 24, 0.5), *soak([(8, 2, 100, 0.5), (16, 5, 100, 0.5)])]
+)
+def test_trainers_beside_liars_that_all_refuse_keep_their_pace(
+    count: int, liars: int, epochs: int, least: float
+) -> None:
+    """Before, five of 16 stood still for good: whom nobody had given anything to reduce had failed nobody either, and
+    was given all of the second try."""
+
+    async def main() -> None:
+        async with Swarm(3) as swarm:
+            trainers = [await swarm.trainer(seed=1, batch_size=1, pace=2.0) for _ in range(count)]
+            hostile, honest = trainers[:liars], trainers[liars:]
+            await together(*(trainer.core.join() for trainer in trainers))
+            await together(*(trainer.train(1) for trainer in trainers))
+            names = [trainer.node.peer_id for trainer in honest]
+            lying = [refuse_and_blame(each.node, each.core._work.averager, names) for each in hostile]
+            tasks = [asyncio.create_task(trainer.train(1000)) for trainer in trainers]
+            await asyncio.sleep(epochs * TARGET * 2.0 / count)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            assert all(liar.told for liar in lying)
+            assert min(trainer.epoch for trainer in honest) > least * epochs
 
     virtual_time.run(main(), timeout=3600)

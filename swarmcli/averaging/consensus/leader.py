@@ -264,8 +264,8 @@ class Agreement:
 
     @property
     def idle(self) -> bool:
-        """Whether this member has nothing left to do but to wait for the outcome."""
-        return self._gathered.is_set() and not self._parts.busy
+        """Whether this member has nothing left to do but to wait for the outcome, if it is not known already."""
+        return self._settled.is_set() or (self._gathered.is_set() and not self._parts.busy)
 
     def note_sign(self, member: int) -> None:
         """A member does what leaders do."""

@@ -14,6 +14,7 @@ Whoever is asked to accept a result and does not hold it copies it first.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any, Protocol
 
@@ -333,9 +334,11 @@ class Proposer:
         return None
 
     def _aborted(self, reports: Mapping[int, messages.Report], why: str) -> messages.Aborted:
-        """Names the reasons of all, and those whose fault it seems to be: who is silent is suspected too."""
-        members = set(range(len(self._mates)))
-        suspects = (members - reports.keys()) | {member for report in reports.values() for member in report.failed}
+        """Names the reasons of all, and those whose fault it seems to be: who is silent, and whom more name than can be
+        hostile."""
+        members, most = set(range(len(self._mates))), self._votes.quorum.hostile
+        named = Counter(member for report in reports.values() for member in set(report.failed))
+        suspects = (members - reports.keys()) | {member for member, count in named.items() if count > most}
         words = "; ".join(filter(None, dict.fromkeys([why, *(report.reason for report in reports.values())])))
         return messages.Aborted(words[: messages.MAX_WORDS], tuple(sorted(suspects & members)))
 

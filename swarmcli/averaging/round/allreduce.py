@@ -274,8 +274,9 @@ class Allreduce:
             sending = {} if number else {self.group.members[i].peer_id: s for i, s in attempt.sending.items()}
             doubted = {self.group.members[index].peer_id: reason for index, reason in attempt.doubted.items()}
             lost = frozenset(self.group.members[index].peer_id for index in attempt.lost)
+            failed = frozenset(self.group.members[index].peer_id for index in attempt.trouble.failures)
             doubted |= attempt.strangers
-            self.lessons.add(Lessons(doubted, attempt.needed, lost, sending))
+            self.lessons.add(Lessons(doubted, attempt.needed, lost, sending, failed))
         holdings = self._holdings
         if holdings.results is not None:
             if committed and holdings.digest is not None and self._late is None:

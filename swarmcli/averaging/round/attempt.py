@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import chain
 
 from swarmcli.averaging.bandwidth import MAX_CLAIM, MIN_CLAIM
@@ -276,15 +276,17 @@ class Attempt:
             for member, report in reports.items()
             if report.plan == plan.fingerprint and member not in banned
         }
-        # Of two that cannot reach each other both are named, and others reduce; if all are named, whom fewest name.
-        named = Counter(member for report in reports.values() for member in set(report.failed))
-        able = [member for member in sorted(reports) if named[member] == min(named[each] for each in reports)]
         senders = sorted(reports.keys() - mates.group.auxiliaries)
         held = common_digests([report.digests for report in reports.values()], len(plan.parts))
         if self._again is not None:  # what somebody could not copy in this try is held by nobody, whoever claims it
             held = unless_missing(held, self._again.held, [reports[member].digests for member in senders])
         held = without(held, [part.index for member in banned for part in self._plan.by_reducer.get(member, ())])
-        reducers = reducers_among(mates.group.members, able, senders)
+        # Who had no part in this try has failed nobody, and proved nothing: it may have none for having failed before.
+        able = without_quarrels({member: set(report.failed) for member, report in reports.items()})
+        parties = set(self._plan.by_reducer if self._again is None else self._again.reducers)
+        reducers = reducers_among(mates.group.members, sorted(able & parties), senders) or reducers_among(
+            mates.group.members, sorted(able), senders
+        )
         if self._last or not senders or not reducers or not self._votes.quorum.decides(reports):
             return None
         return Again(tuple(sorted(reports)), reducers, held)
@@ -370,6 +372,19 @@ class Attempt:
         member gets none."""
         self._sender.leave()
         await self._reducer.close("this exchange is over")
+
+
+def without_quarrels(failed: Mapping[int, Set[int]]) -> set[int]:
+    """Who is to reduce, by whom each member says to have failed it. Both of such a pair are passed over, beginning with
+    those in most pairs: few that name everybody are in most themselves. Everybody, where nobody would be left."""
+    able, pairs = set(failed), {frozenset((one, other)) for one, others in failed.items() for other in others - {one}}
+    while pairs := {pair for pair in pairs if pair <= able}:
+        counts = Counter(member for pair in pairs for member in pair)
+        most = {member for member, count in counts.items() if count == max(counts.values())}
+        if most == able:
+            break
+        able -= most
+    return able
 
 
 def keeping_out(averages: Sequence[Average]) -> set[int]:

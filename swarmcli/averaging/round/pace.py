@@ -162,6 +162,7 @@ class Lessons:
 
     doubted   who kept this member waiting in vain, as seen from here and by nobody else's word; how
     lost      those of them with whom the connection broke meanwhile
+    failed    reducers whose averages did not come here
     needed    seconds that the round would have taken, if it failed for want of time; infinite: hardly anything moved
     sending   seconds that each took to bring its parts here, as this member its own to the others; of one that was
               left out, what it would have taken
@@ -171,12 +172,13 @@ class Lessons:
     needed: float = 0.0
     lost: frozenset[PeerID] = frozenset()
     sending: dict[PeerID, float] = field(default_factory=dict)
+    failed: frozenset[PeerID] = frozenset()
 
     def add(self, other: Lessons) -> None:
         slow = (self.doubted.keys() - self.lost) | (other.doubted.keys() - other.lost)
         self.doubted |= other.doubted
         self.lost = frozenset(self.doubted.keys() - slow)
-        self.needed = max(self.needed, other.needed)
+        self.needed, self.failed = max(self.needed, other.needed), self.failed | other.failed
         for peer, seconds in other.sending.items():
             self.sending[peer] = self.sending.get(peer, 0.0) + seconds
 

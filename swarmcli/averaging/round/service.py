@@ -107,6 +107,7 @@ class AllreduceService:
     def start(self) -> None:
         """Begins to answer. Raises ValueError if another service of this endpoint has the same prefix."""
         serve, method = self.endpoint.serve, self.method
+        self._unsubscribe = self.bans.subscribe(self._on_ban)
         self.endpoint.serve_stream(method("exchange"), OpenExchange, self._exchange)
         self.endpoint.serve_stream(method("copy"), CopyRequest, self._copy)
         self.endpoint.serve_stream(method("inputs"), InputsRequest, self._inputs)
@@ -125,6 +126,7 @@ class AllreduceService:
         """Answers nobody any more; whoever waits for a round that has not begun is refused. Idempotent."""
         if not self._closed:
             self._closed = True
+            self._unsubscribe()
             self.endpoint.withdraw(*(self.method(name) for name in (*_CALLS, *_STREAMS)))
             self.release()
             self.memory.forget()
@@ -347,10 +349,13 @@ class AllreduceService:
             if request.group_id not in known and group.has_listed(request.group_id, request.listed):
                 ids, signatures = (group.group_id, request.group_id), (group.listed, request.listed)
                 self.bans.add(TwoGroups(group.leader, group.members[0].search, ids, signatures))
-                for round_ in self._rounds.values():
-                    if round_.group.leader == group.leader:
-                        round_.agreement.stop()
                 raise CallRefused("unknown", "the leader has begun another group at the same time")
+
+    def _on_ban(self, culprit: PeerID) -> None:
+        """Nobody decides a round whose leader has begun two groups: who hears of it does not wait for that."""
+        for round_ in self._rounds.values():
+            if round_.group.leader == culprit and self.has_split(culprit):
+                round_.agreement.stop()
 
     # Finding the round
 
