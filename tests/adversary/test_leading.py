@@ -121,10 +121,14 @@ def test_a_leader_that_lists_its_followers_out_of_turn_leads_nobody(count: int) 
     virtual_time.run(main(), timeout=3600)
 
 
+def list_keys(liar: Liar) -> None:
+    stuff(liar, [Identity.from_seed(f"key {number}".encode()) for number in range(6)])
+
+
 @pytest.mark.parametrize(
     ("count", "liars", "epochs", "least"), [(4, 1, 24, 0.5), *soak([(8, 2, 100, 0.5), (16, 5, 200, 0.25)])]
 )
-@pytest.mark.parametrize("tell", [begin_two, give_up])
+@pytest.mark.parametrize("tell", [begin_two, give_up, list_keys])
 def test_leaders_that_spoil_their_rounds_leave_the_others_their_pace(
     tell: Callable[[Liar], None], count: int, liars: int, epochs: int, least: float
 ) -> None:

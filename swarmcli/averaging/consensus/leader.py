@@ -115,7 +115,10 @@ class Agreement:
                 if self._thin is not None and self.learn(self._thin):
                     return
                 self._told.clear()
-                await self._told.wait()
+                await _first(self._told, within=_SEARCH_DESERTED if self._is_padded() else None)
+                if not self._told.is_set() and self._is_padded():  # whoever was on its way has come by now
+                    self.stop()
+                    return
 
     async def _meet_one(self, index: int) -> None:
         member = self._mates.group.members[index]
@@ -129,6 +132,13 @@ class Agreement:
     def _unmet(self) -> set[int]:
         """Whose votes do not count, since they may be no more than keys."""
         return {index for index in self._votes.quorum.voters if not self._votes.met(index)}
+
+    def _is_padded(self) -> bool:
+        """Whether so many listed voters are met by nobody here that no decision can count, though this member is not
+        cut off: it has met more than can be hostile."""
+        quorum = self._votes.quorum
+        met = quorum.voters - self._unmet()
+        return not quorum.decides(met) and quorum.weight(met) > quorum.hostile > 0
 
     async def meeting(self) -> None:
         """Waits until this member has come together with all whose votes count then, as far as that succeeds."""
