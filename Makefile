@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 JOBS   ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + os.cpu_count()))')
 
-.PHONY: demo test e2e soak test-oldest wheel wheels lint docs bench bench-peers install clean
+.PHONY: demo test e2e soak test-oldest wheel wheels lint weigh docs bench bench-peers install clean
 
 install: $(VENV)/.installed
 
@@ -68,6 +68,11 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# How much there is to read, and that nothing is imported upwards or in a circle.
+weigh: install
+	$(BIN)/lint-imports
+	$(BIN)/python tests/weigh.py
 
 # The documentation as a site, in site/index.html; a link that leads nowhere is an error.
 docs: install

@@ -1,0 +1,89 @@
+"""What `make weigh` counts, on a house of two files; and that it finds a circle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.weigh import circle, main, read, weigh
+
+ONE = '''"""Who reads this."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from house.two import Two
+
+LIMIT, NAME = 3, "name"
+MOST = 64 << 10  # bytes
+
+
+class Both:
+    """Asks."""
+
+    def __init__(self, other: Two) -> None:
+        self._other = other
+
+    def ask(self, what: str) -> str:
+        """What it says."""
+        return self._other.say(what)
+
+    def ask_loud(self, what: str) -> str:
+        return self._other.say(what.upper())
+
+    def twice(self) -> str:
+        return _joined(self.ask("a"), self.ask("b"))
+
+
+def _joined(*parts: str) -> str:
+    return " ".join(parts)
+'''
+TWO = """from house import one
+
+
+class Two:
+    text: str
+
+
+class Both:
+    house = one.Both
+"""
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    folder = tmp_path / "house"
+    folder.mkdir()
+    for name, text in {"__init__": "", "one": ONE, "two": TWO}.items():
+        (folder / f"{name}.py").write_text(text)
+    return folder
+
+
+def test_what_is_read_is_counted(house: Path) -> None:
+    found = {name.strip(): figure for name, figure in weigh(read(house)).items()}
+    assert found == {
+        "lines of code": "22",
+        "files": "3",
+        "classes": "3",
+        "without a method": "2",
+        "names of several": "1",
+        "functions": "5",
+        "median lines": "2",
+        "over 60 lines": "0",
+        "private, used once": "1",
+        "of six lines or fewer": "1",
+        "that only forward": "1",
+        "module-level numbers": "1",
+        "texts that begin with Who, Of, What": "2",
+    }
+
+
+def test_a_circle_of_imports_fails(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(house)]) is None, "what only the checker of types reads is no import"
+    (house / "one.py").write_text(ONE.replace("from __future__ import annotations", "from .two import Two"))
+    assert set(circle(read(house))) == {"house.one", "house.two"}
+    assert "a circle of imports" in (main([str(house), str(house)]) or "")
+    assert capsys.readouterr().out.splitlines()[-1].split()[-2:] == ["2", "2"]

@@ -1,0 +1,194 @@
+"""How much there is to read: `python tests/weigh.py [FOLDER ...]`, one column for each folder, `swarmcli` without any.
+
+Fails on modules that import each other in a circle. That nothing is imported upwards, `lint-imports` shows.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import statistics
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import TypeAlias
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+LONG = 60  # lines of a function
+INVERTED = re.compile(r"(Who|Whom|Whoever|Of|What)\b")  # the first word of a sentence whose actor comes late
+NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+class Module:
+    """One file, read once."""
+
+    def __init__(self, path: Path, root: Path) -> None:
+        source = path.read_text()
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        self.name = ".".join(part for part in parts if part != "__init__")
+        self.is_package = parts[-1] == "__init__"
+        self.tree = ast.parse(source)
+        self.nodes = list(ast.walk(self.tree))
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+        self.comments = [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
+        docstrings = [found for node in self.nodes if (found := _docstring(node)) is not None]
+        self.docstrings = [str(node.value).strip() for node in docstrings]
+        code = {n for token in tokens if token.type not in NO_CODE for n in range(token.start[0], token.end[0] + 1)}
+        for node in docstrings:
+            code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        self.code = code
+
+    def lines(self, node: ast.stmt) -> int:
+        """Of code, without blanks, comments and docstrings."""
+        return len(self.code.intersection(range(node.lineno, (node.end_lineno or node.lineno) + 1)))
+
+    def imported(self, names: set[str]) -> set[str]:
+        """The modules of the house that this one needs at run time, as it is loaded."""
+        return {each for node in _loaded(self.tree) for each in self._targets(node, names)} & names - {self.name}
+
+    def _targets(self, node: ast.stmt, names: set[str]) -> Iterator[str]:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = self.name.split(".")[: -node.level + self.is_package or None] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            members = (f"{module}.{alias.name}" for alias in node.names)
+            yield from (member if member in names else module for member in members)
+
+
+def _docstring(node: ast.AST) -> ast.Constant | None:
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or not node.body:
+        return None
+    first = node.body[0]
+    value = first.value if isinstance(first, ast.Expr) else None
+    return value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
+
+
+def _loaded(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements that run as the module is loaded."""
+    left: list[ast.stmt] = list(tree.body)
+    for node in left:
+        checks_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        if not checks_types and not isinstance(node, Function):
+            left += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+        if not checks_types:
+            yield node
+
+
+def _is_number(node: ast.expr | None) -> bool:
+    match node:
+        case ast.Constant(value):
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case ast.UnaryOp(operand=operand):
+            return _is_number(operand)
+        case ast.BinOp(left, _, right):
+            return _is_number(left) and _is_number(right)
+    return False
+
+
+def _is_held(node: ast.expr) -> bool:
+    """`self.something`."""
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _is_forward(function: Function) -> bool:
+    """Whether a method does no more than to ask something that it holds, with its own arguments."""
+    body = function.body[1:] if _docstring(function) is not None else function.body
+    if len(body) != 1 or not isinstance(body[0], ast.Return | ast.Expr):
+        return False
+    asked, given = body[0].value, list[ast.expr]()
+    asked = asked.value if isinstance(asked, ast.Await) else asked
+    if isinstance(asked, ast.Call):
+        given = [*asked.args, *(keyword.value for keyword in asked.keywords)]
+        asked = asked.func
+    named = {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
+    own = all(isinstance(each, ast.Name) and each.id in named for each in given)
+    return isinstance(asked, ast.Attribute) and _is_held(asked.value) and own
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        yield node.attr
+
+
+def _used_once(module: Module) -> Iterator[int]:
+    """The lines of each private function that its module, which defines it once, names once."""
+    uses = Counter(name for node in module.nodes for name in _names(node))
+    functions = [node for node in module.nodes if isinstance(node, Function) and re.match("_[^_]", node.name)]
+    defined = Counter(node.name for node in functions)
+    yield from (module.lines(node) for node in functions if defined[node.name] == uses[node.name] == 1)
+
+
+def read(root: Path) -> list[Module]:
+    return [Module(path, root) for path in sorted(root.rglob("*.py"))]
+
+
+def weigh(modules: list[Module]) -> dict[str, str]:
+    """Each figure by its name."""
+    nodes = [node for module in modules for node in module.nodes]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    functions = [
+        (module.lines(node), node) for module in modules for node in module.nodes if isinstance(node, Function)
+    ]
+    once = [lines for module in modules for lines in _used_once(module)]
+    lengths = sorted(lines for lines, _ in functions)
+    numbers = sum(
+        isinstance(node, ast.Assign | ast.AnnAssign) and _is_number(node.value)
+        for module in modules
+        for node in module.tree.body
+    )
+    twice = [name for name, count in Counter(node.name for node in classes).items() if count > 1]
+    said = [text for module in modules for text in (*module.docstrings, *module.comments)]
+    methods = [node for each in classes for node in each.body if isinstance(node, Function)]
+    return {
+        "lines of code": f"{sum(len(module.code) for module in modules):,}",
+        "files": f"{len(modules):,}",
+        "classes": f"{len(classes):,}",
+        "  without a method": f"{sum(not any(isinstance(n, Function) for n in each.body) for each in classes):,}",
+        "  names of several": f"{len(twice):,}",
+        "functions": f"{len(functions):,}",
+        "  median lines": f"{statistics.median(lengths or [0]):g}",
+        f"  over {LONG} lines": f"{sum(lines > LONG for lines in lengths):,}",
+        "  private, used once": f"{len(once):,}",
+        "    of six lines or fewer": f"{sum(lines <= 7 for lines in once):,}",  # with its signature
+        "  that only forward": f"{sum(map(_is_forward, methods)):,}",
+        "module-level numbers": f"{numbers:,}",
+        "texts that begin with Who, Of, What": f"{sum(INVERTED.match(text) is not None for text in said):,}",
+    }
+
+
+def circle(modules: list[Module]) -> list[str]:
+    """Modules of which each is imported by the next one; none is what there should be."""
+    names = {module.name for module in modules}
+    try:
+        TopologicalSorter({module.name: module.imported(names) for module in modules}).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def main(folders: Iterable[str]) -> str | None:
+    roots = [Path(folder).resolve() for folder in folders] or [Path(__file__).parents[1] / "swarmcli"]
+    houses = list(map(read, roots))
+    weighed = list(map(weigh, houses))
+    for name in weighed[0]:
+        print(f"{name:<38}" + "".join(f"{each[name]:>10}" for each in weighed))
+    found = circle(houses[-1])
+    return f"a circle of imports: {' ← '.join(found)}" if found else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
