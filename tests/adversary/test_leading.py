@@ -11,7 +11,7 @@ import pytest
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
-from swarmcli.events import EpochAdvanced, Event
+from swarmcli.events import EpochAdvanced, Event, RoundFinished
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.testing import virtual_time
 from tests.adversary.leading import ALTERED, alter_entries, alter_list, begin_two, give_up, hurry_to_the_front, stuff
@@ -157,6 +157,39 @@ def test_leaders_that_spoil_their_rounds_leave_the_others_their_pace(
             banned = {liar.endpoint.peer_id for liar in lying if liar.told and tell is begin_two}
             for trainer in honest:  # their own signatures say so, to all of them
                 assert all(map(trainer.core._work.averager.bans.is_banned, banned))
+
+    virtual_time.run(main(), timeout=3600)
+
+
+@pytest.mark.parametrize(("count", "liars", "epochs"), [(8, 2, 24), *soak([(16, 5, 30)])])
+def test_keys_elsewhere_do_not_part_those_who_are_all_in_one_network(count: int, liars: int, epochs: int) -> None:
+    """Most networks of the list are then those that its keys name. Before, the members left one after the other, for up
+    to 70 s, and went on in groups of a few."""
+
+    async def main() -> None:
+        async with Swarm(3, home="192.0.2.1") as swarm:
+            trainers = [await swarm.trainer(seed=1, batch_size=1, pace=2.0) for _ in range(count)]
+            honest = trainers[liars:]
+            await together(*(trainer.core.join() for trainer in trainers))
+            await together(*(trainer.train(1) for trainer in trainers))
+            lying = [
+                Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core._work.averager)
+                for trainer in trainers[:liars]
+            ]
+            for liar in lying:
+                list_keys(liar)
+            alone = list[Event]()
+            honest[0].node.endpoint.events.subscribe(
+                lambda e: alone.append(e) if isinstance(e, RoundFinished) and 0 < len(e.members) < len(honest) else None
+            )
+            tasks = [asyncio.create_task(trainer.train(1000)) for trainer in trainers]
+            await asyncio.sleep(epochs * TARGET * 2.0 / count)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            assert any(liar.told for liar in lying) and not alone
+            assert len({trainer.core.position.lineage for trainer in honest}) == 1
+            assert min(trainer.epoch for trainer in honest) >= epochs / 2
 
     virtual_time.run(main(), timeout=3600)
 

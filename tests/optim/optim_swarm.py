@@ -39,10 +39,12 @@ def decay(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSchedu
 
 
 async def make_node(
-    network: MemoryNetwork, number: int, first: DHTNode | None = None, *, client_mode: bool = False
+    network: MemoryNetwork, number: int, first: DHTNode | None = None, *, client_mode: bool = False, home: str = ""
 ) -> DHTNode:
-    """A node whose identity and randomness follow from its number; `first` is its first contact."""
-    transport = network.transport(Identity.from_seed(number), listening=not client_mode)
+    """A node whose identity and randomness follow from its number; `first` is its first contact. `home`: its address,
+    which others may share."""
+    place: dict[str, Any] = {"host": home, "port": 4000 + number} if home else {}
+    transport = network.transport(Identity.from_seed(number), listening=not client_mode, **place)
     endpoint = Endpoint(transport, client_mode=client_mode, events=Events(), seed=number)
     await endpoint.start()
     contacts = [f"{address}/{first.peer_id.text}" for address in first.endpoint.addresses] if first else []
@@ -164,13 +166,13 @@ def reference(seed: int, epochs: list[torch.Tensor], make=momentum, scheduler=de
 class Swarm:
     """Peers of one run on one simulated network. Peer 0 is a node without a trainer: everybody's first contact."""
 
-    def __init__(self, seed: int = 0, *, contact_relays: bool = False, **network: Any) -> None:
+    def __init__(self, seed: int = 0, *, contact_relays: bool = False, home: str = "", **network: Any) -> None:
         self.network = MemoryNetwork(seed=seed, **network)
         self.contact: DHTNode | None = None
         self.trainers: list[Trainer] = []
         self.killed: list[Trainer] = []
         self.relaying: dict[PeerID, Relaying] = {}
-        self._contact_relays = contact_relays
+        self._contact_relays, self._home = contact_relays, home
         self._nodes: list[DHTNode] = []
 
     async def __aenter__(self) -> Swarm:
@@ -186,7 +188,7 @@ class Swarm:
 
     async def node(self, *, client_mode: bool = False, relays: bool = False) -> DHTNode:
         """`relays`: it relays for others or, in client mode, is reached over relays from now on."""
-        node = await make_node(self.network, len(self._nodes), self.contact, client_mode=client_mode)
+        node = await make_node(self.network, len(self._nodes), self.contact, client_mode=client_mode, home=self._home)
         self._nodes.append(node)
         self.relaying[node.peer_id] = relaying = Relaying(node, takes_part=relays)
         await relaying.start(wait=self._contact_relays)

@@ -135,10 +135,10 @@ class Agreement:
 
     def _is_padded(self) -> bool:
         """Whether so many listed voters are met by nobody here that no decision can count, though this member is not
-        cut off: it has met more than can be hostile."""
+        cut off."""
         quorum = self._votes.quorum
-        met = quorum.voters - self._unmet()
-        return not quorum.decides(met) and quorum.weight(met) > quorum.hostile > 0
+        decides = quorum.decides(quorum.voters - self._unmet())
+        return quorum.guarded and not decides and any(map(self._mates.is_connected, self._mates.others))
 
     async def meeting(self) -> None:
         """Waits until this member has come together with all whose votes count then, as far as that succeeds."""
