@@ -115,12 +115,16 @@ class DHTService:
         self._core.heard_from(peer, request.listening)
         now, writer = self._core.loop_time(), self._core.writer(peer)
         outcomes: list[Outcome] = []
+        room = self._core.limits.max_reply  # for newer records: a large one may stand in the way of thousands
         for index, record in enumerate(request.records):
             if index % BREATH == BREATH - 1:
                 await asyncio.sleep(0)
             allowed = self._meters.records.take(peer, writer.prefix, 1, now)
             allowed = allowed and self._meters.bytes.take(peer, writer.prefix, record.size, now)
-            outcomes.append(self._judge(writer, peer, record) if allowed else Outcome(Verdict.BUSY))
+            outcome = self._judge(writer, peer, record) if allowed else Outcome(Verdict.BUSY)
+            if outcome.current is not None:
+                room -= outcome.current.size
+            outcomes.append(outcome if room >= 0 else Outcome(outcome.verdict))
         targets = list(dict.fromkeys(key_id(record.key) for record in request.records)) if request.contacts > 0 else []
         if not self._meters.work.take(peer, writer.prefix, len(targets), now):
             targets = []  # to name neighbours is as much work as to answer a question

@@ -293,6 +293,26 @@ async def test_a_reply_stays_within_its_bounds_whatever_is_asked() -> None:
 
 
 @simulated
+async def test_records_that_are_stale_are_answered_within_the_bounds_of_a_message() -> None:
+    """Of a thousand small old records of one subkey, each answered with its large newest one."""
+    async with Swarm() as swarm:
+        node = await swarm.node("node")
+        stranger = await swarm.endpoint("stranger", client_mode=True)
+        await stranger.connect(address(node), timeout=5.0)
+        subkey = encode_subkey(OwnedSubkey(stranger.peer_id))
+        new, old = (
+            sign_record(identity("stranger"), Record("key", subkey, encode_value(b"x" * size), soon(node), sequence))
+            for size, sequence in ((100_000, 2), (1, 1))
+        )
+        assert (await store(stranger, node, new)).verdict == Verdict.STORED
+        request = messages.StoreRequest(False, (old,) * 1000)
+        reply = await stranger.call(node.peer_id, messages.STORE, request, StoreReply, timeout=5.0)
+        assert {outcome.verdict for outcome in reply.outcomes} == {Verdict.STALE}
+        assert [outcome.current for outcome in reply.outcomes].count(new) == 3
+        await stranger.close()
+
+
+@simulated
 async def test_a_peer_that_claims_a_false_address_does_not_stay_a_contact() -> None:
     async with Swarm() as swarm:
         nodes = await swarm.grow(2)
