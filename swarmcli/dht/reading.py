@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from swarmcli.dht import messages
 from swarmcli.dht.core import NodeCore
+from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.lookup import Lookup, gather_answers
 from swarmcli.dht.messages import Question
 from swarmcli.dht.records import (
@@ -35,16 +37,37 @@ class KeyRead:
     # How far each replica has been read: which life of it, and up to which of its numbers.
     cursors: dict[PeerID, tuple[int, int]] = field(default_factory=dict)
     outdated: int = 0  # records that came after a newer one of the same owner
+    _tellers: dict[bytes, Hashable] = field(default_factory=dict)  # of each record, by subkey
+    _count: Counter[Hashable] = field(default_factory=Counter)  # of records that each of them has told …
+    _bytes: Counter[Hashable] = field(default_factory=Counter)  # … and of their bytes
 
     def question(self, peer: PeerID) -> Question:
         return Question(id_to_bytes(self.target), *self.cursors.get(peer, (0, 0)))
 
-    def take(self, records: Iterable[Record]) -> None:
-        """Merges checked records in."""
+    def take(self, records: Iterable[Record], teller: Hashable, limits: DHTLimits) -> None:
+        """Merges checked records in, of each teller no more than a replica keeps of a key: one that makes up records
+        without end would fill this peer's memory."""
         for record in records:
             known = self.records.get(record.subkey)
             self.outdated += known is not None and known.sequence > record.sequence
-            merge_record(self.records, record)
+            own = known if known is not None and self._tellers[record.subkey] == teller else None
+            count = self._count[teller] + (own is None)
+            size = self._bytes[teller] + record.size - (0 if own is None else own.size)
+            if count <= limits.max_subkeys and size <= limits.max_entry and merge_record(self.records, record):
+                if known is not None:
+                    self._discharge(known)
+                self._tellers[record.subkey] = teller
+                self._count[teller] += 1
+                self._bytes[teller] += record.size
+
+    def drop(self, record: Record) -> None:
+        del self.records[record.subkey]
+        self._discharge(record)
+
+    def _discharge(self, record: Record) -> None:
+        teller = self._tellers.pop(record.subkey)
+        self._count[teller] -= 1
+        self._bytes[teller] -= record.size
 
 
 async def read(core: NodeCore, reads: Sequence[KeyRead], *, latest: bool) -> list[Lookup]:
@@ -80,7 +103,7 @@ def read_own(core: NodeCore, reading: KeyRead) -> None:
             core.checker.check(stored.record, core.now())
         except ValidationError:
             continue  # counted by the checker
-        reading.take([stored.record])
+        reading.take([stored.record], None, core.limits)
 
 
 async def read_replica(
@@ -96,10 +119,12 @@ async def read_replica(
         questions = [each.question(peer) for each in now_reading]
         reply, neighbours = await core.find(contact, questions, contacts=contacts, values=True)
         found.extend(neighbours)
+        prefix = core.writer(peer).prefix
+        teller = peer if prefix.shared else prefix  # identities cost nothing: those of one network tell as much as one
         unfinished: list[KeyRead] = []
         for each, answer in zip(now_reading, reply.answers, strict=True):
             room -= len(answer.records)
-            each.take(await core.checked(answer.records, each.target, peer))
+            each.take(await core.checked(answer.records, each.target, peer), teller, core.limits)
             each.cursors[peer] = (reply.instance, answer.cursor)
             if answer.more:
                 unfinished.append(each)
@@ -167,7 +192,7 @@ class Follower:
         for name, record in list(self._read.records.items()):
             if record.expiration <= now:
                 # Whatever it had replaced has expired too, or would come back as news of some replica.
-                del self._read.records[name]
+                self._read.drop(record)
             elif name != NO_SUBKEY and record.value != TOMBSTONE:
                 seen = self._seen.get(name)
                 if seen is None or seen[0] is not record:

@@ -30,6 +30,7 @@ Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside 
     records under one key of the hash table        512             512 (4096)            4096          dht/limits.py
     … handed on by a node near the key             3072            3072 (4096)           4096          dht/limits.py
     … under the key of the relays                  32              32 (256)              256           dht/limits.py
+    … of a key that is read, by who tells them     4096, 32 MiB    the same (-)          -             dht/limits.py
     bytes of records                               16 MiB          64 MiB (256 MiB)      256 MiB       dht/limits.py
     records written, per second                    256             1024 (-)              -             dht/limits.py
     questions to the hash table, per second        500             2000 (-)              -             dht/limits.py

@@ -313,6 +313,37 @@ async def test_records_that_are_stale_are_answered_within_the_bounds_of_a_messag
 
 
 @simulated
+async def test_whoever_makes_up_records_without_end_does_not_fill_a_readers_memory() -> None:
+    """Each reading of a follower within the bounds of one, and honest records beside it."""
+    limits = DHTLimits(max_subkeys=64, max_entry=64_000)
+    made = 0
+
+    def find(request: FindRequest) -> FindReply:
+        nonlocal made
+        names = [f"{number}" for number in range(made, made + 60)]
+        made += len(names)
+        records = tuple(Record("key", encode_subkey(name), encode_value(name * 50), 1_700_000_500.0) for name in names)
+        return FindReply(1, (), (Answer(records, cursor=made),) * (len(request.questions) if request.values else 0))
+
+    async def compare(peer: PeerID, request: messages.SyncRequest) -> messages.SyncReply:
+        return messages.SyncReply(())
+
+    async with Swarm() as swarm:
+        nodes = await swarm.grow(3, limits=limits)
+        endpoint = await liar(swarm, find)
+        endpoint.serve(messages.SYNC, messages.SyncRequest, compare)
+        follower = nodes[0].follow("key")
+        for turn in range(20):
+            await nodes[1].store("key", turn, soon(nodes[1]), nodes[1].own_subkey())
+            found = await follower.refresh()
+            assert found[nodes[1].own_subkey()].value == turn
+            assert len(found) <= limits.max_subkeys + 1
+            await asyncio.sleep(1.0)
+        assert made > 10 * limits.max_subkeys
+        await endpoint.close()
+
+
+@simulated
 async def test_a_peer_that_claims_a_false_address_does_not_stay_a_contact() -> None:
     async with Swarm() as swarm:
         nodes = await swarm.grow(2)
