@@ -16,6 +16,7 @@ Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside 
     bulk connections that others dialed            160             512 (2048)            4096          bulk
     handshakes of strangers at one moment          -               64 (256)              256           handshakes
     handshakes of strangers per second             -               32 (512)              -             HANDSHAKE_RATE
+    dials for streams that others ask for          -               32 (512) a second     -             HANDSHAKE_RATE
     handshakes that one relay brings               32, 16/s       -                     -             reach/circuits.py
     calls that wait, beyond four a connection      1024            2048 (4096)           8192          calls
     dials that fail where others pointed to        64 a host       -                     256, 8/s      limits.py

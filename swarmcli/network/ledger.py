@@ -8,8 +8,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from swarmcli.network.budgets import Budget, Budgets
+from swarmcli.network.budgets import HANDSHAKE_RATE, SHARED_HANDSHAKE_RATE, Budget, Budgets
 from swarmcli.network.prefix import Prefix
+from swarmcli.network.token_bucket import TokenBuckets
+
+_MOST_PREFIXES = 4096  # whose rates are remembered
 
 
 class Ledger:
@@ -131,3 +134,15 @@ class Ledgers:
     @classmethod
     def of(cls, budgets: Budgets) -> Ledgers:
         return cls(*(Ledger(getattr(budgets, each.name)) for each in fields(cls)))
+
+
+class HandshakeRates:
+    """How many handshakes each network may have this peer take part in per second."""
+
+    def __init__(self) -> None:
+        self._own: TokenBuckets[Prefix] = TokenBuckets(*HANDSHAKE_RATE, _MOST_PREFIXES)
+        self._shared: TokenBuckets[Prefix] = TokenBuckets(*SHARED_HANDSHAKE_RATE, _MOST_PREFIXES)
+
+    def take(self, prefix: Prefix, now: float) -> bool:
+        """Whether one more may begin; counts it if so. `now`: the loop's time."""
+        return (self._shared if prefix.shared else self._own).of(prefix).take_now(1, now)

@@ -12,7 +12,7 @@ import pytest
 from swarmcli.errors import ConnectionLost
 from swarmcli.events import Event, PeerRefused
 from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, wire
-from swarmcli.network.budgets import Budget, Budgets
+from swarmcli.network.budgets import HANDSHAKE_RATE, Budget, Budgets
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.messages import (
     AddressesChanged,
@@ -269,6 +269,25 @@ async def test_who_takes_every_dial_that_it_asks_for_is_dialed_up_to_the_bound()
         assert len(came) == 10 == play.victim.statistics().bulk_connections
         denied = [answer.token for answer in play.answers() if isinstance(answer, BulkDenied)]
         assert sorted(denied) == list(range(10, 100))
+        await play.friend_is_served()
+
+
+@simulated
+async def test_who_ends_every_dial_that_it_asks_for_has_as_many_as_a_network_may_begin() -> None:
+    rate, burst = HANDSHAKE_RATE
+    async with scene() as play:
+        came = 0
+
+        def end(connection: Connection) -> None:
+            nonlocal came
+            came += 1
+            connection.abort("another one, please")
+
+        await play.send(AddressesChanged(await play.attacker.transport.listen(end)))
+        for token in range(6000):
+            await play.send(BulkWanted(token))
+            await asyncio.sleep(0.001)
+        assert burst < came <= burst + 7 * rate, "in six seconds"
         await play.friend_is_served()
 
 

@@ -211,7 +211,7 @@ async def test_a_relay_that_brings_handshake_after_handshake_is_refused_most_of_
                     async with hostile.stream(b.peer_id, INCOMING, Incoming(hostile.peer_id), timeout=5) as stream:
                         await stream.send(Data(), b"no TLS at all")
                         await stream.receive(Data)  # the alert that ends the handshake, or the refusal
-                except CallRefused:
+                except (CallRefused, PeerUnreachable):  # it is not even dialed for its streams as often as it likes
                     refused += 1
                 except NetworkError:
                     pass

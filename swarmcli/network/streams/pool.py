@@ -15,7 +15,9 @@ from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.channel import ControlChannel
 from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
+from swarmcli.network.ledger import HandshakeRates
 from swarmcli.network.limits import MAX_ADDRESSES, Limits
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.streams.channel import Role, StreamChannel
 from swarmcli.network.streams.stream import Stream
@@ -45,6 +47,7 @@ class StreamPool:
         self._control = control
         self._peers: dict[PeerID, _PeerStreams] = {}
         self._next_token = 0
+        self._rates = HandshakeRates()  # of dials that others ask for
         control.reactions[BulkWanted] = self._bulk_wanted
         control.reactions[BulkDenied] = self._bulk_denied
         control.peer_lost.append(self._peer_lost)
@@ -172,12 +175,13 @@ class StreamPool:
     def _bulk_wanted(self, control: ControlChannel, wanted: BulkWanted) -> None:
         streams = self._streams(control.peer_id)
         addresses = self._where_seen(control)
-        # Dials that succeed cost the asker nothing: without the second bound they could take all files of this process.
+        # Dials that succeed cost the asker nothing: without the second bound they could take all files of this process,
+        # and without the rate its processor, by connections that the asker ends as soon as they are there.
         full = (
             streams.dialing >= self._limits.max_streams_per_peer
             or len(streams.channels) + streams.dialing >= self._limits.budgets.bulk.identity
         )
-        if full or not addresses:
+        if full or not addresses or not self._rates.take(control.prefix, loop_time()):
             control.reply(BulkDenied(wanted.token))
             self._drop_if_empty(control.peer_id)
             return

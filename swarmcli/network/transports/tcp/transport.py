@@ -27,15 +27,14 @@ from swarmcli.errors import (
     WrongPeerError,
 )
 from swarmcli.network.addresses import Address, Scheme, parse_address
-from swarmcli.network.budgets import HANDSHAKE_RATE, SHARED_HANDSHAKE_RATE, allow_descriptors
+from swarmcli.network.budgets import allow_descriptors
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.ledger import Ledger
+from swarmcli.network.ledger import HandshakeRates, Ledger
 from swarmcli.network.limits import DIAL_STAGGER, Limits
 from swarmcli.network.loop_thread import set_within
 from swarmcli.network.membership import Membership
-from swarmcli.network.prefix import Prefix, prefix_of
+from swarmcli.network.prefix import prefix_of
 from swarmcli.network.task_owner import tell_fault
-from swarmcli.network.token_bucket import TokenBuckets
 from swarmcli.network.transports.base import Accept, Connection, Family, Purpose
 from swarmcli.network.transports.tcp import handshake
 from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
@@ -47,7 +46,6 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _TOO_MANY = "too many handshakes at once here; try again later"
-_MOST_PREFIXES = 4096  # whose rates are remembered
 _ACCEPT_RETRY = 0.1  # seconds to wait when the system has no more file descriptors or memory
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -82,7 +80,7 @@ class TCPTransport:
         self._dialer_context = handshake.dialer_context()
         self._pending: dict[TCPConnection, float] = {}  # incoming, handshake under way → when it came; oldest first
         self._handshakes = Ledger(limits.budgets.handshakes)  # of these
-        self._rates = _HandshakeRates()
+        self._rates = HandshakeRates()
         self._room = asyncio.Event()
         self._accepting: asyncio.Task[None] | None = None
         self._closed = False
@@ -323,17 +321,6 @@ def _affordable(limits: Limits) -> Limits:
         return limits
     logger.info("this peer takes fewer connections: the system allows %d open files", allowed)
     return replace(limits, budgets=budgets)
-
-
-class _HandshakeRates:
-    """How many handshakes each network may begin per second."""
-
-    def __init__(self) -> None:
-        self._own: TokenBuckets[Prefix] = TokenBuckets(*HANDSHAKE_RATE, _MOST_PREFIXES)
-        self._shared: TokenBuckets[Prefix] = TokenBuckets(*SHARED_HANDSHAKE_RATE, _MOST_PREFIXES)
-
-    def take(self, prefix: Prefix, now: float) -> bool:
-        return (self._shared if prefix.shared else self._own).of(prefix).take_now(1, now)
 
 
 def _host_of(connected: socket.socket) -> str:
