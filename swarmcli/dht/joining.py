@@ -3,7 +3,6 @@ each other."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -12,7 +11,7 @@ from swarmcli.dht.node import DHTNode
 from swarmcli.dht.records import OwnedSubkey, node_id
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.prefix import Prefix, prefix_of_address
+from swarmcli.network.prefix import in_turns, prefix_of_address
 from swarmcli.reach.circuits import open_circuits
 from swarmcli.reach.reach import PortMapping, Reach, ReachOptions
 from swarmcli.reach.relay_records import MAX_RECORDS, RELAYS_KEY, RelayRecord, read_record
@@ -37,18 +36,11 @@ class RelayDirectory:
         """
         if self.node is None:
             return {}
-        dice = self.node.endpoint.random
         records = await self._read(latest=True)
-        peers = list(records)
-        dice.shuffle(peers)
-        turns: defaultdict[Prefix, int] = defaultdict(int)
-        ranked: list[tuple[int, PeerID]] = []
-        for peer in peers:
-            prefix = prefix_of_address(records[peer].addresses[0])
-            ranked.append((turns[prefix], peer))
-            turns[prefix] += 1
-        ranked.sort(key=lambda pair: pair[0])  # stable: within a turn the order stays drawn by lot
-        return {peer: records[peer] for _, peer in ranked[:MAX_RECORDS]}
+        ranked = in_turns(
+            records, lambda peer: prefix_of_address(records[peer].addresses[0]), self.node.endpoint.random
+        )
+        return {peer: records[peer] for peer in ranked[:MAX_RECORDS]}
 
     async def publish(self, record: RelayRecord, seconds: float) -> bool:
         """Writes this peer's own record; whether anybody keeps it now."""

@@ -8,12 +8,16 @@ a budget can tell them apart: this machine, the local network, a carrier's custo
 from __future__ import annotations
 
 import ipaddress
+import random
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from itertools import zip_longest
+from typing import Literal, NamedTuple, TypeVar
 
 from swarmcli.errors import AddressError
 from swarmcli.network.addresses import Scope, parse_address, scope_of
 
+T = TypeVar("T")
 Kind = Literal["internet", "host", "LAN", "carrier", "relay", "name"]
 
 _CARRIERS = ipaddress.ip_network("100.64.0.0/10")  # between a provider and its customers' routers (RFC 6598)
@@ -64,3 +68,13 @@ def prefix_of_address(address: str) -> Prefix:
     except AddressError:
         return Prefix("name", address)
     return Prefix("relay", read.relay.text) if read.relay is not None else prefix_of(read.host)
+
+
+def in_turns(things: Iterable[T], network: Callable[[T], Prefix], dice: random.Random) -> list[T]:
+    """All of them by lot, one of each network before a second of any: identities cost nothing, so a thousand of one
+    network are one among the others."""
+    networks: dict[Prefix, list[T]] = {}
+    for one in things:
+        networks.setdefault(network(one), []).append(one)
+    lots = [dice.sample(those, len(those)) for those in dice.sample(list(networks.values()), len(networks))]
+    return [one for turn in zip_longest(*lots, fillvalue=None) for one in turn if one is not None]

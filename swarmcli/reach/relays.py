@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from swarmcli.network.addresses import Address, format_address
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import set_within
-from swarmcli.network.prefix import Prefix, prefix_of_address
+from swarmcli.network.prefix import Prefix, in_turns, prefix_of_address
 from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.reach.circuits import RelayTransport
 from swarmcli.reach.relay_messages import OFFER, RESERVE, Ask, Offer, Reserve, Reserved
@@ -203,14 +202,14 @@ class Relays:
     def _best(self, candidates: list[_Candidate]) -> _Candidate:
         """The nearest; beside one that is held, one by lot, rather in another network, which does not fail with it.
 
-        Whoever puts relays near a client may be the nearest one. It is not both, but by chance.
+        Whoever puts relays near a client may be the nearest one. It is not both, but by chance: networks are drawn.
         """
         taken = {prefix_of_address(seen.remote_address) for peer in self._held if (seen := self._endpoint.seen(peer))}
         elsewhere = [candidate for candidate in candidates if candidate.network not in taken]
         if not self._held:
             return min(candidates, key=lambda each: (each.load >= 1, each.round_trip))
         free = [each for each in elsewhere or candidates if each.load < 1]
-        return self._endpoint.random.choice(free or elsewhere or candidates)
+        return in_turns(free or elsewhere or candidates, lambda each: each.network, self._endpoint.random)[0]
 
     async def _candidates(self) -> list[_Candidate]:
         """Who would relay, by asking: the connected contacts, and some of those that advertise themselves."""
@@ -218,15 +217,16 @@ class Relays:
         self._avoided = {peer: until for peer, until in self._avoided.items() if until > now}
         passed_over = {*self._held, *self._avoided, self._endpoint.peer_id}
         near = [peer for peer in self._endpoint.connected() if peer not in passed_over and self._connected(peer)]
-        near = self._some(near, 2 * MEASURED)
+        near = in_turns(near, self._network, self._endpoint.random)[: 2 * MEASURED]
         near += [peer for peer in self._former if peer not in passed_over and peer not in near]
         asked = [asyncio.create_task(self._ask(peer)) for peer in near]
         try:
             with suppress(TimeoutError, SwarmError):
                 async with asyncio.timeout(_ASKING):
                     records = await self._find()
-                    far = [peer for peer in records if peer not in passed_over and peer not in near]
-                    for peer in self._some(far, MEASURED):
+                    far = {peer: prefix_of_address(records[peer].addresses[0]) for peer in records}
+                    new = [peer for peer in far if peer not in passed_over and peer not in near]
+                    for peer in in_turns(new, far.__getitem__, self._endpoint.random)[:MEASURED]:
                         self._endpoint.learn(peer, records[peer].addresses)
                         asked.append(asyncio.create_task(self._ask(peer)))
             return [each for each in await asyncio.gather(*asked) if each is not None]
@@ -236,9 +236,8 @@ class Relays:
             await asyncio.gather(*asked, return_exceptions=True)
             raise
 
-    def _some(self, peers: list[PeerID], count: int) -> list[PeerID]:
-        dice: random.Random = self._endpoint.random
-        return peers if len(peers) <= count else dice.sample(peers, count)
+    def _network(self, peer: PeerID) -> Prefix:
+        return self._endpoint.prefix(peer) or Prefix("name", peer.text)
 
     async def _ask(self, peer: PeerID) -> _Candidate | None:
         try:

@@ -98,7 +98,8 @@ async def test_a_relay_that_claims_to_be_near_is_not_taken_for_it() -> None:
         client.endpoint.round_trip = claimed  # type: ignore[method-assign]
         relays = keeper(client, board)
         await relays.start()
-        await until(relays, made[0], made[1], within=3)
+        await until_two(relays, within=3)
+        assert relays.held[0].peer == made[0].peer_id
         await relays.close()
 
 
@@ -271,6 +272,30 @@ async def test_the_second_relay_is_rather_in_another_network() -> None:
 
 
 @simulated
+async def test_many_relays_of_two_networks_are_seldom_both_relays_of_a_client() -> None:
+    """Forty that refuse to carry beside four honest ones; all advertise themselves, and half of them are contacts."""
+    async with scene() as peers:
+        board = Board()
+        hosts = [f"198.51.{100 + number % 2}.{number + 1}" for number in range(40)]
+        liars = [await peers.listener(100 + number, host=host, listening=True) for number, host in enumerate(hosts)]
+        for liar in liars:
+            await Relay(liar).start()
+        honest = [(await peers.relay(number, host=f"203.0.{number}.1"))[0] for number in range(4)]
+        board.records = {each.peer_id: RelayRecord(each.addresses) for each in (*liars, *honest)}
+        cut_off = 0
+        for seed in range(20):
+            client = await peers.client(seed)
+            for contact in (*liars[:20], *honest[:2]):
+                await client.endpoint.connect(contact.addresses[0], timeout=5)
+            relays = keeper(client, board)
+            await relays.start()
+            await until_two(relays, within=5)
+            cut_off += {held.peer for held in relays.held}.isdisjoint(each.peer_id for each in honest)
+            await relays.close()
+        assert cut_off <= 5, "of twenty"
+
+
+@simulated
 async def test_an_unwilling_relay_is_left_and_another_one_taken() -> None:
     async with scene(latency=by_number) as peers:
         board = Board()
@@ -278,7 +303,8 @@ async def test_an_unwilling_relay_is_left_and_another_one_taken() -> None:
         client = await peers.client(0)
         relays = keeper(client, board)
         await relays.start()
-        await until(relays, first, second, within=3)
+        await until_two(relays, within=3)
+        assert relays.held[0].peer == first.peer_id
         await relay.close()  # no longer a relay, though its connection stands
         await until(relays, second, third, within=150)
         await relays.close()
