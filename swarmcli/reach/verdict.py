@@ -167,7 +167,9 @@ def _proven(
     proven = [address for address, count in votes.most_common() if count]
     nearby = own if neighbours else ()
     if proven:
-        best = (max(proven, key=lambda address: (votes[address], address in own)),)
+        # A dial came in where this machine, or its user, says that it is in the internet: most cannot say otherwise.
+        sure = [address for address in proven if address in own and scope_of(host_of(address)) is Scope.INTERNET]
+        best = (max(sure or proven, key=lambda address: (votes[address], address in own)),)
         how: How = "stated" if best[0] in stated else "dialed back"
         return tuple(dict.fromkeys((*best, *nearby))), how
     # Somebody dialed in, at an address that this peer does not know yet: its own one if that is of the internet, or

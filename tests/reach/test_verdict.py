@@ -113,6 +113,14 @@ def test_most_networks_name_the_address():
     assert judge("IPv4", HOME, [TRANSLATED], [lie, *asks(True, True)]).address == OUTER
 
 
+def test_two_networks_that_lie_do_not_move_a_peer_away_from_a_public_address_of_its_own():
+    true, lie = "tcp://5.1.0.1:4000", "tcp://5.66.0.1:4000"
+    told = [*asks(True, address=true), Ask("net 8", lie, proved=True), Ask("net 9", lie, proved=True)]
+    seen = [Sighting("5.9.0.1", observed="5.1.0.1")]
+    assert judge("IPv4", PUBLIC, seen, told).addresses == (true,)
+    assert judge("IPv4", HOME, seen, told).addresses == (lie,), "behind a router most networks name it"
+
+
 def test_each_family_is_judged_by_itself():
     """A home with a translated IPv4 address and a filtered IPv6 one, and contacts of IPv4 alone."""
     both = Surroundings(("tcp://192.168.1.2:4000", "tcp://[2a00:2::2]:4000"), HOME.hosts, HOME.networks)
