@@ -161,7 +161,8 @@ class TrainingState:
         """Takes over a state that another peer captured, wholly or (ValueError: it does not fit) not at all.
 
         OSError or SiteError: its tensors could not be read, and this state may be torn: parameters are filled in place,
-        since there need not be memory for a second copy of them. A later call that succeeds makes it whole.
+        since there need not be memory for a second copy of them. ValueError: also where the optimizer or the scheduler
+        itself cannot take what has passed here; then it is torn too. A later call that succeeds makes it whole.
         """
         metadata = captured.metadata
         position = read_position(metadata)
@@ -175,9 +176,12 @@ class TrainingState:
             self.position = TORN  # whatever interrupts this: nobody trains, donates or saves such parameters
             for name, own in self._own_tensors().items():
                 fill(own, captured.tensors[name])
-            install()
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(schedule)
+            try:
+                install()
+                if self.scheduler is not None:
+                    self.scheduler.load_state_dict(schedule)
+            except (KeyError, TypeError, AttributeError) as error:  # of libraries, which expect what they have written
+                raise ValueError(f"the optimizer or its scheduler cannot take it: {error!r:.200}") from error
         self.position, self.apart = position, metadata.get("apart") is True
 
     def fit(self, metadata: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -121,6 +121,25 @@ def test_a_state_that_does_not_fit_changes_nothing(change) -> None:
     assert all(torch.equal(before.tensors[name], after.tensors[name]) for name in before.tensors)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda m, t: t.pop("statistic/0/step"), id="a statistic missing"),
+        pytest.param(lambda m, t: m["scheduler"].update(lr_lambdas=[5]), id="a number for what a function holds"),
+    ],
+)
+def test_what_only_the_libraries_find_out_is_a_state_that_does_not_fit_either(change) -> None:
+    donor, newcomer = make_state(1), make_state(2)
+    advance(donor, 3, seed=3)
+    state = travelled(donor.capture())
+    change(state.metadata, state.tensors)
+    with pytest.raises(ValueError, match="cannot take it"):
+        newcomer.restore(state)
+    assert newcomer.torn
+    newcomer.restore(travelled(donor.capture()))
+    assert not newcomer.torn and newcomer.digest() == donor.digest()
+
+
 def test_read_position_refuses_metadata_without_one() -> None:
     with pytest.raises(ValueError, match="epoch"):
         read_position({})
