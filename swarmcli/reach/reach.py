@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -41,7 +42,6 @@ from swarmcli.reach.verdict import (
     judge,
     network_of,
 )
-from swarmcli.recent import Recent
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Reach:
         self._names: dict[str, tuple[str, ...]] = {}  # … of these host names, and of what was stated without one
         self._connected: dict[PeerID, None] = {}
         # With the time of the sighting.
-        self._sightings: Recent[PeerID, tuple[Sighting, float]] = Recent(_MAX_SIGHTINGS)
+        self._sightings: dict[PeerID, tuple[Sighting, float]] = {}  # the oldest first
         self._service = DialBackService(endpoint, lambda: list(self._connected))
         self._dial_backs = DialBacks(endpoint, lambda: self.around, self._news)
         self._rates = RateService(endpoint)
@@ -238,10 +238,19 @@ class Reach:
         if not seen.dialed and not seen.listened:
             return  # made by both ends at once through their routers: it says nothing about whom others can dial
         now = asyncio.get_running_loop().time()
+        self._sightings.pop(peer, None)
         self._sightings[peer] = Sighting(host, observed, came_in=seen.listened), now
+        if len(self._sightings) > _MAX_SIGHTINGS:
+            self._forget_one()
         self._conclude()
         if self._sightings[peer][0] in self.around.those_beyond(self._recent()):
             self._consider_check(family_of(host), observed)
+
+    def _forget_one(self) -> None:
+        """The oldest contact of the network that has the most: else whoever has many identities would be the only one
+        that is known, and asked."""
+        held = Counter(network_of(sighting.host) for sighting, _ in self._sightings.values())
+        del self._sightings[max(self._sightings, key=lambda peer: held[network_of(self._sightings[peer][0].host)])]
 
     def _consider_check(self, family: Family, observed: str | None) -> None:
         """Somebody from beyond is there: a reason to ask if nobody was asked yet, if it dialed this peer at an address

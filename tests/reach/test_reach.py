@@ -477,6 +477,32 @@ def test_a_liar_among_busy_contacts_takes_no_verdict_away():
     run(main(), timeout=20000)
 
 
+def test_a_crowd_of_one_network_does_not_make_a_peer_forget_its_contacts():
+    """They come one after the other, and say that they will have it dialed; then it asks none but them."""
+
+    async def main() -> None:
+        async with Homes() as homes:
+            honest = [await homes.peer(f"5.{number}.0.1") for number in (1, 3, 4)]
+            router = homes.router("5.2.0.1")
+            home = await homes.peer("192.168.1.2", router, expects=True)
+            router.forward(PORT, home.endpoint.peer_id)
+            for contact in honest:
+                await home.meet(contact)
+            assert await home.reach.settle(5)
+            outer = (f"memory://5.2.0.1:{PORT}",)
+            assert home.endpoint.addresses == outer
+            for number in range(600):
+                stranger = await homes.peer(f"5.66.0.{number % 200}", honest=False, client_mode=True)
+                stranger.endpoint.serve(DIAL_BACK, DialBackRequest, yes_and_nothing)
+                await stranger.endpoint.connect(outer[0], timeout=5)
+                if number < 590:
+                    await stranger.endpoint.close()
+            await asyncio.sleep(3 * CHECK_SECONDS)
+            assert home.reach.checks > 2 and home.endpoint.addresses == outer
+
+    run(main(), timeout=20000)
+
+
 def test_whoever_says_again_and_again_that_a_peer_has_moved_is_believed_less_and_less():
     async def main() -> None:
         async with Homes() as homes:
