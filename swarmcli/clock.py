@@ -42,6 +42,7 @@ class _Sample:
     taken: float
     since: float  # when this peer was measured for the first time
     network: Hashable
+    shared: bool  # many honest peers may well be in that network
     dialed: bool  # by us, at some time
 
 
@@ -55,7 +56,8 @@ class Clock:
         self._monotonic = monotonic or _monotonic
         self._anchor: float | None = None  # raw() less monotonic()
         self._samples: OrderedDict[bytes, _Sample] = OrderedDict()
-        self._beyond: dict[bytes, float] = {}  # of dialed peers whose clocks are further off than is corrected
+        # Of dialed peers whose clocks are further off than is corrected: by peer, or by network.
+        self._beyond: dict[Hashable, float] = {}
         self._changed = False
         self._first_sample = math.inf  # when it was taken, on the monotonic clock
         self._offset = 0.0
@@ -98,7 +100,7 @@ class Clock:
         """By how many seconds this machine's clock is behind those of most peers that it dialed, where that is more
         than the swarm corrects; 0: it is not."""
         with self._lock:
-            near = sum(sample.dialed for sample in self._samples.values())
+            near = len(_firsts(sample for sample in self._samples.values() if sample.dialed))
             return statistics.median(self._beyond.values()) if len(self._beyond) > near else 0.0
 
     def observe(
@@ -110,12 +112,14 @@ class Clock:
         returned: float,
         *,
         network: Hashable = None,
+        shared: bool = False,
         dialed: bool = True,
     ) -> None:
         """Takes in NTP's four timestamps: when a call left here, arrived there, was answered there, came back here.
 
         The middle two are the peer's raw clock, the outer two this one's. Impossible ones are ignored. `network`: whom
-        the peer is counted with; None: with nobody. `dialed`: we chose this peer; it did not come to us by itself.
+        the peer is counted with; None: with nobody. `shared`: many honest peers may well be in it. `dialed`: we chose
+        this peer; it did not come to us by itself.
         """
         delay = (returned - sent) - (replied - received)
         offset = ((received - sent) + (replied - returned)) / 2
@@ -123,10 +127,11 @@ class Clock:
         if not (-0.001 <= delay <= MAX_DELAY and abs(offset) < math.inf):
             return
         with self._lock:
-            self._beyond.pop(peer, None)
+            voice = peer if network is None or shared else network
+            self._beyond.pop(voice, None)
             if abs(offset) > MAX_OFFSET:
                 if dialed and len(self._beyond) < MAX_PEERS:
-                    self._beyond[peer] = offset
+                    self._beyond[voice] = offset
                 return
         now = self._monotonic()
         known = self._samples.get(peer)  # samples are put in by one thread, which is this one
@@ -134,7 +139,7 @@ class Clock:
             return
         with self._lock:
             since = known.since if known is not None else now
-            self._keep(peer, _Sample(offset, delay, now, since, network, dialed))
+            self._keep(peer, _Sample(offset, delay, now, since, network, shared, dialed))
             self._changed = True
             self._first_sample = min(self._first_sample, now)
             if now - self._first_sample <= SETTLING:
@@ -160,15 +165,14 @@ class Clock:
             self._looked, self._changed = monotonic, False
 
     def _counted(self) -> list[float]:
-        """The offsets that have a vote. Who came to us never outvotes those whom we dialed, once these are some: of
-        those who came, the one of each network that has been here for longest votes, at most as many as were dialed.
-        Where nearly nobody was dialed a few of them vote all the same: in a small swarm one end has dialed them all,
-        and the other has to agree."""
-        dialed = [sample.offset for sample in self._samples.values() if sample.dialed]
-        came = sorted((s for s in self._samples.values() if not s.dialed), key=lambda sample: sample.since)
-        firsts = {sample.network or number: sample for number, sample in reversed([*enumerate(came)])}
-        few = [sample.offset for sample in reversed(firsts.values())][: max(CAME_AT_LEAST, len(dialed))]
-        return dialed + few
+        """The offsets that have a vote. Of each network the one that has been here for longest votes, of those whom we
+        dialed in a network that many share all that are kept. Who came to us never outvotes those whom we dialed, once
+        these are some. Where nearly nobody was dialed a few of them vote all the same: in a small swarm one end has
+        dialed them all, and the other has to agree."""
+        ranked = sorted(self._samples.values(), key=lambda sample: sample.since)
+        dialed = _firsts(sample for sample in ranked if sample.dialed)
+        came = _firsts(sample for sample in ranked if not sample.dialed)
+        return dialed + came[: max(CAME_AT_LEAST, len(dialed))]
 
     def _step(self, monotonic: float) -> None:
         self._look(monotonic, period=0)
@@ -179,6 +183,15 @@ class Clock:
         missing = self._target - self._offset
         rate = FAST_SLEW if abs(missing) > 1.0 else GENTLE_SLEW
         self._offset += math.copysign(min(abs(missing), rate * max(elapsed, 0.0)), missing)
+
+
+def _firsts(samples: Iterable[_Sample]) -> list[float]:
+    """The offset of the first of each network, in their order."""
+    found: dict[Hashable, float] = {}
+    for number, sample in enumerate(samples):
+        alone = sample.network is None or (sample.shared and sample.dialed)
+        found.setdefault(number if alone else sample.network, sample.offset)
+    return list(found.values())
 
 
 def _virtual_loop() -> asyncio.AbstractEventLoop | None:

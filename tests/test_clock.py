@@ -132,6 +132,32 @@ def test_a_clock_that_is_further_off_than_is_corrected_is_told_by_most_of_those_
     assert machine.clock.uncorrected == 0.0
 
 
+def dial(machine: Machine, other: Machine, name: bytes, network: str, *, shared: bool = False) -> None:
+    there = other.clock.raw()
+    sent = machine.clock.raw()
+    machine.clock.observe(name, sent, there, there, sent, network=network, shared=shared)
+
+
+def test_those_whom_we_dialed_in_one_network_are_one_voice() -> None:
+    """Also where they are all that a small swarm's honest peers are: who has many keys has itself dialed."""
+    for wrong in (3500, 7200):
+        machine = Machine()
+        for number in range(3):
+            dial(machine, Machine(), b"honest %d" % number, f"5.{number}.0.0/24")
+        for number in range(12):
+            dial(machine, Machine(wrong=wrong), b"liar %d" % number, f"6.{number % 2}.0.0/24")
+        assert machine.error == pytest.approx(0, abs=0.01) and machine.clock.uncorrected == 0.0
+
+
+def test_those_whom_we_dialed_in_our_own_network_have_a_voice_each() -> None:
+    machine = Machine()
+    for number in range(3):
+        dial(machine, Machine(), b"next door %d" % number, "192.168.1.0/24", shared=True)
+    for number in range(3):
+        dial(machine, Machine(wrong=3500), b"liar %d" % number, f"6.{number}.0.0/24")
+    assert machine.error == pytest.approx(0, abs=0.01)
+
+
 def test_the_fastest_exchange_counts_most() -> None:
     """A call that took a second says little: with its way there slow, its offset is half a second wrong."""
     machine, other = Machine(), Machine(wrong=10)

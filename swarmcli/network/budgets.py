@@ -24,7 +24,7 @@ Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside 
     probes held for others                         -               -                     256           endpoint.py
     peers in the address book                      8 addresses     -                     4096 + 4096   limits.py
     reservations at a relay, its circuits          its options     32, 192               its options   reach/relaying.py
-    samples of the swarm's clock                   1               4                     64            clock.py
+    samples of the swarm's clock, of which votes   1               4, 1 (4)              64            clock.py
     a round trip that patience goes by             -               -                     1.5 s         limits.py
     members of rounds that are remembered          -               -                     65536         round/service.py
     correction of the swarm's clock                -               -                     1 hour        clock.py

@@ -322,7 +322,10 @@ class ControlChannel:
     def _measured(self, sent_raw: float, sent_at: float, received: float, replied: float) -> None:
         clock = self._context.clock
         dialed = self.connection.dialed or bool(self._context.book.first_hand(self.peer_id))
-        clock.observe(self.peer_id, sent_raw, received, replied, clock.raw(), network=self.prefix, dialed=dialed)
+        # A relay's network is its own, and an attacker's relays are as many as its keys.
+        near = self.prefix.kind in ("host", "LAN")
+        now, network = clock.raw(), self.prefix
+        clock.observe(self.peer_id, sent_raw, received, replied, now, network=network, shared=near, dialed=dialed)
         elapsed = self._loop.time() - sent_at
         if 0 <= replied - received <= elapsed:  # what the handler took, as the other end says
             seconds = min(elapsed - (replied - received), self._context.limits.longest_round_trip)
