@@ -200,7 +200,7 @@ class RunWatch:
         health = self._health(own, own, epoch, 0.0)
         rows = [_row(self._peer.peer_id, own, expected, shares, last_seen=now, health=health, me=True)]
         for peer, report in others.items():
-            age = min(optimizer.seconds_since_heard(peer), swarm_now - report.time)
+            age = max(0.0, min(optimizer.seconds_since_heard(peer), swarm_now - report.time))
             if not optimizer.answers(peer):
                 health = "not answering"
             elif peer in apart and not _pauses(report):

@@ -221,6 +221,15 @@ def test_a_run_in_which_everybody_pauses_waits() -> None:
     assert watching(optimizer).look().state == "training"
 
 
+def test_a_report_of_a_time_to_come_is_as_old_as_one_of_now() -> None:
+    """Whoever signs it may name any time, and epochs may be short."""
+    optimizer = FakeOptimizer(0, epoch=4)
+    watch = watching(optimizer, 0.5)
+    optimizer.others = {Identity.from_seed(2).peer_id: told("Eve", 4, time=1.7e308)}
+    status = watch.look()
+    assert [peer.last_seen <= status.now for peer in status.peers] == [True, True]
+
+
 def test_an_old_report_of_a_quick_run_does_not_make_a_peer_look_behind() -> None:
     optimizer = FakeOptimizer(0, epoch=7)
     optimizer.others = {Identity.from_seed(2).peer_id: told("bob", 3, time=-9.0)}
