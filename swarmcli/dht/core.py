@@ -14,7 +14,7 @@ from swarmcli.dht import messages
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.lookup import Ask, Hearsay, Lookup, traverse
 from swarmcli.dht.messages import FindReply, FindRequest, Question
-from swarmcli.dht.records import Record, id_to_bytes, key_id
+from swarmcli.dht.records import LARGE_VALUE, Record, id_to_bytes, key_id
 from swarmcli.dht.routing import Contact, Contacts, of_own_network, spread
 from swarmcli.dht.schema import RecordChecker, RecordValidator
 from swarmcli.dht.storage import OWN, Storage, Verdict, Writer
@@ -178,7 +178,7 @@ class NodeCore:
         now = self.now()
         good: list[Record] = []
         for index, record in enumerate(records):
-            if index % BREATH == BREATH - 1:
+            if index % BREATH == BREATH - 1 or record.size > LARGE_VALUE:
                 await asyncio.sleep(0)
             try:
                 if key_id(record.key) != target:

@@ -113,7 +113,8 @@ async def read_replica(
     peer = contact.peer_id
     found: list[Contact] = []
     left = list(reads)
-    room = 2 * core.limits.max_subkeys * len(left)  # twice, since records may change between two pages
+    # Twice, since records may change between two pages.
+    room, room_bytes = (2 * most * len(left) for most in (core.limits.max_subkeys, core.limits.max_entry))
     while left:
         now_reading = left[: messages.MAX_TARGETS]
         questions = [each.question(peer) for each in now_reading]
@@ -124,11 +125,12 @@ async def read_replica(
         unfinished: list[KeyRead] = []
         for each, answer in zip(now_reading, reply.answers, strict=True):
             room -= len(answer.records)
+            room_bytes -= sum(record.size for record in answer.records)
             each.take(await core.checked(answer.records, each.target, peer), teller, core.limits)
             each.cursors[peer] = (reply.instance, answer.cursor)
             if answer.more:
                 unfinished.append(each)
-        if room < 0 or (unfinished and not any(answer.records for answer in reply.answers)):
+        if min(room, room_bytes) < 0 or (unfinished and not any(answer.records for answer in reply.answers)):
             raise core.impossible(peer, "an answer without an end")
         left = unfinished + left[len(now_reading) :]
         contacts = 0 if unfinished else contacts

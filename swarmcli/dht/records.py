@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import math
 import struct
@@ -180,12 +181,22 @@ def encode_value(value: Any) -> bytes:
         raise TypeError(f"the value cannot be stored: {error}; expected what msgpack carries") from error
 
 
+LARGE_VALUE = 4096  # bytes; what is larger may cost the processor much more than its owner
+
+
 def decode_value(data: bytes) -> Any:
     """Raises ValidationError for bytes that are no msgpack value."""
+    # For each few hundred of the 131,000 lists that a value may hold the collector would look at them all once more.
+    paused = len(data) > LARGE_VALUE and gc.isenabled()
+    if paused:
+        gc.disable()
     try:
         return wire.decode(Any, data)
     except msgspec.DecodeError as error:
         raise ValidationError(f"the value is not readable msgpack: {error}") from error
+    finally:
+        if paused:
+            gc.enable()
 
 
 def merge_record(records: dict[bytes, Record], record: Record) -> bool:

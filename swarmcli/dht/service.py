@@ -9,7 +9,7 @@ from swarmcli.dht import messages
 from swarmcli.dht.core import BREATH, NodeCore
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.messages import Answer, Outcome
-from swarmcli.dht.records import Record, id_from_bytes, is_owned, key_id
+from swarmcli.dht.records import LARGE_VALUE, Record, id_from_bytes, is_owned, key_id
 from swarmcli.dht.routing import Contact
 from swarmcli.dht.storage import Verdict, Writer
 from swarmcli.errors import CallRefused
@@ -17,6 +17,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.token_bucket import TokenBuckets
 
+_VALUE_WORK = 1 / 1024  # of a question's, for each byte of a large value: reading 100 KiB takes up to ten milliseconds
 _RECORD_WORK = 0.1  # of a question's, for one record in an answer and for one key that is compared
 
 
@@ -117,10 +118,12 @@ class DHTService:
         outcomes: list[Outcome] = []
         room = self._core.limits.max_reply  # for newer records: a large one may stand in the way of thousands
         for index, record in enumerate(request.records):
-            if index % BREATH == BREATH - 1:
+            if index % BREATH == BREATH - 1 or record.size > LARGE_VALUE:
                 await asyncio.sleep(0)
             allowed = self._meters.records.take(peer, writer.prefix, 1, now)
             allowed = allowed and self._meters.bytes.take(peer, writer.prefix, record.size, now)
+            work = max(0, record.size - LARGE_VALUE) * _VALUE_WORK
+            allowed = allowed and self._meters.work.take(peer, writer.prefix, work, now)
             outcome = self._judge(writer, peer, record) if allowed else Outcome(Verdict.BUSY)
             if outcome.current is not None:
                 room -= outcome.current.size

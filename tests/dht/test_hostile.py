@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from swarmcli.dht.messages import Answer, FindReply, FindRequest, Outcome, Store
 from swarmcli.dht.records import (
     OwnedSubkey,
     Record,
+    decode_value,
     encode_subkey,
     encode_value,
     id_to_bytes,
@@ -23,7 +25,7 @@ from swarmcli.dht.records import (
 )
 from swarmcli.dht.routing import Contact
 from swarmcli.dht.storage import Verdict
-from swarmcli.errors import CallRefused, ConnectionLost
+from swarmcli.errors import CallRefused, ConnectionLost, ValidationError
 from swarmcli.events import PeerRefused
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
@@ -310,6 +312,44 @@ async def test_records_that_are_stale_are_answered_within_the_bounds_of_a_messag
         assert {outcome.verdict for outcome in reply.outcomes} == {Verdict.STALE}
         assert [outcome.current for outcome in reply.outcomes].count(new) == 3
         await stranger.close()
+
+
+@simulated
+async def test_large_values_are_charged_by_the_work_of_reading_them() -> None:
+    """Of what one identity may write at once in bytes, a hundred thousand empty lists in each record."""
+    value = encode_value([[]] * 125_000)
+    async with Swarm() as swarm:
+        node = await swarm.node("node")
+        stranger = await swarm.endpoint("stranger", client_mode=True)
+        await stranger.connect(address(node), timeout=5.0)
+        verdicts = []
+        for turn in range(30):
+            records = (Record(f"{turn} {n}", encode_subkey(None), value, soon(node)) for n in range(7))
+            request = messages.StoreRequest(False, tuple(records))
+            reply = await stranger.call(node.peer_id, messages.STORE, request, StoreReply, timeout=30.0)
+            verdicts += [outcome.verdict for outcome in reply.outcomes]
+        assert verdicts[:100] == [Verdict.STORED] * 100 and verdicts[-30:].count(Verdict.BUSY) == 30
+        small = Record("small", encode_subkey(None), encode_value(1), soon(node))
+        assert (await store(stranger, node, small)).verdict == Verdict.STORED, "these cost no such work"
+        await stranger.close()
+
+
+def test_reading_a_large_value_does_not_have_all_objects_looked_at() -> None:
+    value, looks = encode_value([[]] * 125_000), 0
+
+    def look(phase: str, info: dict[str, int]) -> None:
+        nonlocal looks
+        looks += 1
+
+    gc.callbacks.append(look)
+    try:
+        assert len(decode_value(value)) == 125_000
+        assert looks == 0 and gc.isenabled()
+        with pytest.raises(ValidationError):
+            decode_value(value[:-1])
+        assert gc.isenabled()
+    finally:
+        gc.callbacks.remove(look)
 
 
 @simulated
