@@ -49,12 +49,14 @@ Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_B
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
-class DialBackRequest(msgspec.Struct, frozen=True):
-    """Have me dialed at the host where you see me, at this port, with this nonce; best by none of the `known`."""
+class DialBackRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Have me dialed at the host where you see me, at this port, with this nonce; best by none of the `known`, or by
+    you `yourself`."""
 
     nonce: Nonce
     port: Port
     known: Annotated[tuple[PeerID, ...], msgspec.Meta(max_length=MAX_KNOWN)] = ()
+    yourself: bool = False
 
 
 class DialBackReply(msgspec.Struct, frozen=True):
@@ -159,7 +161,7 @@ class DialBackService:
             raise CallRefused("busy", "enough dials for now; ask again in some minutes")
 
     async def _carry_out(self, peer: PeerID, address: str, request: DialBackRequest) -> None:
-        for third in self._thirds(peer, address, {peer, *request.known}):
+        for third in () if request.yourself else self._thirds(peer, address, {peer, *request.known}):
             try:
                 wish = DialForRequest(peer, address, request.nonce)
                 await self._endpoint.call(third, DIAL_FOR, wish, DialForReply, timeout=_CALL_SECONDS)
@@ -212,9 +214,12 @@ class DialBacks:
         self._endpoint, self._around, self._news = endpoint, around, news
         self._pending: Recent[bytes, _Pending] = Recent(_MAX_PENDING)
 
-    async def ask(self, contact: PeerID, family: Family, port: int, known: Iterable[PeerID]) -> bytes | None:
+    async def ask(
+        self, contact: PeerID, family: Family, port: int, known: Iterable[PeerID], *, yourself: bool
+    ) -> bytes | None:
         """Asks one contact; the nonce to look for, or None if it did not take it on."""
-        request = DialBackRequest(self._endpoint.random.randbytes(NONCE_BYTES), port, tuple(known)[:MAX_KNOWN])
+        nonce = self._endpoint.random.randbytes(NONCE_BYTES)
+        request = DialBackRequest(nonce, port, tuple(known)[:MAX_KNOWN], yourself)
         seen = self._endpoint.seen(contact)
         if seen is not None and not seen.relayed and family_of(host_of(seen.remote_address)) == family:
             return await self._by_call(contact, family, request, seen.remote_address, seen.observed_address)

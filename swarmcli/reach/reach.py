@@ -392,10 +392,14 @@ class Reach:
     async def _check_family(self, family: Family) -> None:
         nonces, asked = await self._ask_around(family, {})
         before = self._verdict(family)
-        if before is not None and before.dialable and nonces and not self._judge(family, nonces).dialable:
-            # A verdict is not lost by one bad moment of three contacts: others are asked too, where there are some.
-            again, others = await self._ask_around(family, asked)
-            if not self._judge(family, again or nonces).dialable and self._too_few((*nonces, *again), asked | others):
+        known = before.dialable if before is not None else None  # the first verdict is not waited for twice as long
+        if known is not None and nonces and not self._judge(family, nonces).dialable:
+            # A verdict is not lost by one bad moment of three contacts: others are asked too, where there are some. And
+            # they dial themselves: third peers may be liars, of whom somebody has sent one to each contact.
+            left = known and self._candidates(family, asked)
+            again, others = await self._ask_around(family, asked if left else {}, yourself=True)
+            in_vain = not self._judge(family, again or nonces).dialable
+            if known and in_vain and self._too_few((*nonces, *again), asked | others):
                 return
             nonces = again or nonces
         if nonces:
@@ -411,7 +415,7 @@ class Reach:
         return len(silent) < WANTED_NETWORKS and len(refused) >= len(silent)
 
     async def _ask_around(
-        self, family: Family, avoid: Mapping[PeerID, str]
+        self, family: Family, avoid: Mapping[PeerID, str], *, yourself: bool = False
     ) -> tuple[tuple[bytes, ...], dict[PeerID, str]]:
         """Has this peer dialed back on behalf of up to three contacts in unlike networks, those too that are met
         meanwhile. Returns their nonces, as soon as they say enough or have had their time, and who was asked, each
@@ -428,7 +432,8 @@ class Reach:
                     if len(busy) < WANTED_NETWORKS and network not in busy and len(asked) < _MAX_CANDIDATES:
                         asked[contact] = network
                         busy.add(network)
-                        work = self._dial_backs.ask(contact, family, self._port(family), self._connected)
+                        port = self._port(family)
+                        work = self._dial_backs.ask(contact, family, port, self._connected, yourself=yourself)
                         under_way[asyncio.create_task(work)] = network
                 deadline = begun + self._patience(asked)
                 # Less than a clock's tick before it is at it: a shorter wait would not get any further.

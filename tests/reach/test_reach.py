@@ -166,6 +166,29 @@ def test_a_third_peer_dials_that_the_asker_does_not_know():
     run(main(), timeout=600)
 
 
+def test_third_peers_that_do_not_dial_take_no_verdict_away():
+    """Each contact has one of its own, whom the others do not know."""
+
+    async def main() -> None:
+        async with Homes() as homes:
+            contacts = [await homes.peer(f"5.{number}.0.1") for number in (1, 2, 3)]
+            peer = await homes.peer("5.5.0.1", contacts=contacts)
+            assert await peer.reach.settle(5) and peer.endpoint.addresses == (peer.address,)
+
+            async def say_yes(asker: PeerID, request: DialForRequest) -> DialForReply:
+                return DialForReply()
+
+            for number, contact in enumerate(contacts):
+                liar = await homes.peer(f"5.66.0.{number + 1}", honest=False, client_mode=True)
+                liar.endpoint.serve(DIAL_FOR, DialForRequest, say_yes)
+                await liar.meet(contact)
+            for _ in range(4):
+                await asyncio.sleep(CHECK_SECONDS)
+                assert peer.endpoint.addresses == (peer.address,)
+
+    run(main(), timeout=7200)
+
+
 def test_nobody_can_be_made_to_dial_more_than_its_budget():
     """A flood of wishes, by many identities that stand in one network, against hosts of that network."""
 
