@@ -66,10 +66,18 @@ def node_id(peer_id: PeerID) -> int:
     return int.from_bytes(hashlib.sha256(peer_id).digest(), "big")
 
 
-@functools.lru_cache(maxsize=1 << 14)
 def key_id(key: str) -> int:
     """Where a key lives: SHA-256 of its UTF-8 bytes."""
+    # A stranger's may be as long as a message, and would be remembered.
+    return (_key_id_lately if len(key) <= _LONGEST_KEY else _key_id)(key)
+
+
+def _key_id(key: str) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest(), "big")
+
+
+_LONGEST_KEY = DHTLimits().max_key
+_key_id_lately = functools.lru_cache(maxsize=1 << 14)(_key_id)
 
 
 def id_to_bytes(number: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -332,6 +333,32 @@ async def test_large_values_are_charged_by_the_work_of_reading_them() -> None:
         small = Record("small", encode_subkey(None), encode_value(1), soon(node))
         assert (await store(stranger, node, small)).verdict == Verdict.STORED, "these cost no such work"
         await stranger.close()
+
+
+@simulated
+async def test_keys_that_are_too_long_leave_nothing_behind() -> None:
+    """Neither those that a stranger asks to store, nor those in the answer of a replica."""
+
+    def find(request: FindRequest) -> FindReply:
+        records = tuple(Record(f"{n}" + "x" * 50_000, encode_subkey(None), b"\x01", 1_700_000_500.0) for n in range(10))
+        return FindReply(1, (), (Answer(records, cursor=1),) * (len(request.questions) if request.values else 0))
+
+    async with Swarm() as swarm:
+        node = await swarm.node("node")
+        endpoint = await liar(swarm, find)
+        tracemalloc.start()
+        for turn in range(10):
+            keys = [f"{turn} {number}" + "x" * 50_000 for number in range(10)]
+            records = (Record(key, encode_subkey(None), b"\x01", soon(node)) for key in keys)
+            request = messages.StoreRequest(True, tuple(records), contacts=1)
+            reply = await endpoint.call(node.peer_id, messages.STORE, request, StoreReply, timeout=5.0)
+            assert {outcome.verdict for outcome in reply.outcomes} == {Verdict.REFUSED}
+            await node.get(f"key {turn}", latest=True)
+        del keys, records, request, reply
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert kept < 2_000_000, "of ten million bytes"
+        await endpoint.close()
 
 
 def test_reading_a_large_value_does_not_have_all_objects_looked_at() -> None:
