@@ -229,7 +229,7 @@ class BanNews:
         return Heard()
 
     async def _keep_reading(self) -> None:
-        follower = self._node.follow(self._key)
+        follower = self._node.follow(self._key, only_bytes=True)
         while True:
             try:
                 found = await follower.refresh()

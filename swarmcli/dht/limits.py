@@ -16,7 +16,8 @@ class DHTLimits:
     max_entry: int = 32 << 20  # of all records under one key
     max_storage: int = 256 << 20  # of all records that a node keeps for others …
     max_stored: int = 65536  # … and how many
-    max_directory: int = 256  # subkeys under a key that every peer reads: the relays'
+    max_directory: int = 256  # subkeys under a key that every peer reads: the relays' …
+    max_relay: int = 8 << 10  # … and bytes of a value there: eight addresses
     # Shares of whoever hands records over: one identity, and all of one network prefix unless many honest peers may
     # well share it. What is full makes room at the cost of the prefix that holds the most.
     subkeys_per_identity: int = 512  # under one key …

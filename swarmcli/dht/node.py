@@ -184,9 +184,10 @@ class DHTNode:
         tombstone = self._author.withdraw(key, subkey, current, self.core.now())
         return all(await self._store_records([tombstone]))
 
-    def follow(self, key: str) -> Follower:
-        """For reading a key again and again: each `refresh` costs what has changed since the last."""
-        return Follower(self.core, key)
+    def follow(self, key: str, *, only_bytes: bool = False) -> Follower:
+        """For reading a key again and again: each `refresh` costs what has changed since the last. `only_bytes`: all
+        other values are left out."""
+        return Follower(self.core, key, only_bytes=only_bytes)
 
     def add_validators(self, validators: Iterable[RecordValidator]) -> None:
         """More rules, for what is written from now on and for whatever is read from now on."""

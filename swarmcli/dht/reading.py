@@ -20,6 +20,7 @@ from swarmcli.dht.records import (
     decode_subkey,
     decode_value,
     id_to_bytes,
+    is_bytes,
     key_id,
     merge_record,
 )
@@ -147,8 +148,11 @@ class Follower:
     which its reply shows; then all of it is read again. Concurrent refreshes do no harm, but each asks for itself.
     """
 
-    def __init__(self, core: NodeCore, key: str) -> None:
+    def __init__(self, core: NodeCore, key: str, *, only_bytes: bool = False) -> None:
+        """`only_bytes`: values that are none are left out, before they are decoded: lists of a stranger may take sixty
+        times as much memory as they have bytes."""
         self.key = key
+        self._only_bytes = only_bytes
         self._core = core
         self._read = KeyRead(key_id(key))
         self._replicas: Sequence[Contact] = ()
@@ -195,7 +199,7 @@ class Follower:
             if record.expiration <= now:
                 # Whatever it had replaced has expired too, or would come back as news of some replica.
                 self._read.drop(record)
-            elif name != NO_SUBKEY and record.value != TOMBSTONE:
+            elif name != NO_SUBKEY and record.value != TOMBSTONE and (is_bytes(record.value) or not self._only_bytes):
                 seen = self._seen.get(name)
                 if seen is None or seen[0] is not record:
                     value = ValueWithExpiration(decode_value(record.value), record.expiration)

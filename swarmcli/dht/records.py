@@ -207,6 +207,11 @@ def decode_value(data: bytes) -> Any:
             gc.enable()
 
 
+def is_bytes(data: bytes) -> bool:
+    """Whether an encoded value is bytes; it is not decoded."""
+    return data[:1] in (b"\xc4", b"\xc5", b"\xc6")  # msgpack's bin 8, 16 and 32
+
+
 def merge_record(records: dict[bytes, Record], record: Record) -> bool:
     """Puts a record into a key's records unless a newer one (or the same) is there; says whether it did."""
     known = records.get(record.subkey)

@@ -27,6 +27,7 @@ from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import NO_SUBKEY, SIGNING_PURPOSE, TOMBSTONE, OwnedSubkey, Record, decode_subkey, decode_value
 from swarmcli.errors import ValidationError
 from swarmcli.network.identity import SIGNATURE_BYTES, verify
+from swarmcli.reach.relay_records import RELAYS_KEY
 from swarmcli.recent import Recent
 
 Check: TypeAlias = Callable[[Any], None]  # raises ValueError with the first thing that does not fit
@@ -291,8 +292,9 @@ def check_bounds(record: Record, limits: DHTLimits, now: float) -> None:
         raise ValidationError(f"a key has at most {limits.max_key} bytes")
     if len(record.subkey) > limits.max_subkey:
         raise ValidationError(f"a subkey has at most {limits.max_subkey} bytes, got {len(record.subkey)}")
-    if len(record.value) > limits.max_value:
-        raise ValidationError(f"a value has at most {limits.max_value} bytes, got {len(record.value)}")
+    most = min(limits.max_value, limits.max_relay) if record.key == RELAYS_KEY else limits.max_value
+    if len(record.value) > most:
+        raise ValidationError(f"a value has at most {most} bytes, got {len(record.value)}")
     decode_subkey(record.subkey)
     if record.value != TOMBSTONE:
         decode_value(record.value)

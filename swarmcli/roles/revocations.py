@@ -59,7 +59,7 @@ class Revocations:
         self._endpoint = node.endpoint
         self._membership = membership
         self._key = key_of(run_id)
-        self._follower = node.follow(self._key)
+        self._follower = node.follow(self._key, only_bytes=True)
         self._subkey = node.own_subkey()
         self._read: dict[Subkey, object] = {}  # records as they were at the last look
         self._ended = False  # whether the end of this peer's membership was told

@@ -30,6 +30,7 @@ from swarmcli.errors import CallRefused, ConnectionLost, ValidationError
 from swarmcli.events import PeerRefused
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
+from swarmcli.reach.relay_records import RELAYS_KEY
 from tests.simulation import simulated
 
 from .swarm import Swarm, address, identity, soon
@@ -333,6 +334,29 @@ async def test_large_values_are_charged_by_the_work_of_reading_them() -> None:
         small = Record("small", encode_subkey(None), encode_value(1), soon(node))
         assert (await store(stranger, node, small)).verdict == Verdict.STORED, "these cost no such work"
         await stranger.close()
+
+
+@simulated
+async def test_who_follows_bytes_does_not_decode_the_lists_of_strangers() -> None:
+    async with Swarm() as swarm:
+        nodes = await swarm.grow(3)
+        await nodes[1].store("key", b"mine", soon(nodes[1]), "bytes")
+        await nodes[2].store("key", [[]] * 125_000, soon(nodes[2]), "lists")
+        every, follower = nodes[0].follow("key"), nodes[0].follow("key", only_bytes=True)
+        assert set(await every.refresh()) == {"bytes", "lists"}
+        tracemalloc.start()
+        found = await follower.refresh()
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert {name: item.value for name, item in found.items()} == {"bytes": b"mine"} and kept < 1_000_000
+
+
+@simulated
+async def test_values_of_the_relays_key_are_no_larger_than_relays_have_them() -> None:
+    async with Swarm() as swarm:
+        node = await swarm.node("node")
+        assert await node.store(RELAYS_KEY, ["x" * 500] * 8, soon(node), node.own_subkey())
+        assert not await node.store(RELAYS_KEY, [[]] * 9000, soon(node, 2000.0), node.own_subkey())
 
 
 @simulated

@@ -95,7 +95,7 @@ class Declarations:
         """Who holds the bucket; nobody, not even this peer, if the table is out of reach."""
         key = group_key(self._prefix, bits)
         if self._follower is None or self._follower.key != key:
-            self._follower = self._node.follow(key)
+            self._follower = self._node.follow(key, only_bytes=True)
         try:
             found = await self._follower.refresh()
         except (NetworkError, DHTError) as error:
