@@ -455,9 +455,10 @@ class PeerDirectory:
         return {}
 
     def in_turn(self, peers: Iterable[PeerID]) -> list[PeerID]:
-        """Mates first, then the others, one of each network after the other: so whoever floods the run with identities
-        of one network is one of many who are asked. Of one network the furthest comes first. Who pauses, and may have
-        stood still for days, comes last."""
+        """Mates first, then those that are connected, then the others, of both one of each network after the other: so
+        whoever floods the run with identities of one network is one of many who are asked, and addresses that reports
+        merely name are asked when nobody else is left. Of one network the furthest comes first. Who pauses, and may
+        have stood still for days, comes last."""
         reported = (peer for peer in peers if peer in self.others)
         ranked = sorted(reported, key=lambda peer: self.others[peer].claim.position.order, reverse=True)
         known, seen = self.mates.known, Counter[Hashable]()
@@ -465,7 +466,8 @@ class PeerDirectory:
         for peer in ranked:
             network = self.network_of(peer)
             first = peer in known or bytes.fromhex(self.others[peer].lineage) in self.vouching.owners
-            places[peer] = (self.is_away(peer), not first, 0 if first else seen[network])
+            apart = not (first or self._endpoint.is_connected(peer))
+            places[peer] = (self.is_away(peer), not first, apart, 0 if first else seen[network])
             seen[network] += 1
         return sorted(ranked, key=places.__getitem__)
 

@@ -7,8 +7,10 @@ from typing import cast
 import pytest
 from pydantic import ValidationError
 
+from swarmcli.dht.records import OwnedSubkey, Record, encode_subkey, encode_value, sign_record
+from swarmcli.dht.writing import deliver
 from swarmcli.events import EpochReported, PeerSeen
-from swarmcli.network.identity import PeerID
+from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.membership import Membership
 from swarmcli.optim.config import PeerDescription
 from swarmcli.optim.peers.directory import PeerDirectory
@@ -313,5 +315,33 @@ def test_who_is_no_member_any_more_has_left_and_is_not_waited_for() -> None:
             assert other.node.peer_id in await one.directory.refresh()
             one.node.endpoint.membership = None
             await ended(one, other)
+
+    virtual_time.run(main())
+
+
+def test_whoever_is_connected_is_asked_before_those_who_only_name_an_address() -> None:
+    """400 reports of far epochs, each by an identity at a silent address in another network, kept a newcomer from
+    joining for 151 s."""
+
+    async def main() -> None:
+        async with nodes(3) as members:
+            newcomer, honest = Peer(members[1]), Peer(members[2])
+            await started(newcomer, honest)
+            await members[1].endpoint.connect(members[2].endpoint.addresses[0], timeout=5)
+            now, report = members[0].endpoint.clock.now(), honest.report().model_dump()
+            records = []
+            for number in range(40):
+                identity = Identity.from_seed(f"throwaway {number}".encode())
+                said = {"addresses": [f"memory://20.0.{number}.1:4000"], "epoch": 1000, "lineage": f"{number:064x}"}
+                value = encode_value(report | said)
+                record = Record("run_peers", encode_subkey(OwnedSubkey(identity.peer_id)), value, now + 60, sequence=1)
+                records.append(sign_record(identity, record))
+            contact = members[0].core.contacts.table.get(members[1].peer_id)
+            assert contact is not None
+            await deliver(members[0].core, contact, records)
+            others = await newcomer.directory.refresh()
+            assert len(others) == 41
+            assert newcomer.directory.in_turn(others)[0] == honest.node.peer_id
+            await ended(newcomer, honest)
 
     virtual_time.run(main())
