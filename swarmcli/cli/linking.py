@@ -26,7 +26,7 @@ from swarmcli.recipe import (
     parse_link,
     parse_recipe,
 )
-from swarmcli.recipe.going import UNKNOWN, Going
+from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.roles.linked import LinkedRun
 

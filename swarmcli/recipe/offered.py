@@ -15,6 +15,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,22 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _HUB_NAME = re.compile(f"{_NAME}/{_NAME}")
 _PIECES = re.compile("layer|block|expert|depth|stage")
 _LOADS = re.compile("^_|implementation|kernel|auto_map|remote_code|quantization|pretrained")
+
+
+@dataclass(frozen=True, slots=True)
+class Going:
+    """How a run goes, by the word of the peer that handed out its recipe: for estimates of what a newcomer will take.
+
+    0 is unknown: the time of an epoch, or, where all three are 0, who takes part.
+    """
+
+    epoch_seconds: float = 0.0
+    trainers: int = 0
+    monitors: int = 0
+    auxiliaries: int = 0
+
+
+UNKNOWN = Going()
 
 
 def offered(recipe: Recipe) -> str:

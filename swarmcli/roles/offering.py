@@ -31,8 +31,7 @@ from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.loop_thread import LoopThread
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.recipe import Link, Recipe, read_offered
-from swarmcli.recipe.going import Going
-from swarmcli.recipe.offered import MAX_OFFERED
+from swarmcli.recipe.offered import MAX_OFFERED, Going
 from swarmcli.roles.invitations import Visitor, visiting
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from swarmcli.averaging.shares import reducing_shares
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
-from swarmcli.recipe.going import UNKNOWN, Going
+from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.training.device import Compute
 from swarmcli.training.freezing import frozen_bytes
 from swarmcli.training.memory import Need, memory_needs, sizes, statistics_of

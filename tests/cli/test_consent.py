@@ -28,8 +28,8 @@ from swarmcli.errors import RecipeError, UsageError
 from swarmcli.network.identity import Identity
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Link, Recipe, digest_of, offered, parse_recipe, read_offered
-from swarmcli.recipe.going import UNKNOWN, Going
 from swarmcli.recipe.link import is_link
+from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.roles.linked import LinkedRun
 from swarmcli.roles.offering import RecipeOffered
 from swarmcli.training.demand import demand_of

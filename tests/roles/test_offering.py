@@ -17,8 +17,8 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.recipe import Link, digest_of, offered
-from swarmcli.recipe.going import UNKNOWN, Going
 from swarmcli.recipe.link import places_of
+from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.roles.offering import METHOD, RecipeOffered, RecipeService, RecipeWanted, ask_for_recipe, fetch_recipe
 from tests.recipe.recipes import small
 

@@ -15,7 +15,7 @@ from swarmcli.events import EpochAdvanced, RoundFinished
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
-from swarmcli.recipe.going import UNKNOWN, Going
+from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.testing import virtual_time
 from swarmcli.training.demand import ASSUMED_PACE, Demand, demand_of, passed_on
 from swarmcli.training.device import Compute
