@@ -22,7 +22,7 @@ from swarmcli.errors import CheckpointError, DataError, SwarmError
 from swarmcli.events import Evaluated, Events, Noticed
 from swarmcli.optim import Optimizer
 from swarmcli.roles.collaboration import Collaboration
-from swarmcli.roles.disk import room_for
+from swarmcli.roles.lending import room_for
 from swarmcli.roles.uploads import Uploads, hub
 from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.threads import on_all_threads, on_one_thread

@@ -36,7 +36,7 @@ from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recip
 from swarmcli.recipe.run_key import is_owners_position
 from swarmcli.roles.bookkeeping import Bookkeeper, BookReader, Standing, Surroundings
 from swarmcli.roles.contributions import Mark
-from swarmcli.roles.disk import room_for
+from swarmcli.roles.lending import room_for
 from swarmcli.roles.peer import RunPeer
 from swarmcli.training import (
     Checkpoint,

@@ -1,12 +1,21 @@
-"""How much of a computer one peer takes, where that is steered: link, threads, pace and graphics card."""
+"""How much of a computer one peer takes, where that is steered: link, threads, pace, graphics card and disk."""
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 
+import psutil
 import torch
 
-from swarmcli.machine.share import PeerShare
+from swarmcli.machine.registry import LocalPeers
+from swarmcli.machine.sensors import bytes_below
+from swarmcli.recipe import HuggingFaceDataset, Recipe
+from swarmcli.recipe.limit_store import LimitStore
+from swarmcli.recipe.limits import amount_of
+from swarmcli.roles.governor import PeerShare
 from swarmcli.roles.processors import ProcessorShare
 from swarmcli.training.pace import Pace
 
@@ -62,3 +71,33 @@ def limit_card(device: torch.device, limit: float | None) -> None:
     wanted = 1.0 if limit is None else limit if limit <= 1 else limit / total
     needed = torch.cuda.max_memory_reserved(device) / total
     torch.cuda.set_per_process_memory_fraction(min(1.0, max(wanted, needed)), device)
+
+
+def room_for(limits: LimitStore, recipe: Recipe, home: Path) -> float:
+    """Bytes that this peer may still write, by its user's limit; infinite without one."""
+    limit = limits.limits.disk
+    if limit is None:
+        return math.inf
+    peers = len({each.home for each in LocalPeers().living()} | {str(home.absolute())})
+    most = amount_of(limit, psutil.disk_usage(str(home)).total) or 0.0
+    return most / peers - sum(map(bytes_below, files_of(recipe, home)))
+
+
+def files_of(recipe: Recipe, home: Path) -> list[Path]:
+    """What counts towards the limit: the peer's own directory, and where datasets of the Hub are kept."""
+    return [home, *caches_of(recipe)]
+
+
+def caches_of(recipe: Recipe) -> list[Path]:
+    """Where the library `datasets` keeps what it downloads for this recipe, by its own variables."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
+    base = Path(os.environ.get("HF_HOME", cache / "huggingface"))
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE", base / "datasets")).expanduser()
+    downloaded = Path(os.environ.get("HF_HUB_CACHE", base / "hub")).expanduser()
+    read = [*recipe.datasets, recipe.evaluation.dataset]
+    names = [each.path for each in read if isinstance(each, HuggingFaceDataset) and "/" in each.path]
+    return [
+        place
+        for name in dict.fromkeys(names)
+        for place in (prepared / name.replace("/", "___"), downloaded / f"datasets--{name.replace('/', '--')}")
+    ]

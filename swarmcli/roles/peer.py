@@ -48,11 +48,10 @@ from swarmcli.roles.admission import Admission
 from swarmcli.roles.bookkeeping import Standing, from_rows
 from swarmcli.roles.certificate import FILE, Certificate
 from swarmcli.roles.contributions import Contributions, Kept
-from swarmcli.roles.disk import files_of
 from swarmcli.roles.governor import GovernorThread
 from swarmcli.roles.home import CONTACTS, LINK, PORT, Home, addresses_in, remembered, running_beside, write_whole
 from swarmcli.roles.invitations import membership_of
-from swarmcli.roles.lending import Lending
+from swarmcli.roles.lending import Lending, files_of
 from swarmcli.roles.offering import RecipeService
 from swarmcli.roles.processors import sharing_processors
 from swarmcli.roles.revocations import Revocations

@@ -10,12 +10,11 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from swarmcli.machine.sensors import Readings
-from swarmcli.machine.share import PeerShare, share_of
 from swarmcli.network.rates import LEAST_RATE
 from swarmcli.recipe import Limits
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.roles.activity import Activity
-from swarmcli.roles.governor import COOLER, SETTLE, Governor, GovernorThread
+from swarmcli.roles.governor import COOLER, SETTLE, Governor, GovernorThread, PeerShare, share_of
 
 BERLIN = ZoneInfo("Europe/Berlin")
 GB = 1e9

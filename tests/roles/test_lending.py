@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from swarmcli.recipe.limit_store import LimitStore
-from swarmcli.roles.disk import files_of, room_for
+from swarmcli.roles.lending import files_of, room_for
 from tests.training.small_tasks import small
 
 HUB = "datasets=[{type: huggingface, path: ada/texts}]"
