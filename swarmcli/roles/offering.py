@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
@@ -37,6 +37,7 @@ from swarmcli.roles.invitations import Visitor, visiting
 if TYPE_CHECKING:
     from swarmcli.optim.config import Role  # it brings torch along
 
+T = TypeVar("T")
 METHOD = "run.recipe"
 FETCH_SECONDS = 15.0  # for the dial and the answer
 MAX_PACE = 7 * 86_400.0  # seconds that an epoch may be said to take
@@ -115,22 +116,18 @@ def fetch_recipe(link: Link, directory: Path) -> tuple[Recipe, RecipeOffered]:
 async def _ask_each(link: Link, visitor: Visitor | None, directory: Path) -> tuple[Recipe, RecipeOffered]:
     """Asks all of the link's peers at once; one that is gone, slow or false costs nothing where another one answers."""
 
-    async def ask(one: Link) -> tuple[Recipe, RecipeOffered]:
-        answer = await ask_for_recipe(one, visitor)
-        return read_offered(answer.recipe.encode(errors="replace"), one, directory), answer
-
     failures: list[SwarmError] = []
-    asked = [asyncio.create_task(ask(one)) for one in link.each]
-    try:
-        for answer in asyncio.as_completed(asked):
-            try:
-                return await answer
-            except SwarmError as error:
-                failures.append(error)
-    finally:
-        for task in asked:
-            task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+
+    async def ask(one: Link) -> tuple[Recipe, RecipeOffered] | None:
+        try:
+            answer = await ask_for_recipe(one, visitor)
+            return read_offered(answer.recipe.encode(errors="replace"), one, directory), answer
+        except SwarmError as error:
+            failures.append(error)
+            return None
+
+    if (found := await _first(map(ask, link.each))) is not None:
+        return found
     silent = [error for error in failures if isinstance(error, BootstrapError)]
     if len(silent) == len(failures) > 1:
         attempts = {address: why for error in silent for address, why in error.attempts.items()}
@@ -171,23 +168,29 @@ async def _dial(endpoint: Endpoint, addresses: Sequence[str], timeout: float) ->
     """Connects at whichever of the addresses answers first; all of them are one peer's."""
     failures: dict[str, Exception] = {}
 
-    async def answers(address: str) -> bool:
+    async def dial(address: str) -> PeerID | None:
         try:
-            await endpoint.connect(address, timeout=timeout)
+            return await endpoint.connect(address, timeout=timeout)
         except NetworkError as error:
             failures[address] = error
-        return address not in failures
+            return None
 
-    dials = [asyncio.create_task(answers(address)) for address in addresses]
+    if await _first(map(dial, addresses)) is None:
+        raise BootstrapError("the peer that the link names does not answer", failures)
+
+
+async def _first(attempts: Iterable[Coroutine[Any, Any, T | None]]) -> T | None:
+    """What the first attempt brings that does not fail, which is to bring None; the others end."""
+    tasks = [asyncio.create_task(attempt) for attempt in attempts]
     try:
-        for dial in asyncio.as_completed(dials):
-            if await dial:
-                return
+        for task in asyncio.as_completed(tasks):
+            if (found := await task) is not None:
+                return found
     finally:
-        for task in dials:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*dials, return_exceptions=True)
-    raise BootstrapError("the peer that the link names does not answer", failures)
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return None
 
 
 def _safe(error: Exception) -> str:
