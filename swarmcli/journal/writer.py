@@ -129,7 +129,8 @@ class Writer:
 
     def _write_all(self, outcome: str | None) -> None:
         while True:
-            batch = self._take()
+            with self._changed:
+                batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
             try:
                 self._store.write(batch, self._clock(), outcome)
             except (sqlite3.Error, OSError, JournalError) as error:
@@ -140,10 +141,6 @@ class Writer:
             self._succeeded(len(batch))
             if len(batch) < MAX_BATCH:
                 return
-
-    def _take(self) -> list[Event]:
-        with self._changed:
-            return [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
 
     def _put_back(self, batch: list[Event]) -> None:
         """Back to the front, as far as newer records left room there: the oldest give way."""
@@ -197,11 +194,16 @@ class Store:
             run = replace(self.run, last_seen=now)
             if outcome is not None:
                 run = replace(run, finished=now, outcome=outcome)
-            run_id = self._write_run(database, run)
+            values = to_row(run)
+            del values["id"]
+            if run.id:
+                database["runs"].update(run.id, values)
+            else:
+                run = replace(run, id=int(database["runs"].insert(values).last_pk))
             # Of one kind together: rows are added ten times as fast, and their order in each table stays.
-            for kind, values in groupby(sorted(batch, key=_kind), key=type):
-                _write_rows(database, kind, list(values), self.run.run_id, run_id)
-        self.run = replace(run, id=run_id)
+            for kind, alike in groupby(sorted(batch, key=lambda record: type(record).__name__), key=type):
+                _write_rows(database, kind, list(alike), run.run_id, run.id)
+        self.run = run
 
     def tidy(self) -> bool:
         """Lets old rows give way where the journal is too large; false: more have to. What fails here is tried again
@@ -212,14 +214,6 @@ class Store:
             logger.debug("%s was not trimmed: %s", self._path, error)
             self.close()
             return True
-
-    def _write_run(self, database: sqlite_utils.Database, run: RunRecord) -> int:
-        values = to_row(run)
-        del values["id"]
-        if run.id:
-            database["runs"].update(run.id, values)
-            return run.id
-        return int(database["runs"].insert(values).last_pk)
 
     def _open(self) -> sqlite_utils.Database:
         if self._database is not None and self._file != _identity(self._path):
@@ -234,10 +228,6 @@ class Store:
         if self._database is not None:
             self._database.close()
             self._database = None
-
-
-def _kind(record: Event) -> str:
-    return type(record).__name__
 
 
 def _identity(path: Path) -> tuple[int, int]:
