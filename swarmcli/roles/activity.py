@@ -66,7 +66,7 @@ class ActivityStatus:
     @property
     def change(self) -> ActivityChanged:
         """What is told of it when it begins."""
-        return ActivityChanged(self.state, _joined(self.reasons), self.keeps, self.seconds_left)
+        return ActivityChanged(self.state, "; ".join(each.text for each in self.reasons), self.keeps, self.seconds_left)
 
     @property
     def at_once(self) -> bool:
@@ -187,7 +187,3 @@ def is_news(before: ActivityStatus, now: ActivityStatus) -> bool:
     if now.state == "stopping":
         return before.keeps == 0 and now.keeps > 0
     return now.keeps != before.keeps
-
-
-def _joined(reasons: tuple[Reason, ...]) -> str:
-    return "; ".join(reason.text for reason in reasons)

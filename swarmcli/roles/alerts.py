@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from coordinator_web.values import Alert, AlertKind, PeerStatus, RunStatus
@@ -54,18 +54,17 @@ class Alerts:
         seconds = 0.0 if self._looked is None else status.now - self._looked
         self._looked = status.now
         seconds = seconds if 0.0 <= seconds <= LONGEST_GAP else 0.0
-        told = {
+        told: dict[AlertKind, str] = {
             "stalled": self._overdue.look(status, seconds),
             "no donor": self._donors.look(status, seconds),
             "diverged": self._loss.look(status),
         }
-        return self._settle(told, status.now)  # type: ignore[arg-type]
-
-    def _settle(self, told: Mapping[AlertKind, str], now: float) -> tuple[list[Alert], list[Alert]]:
         begun, ended = [], []
         for kind, text in told.items():
             if text and kind not in self._standing:
-                self._standing[kind] = alert = Alert(id=f"{kind}-{now:.0f}", kind=kind, text=text, since=now)
+                self._standing[kind] = alert = Alert(
+                    id=f"{kind}-{status.now:.0f}", kind=kind, text=text, since=status.now
+                )
                 begun.append(alert)
             elif not text and kind in self._standing:
                 ended.append(self._standing.pop(kind))
@@ -94,7 +93,9 @@ class _Overdue:
             self.overdue = self.deserted = 0.0
             return ""
         if status.epoch != self.epoch:
-            self._begin(status.epoch)
+            if 0 <= self.epoch == status.epoch - 1:
+                self.lengths.append(self.since)
+            self.epoch, self.since, self.overdue, self.deserted = status.epoch, 0.0, 0.0, 0.0
             return ""
         trainers = [peer for peer in status.peers if peer.role == "trainer" and peer.health not in ("left", "lost")]
         computing = [peer for peer in trainers if computes(peer)]
@@ -113,11 +114,6 @@ class _Overdue:
             return status.waits
         return self._text(DESERTED if self.computed.isdisjoint(peer.peer_id for peer in paused) else ALL_PAUSED)
 
-    def _begin(self, epoch: int) -> None:
-        if self.epoch >= 0 and epoch == self.epoch + 1:
-            self.lengths.append(self.since)
-        self.epoch, self.since, self.overdue, self.deserted = epoch, 0.0, 0.0, 0.0
-
     def _note(self, computing: Sequence[PeerStatus]) -> None:
         if self.computed_in != self.epoch:
             self.computed, self.computed_in = set(), self.epoch
@@ -126,17 +122,14 @@ class _Overdue:
 
     def _text(self, patience: float) -> str:
         usual = statistics.median(self.lengths) if self.lengths else None
+        if self.deserted >= patience and not self.pausing:
+            return f"Nobody computes any more: epoch {self.epoch} has no trainer."
         if self.deserted >= patience:
-            return f"Nobody computes any more: {self._who_is_left()}."
+            says = "trainer says that it pauses" if self.pausing == 1 else "trainers say that they pause"
+            return f"Nobody computes any more: in epoch {self.epoch} {self.pausing} {says}, and no other is there."
         if usual is not None and self.since >= max(SLOW_LEAST, SLOW_EPOCHS * usual):
             return f"Epoch {self.epoch} has lasted {self.since / 3600:.1f} hours, far longer than the ones before."
         return ""
-
-    def _who_is_left(self) -> str:
-        if not self.pausing:
-            return f"epoch {self.epoch} has no trainer"
-        says = "trainer says that it pauses" if self.pausing == 1 else "trainers say that they pause"
-        return f"in epoch {self.epoch} {self.pausing} {says}, and no other is there"
 
 
 def _holds_state(peer: PeerStatus) -> bool:

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, tzinfo
+from datetime import datetime
 
 from coordinator_web.values import Reason, ReasonKind
 from swarmcli.errors import RecipeError
@@ -94,13 +94,12 @@ def outside_hours(limits: Limits, now: float) -> Reason | None:
     if hours is None or hours.hold(now, zone):
         return None
     until = hours.next_change(now, zone)
-    shown = f", on again {_moment(until, now, zone)}" if until is not None else ""
+    shown = ""
+    if until is not None:
+        then = datetime.fromtimestamp(until, zone)
+        day = "" if until - now < 20 * 3600 else f"on {then:%A} "  # within a day the hour says enough
+        shown = f", on again {day}at {then:%H:%M}"
     return Reason("hours", f"outside the hours that you lend{shown}", until)
-
-
-def _moment(until: float, now: float, zone: tzinfo | None) -> str:
-    then = datetime.fromtimestamp(until, zone)
-    return f"at {then:%H:%M}" if until - now < 20 * 3600 else f"on {then:%A} at {then:%H:%M}"
 
 
 def judge(limits: Limits, readings: Readings) -> dict[ReasonKind, Judgement]:
@@ -266,7 +265,13 @@ class GovernorThread:
                 self._notice(f"the limits stay as they are: {error}")
             limits = self._limits.limits
             readings = self._sensors.read(limits)
-            self._hold(self._governor.decide(limits, readings))
+            reasons = self._governor.decide(limits, readings)
+            for kind in self._held.keys() - reasons.keys():
+                self._activity.release(kind)
+            for kind, reason in reasons.items():
+                if self._held.get(kind) != reason:
+                    self._activity.hold(reason)
+            self._held = reasons
             if (share := share_of(limits, readings)) != self._share:
                 self._take(share)
                 self._share = share
@@ -274,14 +279,6 @@ class GovernorThread:
                 if text not in self._said:
                     self._said.add(text)
                     self._notice(text)
-
-    def _hold(self, reasons: Mapping[ReasonKind, Reason]) -> None:
-        for kind in self._held.keys() - reasons.keys():
-            self._activity.release(kind)
-        for kind, reason in reasons.items():
-            if self._held.get(kind) != reason:
-                self._activity.hold(reason)
-        self._held = reasons
 
     def _run(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):

@@ -148,11 +148,14 @@ async def ask_peers(dht: DHT) -> NetReport:
     reach, endpoint = dht.reach, dht.endpoint
     await _until_helped(reach)
     families = [await _family(reach, verdict) for verdict in reach.verdicts]
+    mapping, asked = await _gateway_alone(), reach.mappings.get("IPv4")
+    if isinstance(asked, PortMapping):
+        mapping = mapping_report(asked.current, asked.problem, mapping.gateway)
     return NetReport(
         sentence=reach.sentence(),
         listening=endpoint.listener_addresses,
         families=tuple(families),
-        mapping=await _mapping_of(reach),
+        mapping=mapping,
         peers=tuple(await _measure_all(endpoint, reach.connected, _relays(endpoint))),
         clock_offset=dht.clock.offset,
     )
@@ -218,12 +221,6 @@ def _listeners(reach: Reach, family: Family) -> list[str]:
             if family_of(host) == family:
                 found[f"{seen.remote_address}/{peer.text}"] = reach.around.is_near(host)
     return [address for address, near in found.items() if not near] or list(found)
-
-
-async def _mapping_of(reach: Reach) -> MappingReport:
-    alone = await _gateway_alone()
-    asked = reach.mappings.get("IPv4")
-    return mapping_report(asked.current, asked.problem, alone.gateway) if isinstance(asked, PortMapping) else alone
 
 
 async def _measure_all(endpoint: Endpoint, connected: Sequence[PeerID], relays: Sequence[PeerID]) -> list[PeerReport]:

@@ -70,7 +70,7 @@ class Revocations:
     def start(self) -> None:
         self._endpoint.serve(METHOD, Revoked, self._answer)
         # With those from before it is this end's to begin: they saw the connection when nobody here could answer.
-        self._tasks.spawn(self._exchange(self._endpoint.connected()))
+        self._tell_all(self._endpoint.connected(), self._known)
         self._tasks.spawn(keep(self._keep_looking, self._endpoint.events))
 
     async def close(self) -> None:
@@ -144,9 +144,6 @@ class Revocations:
             await self.tell(peers, revocations)
 
         self._tasks.spawn(tell())
-
-    async def _exchange(self, peers: Iterable[PeerID]) -> None:
-        await self.tell(peers, self._known)
 
     def _note(self, event: Event) -> None:
         if isinstance(event, PeerConnected) and self._known:

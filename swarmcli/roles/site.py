@@ -91,16 +91,14 @@ def leading(recipe: Recipe, commands: LeaderCommands, model: nn.Module) -> Leadi
     if chosen.hierarchy:
         levels = LeaderLevels(commands, parameters, chosen.hierarchy)
         return Leading(levels, {"site": SiteHooks(companions=levels)})
-    options = _sharded(recipe, commands, model) if chosen.zero else {}
+    options: dict[str, Any] = {}
+    if chosen.zero:
+        around = partial(SiteOptimizer, commands=commands, shared=SharedModel(commands.site, model))
+        options = {"optimizer": optimizer_factory(recipe, around)(parameter_groups(recipe, model)), "params": None}
     if recipe.local_updates.enabled:
         return Leading(LeaderMeans(commands.site, parameters), options)
     sums = LeaderSums(commands)
     return Leading(sums, {"site": SiteHooks(sums.make_accumulator), **options})
-
-
-def _sharded(recipe: Recipe, commands: LeaderCommands, model: nn.Module) -> dict[str, Any]:
-    around = partial(SiteOptimizer, commands=commands, shared=SharedModel(commands.site, model))
-    return {"optimizer": optimizer_factory(recipe, around)(parameter_groups(recipe, model)), "params": None}
 
 
 def following(recipe: Recipe, site: Site, model: nn.Module, home: Path) -> Following:

@@ -104,7 +104,8 @@ def test_neither_inventing_nor_ignoring_revocations_changes_who_is_out(name: str
             await swarm.connect_all()
             LIES[name].tell(liar)
             out = swarm.nodes[3].peer_id
-            await swarm.revocations[-1]._exchange(liar.endpoint.connected())
+            lying = swarm.revocations[-1]
+            await lying.tell(liar.endpoint.connected(), lying._known)
             await swarm.revocations[0].take_up([world.key.revoke(world.recipe, out)])
             await asyncio.sleep(3)
             assert liar.told
