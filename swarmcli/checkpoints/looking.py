@@ -58,7 +58,8 @@ def _described(shelf: Shelf, paths: Iterable[Path]) -> list[CheckpointInfo]:
     for path in paths:
         epoch = epoch_of(path)
         try:
-            size, written = _size_of(path), (path / MANIFEST).stat().st_mtime
+            size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            written = (path / MANIFEST).stat().st_mtime
         except OSError:
             continue
         run_id, problem = _looked_at(path)
@@ -67,10 +68,6 @@ def _described(shelf: Shelf, paths: Iterable[Path]) -> list[CheckpointInfo]:
             CheckpointInfo(path, run_id, epoch, written, size, losses[epoch], why.get(epoch, ()), *links, problem)
         )
     return described
-
-
-def _size_of(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def _looked_at(path: Path) -> tuple[str, str]:

@@ -96,7 +96,10 @@ class Shelf:
         self._point(BEST, self._best())
         for left in self.directory.glob(".*-*"):
             self._clear(left)
-        self._leave_rules()
+        if rules_of(self.directory) != self.keep:
+            text = json.dumps(asdict(self.keep)) + "\n"
+            with suppress(OSError):  # a full disk costs no more than the words of a list
+                write_file(self.directory / RULES, lambda stream: stream.write(text.encode()))
 
     def _clear(self, left: Path) -> None:
         """Nobody but this process writes here, and it writes one at a time: its own number was another process's, as
@@ -108,12 +111,6 @@ class Shelf:
             else:
                 with suppress(OSError):
                     left.unlink()
-
-    def _leave_rules(self) -> None:
-        if rules_of(self.directory) != self.keep:
-            text = json.dumps(asdict(self.keep)) + "\n"
-            with suppress(OSError):  # a full disk costs no more than the words of a list
-                write_file(self.directory / RULES, lambda stream: stream.write(text.encode()))
 
     def remember_loss(self, place: Path, loss: float, samples: int) -> bool:
         """Writes down what a checkpoint was evaluated at; whether it is the best one now."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pydantic
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe.document import MAX_BYTES, Entry, parse_document, parse_value, plain
+from swarmcli.recipe.document import MAX_BYTES, Entry, Word, parse_document, parse_value, plain
 from swarmcli.recipe.problems import recipe_error
 from swarmcli.recipe.schema import Recipe
 
@@ -32,17 +32,14 @@ def _apply(root: Entry, override: str) -> None:
         raise RecipeError(f"{origin}: expected key=value; write for example --set optimizer.learning_rate=1e-3")
     here = root
     for depth, key in enumerate(keys[:-1]):
-        here = _descend(here, key, origin, ".".join(keys[:depth]))
+        at = ".".join(keys[:depth])
+        below = here.child(_position(here, key, origin, at))
+        # A section that is written with nothing in it is a word to YAML, and becomes a section now.
+        if below is None or (isinstance(below.value, Word) and below.value.resolve() is None):
+            below = Entry({}, origin)
+            _put(here, key, below, at)
+        here = below
     _put(here, keys[-1], parse_value(text, origin), ".".join(keys[:-1]))
-
-
-def _descend(here: Entry, key: str, origin: str, at: str) -> Entry:
-    below = here.child(_position(here, key, origin, at))
-    # A section that is written with nothing in it is a word to YAML, and becomes a section now.
-    if below is None or _is_blank(below):
-        below = Entry({}, origin)
-        _put(here, key, below, at)
-    return below
 
 
 def _put(here: Entry, key: str, entry: Entry, at: str) -> None:
@@ -62,10 +59,6 @@ def _position(here: Entry, key: str, origin: str, at: str) -> str | int:
     if not (key.isascii() and key.isdigit() and int(key) <= length):
         raise RecipeError(f"{origin}: {at} is a list, so {key!r} must be a position from 0 to {length}")
     return int(key)
-
-
-def _is_blank(entry: Entry) -> bool:
-    return not isinstance(entry.value, dict | list) and entry.value.resolve() is None
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:

@@ -42,12 +42,17 @@ class CausalLanguageModelling:
         # The caller's own random numbers (dropout, its data) must not depend on whether a model was built before.
         with torch.random.fork_rng(devices=[]), torch.device("meta") if outline else nullcontext():
             torch.manual_seed(self._recipe.seed)
+            model: Any
             if isinstance(base_model, str):
                 model = self._load(self._recipe.locate(base_model), outline)
             else:
                 model = self._create(base_model)
         self._check_sizes(model.config)
-        return freeze(self._recipe, _prepare(model))
+        model.config.use_cache = False  # a cache of keys and values serves generation, not training
+        if getattr(model, "loss_type", "") is None:
+            # GPT-2 and others leave it open, and transformers would warn in each process.
+            model.loss_type = "ForCausalLM"
+        return freeze(self._recipe, model.float().train())
 
     def batches(self, seed: int, position: Mapping[str, Any] | None = None) -> TextStream:
         return text_batches(self._recipe, self.tokenizer, seed, position)
@@ -206,14 +211,6 @@ class CausalLanguageModelling:
 def build_task(recipe: Recipe) -> CausalLanguageModelling:
     """The task that a recipe names: so far there is this one. Raises RecipeError or DataError, each with the fix."""
     return CausalLanguageModelling(recipe, load_tokenizer(recipe))
-
-
-def _prepare(model: Any) -> nn.Module:
-    model.config.use_cache = False  # a cache of keys and values serves generation, not training
-    if getattr(model, "loss_type", "") is None:
-        model.loss_type = "ForCausalLM"  # GPT-2 and others leave it open, and transformers would warn in each process
-    prepared: nn.Module = model.float().train()
-    return prepared
 
 
 def _first_line(error: Exception) -> str:
