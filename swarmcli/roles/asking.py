@@ -21,10 +21,6 @@ from swarmcli.roles.statements import BOOK_SECONDS, Attestation, Page, entries_o
 if TYPE_CHECKING:
     from swarmcli.roles.invitations import Visitor
 
-MOST_MONITORS = 8  # that are asked
-MOST_READ = 10_000  # reports
-STARTUP_SECONDS = 15.0
-ASK_SECONDS = 8.0  # for each monitor: it may have to be dialed through a relay
 
 T = TypeVar("T")
 
@@ -43,9 +39,9 @@ class Report(pydantic.BaseModel):
 
 
 async def reports(node: DHTNode, run_id: str) -> dict[PeerID, Report]:
-    """What the peers of a run say of themselves now: strangers' words."""
+    """What the peers of a run say of themselves now: strangers' words, so of 10,000 peers at most."""
     found: dict[PeerID, Report] = {}
-    for subkey, entry in list((await node.follow(f"{run_id}_peers").refresh()).items())[:MOST_READ]:
+    for subkey, entry in list((await node.follow(f"{run_id}_peers").refresh()).items())[:10_000]:
         with suppress(pydantic.ValidationError):
             if isinstance(subkey, OwnedSubkey):
                 found[subkey.owner] = Report.model_validate(entry.value)
@@ -89,7 +85,8 @@ async def ask_for_attestations(node: DHTNode, run_id: str, peer: PeerID) -> Sequ
 
     async def ask(monitor: PeerID) -> None:
         with suppress(NetworkError, ValueError):
-            found.append(await fetch_attestation(node.endpoint, monitor, run_id, peer, ASK_SECONDS))
+            # The monitor may have to be dialed through a relay.
+            found.append(await fetch_attestation(node.endpoint, monitor, run_id, peer, timeout=8.0))
 
     await asyncio.gather(*map(ask, _monitors(node, await reports(node, run_id))))
     return sorted(found, key=lambda each: each.monitor)
@@ -104,7 +101,7 @@ def visit(contacts: Sequence[str], action: Callable[[DHTNode], Awaitable[T]], vi
         start=False,
         client_mode=True,
         port_mapping=False,
-        startup_timeout=STARTUP_SECONDS,
+        startup_timeout=15.0,
         identity=identity,
     )
     try:
@@ -116,9 +113,9 @@ def visit(contacts: Sequence[str], action: Callable[[DHTNode], Awaitable[T]], vi
 
 
 def _monitors(node: DHTNode, present: dict[PeerID, Report]) -> list[PeerID]:
-    """Those that keep the run's book: monitors first, then trainers that write checkpoints."""
+    """Those that keep the run's book, eight at most: monitors first, then trainers that write checkpoints."""
     keeping = [peer for peer, its in present.items() if its.role == "monitor" or (its.role == "trainer" and its.keeps)]
-    monitors = sorted(keeping, key=lambda peer: present[peer].role != "monitor")[:MOST_MONITORS]
+    monitors = sorted(keeping, key=lambda peer: present[peer].role != "monitor")[:8]
     for monitor in monitors:
         with suppress(ValueError):
             node.endpoint.learn(monitor, present[monitor].addresses)

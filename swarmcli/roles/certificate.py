@@ -21,7 +21,6 @@ from swarmcli.roles.statements import Attestation
 FILE = "contribution.json"  # in a home: what the monitors have said when the peer left last
 FORMAT = 1
 MOST_ATTESTATIONS = 16
-MOST_BYTES = 64 << 10
 
 
 class Certificate(msgspec.Struct, frozen=True):
@@ -74,7 +73,7 @@ class Certificate(msgspec.Struct, frozen=True):
     def read(cls, path: Path) -> Certificate:
         """Raises UsageError for a file that is none. Whether what it says is signed, `fault` tells."""
         try:
-            if path.stat().st_size > MOST_BYTES:
+            if path.stat().st_size > 64 << 10:
                 raise UsageError(f"{path} is no certificate of swarm: it is too large for one")
             value = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(value, dict) or value.pop("swarm", None) != "contribution":

@@ -19,7 +19,6 @@ from swarmcli.roles.activity import Activity
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
 # Seconds for which all has to be well again before a peer goes on: what has just changed tends to change back.
 SETTLE: Mapping[ReasonKind, float] = {
     "battery": 5.0,
@@ -281,7 +280,7 @@ class GovernorThread:
                     self._notice(text)
 
     def _run(self) -> None:
-        while not self._ended.wait(LOOK_SECONDS):
+        while not self._ended.wait(1.0):
             try:
                 self.look()
             except Exception:  # a driver's fault; the limits that hold stay

@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from swarmcli.recipe import Link
 
 MAX_HOMES = 1000
-TOKEN_CHARACTERS = 22  # 128 bits
 CONTACTS = "contacts.json"  # the file in a home with peers that are tried beside the first contacts
 PORT = "port"  # with the port on which this peer listened last
-BEGUN_SECONDS = 60.0  # that a peer which begins to run waits for one beside it, which began before and is not ready yet
 LINK = "link"  # with the last link that this peer gave out, and below it what else it takes to join
 
 
@@ -82,7 +80,7 @@ class Home:
         holds over restarts, and readable by this user alone."""
         file = self.path / "dashboard.token"
         with suppress(OSError, ValueError):
-            if len(kept := file.read_text(encoding="ascii").strip()) >= TOKEN_CHARACTERS:
+            if len(kept := file.read_text(encoding="ascii").strip()) >= 22:  # 128 bits
                 return kept
         token = secrets.token_urlsafe(16)
         with suppress(OSError):  # a full disk costs no more than another link next time
@@ -119,12 +117,11 @@ def addresses_in(file: Path, key: str = "") -> list[str]:
     return [str(each) for each in parsed if each.scheme == "tcp"]
 
 
-def running_beside(
-    me: LocalPeer, living: Callable[[], Sequence[LocalPeer]], seconds: float = BEGUN_SECONDS
-) -> list[str]:
+def running_beside(me: LocalPeer, living: Callable[[], Sequence[LocalPeer]], seconds: float = 60.0) -> list[str]:
     """Where the peers of a run listen that this user started before this one, in homes beside its home.
 
-    It waits for those that are not ready yet. Only who began before counts: of two that begin together one waits.
+    It waits so many `seconds` at most for those that are not ready yet. Only who began before counts: of two that
+    begin together one waits.
     """
     deadline = time.monotonic() + seconds
     while True:

@@ -28,8 +28,6 @@ from swarmcli.recipe.ticket import Ticket
 
 MEMBERSHIP = "membership.json"
 INVITATION = "invitation"
-OWN_SECONDS = 365 * 86_400  # for which the owner's peers invite themselves; anew at each start
-MAX_FILE = 4 << 20  # bytes: all revocations that a peer keeps take two million
 
 HOW = "ask its owner for a link with an invitation (`swarm invite`) and join by that"
 
@@ -147,7 +145,7 @@ def read_remembered(file: Path) -> Remembered:
     """What a home holds; nothing where there is no such file. Raises MembershipError for one that cannot be read: a
     host that went on without what it has bound would bind invitations again."""
     try:
-        if file.stat().st_size > MAX_FILE:
+        if file.stat().st_size > 4 << 20:  # all revocations that a peer keeps take two million bytes
             raise ValueError
         values = json.loads(file.read_text(encoding="utf-8"))
         card = Pass.decode(_bytes(values["pass"])) if values["pass"] else None
@@ -175,7 +173,7 @@ def _of_owner(recipe: Recipe, run: ClosedRun, identity: Identity, now: Callable[
         raise MembershipError(
             f"{file} is not the key of this run: the recipe's run_key is {run.key}, the file's {key.public}"
         )
-    return key.invite(run.recipe, identity.peer_id, int(now()) + OWN_SECONDS)
+    return key.invite(run.recipe, identity.peer_id, int(now()) + 365 * 86_400)  # anew at each start
 
 
 def _of_link(recipe: Recipe, run: ClosedRun, identity: Identity) -> Pass | None:

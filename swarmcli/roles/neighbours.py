@@ -14,11 +14,6 @@ from swarmcli.errors import ControlError
 from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 
-ANSWER_SECONDS = 1.0
-FRESH_SECONDS = 1.0  # for which an answer is told again: every page that is open asks
-MOST_ASKED = 32
-AT_ONCE = 8
-
 
 class Neighbours:
     """Asks them through their APIs, with the tokens that this user alone can read. From any thread."""
@@ -33,26 +28,26 @@ class Neighbours:
     def look(self) -> Sequence[MachinePeer]:
         """All of them, this one too, the oldest first. Their `url` holds a token: it is for this user alone."""
         with self._lock:
-            if self._clock() - self._asked_at >= FRESH_SECONDS:
+            if self._clock() - self._asked_at >= 1.0:  # every page that is open asks
                 self._told = self._ask()
                 self._asked_at = self._clock()
             return self._told
 
     def _ask(self) -> Sequence[MachinePeer]:
         try:
-            peers = self._registry.peers()[:MOST_ASKED]
+            peers = self._registry.peers()[:32]
         except OSError:
             return ()
         if not peers:
             return ()
-        with ThreadPoolExecutor(min(AT_ONCE, len(peers))) as pool:
+        with ThreadPoolExecutor(min(8, len(peers))) as pool:
             return list(pool.map(self._describe, peers))
 
     def _describe(self, peer: LocalPeer) -> MachinePeer:
         state: dict[str, Any] = {}
         url = ""
         try:
-            state = client.get(peer, "state", registry=self._registry, timeout=ANSWER_SECONDS)
+            state = client.get(peer, "state", registry=self._registry, timeout=1.0)
             url = f"{peer.api}/?token={self._registry.token(peer)}"
         except ControlError:
             pass  # it is still joining, or busy, or of another version: it is shown all the same

@@ -22,9 +22,6 @@ from swarmcli.reach.translation import Translation, find_translation
 from swarmcli.reach.verdict import Family, Verdict, family_of, host_of
 
 MEASURED_PEERS = 3
-MAX_ASKED = 8  # peers that are asked for that, where some refuse
-HELP_SECONDS = 20.0  # until the router has answered and relays are found, where this peer cannot be dialed
-LOOK_SECONDS = 0.2  # between two looks at whether they are
 ASK = "name a recipe or a link, and its peers say for sure"
 
 
@@ -165,9 +162,9 @@ async def _until_helped(reach: Reach) -> None:
     """Where nobody can dial this peer, its router and relays are asked meanwhile, and what the router opened is dialed
     back; each takes some seconds."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(HELP_SECONDS):
+        async with asyncio.timeout(20.0):
             while not (reach.dialable or (_is_refused(reach) and _relays(reach.endpoint))):  # noqa: ASYNC110  no event
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(0.2)
 
 
 def _is_refused(reach: Reach) -> bool:
@@ -224,11 +221,12 @@ def _listeners(reach: Reach, family: Family) -> list[str]:
 
 
 async def _measure_all(endpoint: Endpoint, connected: Sequence[PeerID], relays: Sequence[PeerID]) -> list[PeerReport]:
-    """Relays first, then the nearest peers; rates with the first MEASURED_PEERS that lend their link, one at a time."""
+    """Relays first, then the nearest peers; rates with the first MEASURED_PEERS that lend their link, one at a
+    time. No more than eight are asked, of which some refuse."""
     near = sorted(connected, key=lambda peer: endpoint.round_trip(peer) or float("inf"))
     found: list[PeerReport] = []
     measured = 0
-    for peer in list(dict.fromkeys((*relays, *near)))[:MAX_ASKED]:
+    for peer in list(dict.fromkeys((*relays, *near)))[:8]:
         rates, problem = Rates(None, None), ""
         if measured < MEASURED_PEERS:
             try:

@@ -16,8 +16,6 @@ from swarmcli.roles.webhook import Webhook
 
 logger = logging.getLogger(__name__)
 
-INTERVAL_SECONDS = 4.0  # the finest scale of the history
-
 
 class Observer:
     """A context manager: it looks while the block lasts."""
@@ -55,7 +53,7 @@ class Observer:
         self._events.emit(Noticed("warning", text))
 
     def _run(self) -> None:
-        while not self._leaving.wait(INTERVAL_SECONDS):
+        while not self._leaving.wait(4.0):  # the finest scale of the history
             try:
                 self.observe()
             except Exception:

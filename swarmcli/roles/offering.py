@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 METHOD = "run.recipe"
-FETCH_SECONDS = 15.0  # for the dial and the answer
-MAX_PACE = 7 * 86_400.0  # seconds that an epoch may be said to take
-RECENT = 8  # epochs whose middle one is the pace: some wait for others, some are short
 MAX_PEERS = 1 << 20  # of each role that a run may be said to have
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_PEERS)]
@@ -76,7 +73,8 @@ class RecipeService:
         self._run_id = run_id
         self._text = text
         self._roles = roles
-        self._epoch, self._seconds = 0, deque[float](maxlen=RECENT)
+        self._epoch = 0
+        self._seconds = deque[float](maxlen=8)  # the middle one is the pace: epochs that wait, or are short, are not
         endpoint.serve(METHOD, RecipeWanted, self._answer)
 
     def note(self, event: Event) -> None:
@@ -135,11 +133,9 @@ async def _ask_each(link: Link, visitor: Visitor | None, directory: Path) -> tup
     raise next(error for error in failures if error not in silent or len(failures) == 1)
 
 
-async def ask_for_recipe(
-    link: Link, visitor: Visitor | None = None, *, timeout: float = FETCH_SECONDS
-) -> RecipeOffered:
+async def ask_for_recipe(link: Link, visitor: Visitor | None = None, *, timeout: float = 15.0) -> RecipeOffered:
     """What the first peer that the link names hands out, unread. The asker is nobody: an identity of its own for this
-    one question, unless it is a visitor of a closed run."""
+    one question, unless it is a visitor of a closed run. `timeout`: seconds, for the dial and for the answer."""
     identity, membership = (visitor.identity, visitor.membership) if visitor else (Identity.generate(), None)
     endpoint = Endpoint(TCPTransport(identity), client_mode=True, membership=membership)
     try:
@@ -148,7 +144,7 @@ async def ask_for_recipe(
         wanted = RecipeWanted(link.run_id)
         answer = await endpoint.call(link.peer_id, METHOD, wanted, RecipeOffered, timeout=timeout)
         pace = answer.epoch_seconds
-        sane = math.isfinite(pace) and 0.0 <= pace <= MAX_PACE and 0 <= answer.epoch < 1 << 53
+        sane = math.isfinite(pace) and 0.0 <= pace <= 7 * 86_400.0 and 0 <= answer.epoch < 1 << 53
         return answer if sane else msgspec.structs.replace(answer, epoch=0, epoch_seconds=0.0)
     except CallRefused as error:
         raise FingerprintError(f"{link.peer_id.short} does not offer the run {link.run_id!r}: {_safe(error)}") from None

@@ -27,10 +27,6 @@ from swarmcli.roles.asking import reports as read_reports
 from swarmcli.roles.invitations import key_file, write_private
 from swarmcli.roles.revocations import METHOD, Revocations, Revoked, Taken
 
-VISIT_SECONDS = 3600  # for which the owner's command invites itself
-STARTUP_SECONDS = 15.0
-ASK_SECONDS = 8.0  # for each member: it may have to be dialed through a relay
-MOST_MEMBERS = 1000
 SHORTEST = 6  # characters by which a peer or an invitation may be named
 
 T = TypeVar("T")
@@ -118,10 +114,10 @@ class Visit:
 
     def do(self, action: Callable[[DHTNode, Membership], Awaitable[T]]) -> T:
         """Raises BootstrapError when no contact answers."""
-        dht = DHT(self._contacts, start=False, client_mode=True, port_mapping=False, startup_timeout=STARTUP_SECONDS)
+        dht = DHT(self._contacts, start=False, client_mode=True, port_mapping=False, startup_timeout=15.0)
         try:
             digest = digest_of(self.recipe)
-            card = self.key.invite(digest, dht.peer_id, int(time.time()) + VISIT_SECONDS)
+            card = self.key.invite(digest, dht.peer_id, int(time.time()) + 3600)
             known = {each.subject: each for each in self.revocations}
             membership = Membership(
                 self.key.run(digest), dht.identity, Remembered(card=card, revoked=known), dht.clock.now
@@ -139,7 +135,7 @@ class Visit:
 
     async def members(self, node: DHTNode, membership: Membership) -> list[Member]:
         """Who reports to the run now, each with the invitation that it has shown to this command."""
-        reports = dict(list((await read_reports(node, self.recipe.run_id)).items())[:MOST_MEMBERS])
+        reports = dict(list((await read_reports(node, self.recipe.run_id)).items())[:1000])
         everybody = list(dict.fromkeys((*reports, *node.endpoint.connected())))
 
         async def meet(peer: PeerID) -> None:
@@ -147,7 +143,8 @@ class Visit:
             if report is not None:
                 node.endpoint.learn(peer, report.addresses)
             with suppress(NetworkError, ValueError):  # the answer does not matter, the greeting before it does
-                await node.endpoint.call(peer, METHOD, Revoked(()), Taken, timeout=ASK_SECONDS)
+                # It may have to be dialed through a relay.
+                await node.endpoint.call(peer, METHOD, Revoked(()), Taken, timeout=8.0)
 
         await asyncio.gather(*map(meet, everybody))
         return [_member(peer, reports.get(peer), membership) for peer in everybody]

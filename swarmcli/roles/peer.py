@@ -57,8 +57,6 @@ from swarmcli.roles.processors import sharing_processors
 from swarmcli.roles.revocations import Revocations
 from swarmcli.training.pace import Pace
 
-MAX_FAILURES = 20
-
 
 @dataclass(slots=True)
 class Summary:
@@ -100,7 +98,7 @@ class Summary:
                 self.bytes_sent += event.bytes_sent
                 self.bytes_received += event.bytes_received
                 if event.reason:
-                    self.failures = [*self.failures, event.reason][-MAX_FAILURES:]
+                    self.failures = [*self.failures, event.reason][-20:]
             case RoundsReplayed():
                 self.replays += event.rounds
                 self.epoch, self.lineage = event.epoch, event.lineage
@@ -130,13 +128,7 @@ def access_in_words(recipe: Recipe) -> str:
 
 logger = logging.getLogger(__name__)
 
-MOST_REMEMBERED = 8  # peers, each at …
-MOST_PLACES = 3  # … so many addresses: one that has left the run costs a few dials at the next start
-REMEMBER_SECONDS = 1.0  # between two writings of whom this peer knows: a peer that is killed writes nothing
 MOST_HOMES = 8  # on this computer, that are looked into
-MOST_LOOKED = 64  # peers of the run that are looked at for a link
-MOST_KNOWN = 32  # addresses that are tried beside the first contacts
-MEETING_SECONDS = 10.0  # how long each of them is waited for once one has answered
 CONTACT_SECONDS = 30.0  # how long first contacts are tried again before a newcomer gives up
 
 
@@ -306,7 +298,7 @@ class RunPeer:
         if named is not None and self.dht.endpoint.is_connected(named):  # another of its addresses leads there
             return named
         try:
-            return await self.dht.endpoint.connect(address, timeout=MEETING_SECONDS)
+            return await self.dht.endpoint.connect(address, timeout=10.0)
         except NetworkError:
             return None
 
@@ -343,7 +335,7 @@ class RunPeer:
             if endpoint.is_connected(contact):
                 yield contact, addresses
         others = sorted(self.others_of_run().keys() - self._welcomed.keys(), key=stays_less)
-        for peer in others[:MOST_LOOKED]:
+        for peer in others[:64]:
             seen = endpoint.seen(peer)
             if seen is not None and not (seen.relayed or seen.punched):
                 yield peer, [address for address in endpoint.first_hand(peer) if is_direct(address)]
@@ -381,7 +373,7 @@ class RunPeer:
         running = [address for home in homes for address in addresses_in(home / "peer.json", "addresses")]
         left = [address for home in homes for address in remembered(home)]
         found = dict.fromkeys((*remembered(own), *running, *left))
-        return [each for each in found if each not in self.contacts][:MOST_KNOWN]
+        return [each for each in found if each not in self.contacts][:32]
 
     def _is_of_run(self, home: Path) -> bool:
         """Whether a peer with a run id like ours takes part in this very run: others may have chosen the same name."""
@@ -415,8 +407,8 @@ class RunPeer:
         return port if 0 < port < 65536 else 0
 
     def _keep_remembering(self, event: Event) -> None:
-        """Hears events on the loop. The file is small."""
-        due = time.monotonic() >= self._remembered + REMEMBER_SECONDS
+        """Hears events on the loop, and writes a small file, once a second at most: a killed peer writes none."""
+        due = time.monotonic() >= self._remembered + 1.0
         if due and isinstance(event, EpochAdvanced | PeerConnected) and self.dht.is_alive():
             self._remember(self.dht.node.known_addresses())
 
@@ -429,8 +421,9 @@ class RunPeer:
             parsed = parse_address(address)
             if parsed.scheme == "tcp":
                 by_peer.setdefault(parsed.peer_id, {})[address] = None
-        chosen = sorted(by_peer, key=lambda peer: peer not in of_run)[:MOST_REMEMBERED]
-        kept = [address for peer in chosen for address in list(by_peer[peer])[:MOST_PLACES]]
+        # Eight peers, each at three addresses: one that has left the run costs a few dials at the next start.
+        chosen = sorted(by_peer, key=lambda peer: peer not in of_run)[:8]
+        kept = [address for peer in chosen for address in list(by_peer[peer])[:3]]
         if kept != before:
             self._leave(CONTACTS, json.dumps(kept))
 

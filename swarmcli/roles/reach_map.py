@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_TOLD = 256  # connections in one answer
-MOST_ASKED = 24  # peers for one map
-ANSWER_SECONDS = 2.0
-FRESH_SECONDS = 10.0  # for which answers are shown
 WAYS: tuple[Way, ...] = ("direct", "relayed", "punched")
 
 
@@ -102,7 +99,7 @@ class ReachMaps:
     def look(self) -> ReachMap:
         """The map at this moment; what others told may be some seconds old."""
         with self._lock:
-            if time.monotonic() - self._asked_at >= FRESH_SECONDS:
+            if time.monotonic() - self._asked_at >= 10.0:  # every page that is open asks
                 self._told = self._ask_all()
                 self._asked_at = time.monotonic()
             told = self._told
@@ -110,7 +107,7 @@ class ReachMaps:
         return map_of(self._look(), self._dht.peer_id, own, told)
 
     def _ask_all(self) -> dict[PeerID, dict[PeerID, Way]]:
-        connected = list(own_ways(self._dht.endpoint, self._peers()))[:MOST_ASKED]
+        connected = list(own_ways(self._dht.endpoint, self._peers()))[:24]
 
         async def ask(dht: DHT, node: DHTNode) -> list[dict[PeerID, Way]]:
             return await asyncio.gather(*(self._ask(peer) for peer in connected))
@@ -125,7 +122,7 @@ class ReachMaps:
 
     async def _ask(self, peer: PeerID) -> dict[PeerID, Way]:
         try:
-            reply = await self._dht.endpoint.call(peer, self._method, WaysRequest(), WaysReply, timeout=ANSWER_SECONDS)
+            reply = await self._dht.endpoint.call(peer, self._method, WaysRequest(), WaysReply, timeout=2.0)
         except SwarmError:  # it is gone, or an older one that does not know the question
             return {}
         return decoded(reply)

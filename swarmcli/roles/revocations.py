@@ -31,8 +31,6 @@ MOST_TOLD = 256  # in one call, and in one record: about 27 KiB. Two peers that 
 LOOK_SECONDS = 20.0  # between two looks at the run's key: a peer that nobody told knows within a minute
 LAST_SECONDS = 600.0  # for which a record stands …
 WRITE_SECONDS = 240.0  # … and after which it is written again
-TELL_SECONDS = 5.0
-FAREWELL_SECONDS = 1.0  # that a revoked peer has to hear of it, before its connections end
 
 
 class Revoked(msgspec.Struct, frozen=True):
@@ -86,7 +84,7 @@ class Revocations:
             try:
                 for first in range(0, max(1, len(told)), MOST_TOLD):
                     some = Revoked(tuple(told[first : first + MOST_TOLD]))
-                    answer = await self._endpoint.call(peer, METHOD, some, Taken, timeout=TELL_SECONDS)
+                    answer = await self._endpoint.call(peer, METHOD, some, Taken, timeout=5.0)
                     await self.take_up(answer.known, peer)
             except (NetworkError, ValueError) as error:
                 logger.debug("%s was not told of revocations: %s", peer.short, error)
@@ -125,7 +123,7 @@ class Revocations:
         leaving = [peer for peer in connected if self._membership.objection(peer)]
         self._tell_all([peer for peer in connected if peer not in (source, *leaving)], new)
         try:  # whoever has to go hears why, so that it ends instead of looking for the others
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with asyncio.timeout(1.0):
                 await self.tell(leaving, new)
         except TimeoutError:
             pass

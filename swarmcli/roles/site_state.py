@@ -26,7 +26,6 @@ from swarmcli.training.shares import load_newest
 logger = logging.getLogger(__name__)
 
 LAST = "site"  # the directory of the last states
-KEPT = 2  # of them
 
 
 class SiteState:
@@ -37,7 +36,7 @@ class SiteState:
         peer, inner = collaboration.peer, collaboration.optimizer.opt
         self._collaboration, self._site, self._home = collaboration, site, peer.home.path
         self._run_id = peer.recipe.run_id
-        self._last = CheckpointStore(self._home / LAST, self._run_id, keep=Keep(KEPT))
+        self._last = CheckpointStore(self._home / LAST, self._run_id, keep=Keep(newest=2))
         self._sharded: ZeroRedundancyOptimizer | None = None
         self._shards: SiteShards | None = None
         self._saving: BackgroundCheckpoints | None = None

@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 16  # alerts; more are not worth a message each
-TIMEOUT = 10.0  # seconds for each answer of the other end
 RETRY_AFTER = (2.0, 10.0, 60.0, 300.0)  # seconds
 AGAIN = (408, 425, 429)  # answers, beside those of 500 and more, after which trying again may help
 
@@ -75,7 +74,7 @@ class Webhook:
     def _try(self, body: bytes) -> tuple[str, bool]:
         """What went wrong, and whether trying again may help."""
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._parts.hostname or "", self._parts.port, timeout=TIMEOUT)
+        connection = kind(self._parts.hostname or "", self._parts.port, timeout=10.0)
         path = (self._parts.path or "/") + (f"?{self._parts.query}" if self._parts.query else "")
         try:
             connection.request("POST", path, body, {"Content-Type": "application/json", "User-Agent": "swarm"})
