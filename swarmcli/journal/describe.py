@@ -10,9 +10,6 @@ from swarmcli import events as happened
 from swarmcli.network.token_bucket import TokenBucket
 from swarmcli.words import printable
 
-SHORT_ID = 10  # characters of a peer id that people are shown
-MAX_LINE = 2000  # characters kept of a line
-
 # Peers decide how often they connect and get refused; the journal's size must not be theirs to decide.
 BURST = 60.0  # lines about connections at once
 LINES_PER_SECOND = 1.0
@@ -87,7 +84,7 @@ class Recorder:
                 text = f"{self._suppressed} lines about connections left out"
                 yield Line("detail", "suppressed", "", text, time=now)
                 self._suppressed = 0
-            yield replace(line, text=printable(line.text, MAX_LINE), time=now)
+            yield replace(line, text=printable(line.text, 2000), time=now)
 
     def _leave(self, peer: str) -> None:
         self._gone[peer] = None
@@ -111,7 +108,8 @@ class Recorder:
 
 
 def short(peer: str) -> str:
-    return peer[:SHORT_ID]
+    """The beginning of a peer id that people are shown."""
+    return peer[:10]
 
 
 def describe(event: happened.Event) -> Line | None:

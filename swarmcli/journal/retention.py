@@ -11,14 +11,9 @@ from dataclasses import dataclass
 
 DEFAULT_BYTES = 500_000_000
 LEAST_BYTES = 10_000_000
-FREED = 0.9  # of the size is left after rows gave way
-PART = 16  # of a list gives way at a time
 ROWS_AT_ONCE = 5000  # in one transaction, so that nobody waits for long
 STEPS_AT_ONCE = 40  # transactions before records that wait are written again
-PAGES_AT_ONCE = 4096  # given back to the system at a time
 WAL_BYTES = 16_000_000  # that the file beside the journal keeps
-KEPT_ON_CURVE = 16
-MOST_CLAIMED = 20_000  # epochs of which only others' reports tell
 
 LISTS = ("rounds", "events", "reports", "epochs")  # rows are numbered in the order in which they came
 # Who left, and what a start long ago last saw; a run's present peers are few, and known anyway.
@@ -51,9 +46,9 @@ class Retention:
             if not self._cuts:
                 break
             self._step(connection)
-            if not self._cuts and used_bytes(connection) > self.limit * FREED:
+            if not self._cuts and used_bytes(connection) > self.limit * 0.9:
                 self._cuts = _cuts(connection)
-        connection.executescript(f"PRAGMA incremental_vacuum({PAGES_AT_ONCE})")  # `execute` frees one page
+        connection.executescript("PRAGMA incremental_vacuum(4096)")  # pages; `execute` frees one
         return bool(self._cuts)
 
     def _step(self, connection: sqlite3.Connection) -> None:
@@ -85,7 +80,7 @@ def _cuts(connection: sqlite3.Connection) -> list[_Cut]:
         where = f"WHERE {GONE}" if table == "peers" else ""
         first, last = connection.execute(f"SELECT min(rowid), max(rowid) FROM {table} {where}").fetchone()
         if first is not None and last > first:
-            cuts.append(_Cut(table, first, first + (last - first) // PART))
+            cuts.append(_Cut(table, first, first + (last - first) // 16))
     return cuts
 
 
@@ -97,7 +92,7 @@ def _thin_curve(connection: sqlite3.Connection, row: int) -> None:
             "SELECT max(epoch) FROM epochs JOIN runs ON runs.id = epochs.run WHERE epochs.id <= ? AND run_id = ?",
             (row, run_id),
         ).fetchone()
-        thinned = f"DELETE FROM curve WHERE run_id = ? AND epoch <= ? AND epoch % {KEPT_ON_CURVE} != 0"
+        thinned = "DELETE FROM curve WHERE run_id = ? AND epoch <= ? AND epoch % 16 != 0"
         connection.execute(thinned, (run_id, -1 if gone is None else gone))
-        connection.execute(f"{thinned} AND row IS NULL", (run_id, reached - MOST_CLAIMED))
+        connection.execute(f"{thinned} AND row IS NULL", (run_id, reached - 20_000))
         connection.execute("DELETE FROM curve WHERE run_id = ? AND epoch > ?", (run_id, reached + 2))

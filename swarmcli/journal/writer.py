@@ -27,12 +27,9 @@ logger = logging.getLogger(__name__)
 
 BUSY_SECONDS = 2.0  # another writer is waited for this long before the batch is put off
 
-INTERVAL_SECONDS = 0.5  # from a record's arrival to its commit at most, while the disk works
-SIGN_OF_LIFE_SECONDS = 5.0  # between commits that only say that the process lives
+INTERVAL_SECONDS = 0.5
 WARN_AGAIN_SECONDS = 600.0  # a disk that is full every other second is one piece of news
 MAX_BATCH = 2000  # records in one transaction
-TIDY_SECONDS = 30.0  # between two looks at the journal's size
-MAX_BACKLOG = 50_000  # records kept in memory while nothing can be written; the oldest give way
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +56,10 @@ class Writer:
         notice: Callable[[str, str], None],
         *,
         interval: float = INTERVAL_SECONDS,
-        capacity: int = MAX_BACKLOG,
+        capacity: int = 50_000,
     ) -> None:
+        """`interval`: seconds from a record's arrival to its commit at most, while the disk works. `capacity`: records
+        kept in memory while nothing can be written; the oldest give way."""
         self._store = store
         self._clock = clock
         self._notice = notice
@@ -116,10 +115,10 @@ class Writer:
                 )
                 outcome, asked = self._outcome, self._asked
                 work = bool(self._waiting) or asked > self._answered or outcome is not None
-            if work or abs(self._clock() - attempt_at) >= SIGN_OF_LIFE_SECONDS:
+            if work or abs(self._clock() - attempt_at) >= 5.0:  # without work a sign of life
                 attempt_at = self._clock()
                 self._write_all(outcome)
-                if outcome is None and not self._statistics.failing and abs(attempt_at - tidied_at) >= TIDY_SECONDS:
+                if outcome is None and not self._statistics.failing and abs(attempt_at - tidied_at) >= 30.0:
                     # While more has to go, the next rows that come are written first.
                     tidied_at = attempt_at if self._store.tidy() else float("-inf")
             with self._changed:
