@@ -21,8 +21,6 @@ from typing import Any
 
 import psutil
 
-PROGRAM_SECONDS = 2.0  # that such a program may take
-
 
 def answer_of(*command: str) -> str | None:
     """What the program prints; None: it is not there, fails, or does not answer in time."""
@@ -35,7 +33,7 @@ def answer_of(*command: str) -> str | None:
             [program, *command[1:]],
             capture_output=True,
             stdin=subprocess.DEVNULL,
-            timeout=PROGRAM_SECONDS,
+            timeout=2.0,
             env={**os.environ, "LC_ALL": "C"},
             creationflags=flags,
             check=True,

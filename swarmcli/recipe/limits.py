@@ -26,7 +26,6 @@ LEAST_SIZE = float(1 << 20)
 LEAST_SHARE = 0.01
 LONGEST_TEXT = 200  # characters of a value
 NO_LIMIT = frozenset(("", "none", "null", "no", "off", "false", "unlimited", "no limit"))
-SOON = 5.0  # minutes without keyboard and mouse that `only_when_idle: yes` stands for
 
 _PREFIXES = {
     "": 1.0,
@@ -121,7 +120,7 @@ _MINUTES = {
 
 def _read_minutes(value: Any) -> float:
     if value is True or (isinstance(value, str) and value.strip().lower() in ("yes", "true", "on")):
-        return SOON
+        return 5.0  # minutes without keyboard and mouse
     try:
         number, unit = _split(value)
         minutes = number * _MINUTES[unit.lower()]

@@ -37,7 +37,6 @@ _ONLY_FOR = {"betas": ("adam", "adamw"), "eps": ("adam", "adamw"), "momentum": (
 Codec: TypeAlias = Literal[
     "none", "float16", "bfloat16", "scaled_float16", "uniform_8bit", "quantile_8bit", "blockwise_8bit"
 ]
-MAX_PROCESSES = 1024
 Period = Annotated[int, Field(ge=1)]
 GroupSize = Annotated[int, Field(ge=2)]
 
@@ -46,15 +45,12 @@ def _resolve(path: Path, info: ValidationInfo) -> Path:
     return beside((info.context or {}).get("directory", Path.cwd()), str(path))
 
 
-LEAST_JOURNAL = 10_000_000  # bytes
-
-
 def _read_size(value: object) -> int:
     try:
         size = int(_SIZE.validate_python(value))
     except ValueError:
         raise ValueError(f"{str(value)[:40]!r} is no size; write for example 500 MB") from None
-    if size < LEAST_JOURNAL:
+    if size < 10_000_000:
         raise ValueError("a journal takes at least 10 MB")
     return size
 
@@ -358,7 +354,7 @@ class SiteSettings(Section):
     """Processes that train together behind one peer, on one machine or on several."""
 
     processes: int = own(
-        1, "how many processes are one peer; 1: no site (`--nproc` and torchrun say it too)", ge=1, le=MAX_PROCESSES
+        1, "how many processes are one peer; 1: no site (`--nproc` and torchrun say it too)", ge=1, le=1024
     )
     zero: bool = own(False, "each process keeps and steps its share of the optimizer's statistics, and no more")
     hierarchy: Mapping[Period, GroupSize] = own(

@@ -38,8 +38,7 @@ from swarmcli.training.sources import (
 from swarmcli.training.task import Batch
 from swarmcli.training.tokenizer import Tokenizer, Tokens
 
-BLOCK_TOKENS = 1 << 20  # of a block; but never fewer sequences than LEAST_BLOCK, if the recipe allows as many
-LEAST_BLOCK = 1024
+LEAST_BLOCK = 1024  # sequences
 
 LOCAL_BUILDERS = ("json", "parquet", "csv", "text", "arrow")  # formats of `datasets` that read files of this machine
 
@@ -276,7 +275,8 @@ def text_batches(
 ) -> TextStream:
     """One peer's endless stream of micro-batches, the same for the same seed. Raises DataError, and ValueError for a
     `position` of other data."""
-    block = min(recipe.local.shuffle_buffer_size, max(LEAST_BLOCK, BLOCK_TOKENS // recipe.sequence_len))
+    # A million tokens, but never fewer sequences than LEAST_BLOCK, if the recipe allows as many.
+    block = min(recipe.local.shuffle_buffer_size, max(LEAST_BLOCK, (1 << 20) // recipe.sequence_len))
     return TextStream(
         [_open_item(recipe, index) for index in range(len(recipe.datasets))],
         [dataset.weight for dataset in recipe.datasets],

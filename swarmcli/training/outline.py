@@ -48,7 +48,6 @@ class Shape(msgspec.Struct, frozen=True):
 # the processor and less than a gigabyte. On a busy computer they may be minutes by the clock.
 MOST_SECONDS, MOST_BYTES = 120.0, 3 << 30
 PATIENCE = 900.0  # seconds by the clock: one that computes nothing has to end as well
-POLL_SECONDS = 0.1
 ITS_WORK = "from swarmcli.training.outline import main; main()"
 # What is kept: the newest files, of at most so many bytes each. A layer takes about 1 KB, so no usual model is larger.
 MOST_FILES, MOST_FILE_BYTES = 32, 1 << 20
@@ -119,7 +118,7 @@ def _output_within_bounds(process: subprocess.Popen[bytes], recipe: Recipe) -> t
     source: bytes | None = msgspec.json.encode(recipe.source)
     while True:
         try:
-            return process.communicate(source, timeout=POLL_SECONDS)
+            return process.communicate(source, timeout=0.1)
         except subprocess.TimeoutExpired:
             source = None  # it has been given
         seconds, nbytes = _taken_by(process.pid)

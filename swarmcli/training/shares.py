@@ -42,7 +42,6 @@ class Chosen(msgspec.Struct, frozen=True):
     shards: bytes  # the manifest of its shards; empty: a single process wrote it
 
 
-READ_SECONDS = 3600.0  # that a rank waits for another, which reads and checks its part of a checkpoint
 NONE = Chosen("", "", "", b"")
 
 
@@ -102,7 +101,7 @@ def _choose(
 
 
 def _load(site: Site, home: Path, optimizer: ZeroRedundancyOptimizer, chosen: Chosen) -> None:
-    meet = partial(site.meet, READ_SECONDS)
+    meet = partial(site.meet, 3600.0)  # seconds: a rank waits for the others, which read and check their parts
     places = [Path(chosen.path), *([home / chosen.place] if chosen.place else [])]
     if chosen.shards:
         manifest = unseal(chosen.shards, Path(chosen.path, SHARDS, SHARDS_MANIFEST))

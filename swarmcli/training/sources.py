@@ -18,8 +18,6 @@ from swarmcli.errors import DataError
 logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 1 << 20  # what is read of a file at once, at most; a larger file is read in several pieces
-LEAST_SEGMENT_BYTES = 1 << 14
-SEGMENTS = 2048  # so many pieces at least, if they are not too small: peers with few would read the same ones
 
 # Streamed rows are shuffled a window at a time, since they cannot be read in any order. Two peers that begin at one
 # place share 1,000 / 16,384 = 6% of their first 1,000 rows if 16,384 fit; a smaller data set is drawn from as a whole.
@@ -169,7 +167,8 @@ class FileSource:
     def documents(self, seed: str, place: Place = ()) -> Iterator[Document]:
         """A place is the number of pieces read. See TextSource."""
         sizes = [_size_of(file) for file in self.files]
-        segment = min(SEGMENT_BYTES, max(LEAST_SEGMENT_BYTES, -(-sum(sizes) // SEGMENTS)))
+        # 2,048 pieces at least, if they are not too small: peers with few would read the same ones.
+        segment = min(SEGMENT_BYTES, max(1 << 14, -(-sum(sizes) // 2048)))
         pieces = [
             (n, start, min(segment, end - start) if end < sizes[n] else segment)
             for n, begin, end in self._stretches(sizes)
