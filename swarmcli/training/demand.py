@@ -21,7 +21,7 @@ from swarmcli.recipe import Recipe
 from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.training.device import Compute
 from swarmcli.training.freezing import frozen_bytes
-from swarmcli.training.memory import Need, memory_needs, sizes, statistics_of
+from swarmcli.training.memory import Need, averaged_numbers, memory_needs, sizes, statistics_of
 
 ASSUMED_PACE = 60.0  # seconds of an epoch, where nobody has told
 MOST_MEMBERS = 64  # of a group that is thought of: more change nothing in what each passes on
@@ -98,21 +98,8 @@ def passed_on(going: Going, role: Role, group_size: int | None) -> tuple[float, 
 
 def averaged_bytes(recipe: Recipe, outline: nn.Module) -> int:
     """What one peer brings into the average of an epoch, as it travels."""
-    trained = [parameter for parameter in outline.parameters() if parameter.requires_grad]
-    numbers = sum(parameter.numel() for parameter in trained)
+    numbers = averaged_numbers(recipe, outline)
     if recipe.local_updates.enabled:
-        return int(
-            numbers * (1 + len(recipe.averaging.average_opt_statistics)) * WIDTHS[recipe.compression.state_averaging]
-        )
-    method = recipe.gradient_averaging
-    if method.method != "plain":
-        numbers = sum(_thin(parameter, method.rank, method.min_compression_ratio) for parameter in trained)
+        copies = 1 + len(recipe.averaging.average_opt_statistics)
+        return int(numbers * copies * WIDTHS[recipe.compression.state_averaging])
     return int(numbers * WIDTHS[recipe.compression.gradients])
-
-
-def _thin(parameter: nn.Parameter, rank: int, least: float) -> int:
-    """Numbers of two thin matrices in place of a large one, where that saves enough (docs/powersgd.md)."""
-    rows = parameter.shape[0] if parameter.dim() > 1 else 1
-    columns = parameter.numel() // max(rows, 1)
-    thin = rank * (rows + columns)
-    return thin if parameter.dim() > 1 and 1 - thin / max(parameter.numel(), 1) >= least else parameter.numel()

@@ -148,20 +148,20 @@ def of_monitor(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Nee
 def of_auxiliary(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Need]:
     return [
         Need("Python and torch", PROGRAM_WITHOUT_MODEL),
-        Need("averages that it may have to compute alone", _averaged(recipe, outline)),
+        Need("averages that it may have to compute alone", 4 * averaged_numbers(recipe, outline)),
     ]
 
 
-def _averaged(recipe: Recipe, outline: nn.Module) -> int:
-    """Bytes of what a round averages."""
+def averaged_numbers(recipe: Recipe, outline: nn.Module) -> int:
+    """How many numbers (float32) of gradients or parameters a round averages: two thin matrices in place of a large
+    one, where that saves enough (docs/powersgd.md)."""
     method, trained = recipe.gradient_averaging, [p for p in outline.parameters() if p.requires_grad]
     if method.method == "plain" or recipe.local_updates.enabled:
-        return sum(each.nbytes for each in trained)
+        return sum(each.numel() for each in trained)
     rank = Rank(method.rank, method.min_compression_ratio)
-    thin = [(each, rank.matrix(each.shape)) for each in trained]
+    thin = [(each.numel(), rank.matrix(each.shape)) for each in trained]
     return sum(
-        each.nbytes if matrix is None else min(rank.averager_rank, *matrix) * sum(matrix) * each.itemsize
-        for each, matrix in thin
+        numbers if matrix is None else min(rank.averager_rank, *matrix) * sum(matrix) for numbers, matrix in thin
     )
 
 

@@ -40,6 +40,10 @@ def test_each_epoch_moves_at_most_twice_what_is_averaged() -> None:
 def test_thin_matrices_count_where_they_are_sent() -> None:
     thin = demand("gradient_averaging.method=powersgd", "gradient_averaging.rank=4")
     assert thin.sent == 2 * 4 * (4 * (100 + 200) + 200 + 4 * (200 + 10) + 10)
+    cube = nn.Module()  # the two extents with the smaller product are one, as where it is averaged
+    cube.weight = nn.Parameter(torch.empty(8, 16, 64, device="meta"))
+    thin = demand("gradient_averaging.method=powersgd", "gradient_averaging.rank=4", outline=cube)
+    assert thin.sent == 2 * 4 * 4 * (8 * 16 + 64)
 
 
 def test_an_hour_is_told_by_the_contacts_pace_or_by_a_guess() -> None:
