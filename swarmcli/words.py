@@ -1,10 +1,11 @@
-"""Words for people that others have written: names, reasons, refusals, errors that quote them. And how long something
-takes, in words."""
+"""Words for people that others have written: names, reasons, refusals, errors that quote them. And in words: names in a
+row, how much there is of something, how long it takes."""
 
 from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Sequence
 
 MAX_TEXT = 300  # characters in one line, unless its reader allows more
 
@@ -25,6 +26,18 @@ def printable(text: str, limit: int = MAX_TEXT) -> str:
     if not (line.isascii() and line.isprintable()):
         line = harmless("".join(" " if each in "\r\n\t" else each for each in line))
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """Names in a sentence: "Ada, Bob and Cem"; of more than `most` the others are counted: "Ada, Bob and 3 more"."""
+    if len(names) > most:
+        names = [*names[:most], f"{len(names) - most} more"]
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def some(names: Sequence[str], most: int = 4) -> str:
+    """The same in a list of facts, whose names stand apart by commas: "Ada, Bob, Cem", or "Ada, Bob and 3 more"."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def amount(nbytes: float, digits: int = 3) -> str:

@@ -8,7 +8,7 @@ from swarmcli.events import Event, Events, PeerDisconnected
 from swarmcli.network import Identity
 from swarmcli.network.wire.codec import decode
 from swarmcli.network.wire.messages import Failed, raised
-from swarmcli.words import harmless, printable
+from swarmcli.words import harmless, listed, printable, some
 
 EVIL = "\x1b[2J\x07safe\u202eevil\u2066\u200b\x9b31m"
 TAME = "[2Jsafeevil31m"
@@ -49,3 +49,10 @@ def test_an_error_that_quotes_a_message_is_plain() -> None:
     with pytest.raises(msgspec.DecodeError) as caught:
         decode(Tagged | Other, msgspec.msgpack.encode({"type": EVIL}))  # type: ignore[arg-type]
     assert str(caught.value).isprintable()
+
+
+def test_names_in_a_row() -> None:
+    names = ["Ada", "Bob", "Cem", "Dan", "Eve", "Fay"]
+    assert [listed(names[:count]) for count in (0, 1, 2, 4)] == ["", "Ada", "Ada and Bob", "Ada, Bob, Cem and Dan"]
+    assert listed(names) == some(names) == "Ada, Bob, Cem, Dan and 2 more"
+    assert (some(names[:1]), some(names[:3]), some(names, 2)) == ("Ada", "Ada, Bob, Cem", "Ada, Bob and 4 more")

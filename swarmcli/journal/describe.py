@@ -8,7 +8,7 @@ from typing import Literal
 
 from swarmcli import events as happened
 from swarmcli.network.token_bucket import TokenBucket
-from swarmcli.words import printable
+from swarmcli.words import printable, some
 
 # Peers decide how often they connect and get refused; the journal's size must not be theirs to decide.
 BURST = 60.0  # lines about connections at once
@@ -171,9 +171,8 @@ def _describe_round(event: happened.RoundFinished) -> Line | None:
         )
     if not event.left_out:
         return None
-    who = ", ".join(f"{short(peer)} ({reason})" for peer, reason in list(event.left_out.items())[:4])
-    more = f" and {len(event.left_out) - 4} more" if len(event.left_out) > 4 else ""
-    return Line("info", "left out", "", f"round{where} went on without {who}{more}")
+    who = some([f"{short(peer)} ({reason})" for peer, reason in event.left_out.items()])
+    return Line("info", "left out", "", f"round{where} went on without {who}")
 
 
 def _describe_download(event: happened.StateDownloaded) -> Line:
@@ -187,9 +186,8 @@ def _describe_drift(event: happened.DriftMeasured) -> Line | None:
     """Peers that agree within the tolerance are no news."""
     far = f"{max(event.distances.values(), default=event.distance):.1e}"
     if event.strays:
-        who = ", ".join(map(short, event.strays[:4]))
-        more = f" and {len(event.strays) - 4} more" if len(event.strays) > 4 else ""
-        text = f"the parameters of {who}{more} have drifted away ({far}): downloading the state repairs them"
+        who = some([short(peer) for peer in event.strays])
+        text = f"the parameters of {who} have drifted away ({far}): downloading the state repairs them"
         return Line("warning", "drift", event.strays[0], text)
     if event.averages:
         return Line("info", "drift", "", f"parameters differ by up to {far} at epoch {event.epoch}: averaging them")

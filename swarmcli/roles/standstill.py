@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator_web.values import Health, PeerStatus
-from swarmcli.words import roughly
+from swarmcli.words import listed, roughly
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,7 @@ def computes(peer: PeerStatus) -> bool:
 
 def _named(peers: Sequence[PeerStatus]) -> str:
     """For example "Ada (does not answer) and Bob (is behind)"."""
-    named = [f"{_name(peer)} ({WHY.get(peer.health, 'has computed nothing yet')})" for peer in peers]
-    if len(named) > MOST_NAMED:
-        named = [*named[:MOST_NAMED], f"{len(named) - MOST_NAMED} more"]
-    return " and ".join(filter(None, [", ".join(named[:-1]), named[-1]]))
+    return listed([f"{_name(peer)} ({WHY.get(peer.health, 'has computed nothing yet')})" for peer in peers])
 
 
 def _name(peer: PeerStatus) -> str:
@@ -102,4 +99,3 @@ WHY: Mapping[Health, str] = {
     "paused": "pauses",
 }
 HOLD_UP = ("not answering", "catching up", "behind")  # an epoch, while others compute
-MOST_NAMED = 4

@@ -19,7 +19,7 @@ from swarmcli.recipe.link import command_of, reach_in_words
 from swarmcli.roles.epoch_history import EpochHistory
 from swarmcli.roles.peer import access_in_words
 from swarmcli.roles.standstill import Standstill, computes, deserted, stands
-from swarmcli.words import amount, roughly
+from swarmcli.words import amount, listed, roughly
 
 if TYPE_CHECKING:
     from swarmcli.optim import Optimizer, PeerReport
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from swarmcli.roles.peer import RunPeer
 
 
-MOST_NAMED = 4  # peers in an alarm
 GOES_ON = ("training", "averaging", "following")  # states in which it can be told when the epoch ends
 
 Expected = Mapping[PeerID, tuple[float, float]]  # what each peer should have by now: samples, and its rate
@@ -319,10 +318,7 @@ def alarm(optimizer: Optimizer) -> str:
 
 def _named(reports: Sequence[PeerReport], *, epoch: bool = True) -> str:
     """For example "Ada, Bob and Cem (epoch 12)"."""
-    names = [report.name or report.role for report in reports]
-    if len(names) > MOST_NAMED:
-        names = [*names[:MOST_NAMED], f"{len(names) - MOST_NAMED} more"]
-    named = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    named = listed([report.name or report.role for report in reports])
     return f"{named} (epoch {max(report.epoch for report in reports)})" if epoch else named
 
 
