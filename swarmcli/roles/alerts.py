@@ -18,34 +18,40 @@ from dataclasses import dataclass, field
 from coordinator_web.values import Alert, AlertKind, PeerStatus, RunStatus
 from swarmcli.roles.standstill import computes
 
-LONGEST_GAP = 15.0  # seconds between two looks that count: this computer may have slept meanwhile
-LENGTHS = 10  # of the last epochs, by which is judged how long one takes
 
-STANDS = 60.0  # seconds for which the screens have said that the run stands: a pager is for what stays so
-DESERTED = 600.0  # seconds for which nobody computes before that is told …
-ALL_PAUSED = 3600.0  # … and while somebody pauses who has computed lately: its user may be back from lunch
-SLOW_EPOCHS = 20.0  # an epoch that is longer than so many usual ones …
-SLOW_LEAST = 3600.0  # … and so many seconds is told whoever says that it computes
+@dataclass(frozen=True, slots=True)
+class AlertOptions:
+    """When an alert begins, and when it ends. Durations are seconds."""
 
-DONORLESS = 60.0  # seconds; a goodbye and the next peer's first report may lie so far apart
-DONOR_BACK = 30.0
+    longest_gap: float = 15.0  # between two looks that count: this computer may have slept meanwhile
+    lengths: int = 10  # of the last epochs, by which is judged how long one takes
 
-SMOOTHED = 5  # epochs whose median is looked at
-RISEN_FOR = 10  # epochs
-FALLEN_FOR = 5
-NOT_A_NUMBER_FOR = 3
-RISEN_OF_PROGRESS = 0.5  # of what had been learned since the first epochs that were seen
-RISEN_OF_LOSS = 0.2  # of the least loss
-RISEN_OF_NOISE = 6.0  # times the usual difference between two epochs
+    stands: float = 60.0  # for which the screens have said that the run stands: a pager is for what stays so
+    deserted: float = 600.0  # for which nobody computes before that is told …
+    all_paused: float = 3600.0  # … and while somebody pauses who has computed lately: its user may be back from lunch
+    slow_epochs: float = 20.0  # an epoch that is longer than so many usual ones …
+    slow_least: float = 3600.0  # … and so long is told whoever says that it computes
+
+    donorless: float = 60.0  # a goodbye and the next peer's first report may lie so far apart
+    donor_back: float = 30.0
+
+    smoothed: int = 5  # epochs whose median loss is looked at
+    risen_for: int = 10  # epochs in a row, like the two below
+    fallen_for: int = 5
+    not_a_number_for: int = 3
+    risen_of_progress: float = 0.5  # of what had been learned since the first epochs that were seen
+    risen_of_loss: float = 0.2  # of the least loss
+    risen_of_noise: float = 6.0  # times the usual difference between two epochs
 
 
 class Alerts:
     """Keeps which alerts stand. Used by one thread."""
 
-    def __init__(self) -> None:
-        self._overdue = _Overdue()
-        self._donors = _Donors()
-        self._loss = _Loss()
+    def __init__(self, options: AlertOptions = AlertOptions()) -> None:
+        self._longest_gap = options.longest_gap
+        self._overdue = _Overdue(options)
+        self._donors = _Donors(options)
+        self._loss = _Loss(options)
         self._standing: dict[AlertKind, Alert] = {}
         self._looked: float | None = None
 
@@ -53,7 +59,7 @@ class Alerts:
         """Alerts that begin with this look, and those that end with it. `status.now` tells the time."""
         seconds = 0.0 if self._looked is None else status.now - self._looked
         self._looked = status.now
-        seconds = seconds if 0.0 <= seconds <= LONGEST_GAP else 0.0
+        seconds = seconds if 0.0 <= seconds <= self._longest_gap else 0.0
         told: dict[AlertKind, str] = {
             "stalled": self._overdue.look(status, seconds),
             "no donor": self._donors.look(status, seconds),
@@ -79,11 +85,12 @@ class Alerts:
 class _Overdue:
     """Time adds up only while the run stands, or nobody computes: a long epoch is none that stalls."""
 
+    options: AlertOptions
     epoch: int = -1
     since: float = 0.0  # seconds of this epoch
     overdue: float = 0.0
     deserted: float = 0.0
-    lengths: deque[float] = field(default_factory=lambda: deque(maxlen=LENGTHS))
+    lengths: list[float] = field(default_factory=list)  # seconds of the last epochs
     computed: set[str] = field(default_factory=set)  # who did, in the last epoch in which anybody did
     computed_in: int = -1
     pausing: int = 0  # how many trainers say that they pause
@@ -94,7 +101,7 @@ class _Overdue:
             return ""
         if status.epoch != self.epoch:
             if 0 <= self.epoch == status.epoch - 1:
-                self.lengths.append(self.since)
+                self.lengths = [*self.lengths, self.since][-self.options.lengths :]
             self.epoch, self.since, self.overdue, self.deserted = status.epoch, 0.0, 0.0, 0.0
             return ""
         trainers = [peer for peer in status.peers if peer.role == "trainer" and peer.health not in ("left", "lost")]
@@ -110,9 +117,10 @@ class _Overdue:
             self.overdue = self.overdue + seconds if status.state == "standing" else 0.0
         elif self.computed:  # otherwise nobody has begun yet
             self.deserted += seconds
-        if self.overdue >= STANDS:
+        if self.overdue >= self.options.stands:
             return status.waits
-        return self._text(DESERTED if self.computed.isdisjoint(peer.peer_id for peer in paused) else ALL_PAUSED)
+        gone = self.computed.isdisjoint(peer.peer_id for peer in paused)
+        return self._text(self.options.deserted if gone else self.options.all_paused)
 
     def _note(self, computing: Sequence[PeerStatus]) -> None:
         if self.computed_in != self.epoch:
@@ -127,7 +135,7 @@ class _Overdue:
         if self.deserted >= patience:
             says = "trainer says that it pauses" if self.pausing == 1 else "trainers say that they pause"
             return f"Nobody computes any more: in epoch {self.epoch} {self.pausing} {says}, and no other is there."
-        if usual is not None and self.since >= max(SLOW_LEAST, SLOW_EPOCHS * usual):
+        if usual is not None and self.since >= max(self.options.slow_least, self.options.slow_epochs * usual):
             return f"Epoch {self.epoch} has lasted {self.since / 3600:.1f} hours, far longer than the ones before."
         return ""
 
@@ -138,6 +146,7 @@ def _holds_state(peer: PeerStatus) -> bool:
 
 @dataclass(slots=True)
 class _Donors:
+    options: AlertOptions
     had: bool = False
     without: float = 0.0
     back: float = 0.0
@@ -149,8 +158,8 @@ class _Donors:
         there = there and status.state != "stranded"
         self.had = self.had or there
         self.without, self.back = (0.0, self.back + seconds) if there else (self.without + seconds, 0.0)
-        lost = (self.had or status.state == "stranded") and self.without >= DONORLESS
-        self.told = lost or (self.told and self.back < DONOR_BACK)
+        lost = (self.had or status.state == "stranded") and self.without >= self.options.donorless
+        self.told = lost or (self.told and self.back < self.options.donor_back)
         if not self.told or status.state == "finished":
             return ""
         return (
@@ -161,9 +170,10 @@ class _Donors:
 class _Loss:
     """Looks at the median of a few epochs, so that a single bad one is no news."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: AlertOptions) -> None:
+        self._options = options
         self._epoch = -1
-        self._recent: deque[float] = deque(maxlen=SMOOTHED)
+        self._recent: deque[float] = deque(maxlen=options.smoothed)
         self._steps: deque[float] = deque(maxlen=60)
         self._first: float | None = None
         self._best = math.inf
@@ -187,29 +197,29 @@ class _Loss:
     def _add(self, loss: float) -> None:
         if not math.isfinite(loss):
             self._odd += 1
-            if self._odd >= NOT_A_NUMBER_FOR:
+            if self._odd >= self._options.not_a_number_for:
                 self._told = "The loss is no number any more."
             return
         self._odd = 0
         if self._recent:
             self._steps.append(abs(loss - self._recent[-1]))
         self._recent.append(loss)
-        if len(self._recent) == SMOOTHED:
+        if len(self._recent) == self._options.smoothed:
             self._judge(statistics.median(self._recent))
 
     def _judge(self, now: float) -> None:
         if self._first is None:
             self._first = now
         self._best = min(self._best, now)
-        learned = self._first - self._best
+        options, learned = self._options, self._first - self._best
         rise = max(
-            RISEN_OF_PROGRESS * learned,
-            RISEN_OF_LOSS * abs(self._best),
-            RISEN_OF_NOISE * statistics.median(self._steps),
+            options.risen_of_progress * learned,
+            options.risen_of_loss * abs(self._best),
+            options.risen_of_noise * statistics.median(self._steps),
         )
         self._risen = self._risen + 1 if now > self._best + rise else 0
         self._fallen = self._fallen + 1 if now < self._best + rise / 2 else 0
-        if self._risen >= RISEN_FOR:
+        if self._risen >= options.risen_for:
             self._told = f"The loss has risen from {self._best:.3g} to {now:.3g} and stays there."
-        elif self._fallen >= FALLEN_FOR:
+        elif self._fallen >= options.fallen_for:
             self._told = ""

@@ -11,9 +11,10 @@ import pytest
 
 from coordinator_web.values import Alert, PeerStatus, RunStatus
 from swarmcli.events import Event, Events, Noticed, RunObserved
-from swarmcli.roles.alerts import ALL_PAUSED, DESERTED, DONORLESS, SLOW_LEAST, STANDS, Alerts
+from swarmcli.roles.alerts import AlertOptions, Alerts
 from swarmcli.roles.observer import Observer
 
+USUAL = AlertOptions()
 STEP = 4.0
 TRAINER = PeerStatus(peer_id="a", role="trainer", epoch=0)
 MONITOR = PeerStatus(peer_id="m", role="monitor", epoch=0, me=True)
@@ -66,32 +67,32 @@ def test_nothing_is_said_of_a_healthy_run(seed: int) -> None:
             run.change(now=run.status.now + 8 * 3600.0)
         if number % 90 == 30:
             run.change(peers=(MONITOR, replace(TRAINER, health="paused")), samples_per_second=0.0)
-            run.play(2 * DESERTED)
+            run.play(2 * USUAL.deserted)
             run.change(samples_per_second=10.0)
     assert run.told == []
 
 
 def test_a_run_that_waits_for_its_first_trainer_or_has_finished_does_not_stall() -> None:
     run = Run(MONITOR)
-    run.play(3 * DESERTED)
+    run.play(3 * USUAL.deserted)
     run.change(state="finished", peers=(MONITOR, replace(TRAINER, health="left")))
-    run.play(3 * DESERTED)
+    run.play(3 * USUAL.deserted)
     assert run.told == []
 
 
 def test_a_run_of_which_the_screens_say_that_it_stands_is_told_after_a_minute_once_until_an_epoch_ends() -> None:
     run = Run()
     run.epochs(*[2.0] * 12)
-    run.play(10 * STANDS)  # long, and the screens do not say that it should be over
+    run.play(10 * USUAL.stands)  # long, and the screens do not say that it should be over
     assert run.told == []
     run.change(state="standing", waits="The run stands: epoch 13 …", samples_per_second=0.0)
-    run.play(STANDS - STEP)
+    run.play(USUAL.stands - STEP)
     run.change(state="training", waits="")
     run.play(STEP)
     run.change(state="standing", waits="The run stands: epoch 13 …")
-    run.play(STANDS - STEP)
+    run.play(USUAL.stands - STEP)
     assert run.told == [], "it had gone on"
-    run.play(10 * STANDS)
+    run.play(10 * USUAL.stands)
     assert run.told == ["+stalled"] and run.begun[0].text == "The run stands: epoch 13 …"
     assert [alert.kind for alert in run.alerts.standing] == ["stalled"]
     run.change(state="training", waits="")
@@ -103,7 +104,7 @@ def test_a_trainer_that_follows_holds_the_state_and_computes_nothing() -> None:
     run = Run()
     run.epochs(*[2.0] * 3)
     run.change(peers=(replace(MONITOR, role="auxiliary"), replace(TRAINER, health="follows")), samples_per_second=0.0)
-    run.play(DESERTED + 2 * STEP)
+    run.play(USUAL.deserted + 2 * STEP)
     assert run.told == ["+stalled"] and "Nobody computes" in run.begun[0].text
 
 
@@ -111,7 +112,7 @@ def test_the_last_trainer_that_goes_is_missed_after_a_while() -> None:
     run = Run()
     run.epochs(*[2.0] * 3)
     run.change(peers=(MONITOR, replace(TRAINER, health="left")), samples_per_second=0.0)
-    run.play(DESERTED - STEP)
+    run.play(USUAL.deserted - STEP)
     assert run.told == []
     run.play(2 * STEP)
     assert run.told == ["+stalled"] and "Nobody computes" in run.begun[0].text
@@ -124,7 +125,7 @@ def test_a_trainer_that_pauses_puts_the_alert_off_and_does_not_silence_it() -> N
     run = Run()
     run.epochs(*[2.0] * 3)
     run.change(peers=(MONITOR, replace(TRAINER, health="paused")), samples_per_second=0.0)
-    run.play(ALL_PAUSED - STEP)
+    run.play(USUAL.all_paused - STEP)
     assert run.told == []
     run.play(2 * STEP)
     assert run.told == ["+stalled"] and "1 trainer says that it pauses" in run.begun[0].text
@@ -138,7 +139,7 @@ def test_a_stranger_that_pauses_and_never_computed_does_not_even_put_the_alert_o
     run.epochs(*[2.0] * 3)
     stranger = replace(TRAINER, peer_id="stranger", health="paused")
     run.change(peers=(MONITOR, stranger, replace(stranger, peer_id="other")), samples_per_second=0.0)
-    run.play(DESERTED + STEP)
+    run.play(USUAL.deserted + STEP)
     assert run.told == ["+stalled"] and "2 trainers say that they pause" in run.begun[0].text
 
 
@@ -148,7 +149,7 @@ def test_a_stranger_that_says_that_it_computes_does_not_hide_a_run_that_stands_s
     run = Run()
     run.epochs(*[2.0] * 5)
     run.change(samples_per_second=0.001)
-    for _ in range(int(SLOW_LEAST / 300.0)):
+    for _ in range(int(USUAL.slow_least / 300.0)):
         assert run.told == []
         run.change(peers=(MONITOR, TRAINER))
         run.play(300.0 if always else STEP)
@@ -163,7 +164,7 @@ def test_who_trains_alone_is_not_told_that_it_pauses() -> None:
     run = Run(me)
     run.epochs(*[2.0] * 3)
     run.change(peers=(replace(me, health="paused"),), samples_per_second=0.0)
-    run.play(3 * ALL_PAUSED)
+    run.play(3 * USUAL.all_paused)
     assert run.told == []
 
 
@@ -171,7 +172,7 @@ def test_time_in_which_nobody_looked_counts_for_nothing() -> None:
     run = Run()
     run.epochs(2.0)
     run.change(peers=(MONITOR,), samples_per_second=0.0)
-    run.play(10 * DESERTED, step=DESERTED)
+    run.play(10 * USUAL.deserted, step=USUAL.deserted)
     assert run.told == []
 
 
@@ -180,18 +181,18 @@ def test_the_last_donor_that_is_lost_is_told_and_flicker_is_not() -> None:
     run.play(100.0)
     for _ in range(20):  # it comes and goes
         run.change(peers=(HELPER,))
-        run.play(DONORLESS / 2)
+        run.play(USUAL.donorless / 2)
         run.change(peers=(HELPER, TRAINER))
         run.play(STEP)
     assert run.told == []
     run.change(peers=(HELPER,))
-    run.play(DONORLESS)
+    run.play(USUAL.donorless)
     assert run.told == ["+no donor"]
     for _ in range(5):
         run.change(peers=(HELPER, TRAINER))
         run.play(STEP)
         run.change(peers=(HELPER,))
-        run.play(DONORLESS)
+        run.play(USUAL.donorless)
     assert run.told == ["+no donor"]
     run.change(peers=(HELPER, TRAINER))
     run.play(60.0)
@@ -225,7 +226,7 @@ def test_an_observer_tells_the_journal_people_and_pages() -> None:
     events.subscribe(heard.append)
     observer = Observer(lambda: run.status, events)
     run.change(losses=(3.0, 2.0))
-    for step in range(2 + int(DESERTED / STEP)):
+    for step in range(2 + int(USUAL.deserted / STEP)):
         run.change(now=step * STEP, peers=(MONITOR, TRAINER) if step < 2 else (MONITOR,), epoch=7)
         observer.observe()
     assert [alert.kind for alert in observer.alerts()] == ["stalled"]
