@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -123,7 +122,7 @@ def _files_of(recipe: Recipe, text: str) -> dict[str, str]:
     directory = recipe.locate(text)
     try:
         files = {path for pattern in _TOKENIZER_FILES for path in directory.glob(pattern) if path.is_file()}
-        digests = {path.name: _digest(path) for path in sorted(files)}
+        digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
     except OSError as error:
         raise RecipeError(f"{recipe.origin('tokenizer')}: {directory} cannot be read: {error.strerror}") from error
     if not digests:
@@ -132,8 +131,3 @@ def _files_of(recipe: Recipe, text: str) -> dict[str, str]:
             "save one there with save_pretrained, or write `tokenizer: bytes`"
         )
     return digests
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
