@@ -21,7 +21,6 @@ from swarmcli.roles.statements import BOOK_SECONDS, Attestation, Page, entries_o
 if TYPE_CHECKING:
     from swarmcli.roles.invitations import Visitor
 
-
 T = TypeVar("T")
 
 

@@ -57,6 +57,11 @@ from swarmcli.roles.processors import sharing_processors
 from swarmcli.roles.revocations import Revocations
 from swarmcli.training.pace import Pace
 
+logger = logging.getLogger(__name__)
+
+MOST_HOMES = 8  # on this computer, that are looked into
+CONTACT_SECONDS = 30.0  # how long first contacts are tried again before a newcomer gives up
+
 
 @dataclass(slots=True)
 class Summary:
@@ -124,12 +129,6 @@ def access_in_words(recipe: Recipe) -> str:
     return (
         "This run is closed: whoever joins needs an invitation, which its owner puts into a link with `swarm invite`."
     )
-
-
-logger = logging.getLogger(__name__)
-
-MOST_HOMES = 8  # on this computer, that are looked into
-CONTACT_SECONDS = 30.0  # how long first contacts are tried again before a newcomer gives up
 
 
 class RunPeer:
