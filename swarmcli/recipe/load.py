@@ -15,16 +15,11 @@ from swarmcli.recipe.problems import recipe_error
 from swarmcli.recipe.schema import Recipe
 
 
-def apply_overrides(root: Entry, overrides: Sequence[str]) -> None:
-    """Writes each `a.b=value` into the tree, in order; missing sections on the way are made.
+def _apply(root: Entry, override: str) -> None:
+    """Writes `a.b=value` into the tree; missing sections on the way are made.
 
     List items are named by position: `datasets.0.glob=*.md`; the position behind the last one appends.
     """
-    for override in overrides:
-        _apply(root, override)
-
-
-def _apply(root: Entry, override: str) -> None:
     origin = f"--set {override}"
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
@@ -96,7 +91,8 @@ def parse_recipe(
 ) -> Recipe:
     """The same for a text; relative paths begin in `directory` (default: where the process was started)."""
     root = parse_document(text, name)
-    apply_overrides(root, overrides)
+    for override in overrides:
+        _apply(root, override)
     home = Path(directory or Path.cwd())
     try:
         recipe = Recipe.model_validate(plain(root, Recipe), context={"directory": home})

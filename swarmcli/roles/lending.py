@@ -84,20 +84,17 @@ def room_for(limits: LimitStore, recipe: Recipe, home: Path) -> float:
 
 
 def files_of(recipe: Recipe, home: Path) -> list[Path]:
-    """What counts towards the limit: the peer's own directory, and where datasets of the Hub are kept."""
-    return [home, *caches_of(recipe)]
-
-
-def caches_of(recipe: Recipe) -> list[Path]:
-    """Where the library `datasets` keeps what it downloads for this recipe, by its own variables."""
+    """What counts towards the limit: the peer's own directory, and where the library `datasets` keeps what it downloads
+    for this recipe, by its own variables."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
     base = Path(os.environ.get("HF_HOME", cache / "huggingface"))
     prepared = Path(os.environ.get("HF_DATASETS_CACHE", base / "datasets")).expanduser()
     downloaded = Path(os.environ.get("HF_HUB_CACHE", base / "hub")).expanduser()
     read = [*recipe.datasets, recipe.evaluation.dataset]
     names = [each.path for each in read if isinstance(each, HuggingFaceDataset) and "/" in each.path]
-    return [
+    caches = (
         place
         for name in dict.fromkeys(names)
         for place in (prepared / name.replace("/", "___"), downloaded / f"datasets--{name.replace('/', '--')}")
-    ]
+    )
+    return [home, *caches]

@@ -45,10 +45,6 @@ class Taken(msgspec.Struct, frozen=True):
     known: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=MOST_TOLD)] = ()
 
 
-def key_of(run_id: str) -> str:
-    return f"{run_id}_revoked"
-
-
 class Revocations:
     """Tells and learns revocations, on one node, until `close`."""
 
@@ -56,7 +52,7 @@ class Revocations:
         self._node = node
         self._endpoint = node.endpoint
         self._membership = membership
-        self._key = key_of(run_id)
+        self._key = f"{run_id}_revoked"
         self._follower = node.follow(self._key, only_bytes=True)
         self._subkey = node.own_subkey()
         self._read: dict[Subkey, object] = {}  # records as they were at the last look
