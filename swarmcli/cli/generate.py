@@ -61,7 +61,9 @@ def generate(
 
     def show(text: str) -> None:
         # What a model has learned to write may steer a terminal. A pipe gets it as it is.
-        sys.stdout.write("".join(map(_shown, text)) if sys.stdout.isatty() else text)
+        if sys.stdout.isatty():
+            text = "".join(each if each == "\n" else harmless(each) for each in text)
+        sys.stdout.write(text)
         sys.stdout.flush()
 
     if not as_json:
@@ -71,10 +73,6 @@ def generate(
         typer.echo(json.dumps({"checkpoint": str(path), "prompt": wish.prompt, "text": text, "tokens": count}))
     else:
         typer.echo()
-
-
-def _shown(character: str) -> str:
-    return character if character == "\n" else harmless(character)
 
 
 def chosen(word: str) -> Path:

@@ -79,7 +79,8 @@ def init(
 
     swarm init my-run.yaml --template medium --data ./texts --invite
     """
-    file = _file_of(place)
+    path = Path(place)
+    file = path if path.suffix in SUFFIXES and not path.is_dir() else path / RECIPE
     if file.exists():
         raise UsageError(f"{file} is there already; name another directory or file, or remove it")
     asks = not yes and sys.stdin.isatty()
@@ -100,11 +101,6 @@ def init(
     out.print(f"swarm monitor {shown}", soft_wrap=True)
     if key:
         err.print(f"and while that runs, make a link for each person: swarm invite {shown}", soft_wrap=True)
-
-
-def _file_of(place: str) -> Path:
-    path = Path(place)
-    return path if path.suffix in SUFFIXES and not path.is_dir() else path / RECIPE
 
 
 def _ask(

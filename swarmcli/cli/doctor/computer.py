@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarmcli import __version__
 from swarmcli.cli.doctor.finding import Context, Finding, of_error
 from swarmcli.errors import RecipeError, SwarmError
 
@@ -48,13 +49,7 @@ def check_python(context: Context) -> Iterator[Finding]:
     if wrong:
         yield Finding("Python", "FAIL", ", ".join(wrong), f"{sys.executable} -m pip install {' '.join(fitting)}")
     else:
-        yield Finding("Python", "OK", f"{sys.version.split()[0]} with all packages, swarm {_version()}")
-
-
-def _version() -> str:
-    import swarmcli
-
-    return swarmcli.__version__
+        yield Finding("Python", "OK", f"{sys.version.split()[0]} with all packages, swarm {__version__}")
 
 
 def check_torch(context: Context) -> Iterator[Finding]:
