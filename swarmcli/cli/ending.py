@@ -34,7 +34,7 @@ class ExitCode(IntEnum):
     NO_CONTACT = 3  # no first contact could be reached
     REFUSED = 4  # the run refused this peer
     START_AGAIN = 75  # of a process of a site, for its launcher: the site broke, and may live on when started anew
-    INTERRUPTED = 130  # Ctrl-C
+    INTERRUPTED = 130  # what a shell shows for a command that Ctrl-C ended
 
 
 def exit_code(error: BaseException) -> ExitCode:
@@ -93,7 +93,6 @@ def _is_private(address: str) -> bool:
 INTERRUPTS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGBREAK") if hasattr(signal, name))
 HANGUP = getattr(signal, "SIGHUP", None)  # the terminal's window was closed, or the line to it broke
 SIGNALS = (*INTERRUPTS, signal.SIGTERM)
-INTERRUPTED = 130  # what a shell shows for a command that Ctrl-C ended
 
 
 @contextmanager
@@ -116,7 +115,7 @@ def stop_on_signals(
             if askers:
                 return
         if len(askers) == 2:
-            end_process(INTERRUPTED)
+            end_process(ExitCode.INTERRUPTED)
             return
         # Whoever is asked takes locks, and the interrupted main thread may hold one of them: asked from a thread.
         wish = (signal.Signals(number), bool(askers))

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from swarmcli.cli.console import clock, epoch_line, event_line, out, round_line
+from swarmcli.cli.ending import ExitCode
 from swarmcli.cli.journals import Which, journal_of
 from swarmcli.cli.log_tables import print_summary, print_table
 from swarmcli.errors import JournalError, UsageError
@@ -144,10 +145,6 @@ def _print_json(console: Console, table: str, values: Mapping[str, Any]) -> None
     console.file.flush()
 
 
-USAGE = 2  # the exit code for a journal that is not there or cannot be read
-INTERRUPTED = 130
-
-
 def log(
     which: Which = None,
     epochs: Annotated[bool, typer.Option("--epochs", help="List the epochs.")] = False,
@@ -174,6 +171,6 @@ def log(
         show(which, selection, follow=follow)
     except (JournalError, UsageError) as error:
         typer.echo(f"swarm log: {error}", err=True)
-        raise typer.Exit(USAGE) from error
+        raise typer.Exit(ExitCode.USAGE) from error
     except KeyboardInterrupt as interrupt:
-        raise typer.Exit(INTERRUPTED if not follow else 0) from interrupt
+        raise typer.Exit(ExitCode.DONE if follow else ExitCode.INTERRUPTED) from interrupt
