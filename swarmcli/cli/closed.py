@@ -32,10 +32,8 @@ RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="The recipe fi
 KeyFile = Annotated[
     Path | None, typer.Option("--run-key", help="The run key. Default: <run id>.run-key beside the recipe.")
 ]
-DAYS = 30.0
 MAX_DAYS = 3650.0
 ASKED_SECONDS = 12.0  # for a peer of this user, which asks the monitors when it is asked for the first time
-LOOK_SECONDS = 0.5
 
 
 def invite(
@@ -45,7 +43,7 @@ def invite(
         str | None,
         typer.Option("--for", metavar="PEER", help="For this peer id alone. Default: for whoever takes it up first."),
     ] = None,
-    days: Annotated[float, typer.Option(help="For how long it holds.")] = DAYS,
+    days: Annotated[float, typer.Option(help="For how long it holds.")] = 30.0,
     note: Annotated[str, typer.Option(help="For your own list, and to revoke it by.")] = "",
     link: Annotated[
         str | None, typer.Option(help="A link of the run. Default: that of its peer on this computer.")
@@ -244,7 +242,7 @@ def _told_here(run_id: str) -> _ToldHere | None:
         return None
     deadline = time.monotonic() + ASKED_SECONDS
     while not (found := client.get(own, "contributions")) and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(0.5)
     return _ToldHere([Contribution(**each) for each in found], client.get(own, "state")["me"]["rests_on"])
 
 

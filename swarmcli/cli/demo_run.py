@@ -20,7 +20,6 @@ from swarmcli.errors import JournalError, SwarmError
 from swarmcli.events import EpochAdvanced, RoundFinished
 from swarmcli.journal import JOURNAL_NAME, JournalReader
 
-POLL_SECONDS = 0.2
 CONTRIBUTED_EPOCHS = 3  # of the newcomer, before somebody is killed
 ACTORS = ("monitor", "trainer-1", "trainer-2", "auxiliary", "trainer-3")
 LEARNED = 0.8  # the loss has clearly fallen when it is below this part of the first
@@ -207,7 +206,7 @@ class DemoRun:
             self._look_after_actors()
             if time.monotonic() > self._deadline:
                 raise SwarmError(f"the demo waited for {what} and gave up after {self._limit_seconds:.0f} s in all")
-            time.sleep(POLL_SECONDS)
+            time.sleep(0.2)
 
     def _look_after_actors(self) -> None:
         for name, child in self._actors.items():

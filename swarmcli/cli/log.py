@@ -23,7 +23,6 @@ from swarmcli.events import EpochAdvanced, Event, RoundFinished
 from swarmcli.journal import JournalReader, Line, RunRecord
 
 FOLLOWED = ("epochs", "rounds", "events")  # what is added row by row; a peer's row changes in place
-POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ def followed(
             fresh += added
         yield from sorted(fresh, key=lambda record: record.time)
         limit = None
-        wait(POLL_SECONDS)
+        wait(0.5)  # seconds
 
 
 def _print_list(console: Console, name: str, records: list[Any], as_json: bool) -> None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from swarmcli.roles.collaboration import Resume
 
 DEFAULT_PORT = 31330
-DEFAULT_WEB_PORT = 8080
 
 Overrides = Annotated[
     list[str],
@@ -246,7 +245,7 @@ class JoinOptions(PagedOptions):
 class MonitorOptions(PagedOptions):
     web: Annotated[
         int, typer.Option(metavar="PORT", parser=_port_of_dashboard, help="Of the dashboard; 0: any free one.")
-    ] = DEFAULT_WEB_PORT
+    ] = 8080
     leave_when_done: Annotated[
         bool, typer.Option("--leave-when-done", help="Leave when the run has finished, instead of at Ctrl-C.")
     ] = False
