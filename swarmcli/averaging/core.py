@@ -328,7 +328,10 @@ class AveragerCore:
                     raise
                 logger.debug("round of %s failed and is tried again: %s", self.config.prefix, error)
                 if isinstance(error, RoundFailed):
-                    self._finder.miss(list(map(PeerID, error.suspects)))
+                    suspects = list(map(PeerID, error.suspects))
+                    self._finder.miss(suspects)
+                    if len(suspects) <= 2:  # more are doubted for what they did to this peer alone: a liar may name all
+                        self.doubts.spare(suspects)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -407,8 +410,12 @@ class AveragerCore:
         loop = asyncio.get_running_loop()
         began, withheld, experience = loop.time(), set[PeerID](), self._finder.experience
         try:
-            with self._finder.link.watching():
-                result = await round_.run()
+            try:
+                with self._finder.link.watching():
+                    result = await round_.run()
+            except RoundFailed:
+                self.doubts.spare(round_.lessons.failed)
+                raise
             self.doubts.spare(result.failed)
             known = bool(result.weights) or not self.config.auxiliary  # one that reduced nothing cannot tell
             if request.weighs and known and request.target is not None:
@@ -436,7 +443,6 @@ class AveragerCore:
         doubts = dict.fromkeys(withheld, "it claimed samples and handed in less than half")
         if not self._service.has_split(round_.group.leader):  # of whom it kept apart nobody knows what held him up
             doubts |= lessons.doubted
-            self.doubts.spare(lessons.failed)
         for peer, reason in doubts.items():
             if preformed and peer in lessons.sending and peer not in withheld:
                 continue  # how slowly it sends decides about its seat as a sender, see `seats.py`
