@@ -414,7 +414,11 @@ class AveragerCore:
                 with self._finder.link.watching():
                     result = await round_.run()
             except RoundFailed:
-                self.doubts.spare(round_.lessons.failed)
+                shares = zip(round_.group.members, round_.group.part_shares, strict=True)
+                reducers = {member.peer_id for member, share in shares if share > 0}
+                failed = (round_.lessons.failed & reducers) - {self.node.peer_id}
+                if 2 * len(failed) < len(reducers):  # otherwise it may be this member's own link that fails
+                    self.doubts.spare(failed)
                 raise
             self.doubts.spare(result.failed)
             known = bool(result.weights) or not self.config.auxiliary  # one that reduced nothing cannot tell
@@ -441,7 +445,7 @@ class AveragerCore:
         self._finder.sightings.note_sending(now, lessons.sending, round_.group.bids)
         withheld -= {self.node.peer_id}
         doubts = dict.fromkeys(withheld, "it claimed samples and handed in less than half")
-        if not self._service.has_split(round_.group.leader):  # of whom it kept apart nobody knows what held him up
+        if not self._service.has_split(round_.group):  # of whom it kept apart nobody knows what held him up
             doubts |= lessons.doubted
         for peer, reason in doubts.items():
             if preformed and peer in lessons.sending and peer not in withheld:

@@ -134,10 +134,12 @@ class Agreement:
         return {index for index in self._votes.quorum.voters if not self._votes.met(index)}
 
     def _is_padded(self) -> bool:
-        """Whether so many listed voters are met by nobody here that no decision can count, though this member is not
-        cut off."""
-        quorum = self._votes.quorum
-        decides = quorum.decides(quorum.voters - self._unmet())
+        """Whether so many listed voters could be dialed and are not met here that no decision can count, though this
+        member is not cut off. Whoever cannot be dialed may still compute, and comes when it begins."""
+        quorum, members = self._votes.quorum, self._mates.group.members
+        decides = quorum.decides(
+            {each for each in quorum.voters if self._votes.met(each) or not members[each].dialable}
+        )
         return quorum.guarded and not decides and any(map(self._mates.is_connected, self._mates.others))
 
     async def meeting(self) -> None:

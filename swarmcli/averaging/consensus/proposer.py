@@ -14,7 +14,6 @@ Whoever is asked to accept a result and does not hold it copies it first.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any, Protocol
 
@@ -336,9 +335,10 @@ class Proposer:
     def _aborted(self, reports: Mapping[int, messages.Report], why: str) -> messages.Aborted:
         """Names the reasons of all, and those whose fault it seems to be: who is silent, and whom more name than can be
         hostile."""
-        members, most = set(range(len(self._mates))), self._votes.quorum.hostile
-        named = Counter(member for report in reports.values() for member in set(report.failed))
-        suspects = (members - reports.keys()) | {member for member, count in named.items() if count > most}
+        members, quorum = set(range(len(self._mates))), self._votes.quorum
+        namers = {member: [each for each, report in reports.items() if member in report.failed] for member in members}
+        named = {member for member, those in namers.items() if quorum.weight(those) > quorum.hostile}
+        suspects = (members - reports.keys()) | named
         words = "; ".join(filter(None, dict.fromkeys([why, *(report.reason for report in reports.values())])))
         return messages.Aborted(words[: messages.MAX_WORDS], tuple(sorted(suspects & members)))
 

@@ -14,6 +14,7 @@ import asyncio
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from fractions import Fraction
 from itertools import chain
 
 from swarmcli.averaging.bandwidth import MAX_CLAIM, MIN_CLAIM
@@ -282,11 +283,12 @@ class Attempt:
             held = unless_missing(held, self._again.held, [reports[member].digests for member in senders])
         held = without(held, [part.index for member in banned for part in self._plan.by_reducer.get(member, ())])
         # Who had no part in this try has failed nobody, and proved nothing: it may have none for having failed before.
-        able = without_quarrels({member: set(report.failed) for member, report in reports.items()})
+        failed = {member: set(report.failed) for member, report in reports.items()}
+        able = without_quarrels(failed, self._votes.quorum.weights)
         parties = set(self._plan.by_reducer if self._again is None else self._again.reducers)
-        reducers = reducers_among(mates.group.members, sorted(able & parties), senders) or reducers_among(
-            mates.group.members, sorted(able), senders
-        )
+        choices = (able & parties, able, least_named(failed))
+        found = (reducers_among(mates.group.members, sorted(choice), senders) for choice in choices)
+        reducers = next(filter(None, found), ())
         if self._last or not senders or not reducers or not self._votes.quorum.decides(reports):
             return None
         return Again(tuple(sorted(reports)), reducers, held)
@@ -374,17 +376,26 @@ class Attempt:
         await self._reducer.close("this exchange is over")
 
 
-def without_quarrels(failed: Mapping[int, Set[int]]) -> set[int]:
+def without_quarrels(failed: Mapping[int, Set[int]], weights: Mapping[int, Fraction | int]) -> set[int]:
     """Who is to reduce, by whom each member says to have failed it. Both of such a pair are passed over, beginning with
-    those in most pairs: few that name everybody are in most themselves. Everybody, where nobody would be left."""
+    those whose pairs weigh most, by the votes of the others in them: few that name everybody weigh most themselves.
+    Where nobody would be left, those whom fewest name."""
     able, pairs = set(failed), {frozenset((one, other)) for one, others in failed.items() for other in others - {one}}
     while pairs := {pair for pair in pairs if pair <= able}:
-        counts = Counter(member for pair in pairs for member in pair)
+        counts = dict.fromkeys(frozenset().union(*pairs), Fraction(0))
+        for one, other in pairs:
+            counts[one] += weights.get(other, 0)
+            counts[other] += weights.get(one, 0)
         most = {member for member, count in counts.items() if count == max(counts.values())}
         if most == able:
-            break
+            return least_named(failed)
         able -= most
     return able
+
+
+def least_named(failed: Mapping[int, Set[int]]) -> set[int]:
+    named = Counter(member for others in failed.values() for member in others)
+    return {member for member in failed if named[member] == min(named[each] for each in failed)}
 
 
 def keeping_out(averages: Sequence[Average]) -> set[int]:

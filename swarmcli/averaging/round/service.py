@@ -155,7 +155,7 @@ class AllreduceService:
         group_id = round_.group.group_id
         if group_id in self._votes and self._votes[group_id].begun:
             raise RoundFailed("its group has had a round before", [round_.group.leader])
-        if self.has_split(round_.group.leader):
+        if self.has_split(round_.group):
             raise RoundUndecided("its leader has begun another group at the same time")  # others may decide it
         votes = self._votes_for(round_.group, round_.trust)
         votes.begun = True
@@ -170,9 +170,10 @@ class AllreduceService:
             del self._rounds[group_id]
             votes.over = True
 
-    def has_split(self, leader: PeerID) -> bool:
-        """Whether it has begun two groups at once."""
-        return isinstance(self.bans.proof(leader), TwoGroups)
+    def has_split(self, group: Group) -> bool:
+        """Whether its leader is known to have begun another one in the same search."""
+        proof = self.bans.proof(group.leader)
+        return isinstance(proof, TwoGroups) and proof.search == group.members[0].search
 
     def leave(self, *groups: Group) -> None:
         """This member will not take part in rounds that it was expected in. It still promises, so that the others need
@@ -349,12 +350,15 @@ class AllreduceService:
             if request.group_id not in known and group.has_listed(request.group_id, request.listed):
                 ids, signatures = (group.group_id, request.group_id), (group.listed, request.listed)
                 self.bans.add(TwoGroups(group.leader, group.members[0].search, ids, signatures))
+                for round_ in self._rounds.values():  # its leader may have been banned for something else before
+                    if round_.group.leader == group.leader:
+                        round_.agreement.stop()
                 raise CallRefused("unknown", "the leader has begun another group at the same time")
 
     def _on_ban(self, culprit: PeerID) -> None:
         """Nobody decides a round whose leader has begun two groups: who hears of it does not wait for that."""
         for round_ in self._rounds.values():
-            if round_.group.leader == culprit and self.has_split(culprit):
+            if round_.group.leader == culprit and self.has_split(round_.group):
                 round_.agreement.stop()
 
     # Finding the round

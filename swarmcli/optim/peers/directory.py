@@ -455,20 +455,21 @@ class PeerDirectory:
         return {}
 
     def in_turn(self, peers: Iterable[PeerID]) -> list[PeerID]:
-        """Mates first, then those that are connected, then the others, of both one of each network after the other: so
-        whoever floods the run with identities of one network is one of many who are asked, and addresses that reports
-        merely name are asked when nobody else is left. Of one network the furthest comes first. Who pauses, and may
-        have stood still for days, comes last."""
+        """Mates first, then one of each network that is connected, then the others, one of each network after the
+        other: so whoever floods the run with identities of one network is one of many who are asked, and addresses that
+        reports merely name are asked when nobody else is left. Of one network the furthest comes first. Who pauses, and
+        may have stood still for days, comes last."""
         reported = (peer for peer in peers if peer in self.others)
         ranked = sorted(reported, key=lambda peer: self.others[peer].claim.position.order, reverse=True)
-        known, seen = self.mates.known, Counter[Hashable]()
+        known, seen, met = self.mates.known, Counter[Hashable](), set[Hashable]()
         places = {}
         for peer in ranked:
             network = self.network_of(peer)
             first = peer in known or bytes.fromhex(self.others[peer].lineage) in self.vouching.owners
-            apart = not (first or self._endpoint.is_connected(peer))
-            places[peer] = (self.is_away(peer), not first, apart, 0 if first else seen[network])
+            here = self._endpoint.is_connected(peer) and network not in met
+            places[peer] = (self.is_away(peer), not first, not (first or here), 0 if first else seen[network])
             seen[network] += 1
+            met |= {network} if here else set()
         return sorted(ranked, key=places.__getitem__)
 
     async def surroundings(self, position: LineagePosition) -> Surroundings:
