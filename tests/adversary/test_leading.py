@@ -189,7 +189,8 @@ def test_keys_elsewhere_do_not_part_those_who_are_all_in_one_network(count: int,
             await asyncio.wait(tasks)
             assert any(liar.told for liar in lying) and not alone
             assert len({trainer.core.position.lineage for trainer in honest}) == 1
-            assert min(trainer.epoch for trainer in honest) >= epochs / 2
+            # Of 16 the honest alone compute half of what all do, and each liar costs a round.
+            assert min(trainer.epoch for trainer in honest) >= 0.4 * epochs
 
     virtual_time.run(main(), timeout=3600)
 
