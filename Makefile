@@ -39,7 +39,7 @@ soak: install
 # The oldest versions that pyproject.toml allows, with which nothing was written: what needs neither processes nor a
 # browser, since that is where their interfaces are used. Set TORCH_INDEX to PyTorch's index of CPU builds where the
 # default one has builds with CUDA packages only (several GB).
-OLDEST_TESTS := tests/cli tests/compression tests/journal tests/recipe tests/roles tests/sharding tests/training \
+OLDEST_TESTS := tests/cli tests/compression tests/journal tests/recipe tests/peer tests/run tests/owner tests/sharding tests/training \
                 tests/web tests/test_api.py
 
 test-oldest: .venv-oldest/.installed

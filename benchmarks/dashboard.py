@@ -26,12 +26,12 @@ import psutil
 from coordinator_web.app import create_app
 from coordinator_web.feed import Feed
 from coordinator_web.server import DashboardServer
-from coordinator_web.source import DashboardSource, Providers
 from swarmcli.events import Contribution, EpochAdvanced, EpochReported, Events
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.network.identity import PeerID
 from swarmcli.recipe import load_recipe
-from swarmcli.roles.watch import RunWatch
+from swarmcli.run.source import DashboardSource, Providers
+from swarmcli.run.watch import RunWatch
 
 PEERS = 1000
 ROUNDS = 1_000_000

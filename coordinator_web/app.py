@@ -14,11 +14,11 @@ from coordinator_web.control import Controls, brings, control
 from coordinator_web.feed import Feed, encode
 from coordinator_web.guard import Guard
 from coordinator_web.pages import pages
-from coordinator_web.source import DashboardSource
-from coordinator_web.tables import EXPORTS, csv_of
-from coordinator_web.views import SORTED_BY
 from coordinator_web.wheel import Wheel
 from swarmcli.journal import Axis
+from swarmcli.run.source import DashboardSource
+from swarmcli.run.tables import EXPORTS, csv_of
+from swarmcli.run.views import SORTED_BY
 
 After = Annotated[int, Query(ge=-1, le=2**62, description="only rows above this epoch or id")]
 Limit = Annotated[int, Query(ge=1, le=2000, description="at most this many rows")]

@@ -20,8 +20,8 @@ from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 
 from coordinator_web.feed import encode
-from coordinator_web.values import ActivityShown
 from swarmcli.errors import SwarmError
+from swarmcli.run.values import ActivityShown
 
 MAX_BODY = 1 << 16  # bytes
 LONGEST = 366 * 86400.0  # seconds that a pause may last

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from coordinator_web import views
-from coordinator_web.source import DashboardSource
-from coordinator_web.values import PeerStatus
 from swarmcli.events import EpochAdvanced
+from swarmcli.run import views
+from swarmcli.run.source import DashboardSource
+from swarmcli.run.values import PeerStatus
 
 INTERVAL_SECONDS = 0.5  # between two looks at the source
 MAX_VIEWERS = 32  # pages open at once

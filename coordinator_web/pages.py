@@ -15,8 +15,8 @@ import segno
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import FileResponse, Response
 
-from coordinator_web.source import DashboardSource, RunStatus
 from coordinator_web.wheel import NAME, Wheel
+from swarmcli.run.source import DashboardSource, RunStatus
 from swarmcli.words import amount, roughly
 
 WHEEL = f"wheel/{NAME}"

@@ -18,7 +18,7 @@ CONTEXT.set_forkserver_preload(
         "sqlite_utils",
         "uvicorn",
         "coordinator_web.server",
-        "swarmcli.roles.run",
+        "swarmcli.peer.lifetime",
         "swarmcli.sharding",
         "swarmcli.sites.checkpoint",
         "swarmcli.sites.steps",

@@ -24,7 +24,7 @@ from coordinator_web.app import create_app
 from swarmcli.cli.ending import ExitCode
 from swarmcli.cli.main import app
 from swarmcli.journal import Journal, RunRecord
-from swarmcli.roles.home import Home
+from swarmcli.peer.home import Home
 
 ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())

@@ -23,10 +23,9 @@ from swarmcli.journal import printable
 
 if TYPE_CHECKING:
     from swarmcli.cli import contributions
+    from swarmcli.owner.visit import Ledger, Member, Visit
     from swarmcli.recipe import Link, Recipe
-    from swarmcli.roles.asking import Given
-    from swarmcli.roles.invitations import Visitor
-    from swarmcli.roles.owner import Ledger, Member, Visit
+    from swarmcli.run.asking import Given, Visitor
 
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="The recipe file of the run.")]
 KeyFile = Annotated[
@@ -60,9 +59,9 @@ def invite(
     swarm invite my-run.yaml --note Ada --days 30 --copyable
     """
     from swarmcli.network.identity import PeerID
+    from swarmcli.owner.visit import Ledger, load_key
     from swarmcli.recipe import digest_of, load_recipe
     from swarmcli.recipe.ticket import Ticket
-    from swarmcli.roles.owner import Ledger, load_key
 
     loaded = load_recipe(recipe, overrides)
     key, path = load_key(loaded, run_key)
@@ -102,7 +101,7 @@ def revoke(
     \b
     swarm revoke my-run.yaml Ada
     """
-    from swarmcli.roles.owner import describe_subject
+    from swarmcli.owner.visit import describe_subject
 
     visit = _visit(recipe, overrides, peer, run_key)
     with _waiting("telling the members"):
@@ -130,9 +129,9 @@ def sign(
     """
     from swarmcli.checkpoints.layout import OWNER, position_of
     from swarmcli.network.identity import PeerID
+    from swarmcli.owner.invitations import key_file
     from swarmcli.recipe import digest_of, load_recipe
     from swarmcli.recipe.run_key import RunKey, is_owners_position
-    from swarmcli.roles.invitations import key_file
 
     loaded = load_recipe(recipe, overrides)
     if loaded.run_key is None:
@@ -195,7 +194,7 @@ def members(
 
 def _is_owner(recipe: Recipe, run_key: Path | None) -> bool:
     """Whether the members of a closed run are to be looked at with its key, which only its owner has."""
-    from swarmcli.roles.invitations import key_file
+    from swarmcli.owner.invitations import key_file
 
     return recipe.access == "invite" and (run_key is not None or key_file(recipe).exists())
 
@@ -211,7 +210,7 @@ class _ToldHere:
 def _given(run: _Run) -> Given | _ToldHere:
     """As somebody who looks on; where a closed run shows itself to members alone, what this user's own peer knows.
     Raises SwarmError."""
-    from swarmcli.roles.asking import ask_for_books, visit
+    from swarmcli.run.asking import ask_for_books, visit
 
     try:
         return visit(run.contacts, lambda node: ask_for_books(node, run.run_id), _visitor(run))
@@ -224,8 +223,8 @@ def _given(run: _Run) -> Given | _ToldHere:
 def _visitor(run: _Run) -> Visitor | None:
     """Who looks at a closed run: a peer of it on this computer that does not run just now, or whoever has the link.
     Raises MembershipError, IdentityError."""
-    from swarmcli.roles.invitations import of_recipe
-    from swarmcli.roles.linked import LinkedRun
+    from swarmcli.owner.invitations import of_recipe
+    from swarmcli.peer.linked import LinkedRun
 
     if run.recipe is not None:
         return of_recipe(run.recipe) if run.recipe.access == "invite" else None
@@ -262,7 +261,7 @@ def _show_closed(
     recipe: Recipe, contacts: list[str], run_key: Path | None, shown: contributions.Shown, as_json: bool
 ) -> None:
     from swarmcli.cli import contributions
-    from swarmcli.roles.owner import Ledger, Visit, load_key
+    from swarmcli.owner.visit import Ledger, Visit, load_key
 
     key, path = load_key(recipe, run_key)
     visit = Visit(recipe, key, Ledger.beside(path), contacts)
@@ -324,7 +323,7 @@ def _run_named(what: str | None, overrides: list[str], peers: list[str]) -> _Run
 def _known_in(run_id: str) -> list[str]:
     """Whom a peer of this user in a run knows, where none has given out a link; `[]`: there is no such peer."""
     from swarmcli.cli.journals import journal_of
-    from swarmcli.roles.home import addresses_in, remembered
+    from swarmcli.peer.home import addresses_in, remembered
 
     try:
         home = journal_of(run_id).parent
@@ -348,8 +347,8 @@ def _contacts_of(recipe: Recipe, peers: list[str]) -> list[str]:
 
 
 def _visit(recipe: str, overrides: list[str], peers: list[str], run_key: Path | None) -> Visit:
+    from swarmcli.owner.visit import Ledger, Visit, load_key
     from swarmcli.recipe import load_recipe
-    from swarmcli.roles.owner import Ledger, Visit, load_key
 
     loaded = load_recipe(recipe, overrides)
     key, path = load_key(loaded, run_key)

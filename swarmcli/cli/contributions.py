@@ -21,11 +21,11 @@ from swarmcli.events import Contribution
 from swarmcli.journal import megabytes, printable, short
 
 if TYPE_CHECKING:
-    from swarmcli.roles.asking import Given
-    from swarmcli.roles.bookkeeping import Standing
-    from swarmcli.roles.certificate import Certificate
-    from swarmcli.roles.peer import Summary
-    from swarmcli.roles.statements import Attestation
+    from swarmcli.peer.peer import Summary
+    from swarmcli.run.asking import Given
+    from swarmcli.run.bookkeeping import Standing
+    from swarmcli.run.certificate import Certificate
+    from swarmcli.run.statements import Attestation
 
 COLUMNS = ("samples", "hours", "rounds", "reduced_bytes", "uptime", "name", "team", "last")
 CLAIMED, SEEN = ("samples", "hours"), ("rounds", "reduced_bytes", "uptime")
@@ -98,7 +98,7 @@ def ordered(contributions: Sequence[Contribution], sort: str) -> list[Contributi
 
 def print_contributions(given: Given, wanted: Shown) -> None:
     """The table, and what it rests on."""
-    from swarmcli.roles.contributions import listed
+    from swarmcli.run.contributions import listed
 
     if not given.books:
         asked = "; ".join(f"{short(peer.text)}: {why}" for peer, why in given.failed.items())
@@ -189,7 +189,7 @@ def accounted(given: Given) -> float:
 
 def rests_on(given: Given) -> list[str]:
     """Whose word the numbers are, what is missing in them, and who says otherwise."""
-    from coordinator_web.views import missing
+    from swarmcli.run.views import missing
 
     lines = [_knows(given, monitor.text, page.statement) for monitor, page in given.books.items()]
     if len(given.books) >= 3:
@@ -240,7 +240,7 @@ def _name(given: Given, monitor: str) -> str:
 
 def as_json(given: Given, *, sort: str = "samples", last: int | None = None) -> dict[str, Any]:
     """What `swarm members --json` prints of contributions."""
-    from swarmcli.roles.contributions import listed
+    from swarmcli.run.contributions import listed
 
     return list_as_json(given.run_id, listed(given.entries), sort=sort, last=last) | {
         "accounted": accounted(given),
@@ -349,7 +349,7 @@ def write(
     """Write a certificate of what you gave, signed by the monitors of the run."""
     if ctx.invoked_subcommand is not None:
         return
-    from swarmcli.roles.certificate import Certificate
+    from swarmcli.run.certificate import Certificate
 
     directory = home if home is not None else only_home()
     attestations = _attestations(directory, peer or [])
@@ -377,7 +377,7 @@ def check(
     \b
     swarm certificate verify ada.json
     """
-    from swarmcli.roles.certificate import Certificate
+    from swarmcli.run.certificate import Certificate
 
     found = Certificate.read(file)
     fault = found.fault
@@ -471,7 +471,7 @@ def only_home() -> Path:
 def beside(home: Path) -> list[Path]:
     """The homes of this user's other peers of a run, if this one is among those that are made by their role: who owns a
     run has a trainer beside his monitor, which need not run any more."""
-    from swarmcli.roles.home import LINK
+    from swarmcli.peer.home import LINK
 
     made = re.compile(r"(trainer|auxiliary|monitor)-\d+")
     if not made.fullmatch(home.name):
@@ -482,10 +482,10 @@ def beside(home: Path) -> list[Path]:
 def _attestations(home: Path, peers: Sequence[str]) -> Sequence[Attestation]:
     """Of monitors that run now, or else those that the home has kept."""
     from swarmcli.cli.link import contacts_of
-    from swarmcli.roles.asking import ask_for_attestations, visit
-    from swarmcli.roles.certificate import FILE, Certificate
-    from swarmcli.roles.home import read_link
-    from swarmcli.roles.linked import LinkedRun
+    from swarmcli.peer.home import read_link
+    from swarmcli.peer.linked import LinkedRun
+    from swarmcli.run.asking import ask_for_attestations, visit
+    from swarmcli.run.certificate import FILE, Certificate
 
     kept = Certificate.read(home / FILE) if (home / FILE).is_file() else None
     about = _who(home, kept)

@@ -9,12 +9,12 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 import typer
 
-from coordinator_web.tables import EXPORTS, csv_of, json_of
 from swarmcli.cli.console import err
 from swarmcli.cli.journals import Which, journal_of
 from swarmcli.errors import JournalError, SwarmError, UsageError
 from swarmcli.events import Contribution, EpochAdvanced, Evaluated, PeerSeen, RoundFinished
 from swarmcli.journal import JournalReader, Line
+from swarmcli.run.tables import EXPORTS, csv_of, json_of
 
 What = Literal["epochs", "evaluations", "rounds", "peers", "contributions", "events"]
 FORMS = {"csv": csv_of, "json": json_of}

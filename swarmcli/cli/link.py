@@ -36,8 +36,8 @@ def link(
     swarm link my-run/recipe.yaml
     swarm link --copyable         for a clipboard or a pipe
     """
+    from swarmcli.peer.home import read_link
     from swarmcli.recipe.link import command_of, reach_in_words
-    from swarmcli.roles.home import read_link
 
     found = links_of(what)
     if copyable and len(found) > 1:
@@ -57,7 +57,7 @@ def links_of(what: str | None) -> dict[Path, Link]:
     """Home → its link, one home for each run: of those that run now, or else of all, the one whose link is newest.
 
     Raises UsageError when there is none."""
-    from swarmcli.roles.home import read_link
+    from swarmcli.peer.home import read_link
 
     places = places_of(what)
     files = [file for below in places.directories for file in link_files(below)]
@@ -82,7 +82,7 @@ def links_of(what: str | None) -> dict[Path, Link]:
 def contacts_of(home: Path, link: Link) -> list[str]:
     """Whom to ask about the run of a home: its own peer, and those that it knew when it left, since it may run no
     more."""
-    from swarmcli.roles.home import remembered
+    from swarmcli.peer.home import remembered
 
     return list(dict.fromkeys([*link.addresses, *remembered(home)]))
 
@@ -104,8 +104,8 @@ def places_of(what: str | None) -> Places:
     """Where to look. Peers that run now are looked at wherever their homes are, unless a directory is named."""
     from swarmcli.machine.places import data_directory, places_of_runs
     from swarmcli.machine.registry import LocalPeers
+    from swarmcli.peer.linked import LinkedRun
     from swarmcli.recipe import is_link, load_recipe, parse_link
-    from swarmcli.roles.linked import LinkedRun
 
     living = [Path(peer.home) for peer in LocalPeers().living()]
     if what is None:
@@ -121,7 +121,7 @@ def places_of(what: str | None) -> Places:
 
 def link_files(directory: Path) -> Iterator[Path]:
     """The files of a home, or of homes up to three levels below."""
-    from swarmcli.roles.home import LINK
+    from swarmcli.peer.home import LINK
 
     for pattern in (LINK, f"*/{LINK}", f"*/*/{LINK}", f"*/*/*/{LINK}"):
         yield from (file for file in directory.glob(pattern) if file.is_file())

@@ -16,6 +16,7 @@ import typer
 from swarmcli.cli.console import aloud, err, moment
 from swarmcli.cli.ending import ExitCode
 from swarmcli.errors import MembershipError, RecipeError
+from swarmcli.peer.linked import LinkedRun
 from swarmcli.recipe import (
     Recipe,
     differing_keys,
@@ -28,7 +29,6 @@ from swarmcli.recipe import (
 )
 from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.recipe.ticket import Ticket
-from swarmcli.roles.linked import LinkedRun
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,7 +84,7 @@ def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) 
     return Named(run.recipe, link.addresses, recipe)
 
 
-_OF_ROLES = ("swarmcli.roles.run", "swarmcli.cli.session")
+_OF_ROLES = ("swarmcli.peer.lifetime", "swarmcli.cli.session")
 _OF_MODELS = (
     "transformers",
     "torch._dynamo",
@@ -130,7 +130,7 @@ def recipe_of(run: LinkedRun) -> tuple[str, Going]:
     if text is not None:
         return text, UNKNOWN
     err.print(f"asking {run.link.named} for the recipe of {run.link.run_id}")
-    from swarmcli.roles.offering import fetch_recipe
+    from swarmcli.peer.offering import fetch_recipe
 
     recipe, answer = fetch_recipe(run.link, run.path)
     return run.text_of(recipe), answer.going
@@ -152,8 +152,8 @@ def show_sheet(
     the outline of its model. Raises RecipeError for what could not be joined."""
     err.print("looking at what that takes on this computer: some seconds")  # those of the imports count too
     from swarmcli.cli import consent
+    from swarmcli.peer.collaboration import compute_of
     from swarmcli.recipe.limit_store import LimitStore
-    from swarmcli.roles.collaboration import compute_of
     from swarmcli.training.demand import demand_of
     from swarmcli.training.memory import check_memory
     from swarmcli.training.outline import outline_of

@@ -18,11 +18,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from coordinator_web.values import Me, PeerStatus, RunStatus
 from swarmcli.cli.console import clock as time_of_day
 from swarmcli.cli.console import epoch_line, event_line, format_time, number, plural, remaining
 from swarmcli.events import EpochAdvanced, Event, Events
 from swarmcli.journal import Line, Recorder, megabytes, printable
+from swarmcli.run.values import Me, PeerStatus, RunStatus
 
 MOST_PEERS = 12  # rows of the table; a line tells of the others
 LEAST_PEERS = 3  # of them, on a terminal that is not high

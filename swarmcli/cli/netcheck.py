@@ -19,8 +19,8 @@ from swarmcli.cli.peers import Host, NoPortMapping, Peers, Port, Verbose
 from swarmcli.journal import printable
 
 if TYPE_CHECKING:
-    from swarmcli.roles.invitations import Visitor
-    from swarmcli.roles.netcheck import FamilyReport, MappingReport, NetReport, PeerReport
+    from swarmcli.peer.netcheck import FamilyReport, MappingReport, NetReport, PeerReport
+    from swarmcli.run.asking import Visitor
 
 Run = Annotated[
     str | None, typer.Argument(metavar="LINK|RECIPE", help="The run whose peers are asked; without it nobody is.")
@@ -61,9 +61,9 @@ def netcheck(
 
 def options_of(run: str | None, peers: Sequence[str]) -> dict[str, Any]:
     """How a peer of this run would listen on this machine, and whom it would dial first."""
+    from swarmcli.owner.invitations import of_recipe
+    from swarmcli.peer.linked import LinkedRun
     from swarmcli.recipe import is_link, load_recipe, parse_link
-    from swarmcli.roles.invitations import of_recipe
-    from swarmcli.roles.linked import LinkedRun
 
     if run is None:
         return {"initial_peers": list(peers)}
@@ -89,7 +89,7 @@ def options_of(run: str | None, peers: Sequence[str]) -> dict[str, Any]:
 def find(options: dict[str, Any]) -> NetReport:
     """Takes part in the network of the run for up to a minute, and asks its peers. `options`: see `options_of`."""
     from swarmcli.dht import DHT
-    from swarmcli.roles.netcheck import NetReport, ask_peers, look_around
+    from swarmcli.peer.netcheck import NetReport, ask_peers, look_around
 
     if not options["initial_peers"]:
         return asyncio.run(look_around(port=options.get("port", 0), port_mapping=options.get("port_mapping", True)))

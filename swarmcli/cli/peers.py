@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from swarmcli.cli.linking import Named
     from swarmcli.cli.session import Session
     from swarmcli.optim.config import Role
+    from swarmcli.peer.collaboration import Resume
     from swarmcli.recipe import Recipe
-    from swarmcli.roles.collaboration import Resume
 
 DEFAULT_PORT = 31330
 
@@ -213,7 +213,7 @@ class PagedOptions(PeerOptions):
 
     @property
     def begins_from(self) -> Resume | None:
-        from swarmcli.roles.collaboration import Resume
+        from swarmcli.peer.collaboration import Resume
 
         return None if self.resume is None else Resume(self.resume, self.from_run)
 
@@ -292,7 +292,7 @@ def join(options: JoinOptions) -> None:
         command = named.in_place_of(options.recipe, sys.argv[1:])
         raise typer.Exit(start_site(loaded.local.site.processes, command))
 
-    from swarmcli.roles.run import run_trainer
+    from swarmcli.peer.lifetime import run_trainer
 
     with options.session("trainer", loaded, contacts) as session:
         run_trainer(session.peer, session.show(), session.stop, resume=options.begins_from)
@@ -306,7 +306,7 @@ def aux(options: PeerOptions) -> None:
     swarm aux "swarm://…"
     swarm aux recipe.yaml --port 31331
     """
-    from swarmcli.roles.run import run_auxiliary
+    from swarmcli.peer.lifetime import run_auxiliary
 
     settings = options.settings()
     named = options.agreed("auxiliary", settings)
@@ -324,7 +324,7 @@ def monitor(options: MonitorOptions) -> None:
     swarm monitor my-run/recipe.yaml --port 0 --web 8081
     swarm monitor "swarm://…" --leave-when-done
     """
-    from swarmcli.roles.run import run_monitor
+    from swarmcli.peer.lifetime import run_monitor
 
     settings = options.settings()
     named = options.agreed("monitor", settings)

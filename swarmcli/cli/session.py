@@ -20,7 +20,6 @@ import typer
 
 from coordinator_web.background import serving
 from coordinator_web.ports import is_exposed, listen, url_of
-from coordinator_web.source import DashboardSource, Providers, RunStatus
 from swarmcli.cli.console import err, out, setup_logging
 from swarmcli.cli.contributions import thanks
 from swarmcli.cli.ending import INTERRUPTS, ExitCode, stop_on_signals
@@ -42,16 +41,17 @@ from swarmcli.machine.registry import LocalPeers
 from swarmcli.network.addresses import parse_address
 from swarmcli.network.transports.tcp.interfaces import announced_addresses
 from swarmcli.optim.config import Role
+from swarmcli.peer.activity import HURRIED_SECONDS, STAY_SECONDS
+from swarmcli.peer.controls import PeerControls
+from swarmcli.peer.home import Home
+from swarmcli.peer.neighbours import Neighbours
+from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.link import command_of
-from swarmcli.roles.activity import HURRIED_SECONDS, STAY_SECONDS
-from swarmcli.roles.controls import PeerControls
-from swarmcli.roles.home import Home
-from swarmcli.roles.neighbours import Neighbours
-from swarmcli.roles.observer import Observer
-from swarmcli.roles.peer import RunPeer
-from swarmcli.roles.reach_map import ReachMaps
-from swarmcli.roles.watch import RunWatch
+from swarmcli.run.observer import Observer
+from swarmcli.run.reach_map import ReachMaps
+from swarmcli.run.source import DashboardSource, Providers, RunStatus
+from swarmcli.run.watch import RunWatch
 from swarmcli.training.device import has_card
 
 if TYPE_CHECKING:

@@ -68,8 +68,8 @@ def _why_no_link(recipe: Recipe) -> str:
 def _of_link(text: str, overrides: Sequence[str], *, told: bool) -> Recipe:
     """The recipe that a link leads to, with what a trainer would have to agree to on stderr if that is wanted."""
     from swarmcli.cli.linking import chosen, recipe_of, show_sheet
+    from swarmcli.peer.linked import LinkedRun
     from swarmcli.recipe import parse_link
-    from swarmcli.roles.linked import LinkedRun
 
     run = LinkedRun(parse_link(text))
     found, going = recipe_of(run)

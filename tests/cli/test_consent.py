@@ -27,11 +27,11 @@ from swarmcli.cli.validate import validate
 from swarmcli.errors import RecipeError, UsageError
 from swarmcli.network.identity import Identity
 from swarmcli.optim.config import Role
+from swarmcli.peer.linked import LinkedRun
+from swarmcli.peer.offering import RecipeOffered
 from swarmcli.recipe import Link, Recipe, digest_of, offered, parse_recipe, read_offered
 from swarmcli.recipe.link import is_link
 from swarmcli.recipe.offered import UNKNOWN, Going
-from swarmcli.roles.linked import LinkedRun
-from swarmcli.roles.offering import RecipeOffered
 from swarmcli.training.demand import demand_of
 from swarmcli.training.device import Compute
 from tests.recipe.recipes import small
@@ -183,7 +183,7 @@ def contact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleN
 
     monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("SWARM_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("swarmcli.roles.offering.fetch_recipe", fetch)
+    monkeypatch.setattr("swarmcli.peer.offering.fetch_recipe", fetch)
     monkeypatch.setattr("swarmcli.training.outline.outline_of", lambda recipe: OUTLINE)
     monkeypatch.setattr(consent, "show", show)
     yield asked

@@ -27,14 +27,14 @@ from swarmcli.errors import UsageError
 from swarmcli.events import Contribution
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.network.identity import Identity
-from swarmcli.roles import asking
-from swarmcli.roles.asking import Given, Report, ask_for_books
-from swarmcli.roles.bookkeeping import Standing
-from swarmcli.roles.certificate import Certificate
-from swarmcli.roles.contributions import Entry, Mark, Told
-from swarmcli.roles.home import LINK
-from swarmcli.roles.peer import Summary
-from swarmcli.roles.statements import Attestation, Page, Pages, attested
+from swarmcli.peer.home import LINK
+from swarmcli.peer.peer import Summary
+from swarmcli.run import asking
+from swarmcli.run.asking import Given, Report, ask_for_books
+from swarmcli.run.bookkeeping import Standing
+from swarmcli.run.certificate import Certificate
+from swarmcli.run.contributions import Entry, Mark, Told
+from swarmcli.run.statements import Attestation, Page, Pages, attested
 from swarmcli.testing import virtual_time
 
 ADA, BOB, MONITOR, OTHER = [Identity.from_seed(seed) for seed in (1, 2, 3, 4)]

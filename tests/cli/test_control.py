@@ -25,9 +25,9 @@ from swarmcli.cli import control, status
 from swarmcli.cli.main import app
 from swarmcli.errors import ControlError, UsageError
 from swarmcli.machine.registry import VARIABLE, LocalPeer, LocalPeers
+from swarmcli.peer.activity import Activity
+from swarmcli.peer.controls import PeerControls
 from swarmcli.recipe.limit_store import LimitStore
-from swarmcli.roles.activity import Activity
-from swarmcli.roles.controls import PeerControls
 from tests.web.fake_source import TRAINERS, FakeRun
 
 

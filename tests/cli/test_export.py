@@ -12,11 +12,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from coordinator_web.tables import EXPORTS, csv_of, json_of
 from swarmcli.cli.export import export
 from swarmcli.errors import UsageError
 from swarmcli.events import Evaluated, Noticed, PeerSeen
 from swarmcli.journal import JOURNAL_NAME, Journal
+from swarmcli.run.tables import EXPORTS, csv_of, json_of
 from tests.journal.samples import RUN, Clock, averaging_round, epoch, seen
 
 EVIL = '=HYPERLINK("http://evil")'

@@ -18,9 +18,9 @@ from swarmcli.errors import UsageError
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.network.identity import Identity
+from swarmcli.peer.linked import LinkedRun
 from swarmcli.recipe import Link, digest_of, parse_recipe
-from swarmcli.roles.linked import LinkedRun
-from swarmcli.roles.peer import access_in_words
+from swarmcli.recipe.link import access_in_words
 from tests.recipe.recipes import SMALL
 
 app = typer.Typer()

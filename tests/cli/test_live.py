@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from coordinator_web.values import ActivityShown, Me, PeerStatus, Reason, RunStatus
 from swarmcli.cli.live import BARS, Frame, LiveView, Said, sparkline
 from swarmcli.events import EpochAdvanced, Events, Noticed, PeerConnected, PeerSeen
 from swarmcli.journal import Totals
+from swarmcli.run.values import ActivityShown, Me, PeerStatus, Reason, RunStatus
 
 ALICE, BOB = "a" * 52, "b" * 52
 PEERS = (

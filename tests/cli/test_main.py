@@ -68,7 +68,7 @@ def test_mistyped_links_and_paths_and_the_links_of_a_run_are_told_without_torch(
     code = "from swarmcli.cli.main import app; from typer.testing import CliRunner; run = CliRunner().invoke"
     words = [["join", "swarm://x"], ["join", "gone.yaml"], ["link", str(tmp_path)]]
     loaded = modules_after(f"{code}; print([str(run(app, each).exception) for each in {words}])")
-    assert "swarmcli.roles.home" in loaded and "torch" not in loaded
+    assert "swarmcli.peer.home" in loaded and "torch" not in loaded
 
 
 def test_what_the_owner_of_a_closed_run_does_needs_no_torch(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_what_the_owner_of_a_closed_run_does_needs_no_torch(tmp_path: Path) -> N
     code = "from swarmcli.cli.main import app; from typer.testing import CliRunner; run = CliRunner().invoke"
     words = [["invite", recipe, "--link", link], ["revoke", recipe, "Ada"], ["members", recipe]]
     loaded = modules_after(f"{code}; print([str(run(app, each).exception) for each in {words}])")
-    assert "swarmcli.roles.owner" in loaded and "torch" not in loaded
+    assert "swarmcli.owner.visit" in loaded and "torch" not in loaded
     assert "invited" in (tmp_path / "lab.run-key.ledger").read_text()
 
 
@@ -120,7 +120,7 @@ def test_an_interrupt_before_anything_began_is_said(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for module in ("swarmcli.cli.site.process", "swarmcli.cli.site.join", "swarmcli.roles.linked"):
+    for module in ("swarmcli.cli.site.process", "swarmcli.cli.site.join", "swarmcli.peer.linked"):
         importlib.import_module(module)  # whoever is imported first while it is replaced keeps it for all later tests
     monkeypatch.setattr("swarmcli.cli.linking.load_recipe", interrupt)
     monkeypatch.setattr(sys, "argv", ["swarm", "join", str(tmp_path / "recipe.yaml")])

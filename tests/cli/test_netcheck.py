@@ -12,7 +12,7 @@ from rich.console import Console
 
 from swarmcli.cli.netcheck import options_of, report
 from swarmcli.network.addresses import Scope
-from swarmcli.roles.netcheck import FamilyReport, MappingReport, NetReport, PeerReport, alone_in_words
+from swarmcli.peer.netcheck import FamilyReport, MappingReport, NetReport, PeerReport, alone_in_words
 
 FOUND = NetReport(
     sentence="others can dial this peer at tcp://203.0.113.7:31330, by a port that its router has opened for it",

@@ -14,11 +14,11 @@ import pytest
 from swarmcli.cli.session import GONE, Session, twin_of
 from swarmcli.errors import AddressError, ListenError
 from swarmcli.machine.registry import VARIABLE, LocalPeer, LocalPeers
+from swarmcli.peer.activity import HURRIED_SECONDS, STAY_SECONDS, Activity
+from swarmcli.peer.peer import LINK, Summary
 from swarmcli.recipe import load_recipe, parse_recipe
-from swarmcli.roles.activity import HURRIED_SECONDS, STAY_SECONDS, Activity
-from swarmcli.roles.peer import LINK, Summary
+from tests.peer.test_links import lost, peer
 from tests.recipe.recipes import small
-from tests.roles.test_links import lost, peer
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "stdlib-lm.yaml"
 

@@ -13,10 +13,10 @@ from swarmcli.cli.main import app
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.state.lineage import LineagePosition
+from swarmcli.peer.collaboration import owners_word
 from swarmcli.recipe import load_recipe
 from swarmcli.recipe.run_key import RunKey
 from swarmcli.recipe.templates import compose
-from swarmcli.roles.collaboration import owners_word
 
 LINEAGE, PARAMETERS = b"l" * 32, b"p" * 32
 

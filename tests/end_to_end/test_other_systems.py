@@ -63,7 +63,7 @@ print("memory")
 
 TCP_SWARM = """
 import pathlib
-from swarmcli.roles.home import Home
+from swarmcli.peer.home import Home
 
 place = pathlib.Path(sys.argv[1])
 first = swarmcli.DHT(start=True, host="127.0.0.1", identity_path=place / "identity.key")

@@ -10,8 +10,8 @@ from swarmcli.events import Event
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.membership import Membership, Pass, Remembered, claimed
+from swarmcli.owner.revocations import Revocations
 from swarmcli.recipe.run_key import RunKey
-from swarmcli.roles.revocations import Revocations
 from swarmcli.testing import MemoryNetwork
 
 RECIPE = "a" * 32

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from swarmcli.checkpoints.keeping import Keep
-from swarmcli.roles.checkpoints import BackgroundCheckpoints
+from swarmcli.peer.checkpoints import BackgroundCheckpoints
 from swarmcli.sharding.zero.state import copied_to_cpu
 from swarmcli.training import CheckpointStore
 from tests.sharding.files.jobs import differing, whole

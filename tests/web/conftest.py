@@ -8,7 +8,7 @@ import pytest
 
 from coordinator_web.app import create_app
 from coordinator_web.server import DashboardServer
-from coordinator_web.source import DashboardSource
+from swarmcli.run.source import DashboardSource
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

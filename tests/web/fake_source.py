@@ -10,8 +10,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from coordinator_web import views
-from coordinator_web.values import (
+from swarmcli.errors import RecipeError
+from swarmcli.events import Contribution, EpochAdvanced, Evaluated, RoundFinished
+from swarmcli.journal import Axis, Failure, Line, Moment, Totals
+from swarmcli.recipe.limits import Limits, as_text
+from swarmcli.run import views
+from swarmcli.run.values import (
     ActivityShown,
     Alert,
     Basis,
@@ -34,10 +38,6 @@ from coordinator_web.values import (
     State,
     Way,
 )
-from swarmcli.errors import RecipeError
-from swarmcli.events import Contribution, EpochAdvanced, Evaluated, RoundFinished
-from swarmcli.journal import Axis, Failure, Line, Moment, Totals
-from swarmcli.recipe.limits import Limits, as_text
 
 START = 1_790_000_000.0
 TARGET = 4096

@@ -12,8 +12,8 @@ import pytest
 
 from coordinator_web.feed import Feed
 from coordinator_web.pages import ASSETS, FRAMED, STATIC, qr_code
-from coordinator_web.tables import csv_of
 from swarmcli.events import Contribution
+from swarmcli.run.tables import csv_of
 
 from .conftest import Serve
 from .fake_source import PAUSED, STALLED, TRAINERS, FakeRun, peer_row

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator_web.values import ActivityShown, Reason
 from swarmcli.errors import RecipeError
+from swarmcli.run.values import ActivityShown, Reason
 
 from .conftest import Serve
 from .fake_source import FakeRun

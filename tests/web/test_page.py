@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coordinator_web.source import RunStatus
-from coordinator_web.values import CheckpointShown, History, Rounds
 from swarmcli.events import RoundFinished
 from swarmcli.journal import Failure, Line
+from swarmcli.run.source import RunStatus
+from swarmcli.run.values import CheckpointShown, History, Rounds
 
 from .conftest import PATIENCE, Open, Serve, expect_text
 from .fake_source import JOIN_LINE, OTHERS, REACH, START, TRAINERS, FakeRun, peer_row, round_row

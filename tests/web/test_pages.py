@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from coordinator_web import views
-from coordinator_web.values import Alert
 from swarmcli.events import EpochAdvanced
+from swarmcli.run import views
+from swarmcli.run.values import Alert
 
 from .conftest import PATIENCE, Open, Serve, expect_text
 from .fake_source import (

@@ -200,8 +200,8 @@ def check_configuration(context: Context) -> Iterator[Finding]:
 def check_limits(context: Context) -> Iterator[Finding]:
     """Whether they would keep a peer paused at this moment, and which of them this computer cannot keep."""
     from swarmcli.machine.sensors import sensors_for
+    from swarmcli.peer.governor import Governor
     from swarmcli.recipe.limit_store import LimitStore
-    from swarmcli.roles.governor import Governor
 
     try:
         limits = LimitStore(context.recipe).limits

@@ -73,7 +73,7 @@ def _key_problem(file: Path) -> Finding | None:
 
 
 def _membership_problem(file: Path) -> Finding | None:
-    from swarmcli.roles.invitations import read_remembered
+    from swarmcli.owner.invitations import read_remembered
 
     try:
         read_remembered(file)

@@ -34,7 +34,7 @@ from swarmcli.errors import (
 )
 
 if TYPE_CHECKING:
-    from swarmcli.roles.invitations import Visitor
+    from swarmcli.run.asking import Visitor
 
 CONTACT_SECONDS = 10.0  # for all that is asked of one contact
 CLOCK_SECONDS = 5.0  # for its answer to the ping with which a connection begins, which tells its clock
@@ -75,8 +75,8 @@ def check_recipe(context: Context) -> Iterator[Finding]:
 
 def _check_link(context: Context) -> Iterator[Finding]:
     from swarmcli.cli.linking import check_not_ended, chosen
+    from swarmcli.peer.linked import LinkedRun
     from swarmcli.recipe import parse_link
-    from swarmcli.roles.linked import LinkedRun
 
     try:
         context.link = link = parse_link(context.target)
@@ -169,8 +169,8 @@ def check_contacts(context: Context) -> Iterator[Finding]:
 
 def _visitor(context: Context) -> Visitor | None:
     """Who asks: of an open run nobody in particular."""
-    from swarmcli.roles.invitations import of_recipe
-    from swarmcli.roles.linked import LinkedRun
+    from swarmcli.owner.invitations import of_recipe
+    from swarmcli.peer.linked import LinkedRun
 
     if context.link is not None:
         return LinkedRun(context.link).visitor()
@@ -237,8 +237,8 @@ async def _meet(context: Context, address: str, identity: Any, membership: Any) 
 async def _has_same_recipe(context: Context, endpoint: Any, peer: Any) -> bool | None:
     """None: there is no recipe to show, as with a link that nobody has joined by; `check_offer` asks for that one.
     Raises FingerprintError."""
+    from swarmcli.peer.admission import Admission
     from swarmcli.recipe import fingerprint_of
-    from swarmcli.roles.admission import Admission
 
     if context.recipe is None:
         return None
@@ -314,8 +314,8 @@ def clock_finding(ahead: float) -> Finding:
 def check_offer(context: Context) -> Iterator[Finding]:
     """Whether the peer of a link hands out the very recipe that the link speaks of."""
     from swarmcli.cli.linking import chosen
-    from swarmcli.roles.linked import LinkedRun
-    from swarmcli.roles.offering import fetch_recipe
+    from swarmcli.peer.linked import LinkedRun
+    from swarmcli.peer.offering import fetch_recipe
 
     if context.link is None or not context.reached:
         return
@@ -336,7 +336,7 @@ def check_memory(context: Context) -> Iterator[Finding]:
     """Whether this computer has the memory that a trainer of the run takes, and has it free."""
     if context.recipe is None:
         return
-    from swarmcli.roles.collaboration import compute_of
+    from swarmcli.peer.collaboration import compute_of
     from swarmcli.training import memory
     from swarmcli.training.outline import outline_of
 

@@ -16,7 +16,7 @@ from swarmcli.cli.console import setup_logging
 from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import ListenError, SiteError
 from swarmcli.recipe import Recipe, load_recipe
-from swarmcli.roles.site import form_site, run_site_leader, run_site_member
+from swarmcli.peer.site import form_site, run_site_leader, run_site_member
 from swarmcli.sites.site import Site
 from swarmcli.training import Compute
 

@@ -20,7 +20,7 @@ from swarmcli.cli.ending import ExitCode, exit_code, stop_on_signals, words
 from swarmcli.cli.processes import ends_with_parent
 from swarmcli.cli.site.link import Failed, Link, Past
 from swarmcli.errors import BootstrapError, SiteError, SwarmError
-from swarmcli.roles.activity import HASTY_SECONDS
+from swarmcli.peer.activity import HASTY_SECONDS
 
 MAX_WORDS = 10_000  # characters that are told of a failure
 

@@ -35,11 +35,11 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
 from swarmcli.network.loop_thread import LoopThread
 from swarmcli.network.transports.tcp.transport import TCPTransport
+from swarmcli.peer.home import Home
+from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import Link, parse_link
 from swarmcli.recipe.run_key import RunKey
 from swarmcli.recipe.ticket import Ticket
-from swarmcli.roles.home import Home
-from swarmcli.roles.peer import RunPeer
 from tests.checkpoints.shelves import put
 from tests.cli.doctor.faults import OTHER, home_with, listener, nobody, speaks_http, speaks_version_9
 from tests.recipe.recipes import SMALL, small

@@ -13,7 +13,7 @@ from swarmcli.events import EpochAdvanced, EpochReported, Event, Events
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.report import MAX_RECENT, MOST_LOSS, PeerMetrics, ReportedLoss
 from swarmcli.optim.state.lineage import LineagePosition
-from swarmcli.roles.epoch_history import EpochHistory
+from swarmcli.run.history import EpochHistory
 from swarmcli.testing import virtual_time
 
 

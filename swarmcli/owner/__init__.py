@@ -1,0 +1,1 @@
+"""The owner of a run: its key, invitations and revocations."""

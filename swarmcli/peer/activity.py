@@ -1,0 +1,189 @@
+"""Whether a peer works at this moment, and why not: the one place that its user, limits and signals speak to.
+
+running ──hold──▶ pausing ──what was computed is handed in──▶ paused ──the last reason released──▶ running
+   └──────────────────────────────stop──────────────────────────────▶ stopping
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from swarmcli.events import ActivityChanged
+from swarmcli.run.values import Reason, ReasonKind
+from swarmcli.words import roughly
+
+STAY_SECONDS = 600.0  # at most, for what is computed: a person has asked for the end, who sees that and can ask again
+HURRIED_SECONDS = 60.0  # where the machine asks (shutdown, logout, a service's manager), which kills who takes longer
+HASTY_SECONDS = 10.0  # under torchrun, which kills its processes 30 seconds after it has asked them: they save as well
+State = Literal["running", "pausing", "paused", "stopping"]
+
+
+def asked(until: float | None = None) -> Reason:
+    """The user wants a pause, until that moment or until told otherwise."""
+    if until is None:
+        return Reason("asked", "you asked for it")
+    moment, now = time.localtime(until), time.localtime()
+    same_day = moment[:3] == now[:3]
+    shown = time.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M", moment)
+    return Reason("asked", f"you asked for it, until {shown}", until)
+
+
+NOTHING = 0, math.inf  # samples that are computed, and seconds until a round is expected to take them
+
+
+def nothing(stays: float) -> tuple[int, float]:
+    """What is handed in where nothing is computed."""
+    return NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityStatus:
+    """What a peer does at this moment, and since when (wall-clock seconds since 1970)."""
+
+    state: State
+    reasons: tuple[Reason, ...]
+    since: float
+    keeps: int = 0  # samples computed that no round has taken yet: they wait here for the run to go on, or for the
+    # round in which a peer that leaves hands them in
+    stays: float = math.inf  # seconds at most that it stays for them when it stops; 0: it leaves after its present step
+    seconds_left: float | None = field(default=None, compare=False)  # until the round is expected that takes them, at
+    # the moment of this status; None: that is not known
+
+    @property
+    def sentence(self) -> str:
+        """For people, for example "paused: on battery"."""
+        if self.state != "stopping" or not self.keeps:
+            return self.change.sentence
+        left = self.seconds_left
+        when = f"{roughly(self.stays)} at most" if left is None else f"about {roughly(left)} left" if left else "now"
+        return f"handing in, {when} ({self.keeps:,} {'sample' if self.keeps == 1 else 'samples'})"
+
+    @property
+    def change(self) -> ActivityChanged:
+        """What is told of it when it begins."""
+        return ActivityChanged(self.state, "; ".join(each.text for each in self.reasons), self.keeps, self.seconds_left)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether it leaves after its present step, and hands in no more."""
+        return self.stays == 0
+
+
+class Activity:
+    """One peer's. For any thread; listeners and events are told in the thread that changed it, with no lock held.
+
+    A reason whose time is over ends when somebody looks: the loop that pauses does, about once a second.
+    """
+
+    def __init__(
+        self, emit: Callable[[ActivityChanged], object] = lambda event: None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._emit = emit
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._reasons: dict[ReasonKind, Reason] = {}
+        self._rests = False  # what was computed has been handed in, or is kept
+        self._keeps = 0
+        self._round_at = math.inf  # by `clock`, when a round is expected to take them
+        self._stays = math.inf  # less: it stops
+        self.hands_in = nothing  # what a peer would stay for if it were asked to stop now
+        self._listeners: list[Callable[[], object]] = []
+        self._told = self._status = ActivityStatus("running", (), clock())
+
+    # for the user, limits and signals
+
+    def hold(self, reason: Reason) -> ActivityStatus:
+        """The peer does not work while this reason holds. Replaces one of the same kind."""
+        with self._lock:
+            self._reasons[reason.kind] = reason
+        return self._tell()
+
+    def release(self, kind: ReasonKind) -> ActivityStatus:
+        """This reason holds no more. Without effect if it did not."""
+        with self._lock:
+            self._reasons.pop(kind, None)
+        return self._tell()
+
+    def stop(self, stays: float = STAY_SECONDS) -> ActivityStatus:
+        """The peer hands in what it has computed, as for a pause, for which it `stays` so many seconds at most, and
+        leaves the run. 0: it leaves after its present step, and hands in nothing more. Either way it saves what nobody
+        else holds. `swarm stop` and all signals come here. What is asked later can only shorten the time."""
+        keeps, seconds = self.hands_in(stays) if stays else NOTHING
+        with self._lock:
+            self._keeps, self._round_at = keeps, self._clock() + seconds
+            self._stays = min(self._stays, stays)
+        return self._tell()
+
+    def status(self) -> ActivityStatus:
+        """What holds at this moment."""
+        return self._tell()
+
+    # for the loop that works
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the peer is to compute no further batch: something holds it, or it is to stop."""
+        return self._tell().state != "running"
+
+    def note(self, *, rests: bool, keeps: int = 0, seconds: float = math.inf) -> None:
+        """How far the loop is with a pause: it `keeps` so many samples, which a round is expected to take in so many
+        `seconds`; it `rests` when it has nothing to hand in any more, or nobody to hand it to."""
+        with self._lock:
+            self._rests = rests
+            self._keeps, self._round_at = keeps, self._clock() + seconds
+        self._tell()
+
+    def subscribe(self, listener: Callable[[], object]) -> Callable[[], None]:
+        """Calls `listener` after each change until the returned function is called."""
+        self._listeners = [*self._listeners, listener]
+
+        def unsubscribe() -> None:
+            self._listeners = [other for other in self._listeners if other is not listener]
+
+        return unsubscribe
+
+    def _tell(self) -> ActivityStatus:
+        """Works out the present status, and tells everyone if it is another one."""
+        with self._lock:
+            self._look()
+            before, now = self._told, self._status
+            self._told = now
+        if now == before:
+            return now
+        if is_news(before, now):
+            self._emit(now.change)
+        for listener in self._listeners:
+            listener()
+        return now
+
+    def _look(self) -> None:
+        now, before, stops = self._clock(), self._status, self._stays < math.inf
+        self._reasons = {k: r for k, r in self._reasons.items() if r.until is None or r.until > now}
+        reasons = tuple(self._reasons.values())
+        if not reasons and not stops:
+            self._rests, self._round_at = False, math.inf
+        state: State = "stopping" if stops else "running" if not reasons else "paused" if self._rests else "pausing"
+        keeps = self._keeps if state in ("paused", "stopping") else 0
+        left = max(0.0, self._round_at - now) if state in ("pausing", "stopping") else math.inf
+        self._status = ActivityStatus(
+            state,
+            reasons,
+            before.since if state == before.state else now,
+            keeps,
+            self._stays,
+            left if left < math.inf else None,
+        )
+
+
+def is_news(before: ActivityStatus, now: ActivityStatus) -> bool:
+    """Whether people should hear of the change. Of one that stops: once what it hands in, not each step of that."""
+    if (now.state, now.reasons) != (before.state, before.reasons):
+        return True
+    if now.state == "stopping":
+        return before.keeps == 0 and now.keeps > 0
+    return now.keeps != before.keeps

@@ -1,0 +1,316 @@
+"""Checkpoints of one peer: beside a run that does not wait for the disk, and when the peer leaves."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from swarmcli.checkpoints.keeping import Keep
+from swarmcli.errors import CheckpointError, DataError, SwarmError
+from swarmcli.events import Evaluated, Events, Noticed
+from swarmcli.optim import Optimizer
+from swarmcli.peer.collaboration import Collaboration
+from swarmcli.peer.lending import room_for
+from swarmcli.peer.uploads import Uploads, hub
+from swarmcli.sites.checkpoint import SiteShards
+from swarmcli.threads import on_all_threads, on_one_thread
+from swarmcli.training import STREAM, Batch, CheckpointStore, Compute
+from swarmcli.training.device import on_host
+from swarmcli.training.loop import mean_loss
+from swarmcli.training.model_card import describe_model
+
+
+def store_of(collaboration: Collaboration) -> CheckpointStore:
+    """The checkpoints in a peer's home, each with what the task needs beside the model, a model card, and
+    where the peer's own stream of data was."""
+    peer, optimizer = collaboration.peer, collaboration.optimizer
+    recipe, directory = peer.recipe, peer.home.path / "checkpoints"
+
+    def describe(directory: Path, epoch: int, samples: int | None) -> None:
+        roles = [optimizer.report().role, *(report.role for report in optimizer.peers().values())]
+        if (peer.home.path / STREAM).exists():
+            shutil.copyfile(peer.home.path / STREAM, directory / STREAM)
+        describe_model(directory, recipe, collaboration.task, epoch, samples, trainers=roles.count("trainer"))
+
+    settings = recipe.checkpoint
+    keep = Keep(settings.keep, settings.keep_every, settings.keep_best)
+
+    def room() -> float:
+        return room_for(peer.limits, recipe, peer.home.path)
+
+    return CheckpointStore(directory, recipe.run_id, keep=keep, events=peer.events, describe=describe, room=room)
+
+
+class Evaluation:
+    """Measures models on what the run keeps for that, which is read at the first time."""
+
+    def __init__(self, collaboration: Collaboration, stopped: Callable[[], bool]) -> None:
+        """`stopped`: whether the peer is leaving; an evaluation that is under way ends then, without a result."""
+        self.every = collaboration.peer.recipe.evaluation.every_epochs
+        self._task = collaboration.task
+        self._compute = collaboration.compute
+        self._events = collaboration.peer.events
+        self._stopped = stopped
+        self._batches: Sequence[Batch] = ()
+        self._told = ""
+
+    def __call__(self, model: nn.Module, epoch: int) -> Evaluated | None:
+        """None where the peer leaves meanwhile, or the data cannot be read: a warning tells that, once. `model` is one
+        that nobody else uses."""
+        try:
+            self._batches = self._batches or self._task.evaluation_batches()
+            measured = self._measure(model)
+        except (SwarmError, OSError, RuntimeError) as error:  # the last is what torch says
+            if str(error) != self._told:
+                self._told = str(error)
+                self._events.emit(Noticed("warning", f"epoch {epoch} was not evaluated: {error}"))
+            return None
+        if measured is None:
+            return None
+        result = Evaluated(epoch, *measured)
+        self._events.emit(result)
+        return result
+
+    def _measure(self, model: nn.Module) -> tuple[float, int] | None:
+        try:
+            return mean_loss(self._task, model, self._batches, self._compute, self._stopped)
+        except torch.OutOfMemoryError:  # beside the training there is no room for a second model on the device
+            self._compute = Compute(torch.device("cpu"))
+            return mean_loss(self._task, model, self._batches, self._compute, self._stopped)
+
+
+class BackgroundCheckpoints:
+    """Writes and evaluates a copy of the state every `every` epochs, in a thread of its own, and at the end what is not
+    written yet.
+
+    While one copy is being written or evaluated the next is left out: a slow disk, or a long evaluation, costs
+    checkpoints and not rounds.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        model: nn.Module,
+        optimizer: Optimizer,
+        every: int,
+        *,
+        shards: SiteShards | None = None,
+        offers: bool = False,
+        yields: bool = False,
+        path: Path | None = None,
+        events: Events | None = None,
+        evaluation: Evaluation | None = None,
+        upload: Callable[[Path, float | None, bool], object] = lambda path, loss, best: None,
+    ) -> None:
+        """To be made before the run is joined: what the optimizer holds now need not be written, since it is nothing or
+        lies at `path`.
+
+        `shards`: for an optimizer whose statistics are spread over the processes of a site. `offers`: others may rely
+        on this peer's regular checkpoints. `yields`: this peer writes none where it can rely on another one, and at the
+        end none if another one stays and holds as much. `evaluation`: of each checkpoint, and
+        as often as it says beside them. `upload(path, loss, is the best)` hears of each checkpoint and may not block.
+        """
+        self._store = store
+        self._model = model
+        self._optimizer = optimizer
+        self._every = every
+        self._shards = shards
+        self._offers = offers and every > 0
+        self._yields = yields
+        self._events = events or Events()
+        self._evaluation = evaluation
+        self._upload = upload
+        self._writes = False  # what is begun next: whether a checkpoint is written, or the model only evaluated
+        self._seen = optimizer.local_epoch
+        self._written = self._lineage  # of the last state that need not be written any more
+        self._writer = ThreadPoolExecutor(1, "swarm-checkpoints", initializer=_give_way)
+        self._work: Future[bool] | None = None  # its result: whether this peer is to write a checkpoint now
+        self.failed = False  # the last state could not be written
+        self.path = path
+        self.outcome = ""  # what became of the last state, for people; empty where there was nothing new
+
+    @classmethod
+    def of_run(
+        cls,
+        collaboration: Collaboration,
+        stopped: Callable[[], bool],
+        *,
+        yields: bool,
+        upload: Callable[[Path, float | None, bool], object] = lambda path, loss, best: None,
+    ) -> BackgroundCheckpoints:
+        """Those of a peer that does its part of `checkpoint.every_epochs`, in its home. `stopped`: see Evaluation."""
+        peer = collaboration.peer
+        # A trainer that leaves checkpoints to others leaves evaluations to them, too.
+        evaluates = peer.recipe.evaluation.every_epochs and (peer.recipe.checkpoint.every_epochs or not yields)
+        return cls(
+            store_of(collaboration),
+            collaboration.model,
+            collaboration.optimizer,
+            peer.recipe.checkpoint.every_epochs,
+            offers=True,
+            yields=yields,
+            path=collaboration.resumed,
+            events=peer.events,
+            evaluation=Evaluation(collaboration, stopped) if evaluates else None,
+            upload=upload,
+        )
+
+    @property
+    def _lineage(self) -> str:
+        return self._optimizer.report().lineage
+
+    def look(self) -> None:
+        """To be called between steps: begins to write if a multiple of `every` was passed since the last call.
+
+        A peer that yields first finds out, beside its steps, whether another one writes; if it has to write itself it
+        begins a step or two later. Raises what a write that ended meanwhile raised: SiteError, where a process of the
+        site is gone.
+        """
+        epoch = self._optimizer.local_epoch
+        writes, evaluates = self._passed(self._every), self._passed(self._evaluation.every if self._evaluation else 0)
+        self._seen = epoch
+        if self._work is not None and not self._work.done():
+            return
+        ended, self._work = self._work, None
+        if ended is not None and ended.result():
+            self._begin(self._writes or writes)
+        elif (writes or evaluates) and not self._yields:
+            self._begin(writes)
+        elif writes or evaluates:
+            self._writes = writes
+            self._work = self._writer.submit(lambda: not self._optimizer.checkpoints_elsewhere())
+
+    def _passed(self, every: int) -> bool:
+        return every > 0 and self._optimizer.local_epoch // every > self._seen // every
+
+    def _begin(self, writes: bool) -> None:
+        epoch, taken = self._optimizer.local_epoch, self._take()
+        state, model = on_host(taken) if writes else None, on_host(self._model)
+        work = partial(self._work_on, model, state, epoch, self._lineage)
+        # A trainer's team waits at the end of each operation for a thread that another team keeps from its core.
+        self._work = self._writer.submit(on_one_thread if self._yields else on_all_threads, work)
+
+    def _work_on(self, model: nn.Module, state: Mapping[str, Any] | None, epoch: int, lineage: str) -> bool:
+        """Beside the run, with a copy: first the checkpoint is safe, then its loss is measured."""
+        path = None if state is None else self._write(model, state, epoch, lineage)
+        self._evaluate(model, epoch, path)
+        return False
+
+    def _evaluate(self, model: nn.Module, epoch: int, path: Path | None) -> None:
+        result = self._evaluation(model, epoch) if self._evaluation is not None else None
+        if result is not None:
+            self._optimizer.tell_evaluation(result.epoch, result.loss, result.samples)
+        if path is None:
+            return
+        best = result is not None and self._store.remember_loss(path, result.loss, result.samples)
+        self._upload(path, result.loss if result else None, best)
+
+    def _take(self) -> dict[str, Any]:
+        """The state between two steps; the model has the updates for which this waits."""
+        state = self._optimizer.state_dict()
+        if self._shards is None:
+            return state
+        self._shards.copy()
+        return {**state, "state": {}}
+
+    def _write(self, model: nn.Module, state: Mapping[str, Any], epoch: int, lineage: str) -> Path | None:
+        path = self._store.write(model, state, epoch, shards=self._shards)
+        self.failed = path is None
+        if path is not None:
+            self.path, self._written = path, lineage
+        if self._offers:  # from one that cannot write the next one takes over
+            self._optimizer.offer_checkpoints(path is not None)
+        return path
+
+    def __enter__(self) -> Self:
+        if self._offers:
+            self._optimizer.offer_checkpoints(True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.shutdown(wait=True)
+        # Data that cannot be read on says nothing against the state. Of a site other processes may be gone then.
+        if kind is None or (issubclass(kind, DataError) and self._yields):
+            self._keep_last()
+
+    def _keep_last(self) -> None:
+        """Writes the state unless it is written, or another peer keeps it. `outcome` says what was done."""
+        self.failed = False
+        optimizer = self._optimizer
+        if optimizer.is_averaging or self._lineage != self._written:
+            state = self._take()  # an epoch that was about to end has ended now
+            heir = optimizer.leave_state() if self._yields else None
+            if heir is not None:
+                report = optimizer.peers().get(heir[0])
+                name = (report and report.name) or heir[0].short
+                self.outcome = f"not saved: peer {name} holds epoch {heir[1]}"
+                self._events.emit(Noticed("info", self.outcome))
+                return
+            path = self._write(self._model, state, optimizer.local_epoch, self._lineage)
+            if path is not None:
+                model = self._model if self._evaluation is None else on_host(self._model)
+                self._evaluate(model, optimizer.local_epoch, path)
+        if self.failed:
+            self.outcome = f"epoch {optimizer.local_epoch} could not be saved in {self._store.directory}"
+        elif self.path is not None:
+            self.outcome = f"saved epoch {optimizer.local_epoch} at {self.path}"
+
+    def require(self) -> None:
+        """To be called when the others need this peer no more. Tries once more to write what could not be written, and
+        raises CheckpointError if that fails too."""
+        if self.failed:
+            self._keep_last()
+        if self.failed:
+            raise not_saved(self._store.directory)
+
+
+def _give_way() -> None:
+    """The thread that writes and evaluates takes what processor time others leave, where a thread can say so."""
+    if platform.system() == "Linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+
+
+@contextmanager
+def saving(
+    collaboration: Collaboration, stopped: Callable[[], bool], *, yields: bool
+) -> Iterator[BackgroundCheckpoints]:
+    """The checkpoints of a peer while the block lasts, and what its recipe wants of them beside: evaluations, uploads.
+
+    `stopped`: whether the user has told the peer to leave; it waits for no evaluation and no upload then."""
+    peer = collaboration.peer
+    settings = peer.recipe.checkpoint.upload
+    uploads = Uploads(peer.home.path, hub(settings), peer.events) if settings.repo is not None else None
+
+    def upload(path: Path, loss: float | None, best: bool) -> None:
+        if uploads is not None and (best or settings.when == "each"):
+            uploads.offer(path, loss)
+
+    try:
+        with BackgroundCheckpoints.of_run(collaboration, stopped, yields=yields, upload=upload) as checkpoints:
+            yield checkpoints
+    finally:
+        if uploads is not None:
+            uploads.close(stopped)
+
+
+def not_saved(place: Path) -> CheckpointError:
+    """What a peer ends with whose last state could not be written to `place`."""
+    return CheckpointError(
+        f"what this peer has learned is not in {place}: see the warning above; the checkpoints there are as they were. "
+        "Other peers of the run may have it as well: make room, and join again while one of them is there"
+    )

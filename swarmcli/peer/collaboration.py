@@ -1,0 +1,380 @@
+"""From a recipe to a model and an optimizer whose steps the whole run takes together: the same for every role."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from swarmcli.averaging import Aggregator, CenteredClip, Mean, Median, TrimmedMean
+from swarmcli.checkpoints.layout import checkpoints_below, epoch_of, find_checkpoint, newest_first, read_manifest
+from swarmcli.compression import (
+    BFloat16Compression,
+    BlockwiseQuantization,
+    CompressionBase,
+    Float16Compression,
+    NoCompression,
+    Quantile8BitQuantization,
+    ScaledFloat16Compression,
+    Uniform8BitQuantization,
+)
+from swarmcli.dht import DHT, DHTNode
+from swarmcli.errors import CheckpointError
+from swarmcli.events import Noticed
+from swarmcli.network.identity import PeerID
+from swarmcli.optim import GradientAverager, Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager
+from swarmcli.optim.config import Role
+from swarmcli.optim.epoch.seat import before_joining
+from swarmcli.optim.peers.proofs import SignedByOwner
+from swarmcli.optim.state.lineage import LineagePosition
+from swarmcli.peer.lending import room_for
+from swarmcli.peer.peer import RunPeer
+from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recipe, digest_of
+from swarmcli.recipe.run_key import is_owners_position
+from swarmcli.run.bookkeeping import Bookkeeper, BookReader, Standing, Surroundings
+from swarmcli.run.contributions import Mark
+from swarmcli.training import (
+    Checkpoint,
+    Compute,
+    Task,
+    build_scheduler,
+    build_task,
+    choose_compute,
+    load_checkpoint,
+    optimizer_factory,
+    parameter_groups,
+    saved_buffers,
+)
+from swarmcli.training.freezing import check_frozen, frozen_bytes
+from swarmcli.training.memory import check_memory
+from swarmcli.training.outline import keep_outline, kept_outline, outline_of
+from swarmcli.training.resumed import by_recipe
+
+COMPRESSIONS: Mapping[str, CompressionBase] = {
+    "none": NoCompression(),
+    "float16": Float16Compression(),
+    "bfloat16": BFloat16Compression(),
+    "scaled_float16": ScaledFloat16Compression(),
+    "uniform_8bit": Uniform8BitQuantization(),
+    "quantile_8bit": Quantile8BitQuantization(),
+    "blockwise_8bit": BlockwiseQuantization(),
+}
+LINGER_SECONDS = 30.0  # at the end of a run, for peers that are still behind
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """From which checkpoint a user would begin."""
+
+    path: str  # of it, or of a directory that holds some; "latest": the newest that any peer of this machine wrote
+    from_run: str | None = None  # whose it is, as the user says; None: the recipe's own run
+
+
+class Collaboration:
+    """A peer's model, task and collaborative optimizer. Made in the main thread; `close` says goodbye to the run."""
+
+    def __init__(
+        self,
+        peer: RunPeer,
+        *,
+        resume: Resume | None = None,
+        auxiliary: bool = False,
+        compute: Compute | None = None,
+        further: Callable[[nn.Module], dict[str, Any]] = lambda model: {},
+    ) -> None:
+        """Builds the model (from the checkpoint `resume`, if given) and makes the peer known to the run.
+
+        `compute`: None is what the recipe says for a trainer, and host memory for others: an auxiliary needs no more
+        than the model's shapes there, a monitor all but what computes. `further` arguments of the Optimizer that depend
+        on the model win over the recipe's. Raises RecipeError, DataError or CheckpointError with the fix, before
+        anything is told to others.
+        """
+        recipe = peer.recipe
+        self.peer = peer
+        self.compute: Compute = compute or compute_of(recipe, peer.role)
+        peer.lending.compute_on(self.compute.device)
+        self.task: Task  # of an auxiliary there is none
+        self.model: nn.Module
+        checkpoint = None
+        if not auxiliary:
+            self.task = build_task(recipe)
+        outline = outline_of(recipe) if auxiliary else kept_outline(recipe) or self.task.build_model(outline=True)
+        keep_outline(recipe, outline)
+        check_memory(recipe, outline, peer.role, self.compute, limits=peer.limits.limits)
+        if auxiliary:
+            self.model = outline
+        else:
+            checkpoint = find_resumed(recipe, resume, peer.home.path) if resume else None
+            self.model = self.task.build_model()
+            check_frozen(recipe, self.model)
+            if checkpoint is not None:
+                checkpoint.restore_model(self.model)
+            self.model.to(self.compute.device)
+        self.optimizer = Optimizer(**self._options(recipe, auxiliary) | further(self.model))
+        # Copies: a site's ranks read the settings of a checkpoint with its statistics.
+        peer.others_of_run = self.optimizer.peers
+        self._settings = [dict(group) for group in self.optimizer.param_groups]
+        peer.lending.when_rates_change(self.optimizer.review_seat)  # also while a batch is computed
+        if peer.role == "trainer" and (limit := peer.limits.limits.link) is not None:
+            told = before_joining(self.optimizer.round_bytes, limit, recipe.target_batch_size)
+            peer.events.emit(Noticed("info", told))
+        if recipe.run_key is not None:
+            self.optimizer.trust_owner(owners_word(recipe, recipe.run_key))
+        self._accounts = keep_accounts(peer, self.optimizer)
+        self.resumed: Path | None = None  # the checkpoint that this peer went on from
+        if checkpoint is not None:
+            self._take_over(checkpoint)
+
+    def _options(self, recipe: Recipe, auxiliary: bool) -> dict[str, Any]:
+        averaging = recipe.averaging
+        return dict(
+            dht=self.peer.dht,
+            run_id=recipe.run_id,
+            target_batch_size=recipe.target_batch_size,
+            optimizer=optimizer_factory(recipe),
+            params=parameter_groups(recipe, self.model),
+            extra_tensors=saved_buffers(self.model),
+            **(self._frozen_options(recipe.frozen_weights) if recipe.frozen_weights else {}),
+            scheduler=lambda made: build_scheduler(recipe, made),
+            matchmaking_time=averaging.matchmaking_time,
+            averaging_timeout=averaging.averaging_timeout,
+            load_state_timeout=averaging.load_state_timeout,
+            auxiliary=auxiliary,
+            averager_opts=averager_options(recipe),
+            description=replace(self.peer.description, device=device_in_words(recipe, self.compute)),
+            fingerprint=self.peer.fingerprint,
+            **mode_options(recipe),
+            **timing_options(recipe, computes=self.peer.role == "trainer"),
+        )
+
+    def _frozen_options(self, digest: str) -> dict[str, Any]:
+        """What comes from others is not kept if this computer's user does not lend so much of the disk."""
+        home = self.peer.home.path
+        room = room_for(self.peer.limits, self.peer.recipe, home)
+        return {
+            "frozen_parameters": self.model.named_parameters(),
+            "frozen_digest": digest,
+            "frozen_directory": home if room > frozen_bytes(self.model) else None,
+        }
+
+    def resume_own(self) -> None:
+        """Goes on from the newest checkpoint in this peer's home, unless somebody is there who stands as far.
+
+        To be called before the run is joined; if others begin from other checkpoints at the same moment, the rule for
+        lineages decides. One that cannot be read gives way to the one before it. Raises CheckpointError if none of
+        them can be used and nobody is there who hands out the run's state.
+        """
+        found = checkpoints_below(self.peer.home.path, self.peer.recipe.run_id)
+        if not found:
+            return
+        kept = f"a checkpoint of epoch {epoch_of(found[0])} is here; looking whether somebody stands further"
+        self.peer.events.emit(Noticed("info", kept))
+        elsewhere = self.optimizer.epoch_elsewhere()
+        if elsewhere is not None and elsewhere >= epoch_of(found[0]):
+            return
+        problems = []
+        for place in found:
+            try:
+                self.restore(load_checkpoint(place, self.peer.recipe.run_id))
+            except (CheckpointError, ValueError) as error:
+                problems.append(str(error))
+                self.peer.events.emit(Noticed("warning", f"this peer cannot go on from {place}: {error}"))
+            else:
+                self.peer.events.emit(Noticed("info", f"going on from epoch {epoch_of(place)}, saved at {place}"))
+                return
+        if elsewhere is None:
+            raise CheckpointError(
+                f"{problems[0]}. This peer would begin the run anew beside its checkpoints in {self.peer.home.path}: "
+                "move them away if it should, or give the run another run_id"
+            )
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Goes on from there. Raises CheckpointError or ValueError if it is of another model."""
+        self.optimizer.alone_with_parameters(lambda: checkpoint.restore_model(self.model))
+        self._take_over(checkpoint)
+
+    def _take_over(self, checkpoint: Checkpoint) -> None:
+        """All but the weights, which are there, with the settings of the recipe. Says what is not as it was."""
+        run_id = self.peer.recipe.run_id
+        state, differences = by_recipe(self.peer.recipe, checkpoint, self._settings)
+        self.optimizer.load_state_dict(state)
+        self.resumed = checkpoint.path
+        if checkpoint.run_id != run_id:
+            text = (
+                f"{run_id} begins at epoch {checkpoint.epoch}, with the weights and the optimizer's statistics of the "
+                f"run {checkpoint.run_id} ({checkpoint.path}), as a run of its own"
+            )
+            self.peer.events.emit(Noticed("info", text))
+        if differences:
+            self.peer.events.emit(Noticed("info", f"the recipe's settings hold: {differences}"))
+
+    def close(self) -> None:
+        if self.peer.dht.is_alive():
+            standing = self.peer.dht.run_coroutine(close_accounts(self._accounts))
+            if isinstance(standing, Standing):
+                self.peer.stand(standing)
+        self.optimizer.shutdown()
+
+
+def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> Bookkeeper | BookReader:
+    """What this peer knows from now on of what each has given: monitors and trainers that write checkpoints keep count,
+    others ask them."""
+    recipe = peer.recipe
+
+    def position() -> Mark | None:
+        report = optimizer.report()
+        return Mark(report.epoch, report.samples_seen) if report.phase in ("following", "lingering") else None
+
+    async def begin(dht: DHT, node: DHTNode) -> Bookkeeper | BookReader:
+        around = Surroundings(
+            node=node,
+            identity=dht.identity,
+            run_id=recipe.run_id,
+            run=peer.digest,
+            own=optimizer.report,
+            others=optimizer.peers,
+            answers=optimizer.answers,
+            position=position,
+            clock=peer.journal.clock,
+            network=node.endpoint.prefix,
+        )
+        exact = optimizer.use_gradient_averaging and recipe.averaging.target_group_size is None
+        record = peer.journal.record
+        accounts = (
+            Bookkeeper(around, exact=exact, kept=kept, record=record) if counts else BookReader(around, exact=exact)
+        )
+        accounts.start()
+        return accounts
+
+    counts = peer.role == "monitor" or (peer.role == "trainer" and recipe.checkpoint.every_epochs > 0)
+    kept = peer.kept_book() if counts else None
+    accounts = peer.dht.run_coroutine(begin)
+    assert isinstance(accounts, Bookkeeper | BookReader)
+    peer.contributions, peer.basis = accounts.contributions, accounts.basis
+    return accounts
+
+
+async def close_accounts(accounts: Bookkeeper | BookReader) -> Standing | None:
+    """What others say of this peer's part, where one of those that keep the book answers at once."""
+    standing = await accounts.standing()
+    await accounts.close()
+    return standing
+
+
+def owners_word(recipe: Recipe, run_key: str) -> SignedByOwner:
+    """Says whether the run's owner has signed a position with the parameters of a hash."""
+    key, digest = PeerID.parse(run_key), digest_of(recipe)
+
+    def signed_by_owner(position: LineagePosition, state: bytes, signature: bytes) -> bool:
+        return is_owners_position(key, signature, digest, position.epoch, position.samples, position.lineage, state)
+
+    return signed_by_owner
+
+
+def compute_of(recipe: Recipe, role: Role) -> Compute:
+    """On what a peer holds its model. Raises RecipeError for a trainer without the device that it asks for."""
+    return choose_compute(recipe) if role == "trainer" else Compute(torch.device("cpu"))
+
+
+def device_in_words(recipe: Recipe, compute: Compute) -> str:
+    """What others see of the devices of this peer, for example "4 × cuda (bfloat16)"."""
+    count = recipe.local.site.processes
+    return str(compute) if count == 1 else f"{count} × {compute.kind}"
+
+
+def averager_options(recipe: Recipe) -> dict[str, Any]:
+    """What the recipe says about the averager itself."""
+    averaging = recipe.averaging
+    options: dict[str, Any] = {
+        "part_size_bytes": averaging.part_size_bytes,
+        "proceed_alone": averaging.proceed_alone,
+        "trust": recipe.trust,
+        "seats_per_network": averaging.seats_per_network,
+        "aggregator": make_aggregator(recipe.aggregator, averaging.aggregator),
+        "max_share": recipe.averaging.max_share,
+        "audit": averaging.audit,
+    }
+    if recipe.local.bandwidth is not None:
+        options["bandwidth"] = recipe.local.bandwidth
+    if recipe.averaging.target_group_size is not None:
+        options["target_group_size"] = recipe.averaging.target_group_size
+    return options
+
+
+def mode_options(recipe: Recipe) -> dict[str, Any]:
+    """What every peer of the run averages, and in which form it travels."""
+    averaging, compression = recipe.averaging, recipe.compression
+    return {
+        "grad_averager": None if recipe.local_updates.enabled else grad_averager(recipe.gradient_averaging),
+        "grad_compression": COMPRESSIONS[compression.gradients],
+        "state_averaging_compression": COMPRESSIONS[compression.state_averaging],
+        "load_state_compression": COMPRESSIONS[compression.state_download],
+        "average_state_every": averaging.average_state_every,
+        "average_opt_statistics": averaging.average_opt_statistics,
+    }
+
+
+def timing_options(recipe: Recipe, *, computes: bool) -> dict[str, Any]:
+    """For what this peer waits. Who computes nothing has nothing to go on with, and is up to date at once."""
+    return {
+        "offload_optimizer": computes and recipe.offloaded,
+        "delay_optimizer_step": computes and recipe.delay.step,
+        "delay_grad_averaging": computes and recipe.delay.grad_averaging,
+        "delay_state_averaging": computes and recipe.delay.state_averaging,
+    }
+
+
+def grad_averager(settings: GradientAveragingSettings) -> Callable[..., Any]:
+    """What the Optimizer takes for the recipe's method."""
+    if settings.method == "plain":
+        return GradientAverager
+    kind = {"powersgd": PowerSGDGradientAverager, "poweref": PowerEFGradientAverager}[settings.method]
+    return kind.get_factory(averager_rank=settings.rank, min_compression_ratio=settings.min_compression_ratio)
+
+
+def make_aggregator(name: str, settings: AggregatorSettings) -> Aggregator:
+    """What becomes of the members' tensors in a round."""
+    match name:
+        case "median":
+            return Median()
+        case "trimmed_mean":
+            return TrimmedMean(settings.trim)
+        case "centered_clip":
+            return CenteredClip(settings.radius, settings.iterations)
+        case _:
+            return Mean(settings.gate)
+
+
+def find_resumed(recipe: Recipe, resume: Resume, home: Path) -> Checkpoint:
+    """The checkpoint that `resume` names, read. Raises CheckpointError."""
+    return load_checkpoint(resumed_place(recipe, resume, home))
+
+
+def resumed_place(recipe: Recipe, resume: Resume, home: Path) -> Path:
+    """Where the checkpoint is that `resume` names; the newest one is looked for below the recipe's output_dir and in
+    `home`, which `--home` may have placed elsewhere.
+
+    Raises CheckpointError when there is none, and when it is of another run than its user knows.
+    """
+    wanted = resume.from_run or recipe.run_id
+    if resume.path == "latest":
+        places = recipe.output_dir / wanted, home
+        found = newest_first(each for place in places for each in checkpoints_below(place, wanted))
+        if not found:
+            raise CheckpointError(f"--resume latest: neither {places[0]} nor {home} holds a checkpoint of {wanted}")
+        place = found[0]
+    elif not Path(resume.path).exists():
+        raise CheckpointError(f"--resume {resume.path}: {resume.path} does not exist")
+    else:
+        place = find_checkpoint(Path(resume.path))
+    if (of_run := read_manifest(place)["run_id"]) != wanted:
+        raise CheckpointError(
+            f"{place} is of the run {of_run!r}, not of {wanted!r}; if {recipe.run_id} should begin from it, as a run "
+            f"of its own, name that: --resume {resume.path} --from-run {shlex.quote(of_run)}"
+        )
+    return place

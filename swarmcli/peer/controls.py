@@ -1,0 +1,79 @@
+"""What this peer's user may change while it runs, by command or page: see `coordinator_web.control.Controls`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from swarmcli.errors import ControlError
+from swarmcli.peer.activity import STAY_SECONDS, Activity, asked
+from swarmcli.recipe.limit_store import LimitStore
+from swarmcli.run.values import ActivityShown
+
+OF_CARD = ("gpu", "gpu_memory")
+
+
+class PeerControls:
+    """Of one peer. For any thread."""
+
+    def __init__(
+        self,
+        activity: Activity,
+        limits: LimitStore,
+        ask_to_stop: Callable[[], object],
+        *,
+        apply: Callable[[], object] = bool,
+        seat: Callable[[], str] = str,
+        has_card: bool = True,
+        end_process: Callable[[int], object] = os._exit,
+    ) -> None:
+        """`ask_to_stop` hears that the role ends because its user asked for it. `apply` has changed limits hold at
+        once, and then `seat` says why the samples of this trainer cannot count; "": they can. Without `has_card` (a
+        graphics card) limits of one are shown only where somebody has set them."""
+        self._activity = activity
+        self._limits = limits
+        self._ask_to_stop = ask_to_stop
+        self._apply, self._seat = apply, seat
+        self._has_card = has_card
+        self._end_process = end_process
+
+    def activity(self) -> ActivityShown:
+        status = self._activity.status()
+        return ActivityShown(
+            state=status.state,
+            reasons=status.reasons,
+            since=status.since,
+            sentence=status.sentence,
+            keeps=status.keeps,
+            seconds_left=status.seconds_left,
+        )
+
+    def pause(self, until: float | None) -> None:
+        """Raises ControlError when the peer is about to leave."""
+        if self._activity.status().state == "stopping":
+            raise ControlError("it is stopping already")
+        self._activity.hold(asked(until))
+
+    def resume(self) -> None:
+        """Ends the user's pause. What else holds the peer (its battery, say) goes on holding it."""
+        self._activity.release("asked")
+
+    def stop(self, *, now: bool) -> None:
+        self._activity.stop(0.0 if now else STAY_SECONDS)
+        self._ask_to_stop()
+
+    def end(self) -> None:
+        """As a third Ctrl-C does: with no goodbye, and nothing saved."""
+        self._end_process(130)
+
+    def limits(self) -> Mapping[str, Any]:
+        shown = self._limits.shown()
+        if not self._has_card:
+            shown = {key: each for key, each in shown.items() if key not in OF_CARD or each["from"]}
+        return {"limits": shown, "seat": self._seat()}
+
+    def change_limits(self, changes: Mapping[str, Any], *, keep: bool) -> None:
+        """Raises RecipeError, which says what such a limit may be."""
+        self._limits.change(changes, keep=keep)
+        self._apply()

@@ -1,0 +1,194 @@
+"""What a process does in a run, from its model to its goodbye.
+
+A trainer computes gradients; a monitor follows with nothing of its own, so that it always holds the state of the run;
+an auxiliary adds up parts of gradients for others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from swarmcli import startup
+from swarmcli.events import Noticed
+from swarmcli.peer.checkpoints import saving
+from swarmcli.peer.collaboration import LINGER_SECONDS, Collaboration, Resume
+from swarmcli.peer.pausing import Pauses
+from swarmcli.peer.peer import RunPeer
+from swarmcli.run.watch import RunWatch, clock_alarm
+from swarmcli.training import STREAM, CollaborativeOptimizer, LoopResult, LoopSettings, TrainingLoop, stream_seed
+
+
+class Steps(CollaborativeOptimizer, Protocol):
+    """What takes the loop's steps: the Optimizer itself, or a site around it."""
+
+    def note_loss(self, loss: float, samples: int) -> None: ...
+    def load_state_from_peers(self) -> bool: ...
+
+
+def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume: Resume | None = None) -> LoopResult:
+    """Trains; what was done stands in the home's summary afterwards, also when training ended by an error.
+
+    In the end, by whatever it came, a trainer writes a checkpoint into its home, unless somebody who stays holds as
+    much; `peer.saved` says which. At the last epoch it stays a little while for those who missed the last round.
+    Raises CheckpointError, at the very end, if the checkpoint could not be written.
+    """
+    with _holding_the_state(peer, watch, stop, resume) as collaboration:
+        optimizer = collaboration.optimizer
+        with saving(collaboration, stop.is_set, yields=True) as checkpoints:
+            with pauses_of(collaboration, stop, checkpoints.look) as pauses:
+                come_into_step(collaboration, optimizer)
+                result = train(collaboration, optimizer, stop, on_step=checkpoints.look, rest=pauses.rest)
+            if result.reason == "max_epochs":
+                watch.state = "finished"
+        peer.saved = checkpoints.outcome
+        if result.reason == "max_epochs":
+            optimizer.linger(optimizer.local_epoch, LINGER_SECONDS)
+        checkpoints.require()
+        peer.saved = checkpoints.outcome
+        return result
+
+
+@contextmanager
+def _holding_the_state(
+    peer: RunPeer, watch: RunWatch, stop: threading.Event, resume: Resume | None
+) -> Iterator[Collaboration]:
+    """What a trainer or a monitor works with, from the checkpoint that `resume` names or else its own newest one. At
+    the end its summary is written, and it says goodbye."""
+    collaboration = Collaboration(peer, resume=resume)
+    collaboration.optimizer.give_up_when(stop.is_set)
+    with _following(collaboration, watch):
+        if resume is None:
+            collaboration.resume_own()
+        yield collaboration
+
+
+@contextmanager
+def _following(collaboration: Collaboration, watch: RunWatch) -> Iterator[None]:
+    startup.over()
+    watch.follow(collaboration.optimizer)
+    try:
+        yield
+    finally:
+        collaboration.peer.leave_summary(collaboration.optimizer)
+        collaboration.close()
+
+
+def pauses_of(
+    collaboration: Collaboration, stop: threading.Event, after_step: Callable[[], object] = lambda: None
+) -> Pauses:
+    """What lets the peer of this collaboration pause, and leave when its user asks for it."""
+    peer = collaboration.peer
+    return Pauses(
+        peer.activity,
+        collaboration.optimizer,
+        stop,
+        last_epoch=peer.recipe.max_epochs,
+        after_step=after_step,
+        say=lambda text: peer.events.emit(Noticed("info", text)),
+    )
+
+
+def come_into_step(collaboration: Collaboration, steps: Steps) -> None:
+    """Joins the run, and downloads its state if this peer has another."""
+    if wrong := clock_alarm(collaboration.peer.dht.clock.uncorrected):
+        collaboration.peer.events.emit(Noticed("warning", wrong))
+    steps.load_state_from_peers()
+    last = collaboration.peer.recipe.max_epochs
+    if last is not None and steps.local_epoch >= last:
+        text = f"this run has reached its last epoch, {last}, already; a new run needs another run_id"
+        collaboration.peer.events.emit(Noticed("info", text))
+
+
+def train(
+    collaboration: Collaboration,
+    steps: Steps,
+    stop: threading.Event,
+    *,
+    on_step: Callable[[], object] = lambda: None,
+    rest: Callable[[], bool] = lambda: False,
+) -> LoopResult:
+    """Computes until `stop` is set, the run has ended or the data has. `rest`: see TrainingLoop."""
+    peer, recipe = collaboration.peer, collaboration.peer.recipe
+
+    pace = peer.pace.share
+
+    def after_step() -> None:
+        nonlocal pace
+        peer.processors.take()
+        if (share := peer.pace.share) != pace:
+            collaboration.optimizer.expect_pace(share / pace)
+            pace = share
+        on_step()
+
+    peer.processors.take()
+    loop = TrainingLoop(
+        collaboration.task,
+        collaboration.model,
+        steps,
+        LoopSettings(
+            stream_seed(recipe.seed, peer.peer_id),
+            recipe.accumulation_steps,
+            recipe.max_epochs,
+            stream_file=peer.home.path / STREAM,
+            # A home that is new, for a peer that is not: its own last checkpoint knows. Others' are not followed.
+            older_streams=[collaboration.resumed / STREAM] if collaboration.resumed else [],
+        ),
+        compute=collaboration.compute,
+        pace=peer.pace,
+        on_loss=steps.note_loss,
+        on_step=after_step,
+        rest=rest,
+    )
+    return loop.run(stop)
+
+
+def run_monitor(
+    peer: RunPeer,
+    watch: RunWatch,
+    stop: threading.Event,
+    *,
+    resume: Resume | None = None,
+    leave_when_done: bool = False,
+) -> None:
+    """Follows the run, writes its checkpoints and hands out its state, until told to stop.
+
+    After the last epoch it goes on to serve state and dashboard, for those who come late; with `leave_when_done` only
+    for a little while, as trainers do. Raises CheckpointError, at the very end, if the last checkpoint could not be
+    written.
+    """
+    with _holding_the_state(peer, watch, stop, resume) as collaboration:
+        optimizer, recipe = collaboration.optimizer, peer.recipe
+        with (
+            saving(collaboration, stop.is_set, yields=False) as checkpoints,
+            pauses_of(collaboration, stop) as pauses,
+        ):
+            while not stop.is_set() and (recipe.max_epochs is None or optimizer.local_epoch < recipe.max_epochs):
+                if not pauses.rest():
+                    optimizer.step(batch_size=0)
+                checkpoints.look()
+            finished = not stop.is_set()
+            if finished:
+                watch.state = "finished"
+        peer.saved = checkpoints.outcome
+        if finished:
+            leaving = "leaving" if leave_when_done else "Ctrl-C to leave"
+            peer.events.emit(Noticed("info", f"the run has finished; {checkpoints.outcome}; {leaving}"))
+            optimizer.linger(optimizer.local_epoch, LINGER_SECONDS if leave_when_done else 0.0)
+            if not leave_when_done:
+                while not stop.wait(1.0):  # in pieces: on Windows Ctrl-C does not end a wait
+                    pass
+        checkpoints.require()
+        peer.saved = checkpoints.outcome
+
+
+def run_auxiliary(peer: RunPeer, watch: RunWatch, stop: threading.Event) -> None:
+    """Helps in every round until told to stop, or until the run has reached its last epoch."""
+    collaboration = Collaboration(peer, auxiliary=True)
+    optimizer, last = collaboration.optimizer, peer.recipe.max_epochs
+    with _following(collaboration, watch), pauses_of(collaboration, stop) as pauses:
+        while not stop.is_set() and (last is None or optimizer.local_epoch < last):
+            if not pauses.rest():
+                optimizer.step()

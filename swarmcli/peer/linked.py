@@ -1,0 +1,112 @@
+"""Runs that were joined by a link: where their files lie on this computer, and to what a person agreed.
+
+    <data directory>/<run id>-<beginning of the fingerprint>/
+        recipe.yaml     what the contact handed out, checked, with what is this computer's own beside it
+        agreed.json     role → hash of the recipe that somebody agreed to in that role
+        invitation      to a closed run, from the link; readable by this user alone
+        data/, models/  for what a recipe reads and no link brings
+        <run id>/       the peers: trainer-1, monitor-1, …
+
+The recipe is written when somebody has agreed, never before. From then on it is a recipe like any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swarmcli.errors import MembershipError, RecipeError, SwarmError
+from swarmcli.machine.places import VARIABLE, data_directory
+from swarmcli.owner.invitations import keep_ticket, of_recipe, visiting
+from swarmcli.peer.home import write_whole
+from swarmcli.recipe import Link, Recipe, digest_of, load_recipe
+from swarmcli.recipe.offered import DATA, MODELS
+from swarmcli.recipe.ticket import Ticket
+from swarmcli.run.asking import Visitor
+
+if TYPE_CHECKING:
+    from swarmcli.optim.config import Role  # which brings torch along: a link that cannot be read is refused before
+
+RECIPE = "recipe.yaml"
+AGREED = "agreed.json"
+
+
+class LinkedRun:
+    """The directory of one run. Nothing is written before `keep`."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.path = data_directory() / f"{link.run_id}-{link.fingerprint[:8]}"
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / RECIPE
+
+    def kept(self) -> str | None:
+        """The recipe of an earlier time, if it still is the one that the link speaks of. Nobody has to be asked for it
+        then: the fingerprint says that it has not changed."""
+        try:
+            if digest_of(load_recipe(self.recipe)) == self.link.fingerprint:
+                return self.recipe.read_text(encoding="utf-8")
+        except (RecipeError, OSError):
+            pass
+        return None
+
+    def visitor(self) -> Visitor | None:
+        """Who looks at the link's run if it is closed: a peer of it on this computer, or whoever has the link. None:
+        neither is known here. Raises MembershipError, IdentityError."""
+        if self.recipe.exists():  # then this computer has joined, and a bearer's invitation is taken up
+            with suppress(MembershipError, RecipeError):
+                if (recipe := load_recipe(self.recipe)).access == "invite":
+                    return of_recipe(recipe)
+        if self.link.ticket is None:
+            return None
+        return visiting(self.link.ticket, self.link.fingerprint, self.path / self.link.run_id)
+
+    def text_of(self, recipe: Recipe) -> str:
+        """What is kept of a recipe that has been handed out: with the paths of this computer, and the contact."""
+        values = json.loads(recipe.source[0])
+        own = {
+            "output_dir": ".",
+            "network": {"initial_peers": list(self.link.addresses)},
+            "local": {"data_dir": DATA},
+        }
+        return json.dumps(values | own, ensure_ascii=False, indent=1) + "\n"
+
+    def has_agreed(self, role: Role, text: str) -> bool:
+        return self._agreements().get(role) == _hash(text)
+
+    def keep(self, role: Role, text: str) -> None:
+        """Writes down the recipe, and that somebody has agreed to it in this role. Raises SwarmError."""
+        agreements = self._agreements() | {role: _hash(text)}
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in (DATA, MODELS):
+                (self.path / name).mkdir(exist_ok=True)
+            write_whole(self.recipe, text)
+            write_whole(self.path / AGREED, json.dumps(agreements, indent=1) + "\n")
+        except OSError as error:
+            raise SwarmError(
+                f"{self.path} cannot be written ({error.strerror}); set {VARIABLE} to another directory"
+            ) from error
+
+    def keep_invitation(self, ticket: Ticket) -> None:
+        """Writes down what the link brings for a closed run, for the peers that begin here. Raises SwarmError."""
+        try:
+            keep_ticket(self.path, ticket)
+        except OSError as error:
+            raise SwarmError(f"{self.path} cannot be written ({error.strerror}); make room there") from error
+
+    def _agreements(self) -> dict[str, str]:
+        try:
+            found = json.loads((self.path / AGREED).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

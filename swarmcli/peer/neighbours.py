@@ -1,0 +1,78 @@
+"""The peers of one user on one computer, whatever their runs, as each of them says that it goes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from swarmcli.errors import ControlError
+from swarmcli.machine import client
+from swarmcli.machine.registry import LocalPeer, LocalPeers
+from swarmcli.run.values import MachinePeer
+
+
+class Neighbours:
+    """Asks them through their APIs, with the tokens that this user alone can read. From any thread."""
+
+    def __init__(self, registry: LocalPeers | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._registry = registry or LocalPeers()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._told: Sequence[MachinePeer] = ()
+        self._asked_at = float("-inf")
+
+    def look(self) -> Sequence[MachinePeer]:
+        """All of them, this one too, the oldest first. Their `url` holds a token: it is for this user alone."""
+        with self._lock:
+            if self._clock() - self._asked_at >= 1.0:  # every page that is open asks
+                self._told = self._ask()
+                self._asked_at = self._clock()
+            return self._told
+
+    def _ask(self) -> Sequence[MachinePeer]:
+        try:
+            peers = self._registry.peers()[:32]
+        except OSError:
+            return ()
+        if not peers:
+            return ()
+        with ThreadPoolExecutor(min(8, len(peers))) as pool:
+            return list(pool.map(self._describe, peers))
+
+    def _describe(self, peer: LocalPeer) -> MachinePeer:
+        state: dict[str, Any] = {}
+        url = ""
+        try:
+            state = client.get(peer, "state", registry=self._registry, timeout=1.0)
+            url = f"{peer.api}/?token={self._registry.token(peer)}"
+        except ControlError:
+            pass  # it is still joining, or busy, or of another version: it is shown all the same
+        return described(peer, state, url)
+
+
+def described(peer: LocalPeer, state: dict[str, Any], url: str) -> MachinePeer:
+    """`state`: what `GET state` gave; empty: it did not answer. Of another version it may lack anything."""
+    run, me = state.get("run") or {}, state.get("me") or {}
+    activity = (me.get("activity") or {}).get("state", "running")
+    own = me.get("share")
+    rate = run.get("samples_per_second") or 0.0
+    return MachinePeer(
+        pid=peer.pid,
+        name=peer.label,
+        role=peer.role,
+        run_id=peer.run_id,
+        home=peer.home,
+        started=peer.started,
+        me=peer.pid == os.getpid(),
+        url=url,
+        answers=bool(state),
+        state=activity if activity != "running" else run.get("state", ""),
+        sentence=me.get("sentence", ""),
+        epoch=run.get("epoch"),
+        max_epochs=run.get("max_epochs"),
+        samples_per_second=rate * own if isinstance(own, float) else 0.0,
+    )

@@ -1,0 +1,141 @@
+"""Makes the loop of a role obey its peer's Activity: it pauses, says how far it is with that, and goes on or leaves."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from swarmcli.optim import Optimizer
+from swarmcli.peer.activity import NOTHING, Activity, nothing
+from swarmcli.words import roughly
+
+
+class Pauses:
+    """A context manager, around the loop. While it is entered the optimizer hears of a pause the moment that somebody
+    asks for it, so the swarm does too, whatever the loop is at. A wish to stop is a pause that ends with the role: what
+    was computed is handed in first, if that can be within the time for which the peer is to stay. A wish to stop at
+    once, or one before or behind the loop, ends the role after its present step.
+    """
+
+    def __init__(
+        self,
+        activity: Activity,
+        optimizer: Optimizer,
+        stop: threading.Event,
+        *,
+        last_epoch: int | None = None,
+        after_step: Callable[[], object] = lambda: None,
+        say: Callable[[str], object] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """The role ends when `stop` is set, which a wish to stop comes to, or at its `last_epoch`. `after_step` is
+        called after each step of a pause, `say` with what people should know of samples that nobody takes."""
+        self._activity, self._optimizer, self._stop = activity, optimizer, stop
+        self._last_epoch = last_epoch
+        self._after_step = after_step
+        self._say = say
+        self._clock = clock
+        self._loops = False
+        self._stays, self._leaves_at = math.inf, math.inf  # for so many seconds; until then at the latest, by `clock`
+
+    def __enter__(self) -> Self:
+        self._activity.subscribe(self._heed)
+        self._heed()
+        self._loops = True
+        self._activity.hands_in = lambda stays: NOTHING if self._why_not(stays, stays) else self._handing_in()
+        self._heed()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loops, self._activity.hands_in = False, nothing
+        self._heed()
+
+    def rest(self) -> bool:
+        """Returns at once, with False, if the peer may work. Otherwise hands in what was computed, waits until the
+        pause is over or the role ends, and comes into step with the run."""
+        if not self._rests:
+            return self._follow()
+        while self._rests and not self._leaves():
+            self._step()
+            kept, seconds = self._handing_in()
+            self._activity.note(rests=self._optimizer.has_handed_in, keeps=kept, seconds=seconds)
+            self._after_step()
+        if not self._is_over and not self._optimizer.auxiliary:
+            self._optimizer.load_state_from_peers()
+        return True
+
+    def _follow(self) -> bool:
+        """While the samples of this peer cannot count: follows the run, and computes nothing. Whether it has."""
+        follows = False
+        while self._optimizer.seat_lost and not (self._rests or self._stop.is_set() or self._is_over):
+            follows = True
+            self._step()
+            self._after_step()
+        if follows and not self._is_over:
+            self._optimizer.load_state_from_peers()  # at once, if it only followed
+        return follows
+
+    def _heed(self) -> None:
+        status = self._activity.status()
+        if not self._loops or status.at_once:
+            if status.state == "stopping":
+                self._stop.set()
+        elif status.state == "running":
+            self._optimizer.resume()
+        else:
+            self._optimizer.pause()
+
+    def _leaves(self) -> bool:
+        """Whether the role ends here: its user wants that, and nothing is left to hand in, or nobody to take it."""
+        status, now = self._activity.status(), self._clock()
+        if status.state != "stopping":
+            return False
+        if status.stays < self._stays:  # counted from the first step behind the wish: a batch may take a minute
+            self._stays, self._leaves_at = status.stays, min(self._leaves_at, now + status.stays)
+        why = self._why_not(self._stays, self._leaves_at - now)
+        if why and self._kept:
+            self._say(f"{self._kept:,} computed samples are not handed in: {why}")
+        if why:
+            self._stop.set()
+        return bool(why)
+
+    def _why_not(self, stays: float, left: float) -> str:
+        """Why what is computed need not, or cannot, be handed in by a peer that stays so many seconds, of which so many
+        are left; "": it may be. A round that is later than it was expected is waited for until they are over."""
+        if self._optimizer.has_handed_in:
+            return "nobody else computes at present"
+        if left <= 0:
+            return f"no round took them within {roughly(stays)}"
+        kept, expected = self._handing_in()
+        if kept and stays < expected < math.inf:  # infinite: it is not known how quickly the others compute
+            return f"the next round is expected in about {roughly(expected)}, which is too long to wait"
+        return ""
+
+    def _handing_in(self) -> tuple[int, float]:
+        """The samples that no round has taken, and in how many seconds one is expected to; infinite: it is not
+        known."""
+        return (self._kept, self._optimizer.seconds_to_round) if self._kept else NOTHING
+
+    def _step(self) -> None:
+        if self._optimizer.auxiliary:
+            self._optimizer.step()
+        else:
+            self._optimizer.step(batch_size=0)
+
+    @property
+    def _rests(self) -> bool:
+        return self._activity.is_held and not self._is_over
+
+    @property
+    def _is_over(self) -> bool:
+        return self._stop.is_set() or (self._last_epoch is not None and self._optimizer.local_epoch >= self._last_epoch)
+
+    @property
+    def _kept(self) -> int:
+        return 0 if self._optimizer.auxiliary else self._optimizer.local_progress.samples_accumulated

@@ -1,0 +1,274 @@
+"""The trainer as a site: several processes compute, rank 0 is the peer.
+
+rank 0: run_site_leader                                every other rank: run_site_member
+    a home, a journal, a place in the network              nothing but the model and a stream of data
+    says who the peer is           ── Introduction ──▶     draws its own stream by it
+    Optimizer in the swarm, SiteLeader around it           SiteMember
+    TrainingLoop                     ◀─ every step ─▶      TrainingLoop
+    the state of every epoch         ◀─ with zero ──▶      its share of the statistics
+
+How the processes work together follows from the mode of the run and what the volunteer chose for the site:
+
+| run | `hierarchy` | gradients | with `zero` |
+| --- | --- | --- | --- |
+| averages gradients | refused | each rank sums its own, rank 0 hands in all sums | every rank steps its share |
+| local updates | none | rank 0 steps with the mean of all ranks, in every step | every rank steps its share |
+| local updates | given | each rank steps with its own, models are averaged by levels | refused |
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch import nn
+
+from swarmcli.network import wire
+from swarmcli.optim.modes.base import SiteHooks
+from swarmcli.peer.activity import HASTY_SECONDS
+from swarmcli.peer.collaboration import LINGER_SECONDS, Collaboration, Resume, resumed_place
+from swarmcli.peer.lending import limit_card
+from swarmcli.peer.lifetime import come_into_step, pauses_of, train
+from swarmcli.peer.peer import RunPeer
+from swarmcli.peer.processors import sharing_processors
+from swarmcli.peer.site_state import SiteState, load_share
+from swarmcli.recipe import Recipe
+from swarmcli.recipe.limit_store import LimitStore
+from swarmcli.run.watch import RunWatch
+from swarmcli.sites.checkpoint import SiteShards
+from swarmcli.sites.commands import Command, LeaderCommands
+from swarmcli.sites.gradients import LeaderGradients, LeaderMeans, LeaderSums, MemberGradients, MemberMeans, MemberSums
+from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
+from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
+from swarmcli.sites.site import Site
+from swarmcli.sites.step_sync import SharedModel
+from swarmcli.sites.steps import SiteLeader, SiteMember
+from swarmcli.training import (
+    STREAM,
+    Compute,
+    LoopResult,
+    LoopSettings,
+    TrainingLoop,
+    build_task,
+    choose_compute,
+    optimizer_factory,
+    optimizer_kind,
+    parameter_groups,
+    stream_seed,
+)
+from swarmcli.training.memory import check_memory
+
+Handlers = Mapping[type[Command], Callable[[Any], None]]
+
+
+@dataclass(frozen=True)
+class Leading:
+    """What rank 0's Optimizer and its SiteLeader are made with."""
+
+    gradients: LeaderGradients
+    options: dict[str, Any] = field(default_factory=dict)  # of the Optimizer
+
+
+@dataclass(frozen=True)
+class Following:
+    """What another rank's SiteMember is made with."""
+
+    gradients: MemberGradients
+    handlers: Handlers = field(default_factory=dict)
+    shards: SiteShards | None = None  # to be closed behind the SiteMember
+
+
+def leading(recipe: Recipe, commands: LeaderCommands, model: nn.Module) -> Leading:
+    """For rank 0, while the other ranks call `following`. Raises SiteError when one does not come."""
+    chosen = recipe.local.site
+    parameters = trained_parameters(recipe, model)
+    if chosen.hierarchy:
+        levels = LeaderLevels(commands, parameters, chosen.hierarchy)
+        return Leading(levels, {"site": SiteHooks(companions=levels)})
+    options: dict[str, Any] = {}
+    if chosen.zero:
+        around = partial(SiteOptimizer, commands=commands, shared=SharedModel(commands.site, model))
+        options = {"optimizer": optimizer_factory(recipe, around)(parameter_groups(recipe, model)), "params": None}
+    if recipe.local_updates.enabled:
+        return Leading(LeaderMeans(commands.site, parameters), options)
+    sums = LeaderSums(commands)
+    return Leading(sums, {"site": SiteHooks(sums.make_accumulator), **options})
+
+
+def following(recipe: Recipe, site: Site, model: nn.Module, home: Path) -> Following:
+    """For the other ranks. `home`: the site's directory on this machine, for shares of sharded states."""
+    chosen, parameters = recipe.local.site, trained_parameters(recipe, model)
+    if chosen.hierarchy:
+        own = optimizer_factory(recipe)(parameter_groups(recipe, model))
+        return Following(MemberLevels(site, own, chosen.hierarchy))
+    handlers, shards = {}, None
+    if chosen.zero:
+        kind, defaults = optimizer_kind(recipe)
+        share = ShareOfOptimizer(parameter_groups(recipe, model), kind, site=site, **defaults)
+        shards = SiteShards(site, home, share.zero)
+        load_share(site, home, share.zero)
+        handlers = {**share.handlers, **shards.handlers}
+    members = MemberMeans if recipe.local_updates.enabled else MemberSums
+    return Following(members(site, parameters), handlers, shards)
+
+
+def trained_parameters(recipe: Recipe, model: nn.Module) -> list[nn.Parameter]:
+    """In the order of the optimizer."""
+    return [parameter for group in parameter_groups(recipe, model) for parameter in group["params"]]
+
+
+class Introduction(msgspec.Struct, frozen=True):
+    """What the others of a site have to know of the peer that they are together."""
+
+    peer_id: bytes
+    home: str  # the name of its directory
+
+
+@contextmanager
+def form_site(recipe: Recipe, local_rank: int, store: Path | None = None) -> Iterator[tuple[Site, Compute]]:
+    """Meets the other processes, each on its device. `store`: see Site.form. Raises RecipeError, or SiteError when
+    they do not come."""
+    compute = choose_compute(recipe, local_rank)
+    with Site.form(timeout=recipe.local.site.timeout, device=compute.device, store=store) as site:
+        yield site, compute
+
+
+def run_site_leader(
+    peer: RunPeer,
+    watch: RunWatch,
+    stop: threading.Event,
+    site: Site,
+    compute: Compute,
+    *,
+    resume: Resume | None = None,
+    restarted: bool = False,
+    on_epoch: Callable[[int], object] = lambda epoch: None,
+) -> LoopResult:
+    """Trains as rank 0 until the run has ended or a process of the site was told to stop; otherwise as `run_trainer`.
+
+    `restarted`: goes on from the state of the life before. `on_epoch` hears of each epoch that the site has ended.
+    Raises SiteError when the site has lost a process, or one of them has failed, and CheckpointError, when the site has
+    been left, if the run's result could not be written.
+    """
+    place = resumed_place(peer.recipe, resume, peer.home.path) if resume else None
+    site.share(wire.encode(Introduction(bytes(peer.peer_id), peer.home.path.name)))
+    commands = LeaderCommands(site)
+    collaboration, mode = _collaborate(peer, commands, compute)
+    optimizer = collaboration.optimizer
+    state = SiteState(collaboration, site, commands)
+    optimizer.give_up_when(stop.is_set)
+    watch.follow(optimizer)
+    pauses = pauses_of(collaboration, stop)
+    with SiteLeader(
+        commands,
+        optimizer,
+        collaboration.model,
+        mode.gradients,
+        wants_to_stop=stop,
+        rest=pauses.rest,
+        heed=lambda: peer.activity.stop(HASTY_SECONDS),
+    ) as leader:
+        try:
+            state.load(place, restarted=restarted)
+            with pauses:
+                result = _lead(collaboration, leader, mode, state, watch, on_epoch)
+        finally:
+            peer.leave_summary(optimizer)
+            collaboration.close()
+            state.close()
+    state.require_result()
+    return result
+
+
+def _collaborate(peer: RunPeer, commands: LeaderCommands, compute: Compute) -> tuple[Collaboration, Leading]:
+    modes: list[Leading] = []
+
+    def options(model: nn.Module) -> dict[str, Any]:
+        modes.append(leading(peer.recipe, commands, model))
+        return modes[0].options
+
+    collaboration = Collaboration(peer, compute=compute, further=options)
+    if isinstance(modes[0].gradients, LeaderLevels):
+        modes[0].gradients.lead(collaboration.optimizer)
+    return collaboration, modes[0]
+
+
+def _lead(
+    collaboration: Collaboration,
+    leader: SiteLeader,
+    mode: Leading,
+    state: SiteState,
+    watch: RunWatch,
+    on_epoch: Callable[[int], object],
+) -> LoopResult:
+    saving = state.saving()
+    come_into_step(collaboration, leader)
+    state.forget_later()
+    optimizer, seen = collaboration.optimizer, collaboration.optimizer.local_epoch
+    with saving as saved:
+
+        def after_step() -> None:
+            nonlocal seen
+            saved.look()
+            if optimizer.local_epoch != seen:
+                seen = optimizer.local_epoch
+                on_epoch(seen)
+
+        result = train(collaboration, leader, leader.stopped, on_step=after_step)
+        if isinstance(mode.gradients, LeaderLevels) and result.reason == "max_epochs":
+            mode.gradients.rest()
+    collaboration.peer.saved = saved.outcome
+    if result.reason == "data ended":
+        leader.drain()
+    if result.reason == "max_epochs":
+        watch.state = "finished"
+        state.write_final()
+        optimizer.linger(optimizer.local_epoch, LINGER_SECONDS)
+    return result
+
+
+def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threading.Event, *, home: Path | None) -> None:
+    """Computes for rank 0 until that lets this process go. Raises SiteError when the site is broken.
+
+    `home`: the directory of the site on this machine; None: where rank 0 has its own, if it is this machine.
+    """
+    introduction = wire.decode(Introduction, site.share())
+    home = home or recipe.output_dir / recipe.run_id / introduction.home
+    task = build_task(recipe)
+    limits = LimitStore(recipe).limits
+    check_memory(recipe, task.build_model(outline=True), "trainer", compute, limits=limits)
+    model = task.build_model().to(compute.device)
+    mode = following(recipe, site, model, home)
+    seed = stream_seed_of(recipe, introduction, site.rank)
+    with (
+        sharing_processors(recipe, "trainer", home) as processors,
+        closing(mode.shards) if mode.shards else nullcontext(),
+        SiteMember(site, model, mode.gradients, mode.handlers, wants_to_stop=stop) as member,
+    ):
+        settings = LoopSettings(
+            seed,
+            recipe.accumulation_steps,
+            recipe.max_epochs,
+            stream_file=(home / STREAM).with_stem(f"stream-{site.rank}"),
+        )
+        processors.limit(limits.threads)
+        if compute.device.type == "cuda":
+            limit_card(compute.device, limits.gpu_memory)
+        processors.take()
+        loop = TrainingLoop(
+            task, model, member, settings, compute=compute, on_loss=member.note_loss, on_step=processors.take
+        )
+        member.load_state_from_peers()
+        if loop.run(member.stopped).reason == "data ended":
+            member.drain()
+
+
+def stream_seed_of(recipe: Recipe, introduction: Introduction, rank: int) -> int:
+    """Of the stream of data of a rank but 0: unlike those of the others and of all other peers."""
+    return stream_seed(recipe.seed, introduction.peer_id + rank.to_bytes(4, "big"))

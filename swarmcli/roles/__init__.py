@@ -1,1 +1,0 @@
-"""What a process is in a run: trainer, auxiliary or monitor."""

@@ -1,0 +1,100 @@
+"""A certificate of one's own contribution: a file that says what monitors have signed, and that its owner shows it.
+
+It proves that these monitors said so, and that whoever made the file holds the key of the peer. Whether the monitors
+told the truth it cannot prove: who wants to know that asks who they were.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from swarmcli.errors import UsageError
+from swarmcli.network import wire
+from swarmcli.network.identity import Identity, PeerID, verify
+from swarmcli.run.statements import Attestation
+
+FILE = "contribution.json"  # in a home: what the monitors have said when the peer left last
+FORMAT = 1
+MOST_ATTESTATIONS = 16
+
+
+class Certificate(msgspec.Struct, frozen=True):
+    """`whom`: for whom the owner made it, in words of its own; with it the file is no use to another one."""
+
+    format: int
+    attestations: Annotated[tuple[Attestation, ...], msgspec.Meta(min_length=1, max_length=MOST_ATTESTATIONS)]
+    whom: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    signature: Annotated[bytes, msgspec.Meta(max_length=64)] = b""  # of the peer that it is about; b"": not signed
+
+    @classmethod
+    def make(cls, attestations: Sequence[Attestation], identity: Identity | None = None, whom: str = "") -> Certificate:
+        """`identity`: of the peer that it is about, if its key is at hand."""
+        made = cls(FORMAT, tuple(attestations)[:MOST_ATTESTATIONS], whom)
+        if identity is None:
+            return made
+        return msgspec.structs.replace(made, signature=identity.sign("certificate", made._unsigned()))
+
+    def _unsigned(self) -> bytes:
+        return wire.encode(msgspec.structs.replace(self, signature=b""))
+
+    @property
+    def peer(self) -> PeerID:
+        return self.attestations[0].peer
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with it; "": all signatures are good, and all say it of one peer in one run."""
+        first = self.attestations[0]
+        for each in self.attestations:
+            if not each.is_signed:
+                return f"the monitor {each.monitor.short} has not signed what it is said to have said"
+            if (each.peer, each.run_id, each.run) != (first.peer, first.run_id, first.run):
+                return "it mixes what was said of several peers or runs"
+        if len({each.monitor for each in self.attestations}) != len(self.attestations):
+            return "it counts a monitor twice"
+        if self.signature and not verify(self.peer, "certificate", self.signature, self._unsigned()):
+            return f"the peer {self.peer.short} has not signed it"
+        return ""
+
+    def write(self, path: Path) -> None:
+        """Raises UsageError where it cannot be written."""
+        shown = msgspec.to_builtins(self, enc_hook=_encoded)
+        try:
+            path.write_text(json.dumps({"swarm": "contribution", **shown}, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> Certificate:
+        """Raises UsageError for a file that is none. Whether what it says is signed, `fault` tells."""
+        try:
+            if path.stat().st_size > 64 << 10:
+                raise UsageError(f"{path} is no certificate of swarm: it is too large for one")
+            value = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(value, dict) or value.pop("swarm", None) != "contribution":
+                raise UsageError(f"{path} is no certificate of swarm; `swarm certificate` writes one")
+            found = msgspec.convert(value, cls, dec_hook=_decoded)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        except (ValueError, msgspec.ValidationError, RecursionError) as error:
+            raise UsageError(f"{path} is no certificate of swarm, or it is damaged: {error}") from error
+        if found.format != FORMAT:
+            raise UsageError(f"{path} was written by another version of swarm (format {found.format}); update swarm")
+        return found
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, PeerID):
+        return value.text
+    raise NotImplementedError(type(value))  # so msgspec asks to be told of a type that is no part of a certificate
+
+
+def _decoded(kind: type, value: Any) -> Any:
+    if kind is PeerID and isinstance(value, str):
+        return PeerID.parse(value)
+    raise NotImplementedError(kind)

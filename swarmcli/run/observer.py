@@ -1,0 +1,85 @@
+"""A thread that looks at the run every few seconds: for the history that the dashboard draws, and for alerts."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from swarmcli.events import Events, Noticed, RunObserved
+from swarmcli.run import views
+from swarmcli.run.alerts import Alerts
+from swarmcli.run.values import Alert, RunStatus
+from swarmcli.run.webhook import Webhook
+
+logger = logging.getLogger(__name__)
+
+
+class Observer:
+    """A context manager: it looks while the block lasts."""
+
+    def __init__(self, look: Callable[[], RunStatus], events: Events, webhook: str | None = None) -> None:
+        """`look` as of a DashboardSource. `webhook`: where alerts are posted to; None: nowhere."""
+        self._look = look
+        self._events = events
+        self._webhook = Webhook(webhook, self._warn) if webhook else None
+        self._alerts = Alerts()
+        self._standing: tuple[Alert, ...] = ()  # replaced and never changed: pages read it in other threads
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="swarm-observer", daemon=True)
+
+    def alerts(self) -> tuple[Alert, ...]:
+        """Those that stand. From any thread."""
+        return self._standing
+
+    def observe(self) -> None:
+        """One look."""
+        status = self._look()
+        counts = views.count(status.peers)
+        loss = status.losses[-1] if status.losses and math.isfinite(status.losses[-1]) else None
+        self._events.emit(RunObserved(status.epoch, counts.alive, counts.trainers, status.samples_per_second, loss))
+        begun, ended = self._alerts.look(status)
+        self._standing = self._alerts.standing
+        for alert in begun:
+            self._warn(alert.text)
+            if self._webhook is not None:
+                self._webhook.post(message_of(alert, status))
+        for alert in ended:
+            self._events.emit(Noticed("info", f"This is over: {alert.text.partition('. ')[0]}"))
+
+    def _warn(self, text: str) -> None:
+        self._events.emit(Noticed("warning", text))
+
+    def _run(self) -> None:
+        while not self._leaving.wait(4.0):  # the finest scale of the history
+            try:
+                self.observe()
+            except Exception:
+                logger.exception("the run could not be looked at")  # the next look may do better
+
+    def __enter__(self) -> Observer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leaving.set()
+        self._thread.join()
+        if self._webhook is not None:
+            self._webhook.close()
+
+
+def message_of(alert: Alert, status: RunStatus) -> dict[str, object]:
+    """What a webhook gets; `text` is what Slack and its like show."""
+    return {
+        "id": alert.id,
+        "kind": alert.kind,
+        "text": f"{status.run_id}: {alert.text}",
+        "since": alert.since,
+        "run_id": status.run_id,
+        "epoch": status.epoch,
+        "told_by": status.name,
+    }

@@ -1,0 +1,345 @@
+"""What a dashboard shows: the run at this moment, as a peer's watch tells it, and the past, from the peer's journal."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, TypeVar
+
+from swarmcli.checkpoints.looking import listing
+from swarmcli.errors import JournalError
+from swarmcli.events import Contribution, EpochAdvanced, EpochReported, Evaluated, PeerSeen, RoundFinished
+from swarmcli.journal import Axis, Failure, Journal, JournalReader, Line, Totals
+from swarmcli.run import views
+from swarmcli.run.tables import EXPORTS
+from swarmcli.run.values import (
+    ActivityShown,
+    Alert,
+    Basis,
+    CheckpointShown,
+    Health,
+    History,
+    MachinePeer,
+    Me,
+    Overview,
+    PeerDetails,
+    PeerEpoch,
+    PeerPage,
+    PeerStatus,
+    ReachMap,
+    Rounds,
+    RunStatus,
+    State,
+)
+
+__all__ = ["DashboardSource", "Health", "PeerStatus", "Providers", "RunStatus", "State"]
+
+GONE_SECONDS = 600.0  # for this long a peer that left is still listed
+FRESH_SECONDS = 0.25  # for which the run at one moment is shown
+REREAD_SECONDS = 0.4  # between two looks into the journal for sums and for who left
+MOST_EVALUATIONS = 1000  # the newest of a run
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Providers:
+    """Who tells what neither the run's watch nor the journal knows. All are called from worker threads and must not
+    block for long."""
+
+    activity: Callable[[], ActivityShown] = ActivityShown
+    limits: Callable[[], Mapping[str, object]] = dict
+    contributions: Callable[[], Sequence[Contribution]] = tuple
+    basis: Callable[[], Basis] = Basis  # of the contributions
+    machine: Callable[[], Sequence[MachinePeer]] = tuple
+    reach: Callable[[], ReachMap] = ReachMap
+    alerts: Callable[[], Sequence[Alert]] = tuple
+    checkpoints: Path | None = None  # the directory that holds them
+
+
+class DashboardSource:
+    """The present and the past of a run, for the page.
+
+    Methods are called from worker threads, several at once, about twice a second while a page is open. When the journal
+    cannot be read they answer without what is in it, and `look` says why. `look` as it is given must not block.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        look: Callable[[], RunStatus],
+        providers: Providers = Providers(),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._journal = journal
+        self._run_id = journal.run.run_id
+        self._look = look
+        self._providers = providers
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._shown: RunStatus | None = None
+        self._looked_at = self._read_at = float("-inf")
+        self._totals = Totals()
+        self._departed: list[PeerSeen] = []
+        self._evaluation: Evaluated | None = None
+        self._told: dict[int, Evaluated] = {}  # epoch → what others say of it, where this peer does not evaluate
+        self._unreadable = ""
+
+    def look(self) -> RunStatus:
+        """The run at this moment, with those who left it lately and the sums of what this peer did. However many pages
+        are open, it is put together a few times a second."""
+        with self._lock:
+            now = self._clock()
+            if self._shown is None or not 0 <= now - self._looked_at < FRESH_SECONDS:
+                self._shown, self._looked_at = self._compose(now), now
+            return self._shown
+
+    def _compose(self, now: float) -> RunStatus:
+        status = self._look()
+        if status.evaluation is not None and status.evaluation_by:
+            self._keep_told(replace(status.evaluation, time=status.now))
+        if not 0 <= now - self._read_at < REREAD_SECONDS:
+            self._read_at = now
+            self._read(lambda reader: self._reread(reader, status.now - GONE_SECONDS))
+        present = {peer.peer_id for peer in status.peers}
+        departed = [_departed(seen) for seen in self._departed if seen.peer not in present]
+        return replace(
+            status,
+            evaluation=status.evaluation or self._evaluation,
+            peers=tuple(sorted([*status.peers, *departed], key=views.listing_order)),
+            own=self._totals if status.role in ("trainer", "auxiliary") else None,
+            notice=self._notice(),
+        )
+
+    def _keep_told(self, evaluation: Evaluated) -> None:
+        """The first word on an epoch stays, so that what a curve has shown does not move."""
+        self._told.setdefault(evaluation.epoch, evaluation)
+        if len(self._told) > MOST_EVALUATIONS:
+            del self._told[min(self._told)]
+
+    def _evaluations(self, reader: JournalReader, limit: int | None = None) -> Sequence[Evaluated]:
+        """This peer's own, by epoch; else those that others have told since it started."""
+        with self._lock:
+            told = sorted(self._told.values(), key=attrgetter("epoch"))
+        return reader.evaluations(self._run_id, limit=limit) or told
+
+    def overview(self) -> Overview:
+        """What a page shows at first, but the lists."""
+        return self.overview_of(self.look())
+
+    def overview_of(self, status: RunStatus) -> Overview:
+        """The same, of a status that was looked up before."""
+        me = next((peer for peer in status.peers if peer.me), None)
+        activity, contributions = self._providers.activity(), self._providers.contributions()
+        own = next((each for each in contributions if each.peer == status.peer_id), None)
+        rank, ranked = views.rank(contributions, status.peer_id)
+        basis = self._providers.basis()
+        pace = me.samples_per_second if me else 0.0
+        shown = Me(
+            peer_id=status.peer_id,
+            name=status.name,
+            role=status.role,
+            sentence=views.sentence(status, activity, pace),
+            connectivity=status.reach,
+            activity=activity,
+            samples_per_second=pace,
+            share=me.share if me else None,
+            samples=own.samples if own else self._totals.own_samples,
+            hours=own.hours if own else 0.0,
+            rank=rank,
+            ranked=ranked,
+            told_by=views.told_by(basis) if own else "",
+            rests_on=views.rests_on(basis),
+            totals=self._totals,
+            limits=self._providers.limits(),
+        )
+        return Overview(
+            run=replace(status, peers=()),
+            me=shown,
+            counts=views.count(status.peers),
+            evaluation=status.evaluation,
+            alerts=tuple(self._providers.alerts()),
+        )
+
+    def peers(self, *, offset: int = 0, limit: int = 100, sort: str = "", query: str = "") -> PeerPage:
+        """See `views.page_of`."""
+        return views.page_of(self.look().peers, offset, limit, sort, query)
+
+    def peer(self, peer_id: str) -> PeerDetails | None:
+        """All that is known of one peer; None: nothing."""
+        shown = next((peer for peer in self.look().peers if peer.peer_id == peer_id), None)
+        known, reports, rounds = self._read(lambda reader: self._past_of(reader, peer_id)) or (None, [], [])
+        if shown is None and known is None:
+            return None
+        return PeerDetails(
+            peer=shown or _departed(known),  # type: ignore[arg-type]
+            first_seen=known.first_seen if known else None,
+            history=tuple(
+                PeerEpoch(
+                    epoch=each.epoch,
+                    time=each.time,
+                    loss=each.loss,
+                    samples=each.samples,
+                    samples_per_second=each.samples_per_second,
+                )
+                for each in reports
+            ),
+            rounds=tuple(views.as_member(each, peer_id) for each in rounds),
+            contribution=next((each for each in self._providers.contributions() if each.peer == peer_id), None),
+        )
+
+    def _past_of(
+        self, reader: JournalReader, peer: str
+    ) -> tuple[PeerSeen | None, list[EpochReported], list[RoundFinished]]:
+        run = self._run_id
+        return reader.peer(run, peer), reader.reports_of(run, peer), reader.rounds_of(run, peer)
+
+    def history(
+        self, *, begin: float | None = None, end: float | None = None, points: int = 300, by: Axis = "time"
+    ) -> History:
+        """How the run went between two moments, or two epochs, in at most so many points."""
+
+        def read(reader: JournalReader) -> History:
+            within = reader.moments(self._run_id, begin=begin, end=end, by=by, points=points)
+            ends = reader.ends(self._run_id)
+            place = attrgetter(by)
+            evaluations = [
+                each
+                for each in self._evaluations(reader, MOST_EVALUATIONS)
+                if (begin is None or place(each) >= begin) and (end is None or place(each) <= end)
+            ]
+            return History(
+                points=tuple(within),
+                evaluations=tuple(evaluations),
+                first=ends[0] if ends else None,
+                last=ends[1] if ends else None,
+            )
+
+        return self._read(read) or History()
+
+    def epochs(self, *, after: int = -1, until: int = 2**62, limit: int = 600) -> Sequence[EpochAdvanced]:
+        """Finished epochs above `after` up to `until`, by number, with the swarm's losses; thinned out evenly to
+        `limit` rows, the last one kept. The last few may still change, as reports arrive."""
+        return self._read(lambda reader: reader.chart(self._run_id, after=after, until=until, limit=limit)) or ()
+
+    def rounds(self, *, after: int = 0, limit: int = 100) -> Sequence[RoundFinished]:
+        """Rounds with an id above `after`, oldest first; the newest `limit` of them."""
+        return self._read(lambda reader: reader.rounds(self._run_id, after=after, limit=limit)) or ()
+
+    def round_page(self, *, after: int = 0, limit: int = 100) -> Rounds:
+        """The same rounds, in short, and who was left out of them."""
+        names = {peer.peer_id: peer.name for peer in self.look().peers}
+        return views.page_of_rounds(self.rounds(after=after, limit=limit), names)
+
+    def events(self, *, after: int = 0, limit: int = 200) -> Sequence[Line]:
+        """Lines for people with an id above `after`, oldest first; the newest `limit` of them. Evaluations are in the
+        history: as lines there are so many of them that nobody would find the others."""
+
+        def read(reader: JournalReader) -> list[Line]:
+            return reader.events(self._run_id, after=after, limit=limit, details=False, without="evaluation")
+
+        return self._read(read) or ()
+
+    def failures(self) -> Sequence[Failure]:
+        """Why rounds failed or went on without somebody, the most frequent first."""
+        return self._read(lambda reader: reader.failures(self._run_id)) or ()
+
+    def reach(self) -> ReachMap:
+        """Who reaches whom, and how."""
+        return self._providers.reach()
+
+    def checkpoints(self) -> Sequence[CheckpointShown]:
+        """Those of the shown peer, the newest first."""
+        directory = self._providers.checkpoints
+        if directory is None:
+            return ()
+        return [
+            CheckpointShown(
+                name=each.path.name,
+                epoch=each.epoch,
+                time=each.written,
+                bytes=each.bytes,
+                latest=each.latest,
+                loss=each.loss,
+                best=each.best,
+                problem=each.problem,
+            )
+            for each in listing(directory)
+            if each.path.parent == directory
+        ]
+
+    def checkpoint(self, name: str) -> Path | None:
+        """The directory of one of them; None: there is no such one. Only a name that is listed leads anywhere."""
+        directory = self._providers.checkpoints
+        if directory is None or name not in {each.name for each in self.checkpoints()}:
+            return None
+        return directory / name
+
+    def contributions(self) -> Sequence[Contribution]:
+        """Who gave what, the most samples first."""
+        return sorted(self._providers.contributions(), key=lambda each: (-each.samples, each.peer))
+
+    def machine(self) -> Sequence[MachinePeer]:
+        """All peers of this user on this computer, the oldest first."""
+        return self._providers.machine()
+
+    def export(self, name: str) -> tuple[type[Any], Iterable[Any]]:
+        """The type and the rows of one of EXPORTS. Rows are read while they are taken; that raises JournalError where
+        the journal cannot be read."""
+        match name:
+            case "epochs":
+                return EpochAdvanced, self._every(name)
+            case "evaluations":
+                return Evaluated, self._read(self._evaluations) or []
+            case "events":
+                return Line, self._every(name)
+            case "rounds":
+                return RoundFinished, self._every(name)
+            case "peers":
+                return PeerStatus, self.look().peers
+            case "contributions":
+                return Contribution, self.contributions()
+        raise ValueError(f"no list is named {name}: {', '.join(EXPORTS)}")
+
+    def _every(self, name: str) -> Iterator[Any]:
+        with self._journal.read() as reader:
+            yield from reader.every(self._run_id, name)
+
+    def _reread(self, reader: JournalReader, since: float) -> None:
+        self._totals = reader.totals(self._run_id)
+        self._departed = reader.departed(self._run_id, since)
+        if self._evaluation is None:
+            self._evaluation = next(iter(reader.evaluations(self._run_id, limit=1)), None)
+
+    def _read(self, query: Callable[[JournalReader], T]) -> T | None:
+        try:
+            with self._journal.read() as reader:
+                result = query(reader)
+        except JournalError as error:
+            self._unreadable = str(error)
+            return None
+        self._unreadable = ""
+        return result
+
+    def _notice(self) -> str:
+        failing = self._journal.statistics().failing
+        if failing:
+            return f"The journal cannot be written ({failing}): epochs, rounds and events may be missing here."
+        return f"The journal cannot be read: {self._unreadable}" if self._unreadable else ""
+
+
+def _departed(seen: PeerSeen) -> PeerStatus:
+    """A peer that is only known from the journal, because it left or was lost."""
+    return PeerStatus(
+        peer_id=seen.peer,
+        role=seen.role,
+        epoch=seen.epoch,
+        name=seen.name,
+        client_mode=seen.client_mode,
+        last_seen=seen.time,
+        health=seen.gone or "lost",
+    )

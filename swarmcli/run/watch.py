@@ -1,0 +1,360 @@
+"""How a run stands at this moment: one object that the terminal and the dashboard ask."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from swarmcli.averaging.round.pace import longest_sending
+from swarmcli.events import Evaluated, Event, ReachabilityChanged
+from swarmcli.network.identity import PeerID
+from swarmcli.optim.peers.progress import seconds_until
+from swarmcli.optim.peers.report import is_settled
+from swarmcli.recipe import HuggingFaceDataset
+from swarmcli.recipe.link import access_in_words, command_of, reach_in_words
+from swarmcli.run.history import EpochHistory
+from swarmcli.run.source import Health, PeerStatus, RunStatus, State
+from swarmcli.run.standstill import Standstill, computes, deserted, stands
+from swarmcli.words import amount, listed, roughly
+
+if TYPE_CHECKING:
+    from swarmcli.dht import DHT
+    from swarmcli.events import Events
+    from swarmcli.journal import Journal
+    from swarmcli.optim import Optimizer, PeerDescription, PeerReport
+    from swarmcli.optim.config import Role
+    from swarmcli.recipe import Link, Recipe
+
+
+GOES_ON = ("training", "averaging", "following")  # states in which it can be told when the epoch ends
+
+Expected = Mapping[PeerID, tuple[float, float]]  # what each peer should have by now: samples, and its rate
+
+
+class WatchedPeer(Protocol):
+    """What the watch reads of the peer whose run it watches."""
+
+    recipe: Recipe
+    role: Role
+    description: PeerDescription
+    journal: Journal
+    dht: DHT
+    no_link: str  # why there is no link, in words
+    saved: str  # what became of the peer's state when it left, in words
+
+    @property
+    def peer_id(self) -> PeerID: ...
+    @property
+    def events(self) -> Events: ...
+    def link(self) -> Link | None: ...
+
+
+class RunWatch:
+    """Reads what the optimizer knows, and remembers what the last epochs were like. `look` may be called from any
+    thread and never waits. Until `follow` was called it says that the run is being waited for."""
+
+    def __init__(self, peer: WatchedPeer, join_line: str = "") -> None:
+        """`join_line`: how others join by a recipe file, for a peer that has no link."""
+        self._peer = peer
+        self._join_line = join_line
+        self._optimizer: Optimizer | None = None
+        self._started = peer.journal.clock()
+        self._history = EpochHistory()
+        self._reach = peer.dht.reach.sentence()
+        self._evaluation: Evaluated | None = None
+        self._standstill = Standstill()
+        self._unsubscribe = peer.events.subscribe(self._note)
+        self.state: State | None = None  # what the role says that it does; None: told from the optimizer
+
+    def follow(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def close(self) -> None:
+        self._unsubscribe()
+
+    def _note(self, event: Event) -> None:
+        self._history.note(event)
+        match event:
+            case ReachabilityChanged():
+                self._reach = event.sentence
+            case Evaluated():
+                self._evaluation = replace(event, time=self._peer.journal.clock())
+
+    def look(self) -> RunStatus:
+        """The run as this peer sees it now."""
+        peer, recipe, optimizer = self._peer, self._peer.recipe, self._optimizer
+        link = peer.link()
+        status = RunStatus(
+            run_id=recipe.run_id,
+            state=self.state or "synchronizing",
+            peer_id=peer.peer_id.text,
+            role=peer.role,
+            epoch=0,
+            samples=0,
+            target=recipe.target_batch_size,
+            now=peer.journal.clock(),
+            started=self._started,
+            name=peer.description.name,
+            max_epochs=recipe.max_epochs,
+            losses=tuple(self._history.losses()),
+            last_epoch=self._history.last,
+            evaluation=self._evaluation,
+            mode=mode_in_words(recipe),
+            join_line=command_of(link) if link else self._join_line,
+            link=str(link or ""),
+            install=package_of(recipe),
+            link_reach=" ".join(
+                filter(None, [reach_in_words(link) if link else peer.no_link, access_in_words(recipe)])
+            ),
+            reach=self._reach,
+            result=peer.saved,
+            alarm=(clock := clock_alarm(peer.dht.clock.uncorrected)),
+        )
+        if optimizer is None:
+            return status
+        epoch, expected = self._epoch(optimizer), optimizer.expected_samples()
+        peers = self._peers(optimizer, epoch, expected, status.now)
+        evaluation, evaluation_by = self._evaluation, ""
+        if evaluation is None:
+            evaluation, evaluation_by = evaluation_of_others(optimizer.peers(), epoch)
+        by_text = {peer.text: each for peer, each in expected.items()}
+        counted = [by_text.get(each.peer_id, (0.0, 0.0)) for each in peers if each.counts]
+        samples = min(float(recipe.target_batch_size), sum(done for done, _ in counted))
+        eta = seconds_until(recipe.target_batch_size - samples, sum(rate for _, rate in counted))
+        state, waits = self._progress(self._state(optimizer, peers), epoch, peers, status.now)
+        rates = [each.samples_per_second for each in peers if each.counts]
+        return replace(
+            status,
+            state=state,
+            epoch=epoch,
+            samples=int(samples),
+            samples_per_second=0.0 if state == "standing" else math.fsum(rates),
+            eta_seconds=eta if 0 < eta < math.inf and state in GOES_ON else None,  # at 0 a round ends the epoch
+            run_eta_seconds=self._run_eta(epoch, eta) if state in GOES_ON else None,
+            alarm=clock or alarm(optimizer),
+            waits=waits,
+            seat=self.seat(),
+            download=optimizer.downloading,
+            round_bytes=optimizer.round_bytes,
+            evaluation=evaluation,
+            evaluation_by=evaluation_by,
+            peers=tuple(peers),
+        )
+
+    def seat(self) -> str:
+        """Why this trainer's samples cannot count, in figures, and what helps; or that the run waits for its limit.
+        "": neither. From any thread."""
+        if (optimizer := self._optimizer) is None:
+            return ""
+        if lost := optimizer.seat_lost:
+            return f"{lost.sentence}; {lost.remedy}"
+        needs, usual = optimizer.seconds_to_send, self._usual()
+        if self._peer.role != "trainer" or usual is None or needs <= max(1.0, usual):
+            return ""
+        most = longest_sending(self._peer.recipe.averaging.averaging_timeout)
+        means = "the run waits for this computer"
+        if needs > most:
+            means = f"a round that sends for more than {roughly(most)} is given up"
+        return (
+            f"a round sends {amount(optimizer.round_bytes)}; your limit needs {roughly(needs)}, epochs took "
+            f"{roughly(usual)}: {means}; a higher limit helps"
+        )
+
+    def _state(self, optimizer: Optimizer, peers: Sequence[PeerStatus]) -> State:
+        last = self._peer.recipe.max_epochs
+        if self.state is not None:
+            return self.state
+        if last is not None and optimizer.local_epoch >= last:
+            return "finished"
+        phase = optimizer.report().phase
+        if phase == "stranded":
+            return "stranded"
+        if phase == "joining" or optimizer.downloading:
+            return "synchronizing"
+        if not any(computes(peer) for peer in peers):
+            return "waiting"
+        if optimizer.seat_lost:
+            return "following"
+        return "averaging" if optimizer.is_averaging else "training"
+
+    def _progress(self, state: State, epoch: int, peers: Sequence[PeerStatus], now: float) -> tuple[State, str]:
+        """Whether the run stands, or waits for somebody to compute; then also for whom, and what helps."""
+        usual, rates = self._usual(), [peer.samples_per_second for peer in peers if computes(peer)]
+        by_rates = seconds_until(self._peer.recipe.target_batch_size, math.fsum(rates)) if rates else None
+        lasted = self._standstill.look(now, epoch, by_rates if state in GOES_ON else None, usual)
+        if lasted:
+            averages = self._optimizer is not None and self._optimizer.is_averaging
+            return "standing", stands(epoch, lasted, usual, peers, averages=averages)
+        return state, deserted(epoch, peers) if state == "waiting" else ""
+
+    @staticmethod
+    def _epoch(optimizer: Optimizer) -> int:
+        """Of the run. A peer that has not joined yet goes by what most others say: it may begin anew, or be ahead."""
+        others = [report.epoch for report in optimizer.peers().values() if is_settled(report.phase)]
+        if others and not is_settled(optimizer.report().phase):
+            return statistics.median_high(others)
+        return max(optimizer.global_progress.epoch, optimizer.local_epoch)
+
+    def _usual(self) -> float | None:
+        """Seconds that the latest epochs took."""
+        return statistics.median(lengths) if (lengths := list(self._history.lengths)) else None
+
+    def _run_eta(self, epoch: int, eta: float) -> float | None:
+        """By what the latest epochs took; None while none is known, nobody computes, or the run has no end."""
+        last, usual = self._peer.recipe.max_epochs, self._usual()
+        if last is None or epoch >= last or usual is None or not math.isfinite(eta):
+            return None
+        return (last - epoch - 1) * usual + min(eta, usual)
+
+    def _peers(self, optimizer: Optimizer, epoch: int, expected: Expected, now: float) -> list[PeerStatus]:
+        """This peer first. A report's age is told by swarm time; the moment, like all others here, by this clock."""
+        own, apart, swarm_now = optimizer.report(), optimizer.peers_apart(), self._peer.dht.clock.now()
+        others = optimizer.peers()
+        reports = {self._peer.peer_id: own, **others}
+        shares = self._history.shares({peer.text: report.samples_per_second for peer, report in reports.items()})
+        health = self._health(own, own, epoch, 0.0)
+        rows = [_row(self._peer.peer_id, own, expected, shares, last_seen=now, health=health, me=True)]
+        for peer, report in others.items():
+            age = max(0.0, min(optimizer.seconds_since_heard(peer), swarm_now - report.time))
+            if not optimizer.answers(peer):
+                health = "not answering"
+            elif peer in apart and not _pauses(report):
+                health = "waiting" if apart[peer].phase == "stranded" else "another model"
+            else:
+                health = self._health(report, own, epoch, age)
+            # In whole tenths: a page is sent what has changed, and a moment that is told from an age never stays.
+            rows.append(_row(peer, report, expected, shares, last_seen=round(now - age, 1), health=health))
+        return rows
+
+    def _health(self, report: PeerReport, own: PeerReport, epoch: int, age: float) -> Health:
+        """A report on its way looks like one epoch behind, and an old one like the epochs that have passed since: both
+        count as in step. What a peer holds that has not joined yet says nothing about the others."""
+        if _pauses(report):
+            return "paused"
+        if not is_settled(report.phase):
+            return "waiting" if report.phase == "stranded" else "catching up"
+        if report.role == "trainer" and report.phase == "following":
+            return "follows"
+        lengths = self._history.lengths
+        passed = math.ceil(age / lengths[-1]) if lengths else 0
+        unlike = report.epoch == own.epoch == epoch and report.lineage and own.lineage != report.lineage
+        unlike = unlike and own.lineage and is_settled(own.phase)
+        return "behind" if report.epoch < epoch - 1 - passed or unlike else "in step"
+
+
+def evaluation_of_others(reports: Mapping[PeerID, PeerReport], epoch: int) -> tuple[Evaluated | None, str]:
+    """The middle one of what others say that they have measured, and who says so: a claim all the same. Each has one
+    voice, monitors alone where there are any, and none tells of epochs to come."""
+    voices = [each for each in reports.values() if each.evaluation is not None and each.evaluation.epoch <= epoch]
+    voices = [each for each in voices if each.role == "monitor"] or voices
+    if not voices:
+        return None, ""
+    middle = sorted(voices, key=lambda each: each.evaluation.loss if each.evaluation else 0.0)[(len(voices) - 1) // 2]
+    told = middle.evaluation
+    assert told is not None
+    by = f"by {middle.name or middle.role}" if len(voices) == 1 else f"the middle of what {len(voices)} peers say"
+    return Evaluated(told.epoch, told.loss, told.samples), by
+
+
+def _pauses(report: PeerReport) -> bool:
+    return report.pause in ("pausing", "paused")
+
+
+def package_of(recipe: Recipe) -> str:
+    """What somebody installs who is to take part."""
+    hub = any(isinstance(dataset, HuggingFaceDataset) for dataset in recipe.datasets)
+    return "swarmcli[datasets]" if hub else "swarmcli"
+
+
+def _row(
+    peer: PeerID,
+    report: PeerReport,
+    expected: Expected,
+    shares: Mapping[str, float],
+    *,
+    last_seen: float,
+    health: Health,
+    me: bool = False,
+) -> PeerStatus:
+    """Made at once: of a thousand, to replace fields afterwards takes longer than all the rest."""
+    failed = report.last_outcome in ("failed", "undecided")
+    return PeerStatus(
+        peer_id=peer.text,
+        me=me,
+        last_seen=last_seen,
+        health=health,
+        share=shares.get(peer.text),
+        role=report.role,
+        epoch=report.epoch,
+        name=report.name,
+        device=report.device,
+        client_mode=report.client_mode,
+        samples=int(expected.get(peer, (0.0, 0.0))[0]),
+        samples_per_second=report.samples_per_second,
+        loss=report.loss,
+        trouble=f"its last round was {report.last_outcome}: {report.last_reason}" if failed else "",
+        drift=report.drift,
+    )
+
+
+def clock_alarm(behind: float) -> str:
+    """What helps where this computer's clock is so many seconds behind the others', beyond what is corrected; 0: "" """
+    if not behind:
+        return ""
+    return (
+        f"The clock of this computer is about {roughly(abs(behind))} {'behind' if behind > 0 else 'ahead of'} those of "
+        "the peers that it dialed, more than the swarm corrects: they may take what this peer says for expired. Set "
+        "it, switch on setting it by the network, and start this peer again."
+    )
+
+
+def alarm(optimizer: Optimizer) -> str:
+    """One run, two models, or a peer that cannot get at the one there is: who is where, and what helps. "": neither."""
+    apart, own = optimizer.peers_apart(), optimizer.report()
+    if own.phase == "stranded":
+        holders = [report for report in optimizer.peers().values() if report.phase in ("training", "following")]
+        if not holders:
+            return f"This peer waits: nobody whom it can reach holds the state of this run. {REMEDY}"
+        holds = "holds" if len(holders) == 1 else "hold"
+        return f"This peer waits: {_named(holders)} {holds} the state of this run, out of its reach. {REMEDY}"
+    if not apart or not any(each.role == "trainer" for each in (own, *optimizer.peers().values())):
+        return ""  # before the first trainer comes a monitor and an auxiliary have each begun one of their own
+    here = [report for peer, report in optimizer.peers().items() if peer not in apart and report.role != "auxiliary"]
+    with_us = _named([each for each in (own, *here) if each.phase in ("training", "following")] or [own])
+    training = [report for report in apart.values() if report.phase != "stranded"]
+    waiting = [report for report in apart.values() if report.phase == "stranded"]
+    told = []
+    if training:
+        told.append(f"Two models are being trained: one by {with_us}, another by {_named(training)}.")
+    if waiting:
+        verb = "waits" if len(waiting) == 1 else "wait"
+        told.append(f"{_named(waiting, epoch=False)} {verb} to join, but cannot reach the model of {with_us}.")
+    return " ".join([*told, REMEDY])
+
+
+def _named(reports: Sequence[PeerReport], *, epoch: bool = True) -> str:
+    """For example "Ada, Bob and Cem (epoch 12)"."""
+    named = listed([report.name or report.role for report in reports])
+    return f"{named} (epoch {max(report.epoch for report in reports)})" if epoch else named
+
+
+REMEDY = "Start `swarm monitor` on a computer that all of them can dial: it hands the state from one to the other."
+METHODS = {"plain": "", "powersgd": "PowerSGD", "poweref": "PowerEF"}
+
+
+def mode_in_words(recipe: Recipe) -> str:
+    """How the run averages, for people: "synchronous" where nothing was chosen; and whether this peer is a site."""
+    gradients, delay, compression = recipe.gradient_averaging, recipe.delay, recipe.compression
+    codec = compression.state_averaging if recipe.local_updates.enabled else compression.gradients
+    parts = [
+        "local updates" if recipe.local_updates.enabled else "",
+        f"{METHODS[gradients.method]} of rank {gradients.rank}" if METHODS[gradients.method] else "",
+        "delayed averaging" if delay.grad_averaging else "delayed step" if delay.step else "",
+        "" if codec == "none" else codec.replace("_", " ") + " on the wire",
+    ]
+    mode = ", ".join(filter(None, parts)) or "synchronous"
+    processes = recipe.local.site.processes
+    return mode if processes == 1 else f"{mode}, a site of {processes}"

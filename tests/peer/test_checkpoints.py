@@ -1,0 +1,415 @@
+"""Checkpoints beside a run: which epochs are written, of which moment, and what a failure does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from swarmcli.errors import CheckpointError, DataError, SiteError
+from swarmcli.events import Evaluated, Events, Noticed
+from swarmcli.network.identity import Identity, PeerID
+from swarmcli.peer.checkpoints import BackgroundCheckpoints, Evaluation
+from swarmcli.threads import count_threads_by
+from swarmcli.training import Compute
+from swarmcli.training.device import on_host
+
+ADA = Identity.from_seed(1).peer_id
+
+
+class FakeOptimizer:
+    def __init__(self) -> None:
+        self.local_epoch = 0
+        self.is_averaging = False
+        self.statistics = torch.zeros(1)
+        self.offered: list[bool] = []
+        self.told: list[tuple[int, float, int]] = []  # evaluations
+        self.elsewhere = False  # somebody else writes
+        self.heir: tuple[PeerID, int] | None = None
+        self.asked = 0
+
+    def report(self) -> Any:
+        return SimpleNamespace(lineage=f"lineage {self.local_epoch}")
+
+    def peers(self) -> dict[PeerID, Any]:
+        return {ADA: SimpleNamespace(name="Ada")}
+
+    def tell_evaluation(self, epoch: int, loss: float, samples: int) -> None:
+        self.told.append((epoch, loss, samples))
+
+    def offer_checkpoints(self, offered: bool) -> None:
+        self.offered.append(offered)
+
+    def checkpoints_elsewhere(self) -> bool:
+        self.asked += 1
+        return self.elsewhere
+
+    def leave_state(self) -> tuple[PeerID, int] | None:
+        return self.heir
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": {0: {"sum": self.statistics}}, "param_groups": []}
+
+
+class FakeStore:
+    """Writes as slowly as its test wants."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.free.set()
+        self.written: list[tuple[int, float, Any]] = []
+        self.error: Exception | None = None
+        self.full = False
+        self.directory = Path("home/checkpoints")
+        self.losses: dict[str, float] = {}
+
+    def remember_loss(self, place: Path, loss: float, samples: int) -> bool:
+        self.losses[place.name] = loss
+        return True
+
+    def write(self, model: nn.Module, state: Mapping[str, Any], epoch: int, *, shards: Any = None) -> Path | None:
+        self.free.wait()
+        if self.error is not None:
+            raise self.error
+        if self.full:
+            return None
+        self.written.append((epoch, next(model.parameters()).item(), state["state"]))
+        return Path(f"epoch-{epoch:06d}")
+
+
+class FakeShards:
+    def __init__(self) -> None:
+        self.copied = 0
+
+    def copy(self) -> None:
+        self.copied += 1
+
+
+class FakeEvaluation:
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.epochs: list[int] = []
+        self.leaves = False
+        self.threads: list[int] = []
+
+    def __call__(self, model: nn.Module, epoch: int) -> Evaluated | None:
+        self.epochs.append(epoch)
+        self.threads.append(torch.get_num_threads())
+        return None if self.leaves else Evaluated(epoch, next(model.parameters()).item() / 10, 4)
+
+
+class Run:
+    def __init__(self, every: int = 1, shards: Any = None, **options: Any) -> None:
+        self.store, self.optimizer, self.model = FakeStore(), FakeOptimizer(), nn.Linear(1, 1, bias=False)
+        store, optimizer = cast(Any, self.store), cast(Any, self.optimizer)
+        self.checkpoints = BackgroundCheckpoints(store, self.model, optimizer, every, shards=shards, **options)
+
+    def come_to(self, epoch: int) -> None:
+        self.optimizer.local_epoch = epoch
+        nn.init.constant_(self.model.weight, epoch)
+        self.checkpoints.look()
+
+    def idle(self) -> None:
+        """Lets the disk and the answers of others keep up."""
+        self.checkpoints._writer.submit(lambda: None).result()
+
+    @property
+    def epochs(self) -> list[int]:
+        return [epoch for epoch, _, _ in self.store.written]
+
+
+def test_multiples_are_written_and_the_end() -> None:
+    run = Run(every=3)
+    with run.checkpoints:
+        for epoch in range(1, 8):
+            run.come_to(epoch)
+            run.idle()
+    assert run.epochs == [3, 6, 7]
+
+
+def test_with_zero_only_the_end_is_written_and_once() -> None:
+    run = Run(every=0)
+    with run.checkpoints:
+        run.come_to(5)
+    assert run.epochs == [5]
+
+
+def test_a_slow_disk_costs_checkpoints_and_each_is_of_one_moment() -> None:
+    run = Run()
+    with run.checkpoints:
+        run.store.free.clear()
+        for epoch in (1, 2, 3):
+            run.come_to(epoch)
+        run.optimizer.statistics.fill_(9.0)
+        run.store.free.set()
+    assert run.epochs == [1, 3]
+    assert [weight for _, weight, _ in run.store.written] == [1.0, 3.0]
+    assert float(run.store.written[0][2][0]["sum"]) == 0.0
+
+
+def test_what_is_on_a_device_is_copied_to_the_host_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The meta device plays a full one: nothing can be copied on it without being seen here."""
+    run = Run()
+    run.model.to("meta")
+    run.optimizer.statistics = torch.zeros(1, device="meta")
+    seen: list[torch.device] = []
+
+    def write(model: nn.Module, state: Any, epoch: int, *, shards: Any = None) -> Path:
+        seen.extend(tensor.device for tensor in (*model.parameters(), state["state"][0]["sum"]))
+        return Path("epoch-000001")
+
+    def to(tensor: torch.Tensor, device: str, *, copy: bool) -> torch.Tensor:
+        assert copy
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
+
+    monkeypatch.setattr(run.store, "write", write)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    with run.checkpoints:
+        run.optimizer.local_epoch = 1
+        run.checkpoints.look()
+    assert seen == [torch.device("cpu")] * 2
+
+
+def test_a_copy_is_the_same_model_and_shares_nothing_with_it() -> None:
+    model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 3, bias=False), nn.BatchNorm1d(3))
+    model[1].weight = model[0].weight  # tied
+    model[0].weight.requires_grad_(False)
+    copied = on_host(model)
+    assert copied[1].weight is copied[0].weight and not copied[0].weight.requires_grad
+    assert [name for name, _ in copied.named_parameters()] == [name for name, _ in model.named_parameters()]
+    before = {name: tensor.clone() for name, tensor in copied.state_dict().items()}
+    for tensor in model.state_dict().values():
+        tensor.add_(1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in copied.state_dict().items())
+
+
+def test_shards_are_copied_at_that_moment_and_the_statistics_left_to_them() -> None:
+    shards = FakeShards()
+    run = Run(shards=shards)
+    with run.checkpoints:
+        run.come_to(1)
+        assert shards.copied == 1
+    assert run.store.written == [(1, 1.0, {})]
+
+
+def test_a_site_that_broke_while_it_wrote_is_heard_of_at_the_next_checkpoint() -> None:
+    run = Run()
+    run.store.error = SiteError("rank 1 is gone")
+    with pytest.raises(SiteError, match="rank 1 is gone"), run.checkpoints:
+        run.come_to(1)
+        run.idle()
+        run.come_to(2)
+    assert run.epochs == []
+
+
+def test_data_that_cannot_be_read_on_costs_no_state() -> None:
+    run = Run(every=0, yields=True)
+    with pytest.raises(DataError), run.checkpoints:
+        run.come_to(4)
+        raise DataError("the server is gone")
+    assert run.epochs == [4]
+
+
+def test_after_another_error_nothing_more_is_written() -> None:
+    run = Run()
+    with pytest.raises(KeyError), run.checkpoints:
+        run.optimizer.local_epoch = 4
+        raise KeyError
+    assert run.epochs == []
+
+
+def test_who_leaves_says_where_its_state_is() -> None:
+    run = Run(every=0, yields=True)
+    with run.checkpoints:
+        run.come_to(5)
+    assert run.checkpoints.outcome == "saved epoch 5 at epoch-000005"
+    run.checkpoints.require()
+
+
+def test_who_leaves_writes_nothing_if_another_stays_with_as_much() -> None:
+    events, told = Events(), []
+    events.subscribe(told.append)
+    run = Run(every=0, yields=True, events=events)
+    run.optimizer.heir = ADA, 6
+    with run.checkpoints:
+        run.come_to(5)
+    assert run.epochs == []
+    assert run.checkpoints.outcome == "not saved: peer Ada holds epoch 6"
+    assert told == [Noticed("info", run.checkpoints.outcome)]
+    run.checkpoints.require()
+
+
+def test_a_monitor_writes_whoever_else_stays() -> None:
+    run = Run(every=0, offers=True)
+    run.optimizer.heir = ADA, 6
+    with run.checkpoints:
+        run.come_to(5)
+    assert run.epochs == [5]
+    assert run.optimizer.offered == [], "every_epochs is 0: nobody may rely on it"
+
+
+def test_who_has_learned_nothing_leaves_nothing() -> None:
+    run = Run(yields=True)
+    with run.checkpoints:
+        run.checkpoints.look()
+    assert run.epochs == [] and run.checkpoints.outcome == ""
+
+
+def test_what_it_went_on_from_is_saved_already() -> None:
+    run = Run(yields=True, path=Path("epoch-000000"))
+    with run.checkpoints:
+        run.checkpoints.look()
+    assert run.epochs == [] and run.checkpoints.outcome == "saved epoch 0 at epoch-000000"
+
+
+def test_a_trainer_writes_only_where_nobody_else_does() -> None:
+    run = Run(every=2, offers=True, yields=True)
+    with run.checkpoints:
+        run.optimizer.elsewhere = True
+        run.come_to(2)
+        run.idle()
+        run.come_to(3)
+        assert run.optimizer.asked == 1, "it asks when a checkpoint is due, not in every step"
+        run.optimizer.elsewhere = False  # the other one has died
+        run.come_to(4)
+        run.idle()
+        run.checkpoints.look()
+        run.idle()
+    assert run.epochs == [4]
+    assert run.optimizer.offered == [True, True]
+
+
+def test_it_finds_out_beside_its_steps() -> None:
+    answered = threading.Event()
+    run = Run(every=1, yields=True)
+    run.optimizer.checkpoints_elsewhere = lambda: not answered.wait()  # type: ignore[method-assign]
+    with run.checkpoints:
+        run.come_to(1)
+        run.come_to(2)
+        answered.set()
+        run.idle()
+        run.come_to(3)
+        run.idle()
+    assert run.epochs == [3]
+
+
+def test_from_one_that_cannot_write_the_next_takes_over() -> None:
+    run = Run(every=1, offers=True)
+    with run.checkpoints:
+        run.store.full = True
+        run.come_to(1)
+        run.idle()
+        run.store.full = False
+        run.come_to(2)
+        run.idle()
+    assert run.optimizer.offered == [True, False, True]
+
+
+def test_a_last_state_that_was_not_written_is_tried_again_and_no_good_end() -> None:
+    run = Run(every=0, yields=True)
+    run.store.full = True
+    with run.checkpoints:
+        run.come_to(5)
+    assert run.checkpoints.outcome == "epoch 5 could not be saved in home/checkpoints"
+    with pytest.raises(CheckpointError, match=r"is not in home/checkpoints.*as they were.*make room"):
+        run.checkpoints.require()
+    run.store.full = False
+    run.checkpoints.require()
+    assert run.epochs == [5] and run.checkpoints.outcome == "saved epoch 5 at epoch-000005"
+
+
+def test_each_checkpoint_is_evaluated_and_the_model_beside_them_too() -> None:
+    evaluation = FakeEvaluation(every=3)
+    run = Run(every=4, evaluation=evaluation)
+    with run.checkpoints:
+        for epoch in range(1, 10):
+            run.come_to(epoch)
+            run.idle()
+    assert run.epochs == [4, 8, 9]
+    assert evaluation.epochs == [3, 4, 6, 8, 9, 9], "the last state is written when the peer leaves"
+    assert [epoch for epoch, _, _ in run.optimizer.told] == evaluation.epochs
+    assert run.store.losses == {"epoch-000004": 0.4, "epoch-000008": 0.8, "epoch-000009": 0.9}
+
+
+def test_a_trainer_evaluates_only_where_it_writes() -> None:
+    evaluation = FakeEvaluation(every=1)
+    run = Run(every=2, offers=True, yields=True, evaluation=evaluation)
+    with run.checkpoints:
+        run.optimizer.elsewhere = True
+        for epoch in (1, 2):
+            run.come_to(epoch)
+            run.idle()
+        assert run.optimizer.asked == 2 and not evaluation.epochs
+        run.optimizer.elsewhere = False
+        run.come_to(3)
+        run.idle()
+        run.checkpoints.look()
+        run.idle()
+        assert (evaluation.epochs, run.epochs) == ([3], []), "no checkpoint is due at epoch 3"
+
+
+@pytest.mark.parametrize(("trains", "threads"), [(True, 1), (False, 3)])
+def test_beside_a_trainer_one_thread_evaluates_and_a_monitor_takes_its_share(trains: bool, threads: int) -> None:
+    evaluation = FakeEvaluation(every=1)
+    run = Run(every=1, yields=trains, evaluation=evaluation)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with count_threads_by(lambda: 3):
+            for epoch in range(1, 5):  # a trainer first asks whether somebody else writes
+                run.come_to(epoch)
+                run.idle()
+        assert evaluation.threads and set(evaluation.threads) == {threads}
+        assert torch.get_num_threads() == 2, "the thread that trains keeps its own"
+    finally:
+        run.checkpoints._writer.shutdown()
+        torch.set_num_threads(before)
+
+
+def test_an_evaluation_that_has_no_result_leaves_the_checkpoint_as_it_is() -> None:
+    evaluation = FakeEvaluation(every=1)
+    evaluation.leaves = True
+    run = Run(every=1, evaluation=evaluation)
+    with run.checkpoints:
+        run.come_to(1)
+    assert run.epochs == [1] and run.store.losses == {}
+    assert run.checkpoints.outcome == "saved epoch 1 at epoch-000001"
+
+
+class FakeTask:
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.read = 0
+
+    def evaluation_batches(self) -> list[dict[str, torch.Tensor]]:
+        self.read += 1
+        if self.error is not None:
+            raise self.error
+        return [{"x": torch.full((2, 1), 3.0)}, {"x": torch.full((1, 1), 6.0)}]
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        loss: torch.Tensor = model(batch["x"]).mean()
+        return loss
+
+
+def test_an_evaluation_that_fails_is_told_once_and_tried_again() -> None:
+    events, told = Events(), []
+    events.subscribe(told.append)
+    task, recipe = FakeTask(), SimpleNamespace(evaluation=SimpleNamespace(every_epochs=1))
+    peer = SimpleNamespace(recipe=recipe, events=events)
+    collaboration = SimpleNamespace(peer=peer, task=task, compute=Compute(torch.device("cpu")))
+    evaluation = Evaluation(cast(Any, collaboration), lambda: False)
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 1.0)
+    task.error = DataError("the texts are gone")
+    assert evaluation(model, 1) is None and evaluation(model, 2) is None
+    assert told == [Noticed("warning", "epoch 1 was not evaluated: the texts are gone")]
+    task.error = None
+    assert evaluation(model, 3) == evaluation(model, 3) == told[-1] == Evaluated(3, 4.0, 3)
+    assert task.read == 3, "what was read once is kept"

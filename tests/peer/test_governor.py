@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from swarmcli.machine.sensors import Readings
+from swarmcli.network.rates import LEAST_RATE
+from swarmcli.peer.activity import Activity
+from swarmcli.peer.governor import COOLER, SETTLE, Governor, GovernorThread, PeerShare, share_of
+from swarmcli.recipe import Limits
+from swarmcli.recipe.limit_store import LimitStore
+
+BERLIN = ZoneInfo("Europe/Berlin")
+GB = 1e9
+
+
+def limits(**values: Any) -> Limits:
+    return Limits.model_validate(values)
+
+
+def story(given: Limits, *moments: tuple[float, dict[str, Any]]) -> list[str]:
+    """What holds the peer at each of these moments (seconds), by the readings of each; "": nothing."""
+    governor = Governor()
+    decided = (governor.decide(given, Readings(now, **readings)) for now, readings in moments)
+    return ["; ".join(reason.text for reason in reasons.values()) for reasons in decided]
+
+
+def test_without_limits_nothing_holds() -> None:
+    worst = {"on_battery": True, "metered": True, "idle": 0.0, "others": 1.0, "temperature": 120.0, "memory": 9 * GB}
+    assert story(Limits(), (0, worst)) == [""]
+    assert story(limits(on_battery="yes", on_metered="yes"), (0, worst)) == [""]
+
+
+@pytest.mark.parametrize(
+    ("given", "bad", "well", "words"),
+    [
+        (limits(on_battery="no"), {"on_battery": True}, {"on_battery": False}, "on battery"),
+        (limits(on_metered="no"), {"metered": True}, {"metered": False}, "on a metered network"),
+    ],
+)
+def test_it_holds_at_once_and_goes_on_when_all_was_well_for_a_while(
+    given: Limits, bad: dict[str, Any], well: dict[str, Any], words: str
+) -> None:
+    settle = SETTLE["battery"]
+    assert story(
+        given, (0, well), (1, bad), (2, well), (3, bad), (4, well), (4 + settle - 0.1, well), (4 + settle, well)
+    ) == ["", words, words, words, words, words, ""]
+
+
+def test_a_clock_that_is_set_back_makes_nobody_wait_longer_than_once_more() -> None:
+    given, settle = limits(on_battery="no"), SETTLE["battery"]
+    on, off = {"on_battery": True}, {"on_battery": False}
+    assert story(given, (1000, on), (1001, off), (10, off), (10 + settle, off))[-1] == ""
+
+
+def test_it_runs_again_only_when_it_is_cooler() -> None:
+    degrees = [79.0, 81.0, 90.0, 79.0, 80 - COOLER, 80 - COOLER]
+    told = story(limits(temperature=80), *((30.0 * i, {"temperature": d}) for i, d in enumerate(degrees)))
+    assert told == ["", *["81 °C hot, and your limit is 80 °C"] * 4, ""]
+
+
+def test_somebody_who_works_comes_first_and_so_do_other_programs() -> None:
+    given = limits(only_when_idle=10, busy_above="25%")
+    settle = SETTLE["busy"]
+    used, unused = {"idle": 599.0, "others": 0.0}, {"idle": 601.0, "others": 0.1}
+    assert story(given, (0, used), (2, unused), (2 + settle, unused)) == ["somebody uses this computer"] * 2 + [""]
+    busy, between = {"idle": 900.0, "others": 0.3}, {"idle": 900.0, "others": 0.2}
+    told = story(given, (0, between), (1, busy), (2, between), (2 + 2 * settle, between))
+    assert told == ["", *["other programs use this computer"] * 3]
+
+
+def test_memory_and_disk_hold_above_the_limit_and_where_the_computer_runs_short() -> None:
+    memory = {"memory": 9 * GB, "memory_free": 20 * GB, "memory_whole": 32 * GB}
+    assert story(limits(memory="8 GB"), (0, memory)) == ["it takes 9.0 GB of memory, and your limit is 8.0 GB"]
+    (said,) = story(limits(memory="8 GB"), (0, {**memory, "peers": 2}))
+    assert said == "your 2 peers here together take 9.0 GB of memory, and your limit is 8.0 GB"
+    assert story(limits(memory="50%"), (0, memory)) == [""]
+    assert story(limits(memory="50%"), (0, {**memory, "memory_free": GB / 10})) == [
+        "this computer has only 0.1 GB of memory left"
+    ]
+    disk = {"disk": 9 * GB, "disk_free": 20 * GB, "disk_whole": 100 * GB}
+    assert story(limits(disk="10%"), (0, disk)) == [""]
+    assert "your limit is 5.0 GB" in story(limits(disk="10%"), (0, {**disk, "peers": 2}))[0]
+
+
+def test_what_a_computer_does_not_tell_is_said_and_holds_nobody() -> None:
+    governor = Governor()
+    given = limits(on_battery="no", on_metered="no", only_when_idle=5, temperature=80, memory="50%", disk="50%")
+    assert governor.decide(given, Readings(0.0)) == {}
+    assert len(governor.unknown) == 6 and any("only_when_idle" in text for text in governor.unknown)
+    assert governor.decide(given, Readings(0.0, others=0.9))["busy"].text == "other programs use this computer"
+
+
+def test_outside_of_the_hours_it_says_when_it_goes_on() -> None:
+    given = limits(hours="22:00-08:00, sat-sun", time_zone="Europe/Berlin")
+    noon = datetime(2026, 11, 23, 12, tzinfo=BERLIN)  # a Monday
+    reason = Governor().decide(given, Readings(noon.timestamp()))["hours"]
+    assert reason.text == "outside the hours that you lend, on again at 22:00"
+    assert reason.until == noon.replace(hour=22).timestamp()
+    assert Governor().decide(given, Readings(noon.replace(hour=23).timestamp())) == {}
+    only = limits(hours="sat 10-12", time_zone="Europe/Berlin")
+    assert "on again on Saturday at 10:00" in Governor().decide(only, Readings(noon.timestamp()))["hours"].text
+
+
+def test_a_limit_that_is_taken_back_frees_at_once() -> None:
+    governor, hot = Governor(), Readings(0.0, temperature=85.0)
+    assert governor.decide(limits(temperature=80), hot)
+    assert governor.decide(limits(temperature=90), replace(hot, now=1.0)) == {}
+
+
+def test_the_peers_of_a_computer_share_its_link_and_its_card() -> None:
+    given = limits(upload="2 MB/s", download="6 kB/s", processor="50%", gpu="50%", gpu_memory="8 GB", threads=4)
+    alone, two = share_of(given, Readings(0.0)), share_of(given, Readings(0.0, peers=4, trainers=2))
+    assert alone == PeerShare(2e6, 6e3, 4, 0.5, 0.5, 8 * GB)
+    assert two == PeerShare(5e5, LEAST_RATE, 4, 0.5, 0.25, 4 * GB, divided=1.2)
+    assert share_of(Limits(), Readings(0.0, trainers=2)) == PeerShare()
+
+
+class Told:
+    """Sensors that the test sets, and what the governor did."""
+
+    def __init__(self, file: Path) -> None:
+        self.readings = Readings(0.0)
+        self.shares: list[PeerShare] = []
+        self.said: list[str] = []
+        self.activity = Activity()
+        self.store = LimitStore(None, file)
+        self.governor = GovernorThread(self.store, self, self.activity, self.shares.append, self.said.append)
+
+    def read(self, limits: Limits) -> Readings:
+        return self.readings
+
+
+def test_what_is_decided_is_applied_once_and_taken_back(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    told = Told(file)
+    told.store.change({"on_battery": "no", "upload": "1 MB/s"})
+    told.readings = Readings(0.0, on_battery=True)
+    events: list[object] = []
+    told.activity.subscribe(lambda: events.append(told.activity.status().state))
+    told.governor.look()
+    told.governor.look()
+    assert told.activity.status().sentence.endswith("on battery") and len(events) == 1
+    assert [share.upload for share in told.shares] == [1e6]
+    told.store.change({"on_battery": "yes", "upload": "default"})
+    told.governor.look()
+    assert told.activity.status().state == "running" and told.shares[-1] == PeerShare()
+    file.write_text("limits: {upload: 3 MB/s}\n")
+    told.governor.look()
+    assert told.shares[-1].upload == 3e6
+    file.write_text("limits: {upload: lots}\n")
+    os.utime(file, ns=(0, 0))
+    told.governor.look()
+    told.governor.look()
+    assert len(told.said) == 1 and f"{file}:1" in told.said[0] and told.shares[-1].upload == 3e6
+
+
+def test_its_thread_ends_with_the_block(tmp_path: Path) -> None:
+    told = Told(tmp_path / "config.yaml")
+    with told.governor:
+        pass
+    assert not told.governor._thread.is_alive()

@@ -1,0 +1,208 @@
+"""The loop of a role obeys its peer's activity."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from swarmcli.optim import Optimizer
+from swarmcli.peer.activity import HURRIED_SECONDS, STAY_SECONDS, Activity
+from swarmcli.peer.pausing import Pauses
+from swarmcli.run.values import Reason
+
+BATTERY = Reason("battery", "on battery")
+
+
+class FakeOptimizer:
+    """Hands in what it has in its second step of a pause; what happens in a step is the test's."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.in_step: Callable[[], object] = lambda: None
+        self.auxiliary, self.local_epoch, self.has_handed_in = False, 0, False
+        self.seconds_to_round = math.inf
+        self.seat_lost: str | None = None
+        self.local_progress = SimpleNamespace(samples_accumulated=8)
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+    def load_state_from_peers(self) -> None:
+        self.calls.append("come into step")
+
+    def step(self, batch_size: int) -> None:
+        assert batch_size == 0
+        self.calls.append("step")
+        self.in_step()
+
+
+def pauses_of(optimizer: FakeOptimizer, activity: Activity, **options: Any) -> tuple[Pauses, threading.Event]:
+    stop = threading.Event()
+    return Pauses(activity, cast(Optimizer, optimizer), stop, **options), stop
+
+
+def test_a_loop_whose_samples_cannot_count_follows_until_they_can() -> None:
+    optimizer = FakeOptimizer()
+    pauses, _ = pauses_of(optimizer, Activity())
+    steps = iter(["your samples cannot count here", None])
+
+    def in_step() -> None:
+        optimizer.seat_lost = next(steps)
+
+    with pauses:
+        assert not pauses.rest()
+        optimizer.seat_lost, optimizer.in_step, optimizer.calls = "your samples cannot count here", in_step, []
+        assert pauses.rest() and optimizer.calls == ["step", "step", "come into step"]
+        assert not pauses.rest()
+
+
+def test_a_loop_rests_as_long_as_something_holds_it_and_then_comes_into_step() -> None:
+    optimizer, activity, states = FakeOptimizer(), Activity(), []
+    pauses, _ = pauses_of(optimizer, activity)
+
+    def in_step() -> None:
+        states.append(activity.status().state)
+        if len(states) == 2:
+            optimizer.has_handed_in = True
+        elif len(states) == 3:
+            assert activity.status().keeps == 8
+            activity.release("battery")
+
+    optimizer.in_step = in_step
+    with pauses:
+        assert not pauses.rest()
+        activity.hold(BATTERY)
+        assert optimizer.calls == ["resume", "pause"], "the swarm hears of it before the loop does"
+        assert pauses.rest()
+    assert states == ["pausing", "pausing", "paused"]
+    assert [each for each in optimizer.calls[2:] if each != "pause"] == ["step"] * 3 + ["resume", "come into step"]
+
+
+def test_a_wish_to_stop_ends_a_pause() -> None:
+    optimizer, activity = FakeOptimizer(), Activity()
+    optimizer.has_handed_in = True
+    pauses, stop = pauses_of(optimizer, activity)
+    optimizer.in_step = activity.stop
+    with pauses:
+        activity.hold(BATTERY)
+        assert pauses.rest()
+    assert stop.is_set() and "come into step" not in optimizer.calls
+
+
+def test_who_is_to_leave_hands_in_first() -> None:
+    optimizer, activity, said = FakeOptimizer(), Activity(), list[str]()
+    pauses, stop = pauses_of(optimizer, activity, say=said.append)
+
+    def in_step() -> None:
+        assert not stop.is_set()
+        optimizer.has_handed_in, optimizer.local_progress.samples_accumulated = True, 0
+
+    optimizer.in_step = in_step
+    with pauses:
+        activity.stop()
+        assert optimizer.calls == ["resume", "pause"] and not stop.is_set()
+        assert pauses.rest()
+        assert stop.is_set() and optimizer.calls.count("step") == 1 and not said
+
+
+def test_who_is_to_leave_waits_for_the_round_but_not_where_none_can_be_expected() -> None:
+    def leaves(
+        handed_in: bool = False, round_at: float = math.inf, stays: float = STAY_SECONDS, goes_at: float = math.inf
+    ) -> tuple[float, str, str]:
+        """After how many seconds, what it says when it is asked to, and why; the others have gone after `goes_at`."""
+        optimizer, said, now = FakeOptimizer(), list[str](), [100.0]
+        activity = Activity()
+        optimizer.has_handed_in = handed_in
+        optimizer.seconds_to_round = round_at
+        pauses, stop = pauses_of(optimizer, activity, say=said.append, clock=lambda: now[0])
+
+        def second() -> None:
+            now[0] += 1.0
+            optimizer.seconds_to_round = max(0.0, optimizer.seconds_to_round - 1.0)
+            optimizer.has_handed_in = now[0] >= 100.0 + goes_at
+
+        optimizer.in_step = second
+        with pauses:
+            announced = activity.stop(stays).change.sentence
+            assert pauses.rest() and stop.is_set()
+        return now[0] - 100.0, announced, said[0].removeprefix("8 computed samples are not handed in: ")
+
+    def handing_in(when: str) -> str:
+        return f"handing in 8 samples with the {when}, then leaving"
+
+    gone = "nobody else computes at present"
+    assert leaves(handed_in=True) == (0.0, "leaving", gone)
+    assert leaves(goes_at=200.0) == (200.0, handing_in("next round"), gone)
+    late = "no round took them within 10 min"
+    assert leaves() == (600.0, handing_in("next round"), late)
+    assert leaves(round_at=240.0) == (600.0, handing_in("round expected in about 4 min"), late), "it may come later"
+    far = "the next round is expected in about 15 min, which is too long to wait"
+    assert leaves(round_at=900.0) == (0.0, "leaving", far)
+    for seconds, after in ((59.0, 60.0), (90.0, 0.0)):  # where the machine waits no longer
+        assert leaves(round_at=seconds, stays=HURRIED_SECONDS)[0] == after
+
+
+def test_a_machine_that_shuts_down_meanwhile_shortens_the_wait_to_a_minute() -> None:
+    optimizer, now, activity = FakeOptimizer(), [0.0], Activity()
+    pauses, stop = pauses_of(optimizer, activity, clock=lambda: now[0])
+
+    def second() -> None:
+        now[0] += 1.0
+        if now[0] == 300.0:
+            activity.stop(HURRIED_SECONDS)
+
+    optimizer.in_step = second
+    with pauses:
+        activity.stop()
+        assert pauses.rest() and stop.is_set() and now[0] == 360.0
+
+
+def test_a_round_that_turns_out_to_be_further_away_than_one_may_stay_is_not_waited_for() -> None:
+    optimizer, activity = FakeOptimizer(), Activity()
+    optimizer.seconds_to_round = 240.0
+    pauses, stop = pauses_of(optimizer, activity)
+    optimizer.in_step = lambda: setattr(optimizer, "seconds_to_round", 1200.0)
+    with pauses:
+        activity.stop()
+        assert pauses.rest() and stop.is_set() and optimizer.calls.count("step") == 1
+
+
+def test_who_is_to_leave_now_hands_nothing_in() -> None:
+    for again in (True, False):
+        optimizer, activity = FakeOptimizer(), Activity()
+        pauses, stop = pauses_of(optimizer, activity)
+        with pauses:
+            if again:
+                activity.stop()
+                assert not stop.is_set()
+            activity.stop(0.0)
+            assert stop.is_set() and not pauses.rest()
+        assert "step" not in optimizer.calls
+
+
+def test_around_the_loop_a_wish_to_stop_holds_at_once() -> None:
+    for before in (True, False):
+        activity = Activity()
+        pauses, stop = pauses_of(FakeOptimizer(), activity)
+        if before:
+            activity.stop()
+        with pauses:
+            assert stop.is_set() is before
+        activity.stop()
+        assert stop.is_set()
+
+
+def test_a_run_that_ends_during_a_pause_ends_the_role() -> None:
+    optimizer, activity = FakeOptimizer(), Activity()
+    pauses, stop = pauses_of(optimizer, activity, last_epoch=3)
+    optimizer.in_step = lambda: setattr(optimizer, "local_epoch", 3)
+    activity.hold(BATTERY)  # before there was a loop
+    with pauses:
+        assert pauses.rest() and not pauses.rest()
+    assert optimizer.calls == ["pause", "step"] and not stop.is_set()

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from swarmcli.machine.registry import VARIABLE, Entry, LocalPeer, LocalPeers
+from swarmcli.optim.config import Role
+from swarmcli.peer import processors
+from swarmcli.peer.processors import ProcessorShare, sharing_processors
+from swarmcli.threads import on_all_threads
+from tests.test_threads import in_a_thread
+from tests.training.small_tasks import small
+
+
+class Registry(LocalPeers):
+    """One in which the test says who lives."""
+
+    def __init__(self) -> None:
+        self.peers: set[LocalPeer] = set()
+
+    def has(self, peer: LocalPeer, *, token: bool) -> bool:
+        return peer in self.peers
+
+    def write(self, peer: LocalPeer, token: str) -> None:
+        self.peers.add(peer)
+
+    def living(self) -> list[LocalPeer]:
+        return sorted(self.peers, key=lambda peer: peer.started)
+
+
+def peer(number: int, role: Role = "trainer") -> LocalPeer:
+    return LocalPeer(number, float(number), role, "run", f"/home-{number}")
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
+    """The threads of each of these peers of one machine, on which torch alone would take so many."""
+    monkeypatch.setattr(processors, "LOOK_SECONDS", 0.0)
+
+    def counts(threads: int, *peers: LocalPeer) -> list[int]:
+        registry = Registry()
+        shares = [ProcessorShare(registry, Entry(registry, each), threads) for each in peers]
+        for share in shares:
+            share.count()
+        return [share.count() for share in shares]
+
+    return counts
+
+
+def test_trainers_divide_what_torch_would_take_alone(counts: Callable[..., list[int]]) -> None:
+    assert counts(8, peer(1)) == [8]
+    assert counts(2, peer(1), peer(2)) == [1, 1]
+    assert counts(8, *map(peer, range(3))) == [3, 3, 2]
+    assert counts(2, *map(peer, range(3))) == [1, 1, 1]
+
+
+def test_those_who_compute_now_and_then_take_nothing_from_trainers(counts: Callable[..., list[int]]) -> None:
+    others = peer(1, "monitor"), peer(2, "auxiliary")
+    assert counts(8, *others, peer(3)) == [4, 4, 8]
+    assert counts(8, *others) == [8, 8]
+
+
+def test_the_share_follows_who_comes_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    share = ProcessorShare(registry, Entry(registry, peer(1)), 4)
+    assert share.count() == 4
+    registry.write(peer(2), "")
+    assert share.count() == 4  # it does not look at every step
+    monkeypatch.setattr(processors, "LOOK_SECONDS", 0.0)
+    assert share.count() == 2
+    registry.peers.remove(peer(2))
+    assert share.count() == 4
+
+
+def test_a_limit_of_threads_is_divided_too(counts: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    first, second = (ProcessorShare(registry, Entry(registry, peer(number)), 8) for number in (1, 2))
+    own = ProcessorShare(registry, Entry(registry, peer(3)), 3, shared=False)  # who chose three
+    for share in (first, second, own):
+        share.limit(5)
+        share.count()
+    assert [share.count() for share in (first, second, own)] == [2, 2, 1]
+    for share in (first, own):
+        share.limit(None)
+    assert (first.count(), own.count()) == (3, 3)
+
+
+def test_where_nobody_can_be_seen_the_share_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    registry = LocalPeers(tmp_path / "file" / "registry")
+    assert ProcessorShare(registry, Entry(registry, peer(1)), 4).count() == 4
+
+
+def test_the_thread_that_computes_and_the_teams_of_others_follow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "registry"))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(processors, "LOOK_SECONDS", 0.0)
+    before = torch.get_num_threads()
+    beside = LocalPeer(os.getppid(), psutil.Process(os.getppid()).create_time(), "trainer", "run", "/home")
+    try:
+        torch.set_num_threads(4)
+        with sharing_processors(small(tmp_path), "trainer", tmp_path) as share:
+            share.take()
+            assert torch.get_num_threads() == 4
+            with LocalPeers().entered(beside):
+                share.take()
+                assert torch.get_num_threads() == in_a_thread(lambda: on_all_threads(torch.get_num_threads)) == 2
+        with (
+            sharing_processors(small(tmp_path, "local.threads=3"), "trainer", tmp_path) as share,
+            LocalPeers().entered(beside),
+        ):
+            assert share.count() == 3  # a person's own choice
+        monkeypatch.setenv("OMP_NUM_THREADS", "4")
+        torch.set_num_threads(4)
+        with sharing_processors(small(tmp_path), "trainer", tmp_path) as share, LocalPeers().entered(beside):
+            assert share.count() == 4  # likewise
+    finally:
+        torch.set_num_threads(before)
+    assert LocalPeers().living() == []

@@ -1,0 +1,111 @@
+"""Whole roles in one process: what begins from a checkpoint does so by its recipe; as another run, if that is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmcli.errors import CheckpointError
+from swarmcli.peer.collaboration import Resume
+from swarmcli.training import load_checkpoint
+from tests.peer.test_leaving import Peer, start
+
+__all__ = ["start"]
+
+FALLING = "lr_scheduler={name: linear, total_epochs: 100000}"
+OLD = ("run_id=old", "optimizer={name: adamw, learning_rate: 0.01}", FALLING)
+NEW = (
+    "run_id=new",
+    "optimizer={name: adamw, learning_rate: 1e-4, betas: [0.9, 0.95], weight_decay: 0.1, max_grad_norm: 1.0}",
+    "lr_scheduler={name: constant}",
+)
+
+
+def saved_by(peer: Peer) -> Path:
+    """Where a peer that leaves now has saved its state."""
+    return Path(peer.leave().rpartition(" at ")[2])
+
+
+@pytest.fixture
+def before(start: Any) -> Path:
+    """What a run left that was trained for some epochs."""
+    peer = start("before", settings=OLD)
+    peer.reach(3)
+    return saved_by(peer)
+
+
+@pytest.mark.parametrize("role", ["trainer", "monitor"])
+def test_another_run_begins_from_it_with_settings_of_its_own_and_others_join(
+    start: Any, before: Path, role: str
+) -> None:
+    old = load_checkpoint(before)
+    peer = start("after", role=role, settings=NEW, resume=Resume(str(before), "old"))
+    joined = start("joined", peer, settings=NEW)
+    for each in (peer, joined):
+        each.reach(old.epoch + 3)
+    assert peer.notices[0] == (
+        f"new begins at epoch {old.epoch}, with the weights and the optimizer's statistics of the run old ({before}), "
+        "as a run of its own"
+    )
+    rate = old.optimizer["param_groups"][0]["lr"]
+    assert peer.notices[1] == (
+        "the recipe's settings hold: learning_rate 0.0001 (0.01 in the checkpoint), betas [0.9, 0.95] ([0.9, 0.999] in "
+        f"the checkpoint), weight_decay 0.1 (0.0 in the checkpoint), the rate at epoch {old.epoch} is 0.0001 "
+        f"({rate:.3g} in the checkpoint)"
+    )
+    assert min(each.epoch for each in joined.epochs) >= old.epoch
+    stepped = {each.epoch: each.lineage for each in joined.epochs}
+    assert any(stepped.get(each.epoch) == each.lineage for each in peer.epochs if each.epoch > old.epoch)
+    peer.leave()
+    place = saved_by(joined)
+    new = load_checkpoint(place, "new")
+    first = new.optimizer["param_groups"][0]
+    assert (first["lr"], first["initial_lr"], first["betas"], first["weight_decay"]) == (1e-4, 1e-4, (0.9, 0.95), 0.1)
+    steps = {int(values["step"]) for values in new.optimizer["state"].values()}
+    assert steps == {new.epoch}  # Adam's go on from those of the checkpoint
+    assert new.optimizer["swarm"]["samples_seen"] > old.optimizer["swarm"]["samples_seen"]
+
+
+def test_the_run_of_a_checkpoint_has_to_be_named(start: Any, before: Path) -> None:
+    for said, wanted in ((None, "new"), ("odl", "odl")):
+        peer = start(f"said-{said}", settings=NEW, resume=Resume(str(before), said))
+        with pytest.raises(CheckpointError) as refusal:
+            peer.end()
+        assert f"{before} is of the run 'old', not of '{wanted}'" in str(refusal.value)
+        assert f"--resume {before} --from-run old" in str(refusal.value)
+
+
+def test_the_newest_of_another_run_is_found_where_its_peers_are(start: Any, tmp_path: Path) -> None:
+    peer = start("old/trainer", settings=(*OLD, f"output_dir={tmp_path}"))
+    peer.reach(2)
+    last = load_checkpoint(saved_by(peer)).epoch
+    after = start("after", settings=NEW, resume=Resume("latest", "old"))
+    after.reach(last + 1)
+    assert after.notices[0].startswith(f"new begins at epoch {last}, ")
+    after.leave()
+
+
+def test_a_run_that_goes_on_with_a_changed_recipe_says_what_has_changed(start: Any, before: Path) -> None:
+    slower = ("run_id=old", "optimizer={name: adamw, learning_rate: 0.001}", FALLING)
+    epoch = load_checkpoint(before).epoch
+    for number, resume in enumerate((Resume(str(before)), None)):  # None: in the home where it was saved
+        peer = start("before" if resume is None else f"again-{number}", settings=slower, resume=resume)
+        peer.reach(epoch + 1)
+        (told,) = [notice for notice in peer.notices if notice.startswith("the recipe's settings hold")]
+        assert "learning_rate 0.001 (0.01 in the checkpoint)" in told and "betas" not in told
+        assert load_checkpoint(saved_by(peer)).optimizer["param_groups"][0]["initial_lr"] == 0.001
+
+
+def test_a_run_that_goes_on_as_it_was_says_nothing_of_settings(start: Any, before: Path) -> None:
+    peer = start("again", settings=OLD, resume=Resume(str(before)))
+    peer.reach(load_checkpoint(before).epoch + 1)
+    peer.leave()
+    assert not any("settings" in notice for notice in peer.notices)
+
+
+def test_statistics_of_another_optimizer_are_refused_before_the_run_is_joined(start: Any, before: Path) -> None:
+    settings = ("run_id=new", "optimizer={name: sgd, learning_rate: 0.01, momentum: 0.9}")
+    with pytest.raises(CheckpointError, match=r"of another optimizer than sgd.* optimizer\.name"):
+        start("other", settings=settings, resume=Resume(str(before), "old")).end()

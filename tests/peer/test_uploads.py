@@ -1,0 +1,154 @@
+"""What is sent of a checkpoint, when, and what a failure does: with a stand-in for the Hub, over HTTP."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swarmcli.events import Event, Events, Noticed
+from swarmcli.peer.uploads import Uploads, hub, without_tokens
+from swarmcli.recipe import UploadSettings
+
+from .hub_server import Hub, hub_server
+
+TOKEN = "hf_onlyforthetests"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """The library reads its variables when it is imported, so what it made of them is set."""
+    from huggingface_hub import constants, hf_api
+
+    with hub_server() as server:
+        for module in (constants, getattr(hf_api, "constants", hf_api)):  # older versions import the names
+            monkeypatch.setattr(module, "ENDPOINT", server.address)
+            monkeypatch.setattr(module, "HF_HUB_DISABLE_XET", True, raising=False)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+        yield server
+
+
+def checkpoint(directory: Path, epoch: int = 12) -> Path:
+    path = directory / "checkpoints" / f"epoch-{epoch:06d}"
+    path.mkdir(parents=True)
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "training.safetensors", "checkpoint.json"):
+        (path / name).write_text(f"{name} of {epoch}")
+    (path / "stream.json").write_text("where this peer's data was")
+    (path / "README.md").write_text("---\nlicense: unknown\n---\n")
+    return path
+
+
+class Told:
+    def __init__(self) -> None:
+        self.events = Events()
+        self.texts: list[str] = []
+        self._changed = threading.Condition()
+        self.events.subscribe(self._hear)
+
+    def _hear(self, event: Event) -> None:
+        assert isinstance(event, Noticed)
+        with self._changed:
+            self.texts.append(event.text)
+            self._changed.notify_all()
+
+    def wait_for(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.texts) >= count, 60)
+
+
+def test_the_model_goes_to_a_repository_that_is_made_for_it(server: Hub, tmp_path: Path) -> None:
+    told, path = Told(), checkpoint(tmp_path)
+    uploads = Uploads(tmp_path, hub(UploadSettings(repo="ada/first")), told.events)
+    uploads.offer(path, 2.5)
+    uploads.close(lambda: False)
+    assert server.private == {"ada/first": True}
+    assert set(server.files["ada/first"]) == {"model.safetensors", "config.json", "tokenizer.json", "README.md"}
+    assert server.files["ada/first"]["model.safetensors"] == b"model.safetensors of 12"
+    assert server.commits == ["epoch 12, evaluation loss 2.5000"]
+    assert told.texts == [f"epoch 12, evaluation loss 2.5000 is at {server.address}/ada/first"]
+    assert server.tokens == {f"Bearer {TOKEN}"} and TOKEN not in "".join(told.texts)
+    assert [each.name for each in tmp_path.iterdir()] == ["checkpoints"], "nothing is left behind"
+
+
+def test_a_failure_is_told_once_without_a_token_and_tried_again(
+    server: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.fail = 1
+    told = Told()
+    uploads = Uploads(tmp_path, hub(UploadSettings(repo="ada/first", private=False)), told.events, first_wait=0.01)
+    uploads.offer(checkpoint(tmp_path))
+    told.wait_for(2)
+    uploads.close(lambda: False)
+    assert "epoch 12 is not uploaded yet" in told.texts[0] and "403" in told.texts[0]
+    assert "epoch 12 is at" in told.texts[-1] and server.private == {"ada/first": False}
+    assert "secretsecret" not in caplog.text + "".join(told.texts) and TOKEN not in caplog.text
+
+
+class Slow:
+    """Sends as slowly as its test wants."""
+
+    def __init__(self) -> None:
+        self.begun, self.free = threading.Event(), threading.Event()
+        self.sent: list[str] = []
+
+    def __call__(self, directory: Path, message: str) -> str:
+        self.begun.set()
+        assert self.free.wait(60)
+        self.sent.append((directory / "model.safetensors").read_text())
+        return "there"
+
+
+def test_a_newer_one_takes_the_place_of_one_that_waits_and_checkpoints_may_go_meanwhile(tmp_path: Path) -> None:
+    slow, told = Slow(), Told()
+    uploads = Uploads(tmp_path, slow, told.events)
+    for epoch in (1, 2, 3):
+        path = checkpoint(tmp_path, epoch)
+        uploads.offer(path)
+        slow.begun.wait(60)
+        for file in path.iterdir():
+            file.unlink()
+    slow.free.set()
+    uploads.close(lambda: False)
+    assert slow.sent == ["model.safetensors of 1", "model.safetensors of 3"]
+    assert not list(tmp_path.glob("upload-*"))
+
+
+def test_who_is_told_to_leave_waits_for_no_upload(tmp_path: Path) -> None:
+    slow, told = Slow(), Told()
+    uploads = Uploads(tmp_path, slow, told.events)
+    uploads.offer(checkpoint(tmp_path))
+    slow.begun.wait(60)
+    uploads.close(lambda: True)
+    assert told.texts == ["epoch 12 was not uploaded; the checkpoint is on this computer"]
+    slow.free.set()
+    uploads._thread.join(60)
+
+
+def test_a_run_that_has_ended_tries_once_more_and_no_longer(tmp_path: Path) -> None:
+    tries = 0
+
+    def refuse(directory: Path, message: str) -> str:
+        nonlocal tries
+        tries += 1
+        raise OSError("no network")
+
+    told = Told()
+    uploads = Uploads(tmp_path, refuse, told.events, first_wait=3600.0)
+    uploads.offer(checkpoint(tmp_path))
+    told.wait_for(1)
+    uploads.close(lambda: False)
+    assert tries == 2 and told.texts == ["epoch 12 is not uploaded yet: no network"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "upload-000003-1").mkdir()
+    Uploads(tmp_path, Slow(), Events()).close(lambda: False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_token_is_never_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "another-kind")
+    assert without_tokens("hf_abcdefgh and another-kind") == "hf_… and …"

@@ -1,0 +1,238 @@
+"""When the owner is alerted, and when not: runs that are played look by look, without a clock."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from swarmcli.events import Event, Events, Noticed, RunObserved
+from swarmcli.run.alerts import AlertOptions, Alerts
+from swarmcli.run.observer import Observer
+from swarmcli.run.values import Alert, PeerStatus, RunStatus
+
+USUAL = AlertOptions()
+STEP = 4.0
+TRAINER = PeerStatus(peer_id="a", role="trainer", epoch=0)
+MONITOR = PeerStatus(peer_id="m", role="monitor", epoch=0, me=True)
+HELPER = PeerStatus(peer_id="h", role="auxiliary", epoch=0, me=True)
+
+
+class Run:
+    """Played for a while at a time; tells which alerts began and ended."""
+
+    def __init__(self, *peers: PeerStatus) -> None:
+        self.alerts = Alerts()
+        self.told: list[str] = []
+        self.begun: list[Alert] = []
+        self.status = RunStatus(
+            run_id="r", state="training", peer_id="m", role="monitor", epoch=1, samples=0, target=100,
+            samples_per_second=10.0, peers=peers or (MONITOR, TRAINER),
+        )  # fmt: skip
+
+    def change(self, **changes: object) -> None:
+        self.status = replace(self.status, **changes)  # type: ignore[arg-type]
+
+    def play(self, seconds: float, step: float = STEP) -> None:
+        for _ in range(int(seconds / step)):
+            self.change(now=self.status.now + step)
+            begun, ended = self.alerts.look(self.status)
+            self.begun += begun
+            self.told += [f"+{alert.kind}" for alert in begun] + [f"-{alert.kind}" for alert in ended]
+
+    def epochs(self, *losses: float, seconds: float = 8.0) -> None:
+        for loss in losses:
+            self.play(seconds)
+            self.change(epoch=self.status.epoch + 1, losses=(*self.status.losses, loss)[-60:])
+        self.play(STEP)
+
+
+def healthy(draw: random.Random, count: int) -> Iterator[float]:
+    for epoch in range(count):
+        yield 1.6 + 4.0 * math.exp(-epoch / 30) + draw.gauss(0, 0.08) + (0.6 if draw.random() < 0.02 else 0.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_said_of_a_healthy_run(seed: int) -> None:
+    """Trainers come, pause and go, epochs differ, a loss jumps now and then, this computer sleeps."""
+    draw, run = random.Random(seed), Run()
+    for number, loss in enumerate(healthy(draw, 400)):
+        health = draw.choice(["in step", "in step", "behind"])
+        run.change(peers=(MONITOR, replace(TRAINER, health=health)), samples=draw.randrange(101))
+        run.epochs(loss, seconds=draw.choice((8.0, 20.0, 60.0)))
+        if number % 100 == 50:
+            run.change(now=run.status.now + 8 * 3600.0)
+        if number % 90 == 30:
+            run.change(peers=(MONITOR, replace(TRAINER, health="paused")), samples_per_second=0.0)
+            run.play(2 * USUAL.deserted)
+            run.change(samples_per_second=10.0)
+    assert run.told == []
+
+
+def test_a_run_that_waits_for_its_first_trainer_or_has_finished_does_not_stall() -> None:
+    run = Run(MONITOR)
+    run.play(3 * USUAL.deserted)
+    run.change(state="finished", peers=(MONITOR, replace(TRAINER, health="left")))
+    run.play(3 * USUAL.deserted)
+    assert run.told == []
+
+
+def test_a_run_of_which_the_screens_say_that_it_stands_is_told_after_a_minute_once_until_an_epoch_ends() -> None:
+    run = Run()
+    run.epochs(*[2.0] * 12)
+    run.play(10 * USUAL.stands)  # long, and the screens do not say that it should be over
+    assert run.told == []
+    run.change(state="standing", waits="The run stands: epoch 13 …", samples_per_second=0.0)
+    run.play(USUAL.stands - STEP)
+    run.change(state="training", waits="")
+    run.play(STEP)
+    run.change(state="standing", waits="The run stands: epoch 13 …")
+    run.play(USUAL.stands - STEP)
+    assert run.told == [], "it had gone on"
+    run.play(10 * USUAL.stands)
+    assert run.told == ["+stalled"] and run.begun[0].text == "The run stands: epoch 13 …"
+    assert [alert.kind for alert in run.alerts.standing] == ["stalled"]
+    run.change(state="training", waits="")
+    run.epochs(2.0)
+    assert run.told == ["+stalled", "-stalled"] and run.alerts.standing == ()
+
+
+def test_a_trainer_that_follows_holds_the_state_and_computes_nothing() -> None:
+    run = Run()
+    run.epochs(*[2.0] * 3)
+    run.change(peers=(replace(MONITOR, role="auxiliary"), replace(TRAINER, health="follows")), samples_per_second=0.0)
+    run.play(USUAL.deserted + 2 * STEP)
+    assert run.told == ["+stalled"] and "Nobody computes" in run.begun[0].text
+
+
+def test_the_last_trainer_that_goes_is_missed_after_a_while() -> None:
+    run = Run()
+    run.epochs(*[2.0] * 3)
+    run.change(peers=(MONITOR, replace(TRAINER, health="left")), samples_per_second=0.0)
+    run.play(USUAL.deserted - STEP)
+    assert run.told == []
+    run.play(2 * STEP)
+    assert run.told == ["+stalled"] and "Nobody computes" in run.begun[0].text
+    run.change(peers=(MONITOR, TRAINER), samples_per_second=10.0)
+    run.play(STEP)
+    assert run.told == ["+stalled", "-stalled"]
+
+
+def test_a_trainer_that_pauses_puts_the_alert_off_and_does_not_silence_it() -> None:
+    run = Run()
+    run.epochs(*[2.0] * 3)
+    run.change(peers=(MONITOR, replace(TRAINER, health="paused")), samples_per_second=0.0)
+    run.play(USUAL.all_paused - STEP)
+    assert run.told == []
+    run.play(2 * STEP)
+    assert run.told == ["+stalled"] and "1 trainer says that it pauses" in run.begun[0].text
+    run.change(peers=(MONITOR, TRAINER), samples_per_second=10.0)
+    run.epochs(2.0)
+    assert run.told == ["+stalled", "-stalled"]
+
+
+def test_a_stranger_that_pauses_and_never_computed_does_not_even_put_the_alert_off() -> None:
+    run = Run()
+    run.epochs(*[2.0] * 3)
+    stranger = replace(TRAINER, peer_id="stranger", health="paused")
+    run.change(peers=(MONITOR, stranger, replace(stranger, peer_id="other")), samples_per_second=0.0)
+    run.play(USUAL.deserted + STEP)
+    assert run.told == ["+stalled"] and "2 trainers say that they pause" in run.begun[0].text
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_a_stranger_that_says_that_it_computes_does_not_hide_a_run_that_stands_still(always: bool) -> None:
+    """Or says so for a moment, every few minutes."""
+    run = Run()
+    run.epochs(*[2.0] * 5)
+    run.change(samples_per_second=0.001)
+    for _ in range(int(USUAL.slow_least / 300.0)):
+        assert run.told == []
+        run.change(peers=(MONITOR, TRAINER))
+        run.play(300.0 if always else STEP)
+        run.change(peers=(MONITOR, TRAINER if always else replace(TRAINER, health="paused")))
+        run.play(0.0 if always else 300.0 - STEP)
+    run.play(STEP)
+    assert run.told == ["+stalled"] and "far longer" in run.begun[0].text
+
+
+def test_who_trains_alone_is_not_told_that_it_pauses() -> None:
+    me = replace(TRAINER, me=True)
+    run = Run(me)
+    run.epochs(*[2.0] * 3)
+    run.change(peers=(replace(me, health="paused"),), samples_per_second=0.0)
+    run.play(3 * USUAL.all_paused)
+    assert run.told == []
+
+
+def test_time_in_which_nobody_looked_counts_for_nothing() -> None:
+    run = Run()
+    run.epochs(2.0)
+    run.change(peers=(MONITOR,), samples_per_second=0.0)
+    run.play(10 * USUAL.deserted, step=USUAL.deserted)
+    assert run.told == []
+
+
+def test_the_last_donor_that_is_lost_is_told_and_flicker_is_not() -> None:
+    run = Run(HELPER, TRAINER)
+    run.play(100.0)
+    for _ in range(20):  # it comes and goes
+        run.change(peers=(HELPER,))
+        run.play(USUAL.donorless / 2)
+        run.change(peers=(HELPER, TRAINER))
+        run.play(STEP)
+    assert run.told == []
+    run.change(peers=(HELPER,))
+    run.play(USUAL.donorless)
+    assert run.told == ["+no donor"]
+    for _ in range(5):
+        run.change(peers=(HELPER, TRAINER))
+        run.play(STEP)
+        run.change(peers=(HELPER,))
+        run.play(USUAL.donorless)
+    assert run.told == ["+no donor"]
+    run.change(peers=(HELPER, TRAINER))
+    run.play(60.0)
+    assert run.told == ["+no donor", "-no donor"]
+
+
+def test_a_loss_that_rises_and_stays_is_told_and_one_that_comes_back_ends_it() -> None:
+    draw, run = random.Random(1), Run()
+    run.epochs(*healthy(draw, 100))
+    run.epochs(*[6.0] * 5, 1.8, 1.7, 1.9, 1.7, 1.8, 1.7)  # for a moment only
+    assert run.told == []
+    run.epochs(*[6.0] * (15))
+    assert run.told == ["+diverged"] and "has risen" in run.begun[0].text
+    run.epochs(3.2, 4.5, 3.2, 4.5)  # between both bounds nothing changes
+    assert run.told == ["+diverged"]
+    run.epochs(*[1.7] * 12)
+    assert run.told == ["+diverged", "-diverged"]
+
+
+def test_a_loss_that_is_no_number_is_told_after_a_few_epochs() -> None:
+    run = Run()
+    run.epochs(*[2.0] * 10, math.nan, 2.0, 2.0)
+    assert run.told == []
+    run.epochs(math.nan, math.inf, math.nan, math.nan)
+    assert run.told == ["+diverged"] and "no number" in run.begun[0].text
+
+
+def test_an_observer_tells_the_journal_people_and_pages() -> None:
+    heard: list[Event] = []
+    events, run = Events(), Run()
+    events.subscribe(heard.append)
+    observer = Observer(lambda: run.status, events)
+    run.change(losses=(3.0, 2.0))
+    for step in range(2 + int(USUAL.deserted / STEP)):
+        run.change(now=step * STEP, peers=(MONITOR, TRAINER) if step < 2 else (MONITOR,), epoch=7)
+        observer.observe()
+    assert [alert.kind for alert in observer.alerts()] == ["stalled"]
+    run.change(peers=(MONITOR, TRAINER), now=run.status.now + STEP)
+    observer.observe()
+    assert observer.alerts() == ()
+    observed = [event for event in heard if isinstance(event, RunObserved)]
+    assert observed[0] == RunObserved(7, 2, 1, 10.0, 2.0) and observed[-2].trainers == 0
+    assert [event.level for event in heard if isinstance(event, Noticed)] == ["warning", "info"]

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from swarmcli.errors import UsageError
+from swarmcli.network.identity import Identity
+from swarmcli.run.certificate import Certificate
+from swarmcli.run.contributions import Entry, Mark
+from swarmcli.run.statements import Attestation, attested
+
+ADA, MONITOR, OTHER = [Identity.from_seed(seed) for seed in (1, 2, 3)]
+
+
+def said(monitor: Identity = MONITOR, samples: float = 12_400.0, run: str = "recipe") -> Attestation:
+    entry = Entry(samples, 3.1, 12, 5_000, 11_000.0, 1.0, 2.0, "Ada", "reds")
+    mark = Mark(90, 98_000)
+    return attested(
+        monitor, Attestation("run", run, monitor.peer_id, ADA.peer_id, entry, 3, 7, mark, 0, 1_790_000_000.0)
+    )
+
+
+def test_a_certificate_comes_back_from_its_file_and_holds(tmp_path: Path) -> None:
+    made = Certificate.make([said(), said(OTHER)], ADA, "Ada Lovelace")
+    made.write(tmp_path / "ada.json")
+    found = Certificate.read(tmp_path / "ada.json")
+    assert found == made
+    assert found.fault == ""
+
+
+def change(**changes: object) -> Attestation:
+    return msgspec.structs.replace(said(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("forged", "why"),
+    [
+        (Certificate.make([change(rank=1)], ADA), "has not signed what"),
+        (Certificate.make([change(entry=Entry(99_000.0))], ADA), "has not signed what"),
+        (Certificate.make([change(monitor=OTHER.peer_id)], ADA), "has not signed what"),
+        (Certificate.make([said(), said(OTHER, run="another")], ADA), "several peers or runs"),
+        (Certificate.make([said(), said()], ADA), "a monitor twice"),
+        (Certificate.make([said()], OTHER), "has not signed it"),
+        (msgspec.structs.replace(Certificate.make([said()], ADA, "Ada"), whom="Eve"), "has not signed it"),
+    ],
+)
+def test_what_nobody_has_signed_is_found(forged: Certificate, why: str) -> None:
+    assert why in forged.fault
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"swarm": "contribution"}', "x" * 100_000, '{"swarm": 1}'])
+def test_a_file_that_is_no_certificate_is_told_so(content: str, tmp_path: Path) -> None:
+    (tmp_path / "file.json").write_text(content)
+    with pytest.raises(UsageError, match="no certificate"):
+        Certificate.read(tmp_path / "file.json")
+
+
+@pytest.mark.parametrize("moment", [1e300, -1e20, float("inf"), float("nan")])
+def test_one_of_a_day_that_no_calendar_has_is_none(moment: float, tmp_path: Path) -> None:
+    Certificate.make([attested(MONITOR, change(time=moment, signature=b""))], ADA).write(tmp_path / "file.json")
+    with pytest.raises(UsageError, match="no certificate"):
+        Certificate.read(tmp_path / "file.json")

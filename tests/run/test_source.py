@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swarmcli.events import (
+    EpochAdvanced,
+    EpochReported,
+    Evaluated,
+    Noticed,
+    PeerConnected,
+    PeerSeen,
+    RoundFinished,
+    RunObserved,
+)
+from swarmcli.journal import Journal, RunRecord
+from swarmcli.journal import reader as reader_module
+from swarmcli.run import source as source_module
+from swarmcli.run import views
+from swarmcli.run.source import REREAD_SECONDS, DashboardSource, PeerStatus, RunStatus
+from swarmcli.run.values import Basis, History
+
+ALICE, BOB, CAROL = "a" * 52, "b" * 52, "c" * 52
+START = 1_790_000_000.0
+
+
+class World:
+    """A journal, the state of the moment, and a clock that moves by hand."""
+
+    def __init__(self, path: Path, role: str = "trainer") -> None:
+        self.now = START
+        self.journal = Journal(path, run=RunRecord("r", role, ALICE, "alice"), clock=lambda: self.now)
+        self.live = RunStatus(
+            run_id="r",
+            state="training",
+            peer_id=ALICE,
+            role=role,
+            epoch=2,
+            samples=100,
+            target=1000,
+            peers=(
+                PeerStatus(peer_id=ALICE, role=role, epoch=2, name="alice", me=True),
+                PeerStatus(peer_id=BOB, role="trainer", epoch=2, name="bob"),
+            ),
+        )
+        self.source = DashboardSource(self.journal, lambda: replace(self.live, now=self.now), clock=lambda: self.now)
+
+    def epoch(self, number: int, loss: float | None = 2.5) -> None:
+        self.journal.record(EpochAdvanced(number, "ab" * 32, 1000, 400, 2, loss, 8.0, 0.25))
+
+    def round(self, epoch: int, outcome: str = "committed") -> None:
+        left = {CAROL: "silent"}
+        self.journal.record(
+            RoundFinished("ab", "g", outcome, "why", epoch, BOB, (ALICE, BOB, CAROL), (ALICE, BOB), left, 100, 90, {})  # type: ignore[arg-type]
+        )
+
+    def written(self) -> None:
+        """All that was recorded is in the file, and the source will look again."""
+        assert self.journal.flush(30)
+        self.now += REREAD_SECONDS
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path / "home" / "journal.sqlite")
+    yield world
+    world.journal.close()
+
+
+def test_a_look_adds_what_this_peer_did_in_all_its_lives(world: World) -> None:
+    world.epoch(1, 4.0)
+    world.epoch(2, 3.0)
+    world.round(1)
+    world.round(1, "failed")
+    world.written()
+    status = world.source.look()
+    assert (status.epoch, status.samples, len(status.peers)) == (2, 100, 2)
+    own = status.own
+    assert own is not None and (own.own_samples, own.epochs) == (800, 2)
+    assert (own.rounds_committed, own.rounds_failed, own.bytes_sent) == (1, 1, 200)
+
+
+def test_a_monitor_contributes_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path / "journal.sqlite", "monitor")
+    assert world.source.look().own is None
+    world.journal.close()
+
+
+def test_who_left_is_listed_for_a_while(world: World) -> None:
+    seen = PeerSeen(CAROL, "carol", "trainer", 1, 5, 2.0, False)
+    for gone in ("", "left", "", "lost"):
+        world.journal.record(replace(seen, gone=gone))
+        world.written()
+        if gone:
+            assert [(row.name, row.health) for row in world.source.look().peers][2] == ("carol", gone)
+    world.now += 3600.0
+    assert [row.name for row in world.source.look().peers] == ["alice", "bob"]
+
+
+def test_peers_are_listed_in_an_order_that_stays(world: World) -> None:
+    shown = (
+        ("d", "monitor", "m"), ("c", "trainer", ""), (ALICE, "monitor", "me"), ("b", "auxiliary", "x"),
+        ("a", "trainer", "z"), ("e", "spy", "a"),
+    )  # fmt: skip
+    peers = (PeerStatus(peer_id=i, role=role, epoch=1, name=name, me=i == ALICE) for i, role, name in shown)
+    world.live = replace(world.live, peers=tuple(peers))
+    assert [row.peer_id for row in world.source.look().peers] == [ALICE, "a", "c", "b", "d", "e"]
+
+
+def test_the_losses_of_others_fill_in_when_their_reports_arrive(world: World) -> None:
+    world.epoch(1, None)
+    world.written()
+    assert [row.loss for row in world.source.epochs()] == [None]
+    world.journal.record(EpochReported(BOB, 1, 3.5, 400, 10.0))
+    world.written()
+    assert [row.loss for row in world.source.epochs()] == [3.5]
+
+
+def test_rounds_and_lines_come_as_they_were_and_only_the_new_ones(world: World) -> None:
+    world.journal.record(PeerSeen(CAROL, "carol", "trainer", 1, 5, 2.0, False))
+    world.journal.record(PeerConnected(BOB, "tcp://h:1"))
+    world.journal.record(Evaluated(1, 4.0, 256))  # many of these, and nobody would find the others
+    world.round(1)
+    world.journal.record(Noticed("warning", "hot"))
+    world.written()
+    (row,) = world.source.rounds()
+    assert (row.leader, row.left_out, row.members) == (BOB, {CAROL: "silent"}, (ALICE, BOB, CAROL))
+    events = world.source.events()
+    assert [event.kind for event in events] == ["joined", "left out", "notice"]
+    assert [event.text for event in world.source.events(after=events[1].id)] == ["hot"]
+    world.round(2, "failed")
+    world.written()
+    assert [each.epoch for each in world.source.rounds(after=row.id)] == [2]
+
+
+def test_without_a_readable_journal_the_page_still_shows_the_moment(world: World) -> None:
+    world.epoch(1)
+    world.written()
+    assert len(world.source.epochs()) == 1
+    shutil.rmtree(world.journal.path.parent)
+    world.now += REREAD_SECONDS
+    status = world.source.look()
+    assert "journal cannot be read" in status.notice and status.epoch == 2
+    assert world.source.epochs() == () and world.source.rounds() == ()
+    world.epoch(2)
+    world.journal.flush(30)
+    world.now += REREAD_SECONDS
+    assert "journal cannot be written" in world.source.look().notice
+
+
+def test_however_many_look_the_run_is_put_together_a_few_times_a_second(world: World) -> None:
+    looks: list[float] = []
+    source = DashboardSource(world.journal, lambda: looks.append(world.now) or world.live, clock=lambda: world.now)  # type: ignore[func-returns-value]
+    for step in range(10):
+        world.now = START + step * 0.1
+        assert source.look() is source.look()
+    assert len(looks) == 4
+
+
+def test_a_peer_has_a_history_of_what_it_told_and_of_its_rounds(world: World) -> None:
+    for number in (1, 2):
+        world.journal.record(EpochReported(BOB, number, 3.5, 400 * number, 10.0))
+        world.round(number)
+    world.journal.record(PeerSeen(CAROL, "carol", "trainer", 1, 5, 2.0, False))
+    world.written()
+    bob, carol = world.source.peer(BOB), world.source.peer(CAROL)
+    assert bob is not None and [(each.epoch, each.samples) for each in bob.history] == [(1, 400), (2, 800)]
+    assert [(each.epoch, each.part, each.led) for each in bob.rounds] == [
+        (2, "contributed", True),
+        (1, "contributed", True),
+    ]
+    assert carol is not None and (carol.peer.name, carol.rounds[0].part, carol.rounds[0].reason) == (
+        "carol",
+        "left out",
+        "silent",
+    )
+    assert world.source.peer("nobody") is None and world.source.peer('" OR 1') is None
+
+
+def test_the_past_is_told_over_time_with_evaluations(world: World) -> None:
+    assert world.source.history() == History()
+    for number in range(10):
+        world.journal.record(RunObserved(number, 3, 2, 50.0, 4.0 - number / 10))
+        world.written()
+        world.now += 10.0
+    world.journal.record(Evaluated(4, 3.9, 256))
+    world.written()
+    history = world.source.history()
+    assert [each.epoch for each in history.points] == list(range(10)) and history.points[3].alive == 3.0
+    assert history.first is not None and history.last is not None
+    assert (history.first.time, history.first.epoch, history.last.epoch) == (START, 0, 9)
+    part = world.source.history(begin=3, end=6, by="epoch", points=2)
+    assert part.points[-1].epoch == 6 and len(part.points) == 2 and [each.loss for each in part.evaluations] == [3.9]
+    overview = world.source.overview()
+    assert overview.evaluation is not None and overview.evaluation.epoch == 4
+
+
+def test_what_others_tell_of_evaluations_is_a_curve_until_this_peer_has_its_own(world: World) -> None:
+    def hear(epoch: int, loss: float) -> None:
+        world.now += 10.0
+        world.live = replace(world.live, evaluation=Evaluated(epoch, loss, 256), evaluation_by="by Monica")
+        world.source.look()
+
+    def drawn(**span: float) -> list[tuple[int, float, float]]:
+        shown = world.source.history(by="epoch", **span).evaluations
+        return [(each.epoch, each.loss, each.time - START) for each in shown]
+
+    for epoch, loss in ((5, 3.0), (5, 9.0), (10, 2.5)):
+        hear(epoch, loss)
+    assert drawn() == [(5, 3.0, 10.0), (10, 2.5, 30.0)]
+    assert drawn(begin=6) == [(10, 2.5, 30.0)]
+    kind, rows = world.source.export("evaluations")
+    assert kind is Evaluated and [each.epoch for each in rows] == [5, 10]
+    world.journal.record(Evaluated(10, 2.6, 256))
+    world.written()
+    assert [(epoch, loss) for epoch, loss, _ in drawn()] == [(10, 2.6)]
+
+
+def test_of_what_others_tell_of_evaluations_the_newest_are_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "MOST_EVALUATIONS", 3)
+    for epoch in range(1, 6):
+        world.now += 10.0
+        world.live = replace(world.live, evaluation=Evaluated(epoch, 3.0, 256), evaluation_by="by Monica")
+        world.source.look()
+    assert [each.epoch for each in world.source.history().evaluations] == [3, 4, 5]
+
+
+def test_lists_are_exported_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "ROWS_AT_ONCE", 3)
+    for number in range(1, 8):
+        world.epoch(number)
+        world.round(number)
+    world.written()
+    for name in ("epochs", "rounds"):
+        kind, rows = world.source.export(name)
+        assert [each.epoch for each in rows] == list(range(1, 8)) and kind.__name__.lower().startswith(name[:5])
+
+
+def test_it_is_told_whose_word_the_contributions_are_and_what_is_missing() -> None:
+    assert views.told_by(Basis()) == views.rests_on(Basis()) == ""
+    one = Basis(monitors=1, accounted=0.5)
+    assert views.told_by(one) == "by one peer's count"
+    assert "told by one peer only" in views.rests_on(one) and "has 50% of the run's samples" in views.rests_on(one)
+    several = Basis(monitors=3, accounted=0.99)
+    assert views.told_by(several) == "" and views.rests_on(several) == "Of 3 books, what most of them tell is shown."
+    own = Basis(monitors=1, seen=0.25, accounted=1.0)
+    assert views.told_by(own) == "" and "counted 25%" in views.rests_on(own)
+    assert views.rests_on(own).endswith("by the word of 1 other.")

@@ -1,0 +1,477 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from swarmcli.averaging.seats import NoSeat
+from swarmcli.events import EpochAdvanced, EpochReported, Evaluated, Event, Events, ReachabilityChanged
+from swarmcli.network.identity import Identity, PeerID
+from swarmcli.optim.epoch.seat import SeatLost
+from swarmcli.run.watch import RunWatch, alarm, clock_alarm, mode_in_words
+from tests.recipe.recipes import small
+
+TRAINER = Identity.from_seed(1).peer_id
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], "synchronous"),
+        (["local.site.processes=4"], "synchronous, a site of 4"),
+        (["gradient_averaging={method: powersgd, rank: 8}"], "PowerSGD of rank 8"),
+        (["delay.grad_averaging=yes"], "delayed averaging"),
+        (
+            ["delay.optimizer_step=yes", "compression.gradients=blockwise_8bit"],
+            "delayed step, blockwise 8bit on the wire",
+        ),
+        (["local_updates.enabled=yes", "compression.state_averaging=float16"], "local updates, float16 on the wire"),
+    ],
+)
+def test_people_read_how_a_run_averages(overrides: list[str], words: str) -> None:
+    assert mode_in_words(small(*overrides)) == words
+
+
+class FakeOptimizer:
+    """Of a trainer that stands at `epoch`, of which half is done at 64 samples per second."""
+
+    def __init__(self, target: int, epoch: int = 0) -> None:
+        self.target, self.rate, self.phase, self.local_epoch = target, 64.0, "training", epoch
+        self.role = "trainer"
+        self.age = 1.0
+        self.others: dict[PeerID, SimpleNamespace] = {}
+        self.apart: dict[PeerID, SimpleNamespace] = {}
+        self.silent: set[PeerID] = set()
+        self.is_averaging = False
+        self.pause = ""
+        self.seat_lost: SeatLost | None = None
+        self.downloading, self.round_bytes, self.seconds_to_send = "", 1_800_000, 0.0
+        self.now = 100.0
+
+    @property
+    def global_progress(self) -> SimpleNamespace:
+        return SimpleNamespace(epoch=self.local_epoch)
+
+    def report(self) -> SimpleNamespace:
+        return told("me", self.local_epoch, self.phase, rate=self.rate, pause=self.pause, role=self.role)
+
+    def peers(self) -> dict[PeerID, SimpleNamespace]:
+        return self.others
+
+    def peers_apart(self) -> dict[PeerID, SimpleNamespace]:
+        return self.apart
+
+    def expected_samples(self) -> dict[PeerID, tuple[float, float]]:
+        return {TRAINER: (self.target / 2, self.rate)}
+
+    def seconds_since_heard(self, peer: PeerID) -> float:
+        return self.age
+
+    def answers(self, peer: PeerID) -> bool:
+        return peer not in self.silent
+
+
+def told(
+    name: str, epoch: int, phase: str = "training", *, rate: float = 10.0, role: str = "trainer", **more: Any
+) -> Any:
+    usual = {
+        "role": role, "name": name, "epoch": epoch, "phase": phase, "samples_per_second": rate, "loss": 2.0,
+        "lineage": "aa", "device": "cpu", "client_mode": True, "drift": None, "last_outcome": "committed",
+        "last_reason": "", "time": 0.0, "pause": "", "evaluation": None,
+    }  # fmt: skip
+    return SimpleNamespace(**usual | more)
+
+
+def watching(optimizer: FakeOptimizer, *epochs: float, max_epochs: int | None = 20) -> RunWatch:
+    """Of a run whose epochs took so many seconds so far."""
+    recipe = small(f"max_epochs={'null' if max_epochs is None else max_epochs}", "lr_scheduler.name=constant")
+    optimizer.target = recipe.target_batch_size
+    optimizer.rate = recipe.target_batch_size / 8
+    events = Events()
+    clock = SimpleNamespace(now=lambda: 1.0, uncorrected=0.0)
+    watch = RunWatch(
+        cast(
+            Any,
+            SimpleNamespace(
+                events=events, recipe=recipe, peer_id=TRAINER, role="trainer", saved="",
+                journal=SimpleNamespace(clock=lambda: optimizer.now),
+                link=lambda: None, no_link="", description=SimpleNamespace(name="me"),
+                dht=SimpleNamespace(clock=clock, reach=SimpleNamespace(sentence=lambda: "finding out")),
+            ),
+        )
+    )  # fmt: skip
+    watch.follow(cast(Any, optimizer))
+    for seconds in epochs:
+        events.emit(EpochAdvanced(1, "aa", 128, 64, 2, 2.0, seconds, 0.1))
+    return watch
+
+
+def hear(watch: RunWatch, *events: Event) -> None:
+    for event in events:
+        watch._peer.events.emit(event)
+
+
+def ended(number: int, loss: float | None = None) -> EpochAdvanced:
+    return EpochAdvanced(number, "ab" * 32, 4096, 2048, 2, loss, 8.0, 0.25)
+
+
+def test_it_tells_who_can_dial_this_peer_as_it_was_found_out_last() -> None:
+    watch = watching(FakeOptimizer(0))
+    assert watch.look().reach == "finding out"
+    hear(watch, ReachabilityChanged(True, "internet", (), "others can dial this peer"))
+    assert watch.look().reach == "others can dial this peer"
+
+
+def test_it_tells_the_last_evaluation_of_this_peer() -> None:
+    watch = watching(FakeOptimizer(0, epoch=20))
+    assert watch.look().evaluation is None
+    for epoch_number in (10, 20):
+        hear(watch, Evaluated(epoch_number, 2.5, 256))
+    found = watch.look().evaluation
+    assert found is not None and (found.epoch, found.loss) == (20, 2.5)
+
+
+def test_the_evaluations_of_others_are_shown_with_whose_word_they_are() -> None:
+    def measured(epoch: int, loss: float) -> SimpleNamespace:
+        return SimpleNamespace(epoch=epoch, loss=loss, samples=256)
+
+    optimizer = FakeOptimizer(0, epoch=20)
+    watch = watching(optimizer)
+    a, b, c, d = [Identity.from_seed(seed).peer_id for seed in (11, 12, 13, 14)]
+    optimizer.others = {
+        a: told("Ada", 20, evaluation=measured(10, 2.5)),
+        b: told("Eve", 20, evaluation=measured(21, 0.0)),
+    }
+    status = watch.look()
+    assert status.evaluation is not None and (status.evaluation.epoch, status.evaluation.loss) == (10, 2.5)
+    assert status.evaluation_by == "by Ada", "nobody tells of epochs to come"
+    for peer, loss in ((b, 0.0), (c, 3.0), (d, 3.1)):
+        optimizer.others[peer] = told("M", 20, "following", role="monitor", evaluation=measured(20, loss))
+    status = watch.look()
+    assert status.evaluation is not None and status.evaluation.loss == 3.0, "one that lies does not move the middle"
+    assert status.evaluation_by == "the middle of what 3 peers say"
+    hear(watch, Evaluated(10, 2.6, 256))
+    status = watch.look()
+    assert status.evaluation is not None and (status.evaluation.loss, status.evaluation_by) == (2.6, "")
+
+
+def test_the_loss_of_an_epoch_is_the_swarms_weighted_by_rates() -> None:
+    reports = [EpochReported("alice", 8, 2.0, 99, 300.0), EpochReported("bob", 8, 4.0, 99, 100.0)]
+    earlier = EpochReported("alice", 7, 9.0, 99, 300.0)
+    for heard, losses in (
+        ([ended(7), earlier, *reports, ended(8)], (9.0, 2.5)),
+        ([ended(7), ended(8), *reports, earlier], (9.0, 2.5)),  # in whatever order they come
+        ([ended(7, 3.0), ended(8, 3.0), *reports], (3.0, 2.5)),  # its own where nobody has told anything
+        ([ended(7)], ()),
+    ):
+        watch = watching(FakeOptimizer(0, epoch=8))
+        hear(watch, *heard)
+        assert watch.look().losses == losses
+
+
+def test_what_somebody_tells_of_epochs_to_come_is_not_shown_and_takes_no_memory() -> None:
+    watch = watching(FakeOptimizer(0, epoch=8))
+    hear(watch, ended(8), EpochReported("alice", 8, 2.0, 99, 300.0))
+    hear(watch, *(EpochReported("liar", number, 1.0, 99, 100.0) for number in range(9, 100)))
+    assert watch.look().losses == (2.0,)
+    assert len(watch._history._reports) <= 3
+
+
+def test_shares_are_what_the_counts_of_samples_grew_by() -> None:
+    optimizer = FakeOptimizer(0, epoch=3)
+    bob = Identity.from_seed(2).peer_id
+    optimizer.others = {bob: told("bob", 3)}
+    watch = watching(optimizer)
+    optimizer.rate = 30.0
+    assert [peer.share for peer in watch.look().peers] == [0.75, 0.25], "before anyone reported twice rates decide"
+    counts = ((TRAINER, 1, 500), (bob, 1, 10_000), (TRAINER, 2, 530), (bob, 3, 10_090))
+    hear(watch, ended(3), *(EpochReported(peer.text, epoch, 2.0, count, 1.0) for peer, epoch, count in counts))
+    assert [peer.share for peer in watch.look().peers] == [0.25, 0.75]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "in step"),
+        ({"epoch": 6, "lineage": "zero"}, "in step"),  # its report is on the way
+        ({"epoch": 5}, "behind"),
+        ({"lineage": "another"}, "behind"),
+        ({"lineage": ""}, "in step"),  # an auxiliary holds none
+        ({"epoch": 8}, "in step"),
+        ({"epoch": 5, "pause": "paused"}, "paused"),  # however far it is behind by now
+        ({"pause": "pausing"}, "paused"),
+        ({"epoch": 5, "pause": "returning"}, "behind"),
+    ],
+)
+def test_who_is_in_step(changes: dict[str, Any], expected: str) -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    optimizer.others = {Identity.from_seed(2).peer_id: told("bob", **{"epoch": 7, **changes})}
+    assert watching(optimizer).look().peers[1].health == expected
+
+
+def test_a_run_in_which_everybody_pauses_waits() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    optimizer.others = {Identity.from_seed(2).peer_id: told("bob", 7, pause="paused")}
+    optimizer.pause = "paused"
+    status = watching(optimizer).look()
+    assert (status.state, [peer.health for peer in status.peers]) == ("waiting", ["paused", "paused"])
+    optimizer.pause = ""
+    assert watching(optimizer).look().state == "training"
+
+
+def test_a_report_of_a_time_to_come_is_as_old_as_one_of_now() -> None:
+    """Whoever signs it may name any time, and epochs may be short."""
+    optimizer = FakeOptimizer(0, epoch=4)
+    watch = watching(optimizer, 0.5)
+    optimizer.others = {Identity.from_seed(2).peer_id: told("Eve", 4, time=1.7e308)}
+    status = watch.look()
+    assert [peer.last_seen <= status.now for peer in status.peers] == [True, True]
+
+
+def test_an_old_report_of_a_quick_run_does_not_make_a_peer_look_behind() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    optimizer.others = {Identity.from_seed(2).peer_id: told("bob", 3, time=-9.0)}
+    optimizer.age = 2.5
+    assert watching(optimizer, 1.0).look().peers[1].health == "in step"
+    assert watching(optimizer, 10.0).look().peers[1].health == "behind"
+
+
+def test_who_does_not_answer_or_trains_another_model_is_named_and_not_counted() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    bob, dora, eve = (Identity.from_seed(number).peer_id for number in (2, 3, 4))
+    optimizer.others = {bob: told("bob", 7), dora: told("dora", 7), eve: told("eve", 0, "stranded")}
+    optimizer.apart = {dora: optimizer.others[dora], eve: optimizer.others[eve]}
+    optimizer.silent = {bob}
+    watch = watching(optimizer)
+    optimizer.rate = 64.0
+    status = watch.look()
+    assert [peer.health for peer in status.peers] == ["in step", "not answering", "another model", "waiting"]
+    assert status.samples_per_second == 64.0, "its own alone"
+    assert status.peers[1].last_seen == 99.0
+
+
+def test_a_peer_says_why_its_last_round_did_not_succeed() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    told_of = {"failed": "its last round was failed: x", "committed": "", "alone": ""}
+    for outcome, trouble in told_of.items():
+        optimizer.others = {Identity.from_seed(2).peer_id: told("bob", 7, last_outcome=outcome, last_reason="x")}
+        assert watching(optimizer).look().peers[1].trouble == trouble
+
+
+def test_the_end_of_a_run_is_estimated_from_what_its_latest_epochs_took() -> None:
+    status = watching(FakeOptimizer(0, epoch=10), *[500.0] * 5, *[10.0] * 6, 90.0, *[12.0] * 3).look()
+    assert status.eta_seconds == pytest.approx(4.0)
+    # The median of the last ten, of which one was slow: nine whole epochs remain, and the rest of the present one.
+    assert status.run_eta_seconds == pytest.approx(9 * 10.0 + 4.0)
+
+
+def test_the_present_epoch_counts_for_no_more_than_a_usual_one() -> None:
+    assert watching(FakeOptimizer(0, epoch=19), 3.0).look().run_eta_seconds == pytest.approx(3.0)
+
+
+def test_an_epoch_that_was_taken_over_tells_nothing_of_how_long_they_take() -> None:
+    watch = watching(FakeOptimizer(0, epoch=10))
+    hear(watch, EpochAdvanced(1, "aa", 0, 0, 0, None, 1000.0, 0.0))
+    assert watch.look().run_eta_seconds is None and watch.look().last_epoch is None
+
+
+def test_nothing_is_promised_where_nothing_is_known() -> None:
+    assert watching(FakeOptimizer(0, epoch=10)).look().run_eta_seconds is None, "no epoch has ended yet"
+    assert watching(FakeOptimizer(0), 5.0, max_epochs=None).look().run_eta_seconds is None, "there is no last one"
+    assert watching(FakeOptimizer(0, epoch=20), 5.0).look().run_eta_seconds is None, "it is over"
+    idle = FakeOptimizer(0, epoch=10)
+    watch = watching(idle, 5.0)
+    idle.rate = 0.0
+    assert watch.look().run_eta_seconds is None, "nobody computes"
+    waits = FakeOptimizer(0, epoch=10)
+    waits.phase = "stranded"
+    status = watching(waits, 5.0).look()
+    assert (status.state, status.peers[0].health) == ("stranded", "waiting")
+    assert status.run_eta_seconds is None and status.eta_seconds is None
+
+
+def test_the_alarm_says_who_holds_which_model_and_what_to_do() -> None:
+    optimizer = FakeOptimizer(128, epoch=41)
+    other = [Identity.from_seed(number).peer_id for number in range(2, 6)]
+    optimizer.others = {other[0]: told("ada", 40), other[1]: told("garage", 38), other[2]: told("fra", 0, "assisting")}
+    assert alarm(cast(Any, optimizer)) == ""
+    optimizer.apart = {other[1]: optimizer.others[other[1]]}
+    optimizer.role, optimizer.others = "monitor", {other[1]: told("garage", 38, "following", role="auxiliary")}
+    assert alarm(cast(Any, optimizer)) == "", "nobody trains yet"
+    optimizer.role = "trainer"
+    optimizer.others = {other[0]: told("ada", 40), other[1]: told("garage", 38), other[2]: told("fra", 0, "assisting")}
+    text = alarm(cast(Any, optimizer))
+    assert text.startswith("Two models are being trained: one by me and ada (epoch 41), another by garage (epoch 38).")
+    assert text.endswith("it hands the state from one to the other.") and "Start `swarm monitor`" in text
+    optimizer.apart = {other[1]: told("garage", 38, "stranded")}
+    assert "garage waits to join, but cannot reach the model of me and ada (epoch 41)." in alarm(cast(Any, optimizer))
+    optimizer.phase = "stranded"
+    waits = "This peer waits: ada and garage (epoch 40) hold the state of this run"
+    assert alarm(cast(Any, optimizer)).startswith(waits)
+    optimizer.phase = "assisting"  # an auxiliary holds no model
+    assert "the model of ada (epoch 40)" in alarm(cast(Any, optimizer))
+
+
+# ---- in trouble
+
+BOB, CEM = (Identity.from_seed(number).peer_id for number in (2, 3))
+LOST = SeatLost(NoSeat(180.0, 4.0), 1_800_000, 10e3, follows=True)
+
+
+def look_for(watch: RunWatch, optimizer: FakeOptimizer, seconds: float) -> Any:
+    """The last of the looks that a screen makes in so many seconds."""
+    for _ in range(int(2 * seconds)):
+        optimizer.now += 0.5
+        status = watch.look()
+    return status
+
+
+def test_within_three_usual_epochs_it_says_that_the_run_stands_and_for_whom_it_waits() -> None:
+    optimizer = FakeOptimizer(0, epoch=330)
+    optimizer.others = {BOB: told("Bob", 330), CEM: told("Cem", 330, rate=0.0)}
+    watch = watching(optimizer, *[10.0] * 8, max_epochs=None)
+    optimizer.silent = {BOB}
+    assert look_for(watch, optimizer, 22).state == "training"
+    status = look_for(watch, optimizer, 8)
+    assert status.state == "standing" and status.samples_per_second == 0.0
+    assert status.eta_seconds is None and status.run_eta_seconds is None
+    assert status.waits.startswith("The run stands: epoch 330 has lasted 30 s, where one takes about 10 s.")
+    assert "It waits for Bob (does not answer) and Cem (has computed nothing yet)." in status.waits
+    assert "start that peer again" in status.waits
+    optimizer.local_epoch = 331
+    assert watch.look().state == "training" and watch.look().waits == ""
+
+
+def test_a_run_that_stands_since_a_round_lasts_or_fails_tells_nobody_to_start_a_peer_again() -> None:
+    optimizer = FakeOptimizer(0, epoch=330)
+    optimizer.others = {BOB: told("Bob", 330)}
+    watch = watching(optimizer, *[1.0] * 8, max_epochs=None)
+    optimizer.is_averaging = True
+    status = look_for(watch, optimizer, 20)
+    assert status.state == "standing"
+    assert "A round lasts as long as its slowest link takes; where a limit is set, a higher one helps." in status.waits
+    optimizer.is_averaging = False
+    optimizer.others = {BOB: told("Bob", 330, last_outcome="failed", last_reason="it took longer than its 60 s")}
+    assert "Bob says: its last round was failed: it took longer than its 60 s. It is tried" in watch.look().waits
+    optimizer.others = {BOB: told("Bob", 330)}
+    assert "All answer and compute. If it stays so, start this peer again" in watch.look().waits
+
+
+def test_beside_an_epoch_whose_samples_are_all_there_stands_no_time_left() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    watch = watching(optimizer, 4.0)
+    assert watch.look().eta_seconds == pytest.approx(4.0)
+    optimizer.target *= 2  # what is expected of it is the target
+    status = watch.look()
+    assert status.samples == status.target and status.eta_seconds is None
+
+
+def test_a_peer_that_has_not_got_at_the_run_yet_does_not_say_that_nobody_trains() -> None:
+    watch = watching(FakeOptimizer(0))
+    watch._optimizer = None
+    assert watch.look().state == "synchronizing"
+
+
+def test_an_epoch_that_takes_long_since_most_trainers_have_left_does_not_stand() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    watch = watching(optimizer, *[4.0] * 8)
+    optimizer.rate = optimizer.target / 40
+    assert look_for(watch, optimizer, 79).state == "training"
+    assert look_for(watch, optimizer, 3).state == "standing"
+
+
+def test_while_nobody_computes_the_clock_stands_and_it_says_why_nobody_does() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    optimizer.role, optimizer.phase = "monitor", "following"
+    optimizer.others = {BOB: told("Bob", 7, pause="paused"), CEM: told("Cem", 7, "following")}
+    watch = watching(optimizer, *[4.0] * 8)
+    status = look_for(watch, optimizer, 100)
+    assert status.state == "waiting"
+    assert status.waits.startswith("Nobody computes: Bob (pauses) and Cem (follows, since its link is too slow).")
+    optimizer.others = {}
+    assert "epoch 7 has no trainer" in watch.look().waits
+    optimizer.local_epoch = 0
+    assert watch.look().waits == "", "it has not begun"
+    optimizer.others, optimizer.local_epoch = {BOB: told("Bob", 7)}, 7
+    assert watch.look().state == "training"
+
+
+def test_a_computer_that_slept_tells_nobody_that_the_run_stood() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    watch = watching(optimizer, *[4.0] * 8)
+    watch.look()
+    optimizer.now += 8 * 3600.0
+    assert watch.look().state == "training"
+
+
+def test_a_trainer_without_a_seat_follows_and_is_not_counted() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    optimizer.others = {BOB: told("Bob", 7)}
+    optimizer.phase, optimizer.seat_lost = "following", LOST
+    watch = watching(optimizer, *[4.0] * 8)
+    optimizer.rate = 0.0
+    status = watch.look()
+    assert (status.state, [peer.health for peer in status.peers]) == ("following", ["follows", "in step"])
+    assert "1.8 MB; your limit of 10 kB/s needs 3 min, epochs take 4 s: your samples cannot count" in status.seat
+    assert "a higher limit brings it back" in status.seat
+    assert status.eta_seconds is None, "not by its own rate"
+    optimizer.phase, optimizer.seat_lost, optimizer.rate = "training", None, 4.0
+    optimizer.others = {BOB: told("Bob", 7, "following")}
+    status = watch.look()
+    assert [peer.health for peer in status.peers] == ["in step", "follows"], "as others see it"
+    assert not status.peers[1].counts
+
+
+def test_a_limit_for_which_the_run_waits_is_told_in_figures() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    watch = watching(optimizer, *[0.4] * 8)
+    optimizer.seconds_to_send = 58.0
+    told = (
+        "a round sends 1.8 MB; your limit needs 58 s, epochs took 1 s: the run waits for this computer; a higher limit"
+    )
+    assert watch.look().seat.startswith(told)
+    optimizer.seconds_to_send = 440.0
+    given_up = "your limit needs 7 min, epochs took 1 s: a round that sends for more than 7 min is given up;"
+    assert given_up in watch.look().seat
+    hear(watch, *(EpochAdvanced(1, "aa", 128, 64, 2, 2.0, 450.0, 0.1) for _ in range(8)))
+    assert watch.look().seat == "", "so long are its epochs"
+
+
+def test_a_limit_that_several_peers_share_is_told_as_it_was_set() -> None:
+    lost = replace(LOST, limit=5e3, divided=2.0)
+    assert "your limit of 10 kB/s, which your peers here share, needs 3 min" in lost.sentence
+    assert lost.remedy == "this computer follows the run and computes nothing; a higher limit brings it back"
+
+
+def test_a_peer_that_was_started_again_is_catching_up_and_the_others_are_in_step() -> None:
+    optimizer = FakeOptimizer(0, epoch=0)
+    optimizer.phase = "joining"
+    optimizer.others = {BOB: told("Bob", 330, lineage="other"), CEM: told("Cem", 331, "joining")}
+    for own in (0, 330, 400):  # at its beginning, or from a checkpoint, perhaps of a run that was lost
+        optimizer.local_epoch = own
+        status = watching(optimizer, 4.0, max_epochs=None).look()
+        assert [peer.health for peer in status.peers] == ["catching up", "in step", "catching up"]
+        assert (status.epoch, status.state) == (330, "synchronizing")
+
+
+def test_a_download_of_the_state_is_told_and_no_end_of_the_epoch() -> None:
+    optimizer = FakeOptimizer(0, epoch=0)
+    optimizer.phase = "joining"
+    optimizer.downloading = "downloading the state: 5.3 MB at 10 kB/s, about 9 min"
+    status = watching(optimizer, 4.0).look()
+    assert (status.state, status.download) == ("synchronizing", optimizer.downloading)
+    assert status.eta_seconds is None and status.run_eta_seconds is None
+    optimizer.phase = "training"  # one that had fallen behind
+    assert watching(optimizer, 4.0).look().state == "synchronizing"
+
+
+def test_a_clock_that_is_two_hours_off_is_an_alarm_that_says_what_helps() -> None:
+    assert clock_alarm(0.0) == ""
+    behind, ahead = clock_alarm(7200.0), clock_alarm(-7200.0)
+    assert behind.startswith("The clock of this computer is about 2.0 h behind") and "Set it" in behind
+    assert "2.0 h ahead of" in ahead
+    watch = watching(FakeOptimizer(512))
+    watch._peer.dht.clock.uncorrected = 7200.0
+    assert watch.look().alarm == clock_alarm(7200.0)
