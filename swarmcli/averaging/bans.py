@@ -1,7 +1,8 @@
 """Who has lied in a run, by evidence that anyone can check: nobody averages with them again.
 
-    evidence found here ──▶ Bans ──▶ told to connected peers, and under a key of the run in the hash table
-    evidence of others  ──▶ verified by each reader, then the same
+    evidence found here         ──▶ Bans ──▶ told to every peer that is connected, or connects later
+    evidence of others          ──▶ verified by each that hears it
+    a peer that begins to average   asks the peers with which it is connected
 
 A ban is of an identity, for the run. It costs a stranger nothing to come again under a fresh one: bans keep liars from
 lying for long under one name, and what they had earned with it is gone.
@@ -9,10 +10,10 @@ lying for long under one name, and what they had earned with it is gone.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Annotated, Any, Protocol, cast
 from weakref import WeakValueDictionary
 
@@ -21,25 +22,20 @@ import msgspec
 from swarmcli.averaging.evidence import Evidence
 from swarmcli.backoff import Backoff
 from swarmcli.dht.node import DHTNode
-from swarmcli.dht.records import OwnedSubkey
-from swarmcli.errors import CallRefused, DHTError, NetworkError
-from swarmcli.events import Event, PeerBanned, PeerRefused
+from swarmcli.errors import CallRefused, NetworkError
+from swarmcli.events import Event, PeerBanned, PeerConnected, PeerRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.recent import Recent
-from swarmcli.tasks import OFFLOAD_FROM, Bell, on_executor
+from swarmcli.tasks import OFFLOAD_FROM, on_executor
 
 MAX_BANS = 1024  # that others told of and are remembered, and as many that were found here
 MAX_TOLD_BY_ONE = 64  # of these, by one peer
 MAX_EVIDENCE = 16 << 10  # bytes of one piece
-MAX_TOLD = 16  # pieces in one message, and under the subkey of one peer
-RECORD_BYTES = 64 << 10  # of all pieces under one subkey
-# Seconds that a record of evidence lives; who found it writes it anew while it takes part. A flooded key takes in
-# nothing that lives longer (`DHTLimits.crowded_life`), and liars have a reason to flood this one.
-LIFETIME = 1800.0
-READ_EVERY = 60.0  # seconds between two looks at what others have found
+MAX_TOLD = 16  # pieces in one message
+MESSAGE_BYTES = 64 << 10  # of all pieces in one message
 _PATIENCE = 10.0  # seconds for a peer to hear of evidence
 
 _Encoded = Annotated[bytes, msgspec.Meta(max_length=MAX_EVIDENCE)]
@@ -48,13 +44,10 @@ logger = logging.getLogger(__name__)
 
 
 class Told(msgspec.Struct, frozen=True):
-    """Evidence of lies, encoded piece by piece: what one reader does not understand does not spoil the others."""
+    """Evidence of lies, encoded piece by piece: a piece that a reader does not understand does not spoil the others.
+    The peer that hears it answers with what it knows itself."""
 
     evidence: Annotated[tuple[_Encoded, ...], msgspec.Meta(max_length=MAX_TOLD)]
-
-
-class Heard(msgspec.Struct, frozen=True):
-    """The empty answer."""
 
 
 class Proof(Protocol):
@@ -79,7 +72,6 @@ class Bans:
         self._told: OrderedDict[PeerID, tuple[PeerID, Evidence]] = OrderedDict()  # culprit → who told it, and showed
         self._emit = emit
         self._listeners: dict[Callable[[PeerID], None], None] = {}
-        self.news = Bell()  # rings when evidence was found here
 
     def __len__(self) -> int:
         return len(self.found.keys() | self._told.keys())
@@ -96,7 +88,6 @@ class Bans:
             self.found[culprit] = evidence
             self._told.pop(culprit, None)
             self._tell(evidence, known)
-            self.news.ring()
         return True
 
     def take(self, evidence: Evidence, teller: PeerID) -> None:
@@ -116,9 +107,9 @@ class Bans:
         """For what it was banned; None if it was not."""
         return self.found.get(peer) or (self._told[peer][1] if peer in self._told else None)
 
-    def shown(self, culprits: Iterable[PeerID]) -> list[Evidence]:
-        """What others showed of these."""
-        return [self._told[culprit][1] for culprit in culprits if culprit in self._told]
+    def known(self) -> list[Proof]:
+        """What this peer found, then what others told, the latest first."""
+        return [*reversed(self.found.values()), *(evidence for _, evidence in reversed(self._told.values()))]
 
     def subscribe(self, listener: Callable[[PeerID], None]) -> Callable[[], object]:
         """`listener` hears of each peer when it is banned; the returned function ends that. Idempotent."""
@@ -145,12 +136,12 @@ class BanNews:
 
     def __init__(self, node: DHTNode, run: str) -> None:
         self.bans = Bans(node.endpoint.events.emit)
-        self._node, self._run = node, run
-        self.method, self._key = f"bans.tell.{run}", f"{run}.bans"
+        self._endpoint = node.endpoint
+        self.method = f"bans.tell.{run}"
         self._users = 0
-        self._false = Backoff[PeerID](first=600.0, longest=86400.0)  # who told something that proves nothing
-        self._read: dict[PeerID, int] = {}  # hashes of the records that were read last
+        self._false = Backoff[PeerID](first=600.0, longest=86400.0)  # peers that told something that proves nothing
         self._tasks = TaskOwner()
+        self._listens = ExitStack()
 
     @classmethod
     def of(cls, node: DHTNode, run: str) -> BanNews:
@@ -164,30 +155,40 @@ class BanNews:
         """Begins to listen and to tell, for as many users as have called it."""
         self._users += 1
         if self._users == 1:
-            self._node.endpoint.serve(self.method, Told, self._hear)
-            self._tasks.keep(self._node.endpoint.events, self._keep_telling, self._keep_reading)
+            self._endpoint.serve(self.method, Told, self._hear)
+            self._listens.callback(self._endpoint.events.subscribe(self._on_event))
+            self._listens.callback(self.bans.subscribe(self._on_ban))
+            self.tell(self._endpoint.connected())  # each answers with what it knows
 
     async def stop(self) -> None:
         """One user less; with the last one it ends. What is known stays, for users to come."""
         self._users -= 1
         if self._users == 0:
-            self._node.endpoint.withdraw(self.method)
+            self._endpoint.withdraw(self.method)
+            self._listens.close()
             await self._tasks.close()
 
     def tell(self, peers: Iterable[PeerID], of: Iterable[PeerID] = ()) -> None:
-        """These hear what was found here, soon, and what others showed `of` those: whoever shows it to some alone keeps
-        them from groups with the others. Who is banned does not hear."""
+        """These hear soon what this peer knows, first `of` those: a liar that shows evidence to some members alone
+        keeps them from groups with the others. Banned peers do not hear."""
         message = self._message(of)
-        for peer in set(peers) - {self._node.peer_id}:
+        for peer in set(peers) - {self._endpoint.peer_id}:
             if self._users and not self.bans.is_banned(peer):
                 self._tasks.spawn(self._tell_one(peer, message))
 
-    # Others hear it
+    def _on_ban(self, culprit: PeerID) -> None:
+        if culprit in self.bans.found:
+            self.tell(self._endpoint.connected(), of=[culprit])
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, PeerConnected) and len(self.bans):
+            self.tell([PeerID.parse(event.peer)])
 
     def _message(self, of: Iterable[PeerID] = ()) -> Told:
-        """What others showed `of` these, and the latest that was found here, as far as it has room in a record."""
-        chosen, left = list[bytes](), RECORD_BYTES
-        for evidence in (*self.bans.shown(of), *reversed(self.bans.found.values())):
+        """Evidence against `of` these, and the latest, as far as it has room."""
+        chosen, left = list[bytes](), MESSAGE_BYTES
+        first = [proof for culprit in of if (proof := self.bans.proof(culprit)) is not None]
+        for evidence in {proof.culprit: proof for proof in (*first, *self.bans.known())}.values():
             if not isinstance(evidence, msgspec.Struct):
                 continue  # the inputs of a whole part: its group has seen them
             piece = wire.encode(evidence)
@@ -196,68 +197,23 @@ class BanNews:
                 left -= len(piece)
         return Told(tuple(chosen))
 
-    async def _keep_telling(self) -> None:
-        """Whoever is connected hears at once, and the hash table again and again."""
-        news = asyncio.ensure_future(self.bans.news.wait())
-        try:
-            if self.bans.found:
-                self.tell(self._node.endpoint.connected())
-                await self._publish()
-            await asyncio.wait([news], timeout=LIFETIME / 2 if self.bans.found else None)
-        finally:
-            news.cancel()
-
     async def _tell_one(self, peer: PeerID, message: Told) -> None:
         try:
-            await self._node.endpoint.call(peer, self.method, message, Heard, timeout=_PATIENCE)
-        except NetworkError as error:  # it has no part in the run, or it will read it in the hash table
-            logger.debug("%s did not hear of a ban: %s", peer.short, error)
+            answer = await self._endpoint.call(peer, self.method, message, Told, timeout=_PATIENCE)
+            await self._take(peer, answer)
+        except NetworkError as error:  # it has no part in the run, or tells something false
+            logger.debug("%s and this peer do not share bans: %s", peer.short, error)
 
-    async def _publish(self) -> None:
-        expiration = self._node.endpoint.clock.now() + LIFETIME
-        try:
-            await self._node.store(self._key, wire.encode(self._message()), expiration, self._node.own_subkey())
-        except (NetworkError, DHTError) as error:
-            logger.debug("bans of %s are not in the hash table: %s", self._run, error)
-
-    # What others found
-
-    async def _hear(self, peer: PeerID, message: Told) -> Heard:
-        if self._false.rests(peer, loop_time()) or self.bans.is_banned(peer):
-            raise CallRefused("not believed", "this peer has told something false before")
+    async def _hear(self, peer: PeerID, message: Told) -> Told:
+        self.bans.check(peer)
         await self._take(peer, message)
-        return Heard()
-
-    async def _keep_reading(self) -> None:
-        follower = self._node.follow(self._key, only_bytes=True)
-        while True:
-            try:
-                found = await follower.refresh()
-                records = {
-                    subkey.owner: entry.value
-                    for subkey, entry in found.items()
-                    if isinstance(subkey, OwnedSubkey) and isinstance(entry.value, bytes)
-                }
-                self._read = {owner: seen for owner, seen in self._read.items() if owner in records}
-                for owner, value in records.items():
-                    if self._read.get(owner) != hash(value):
-                        self._read[owner] = hash(value)  # before: a fault in one keeps nobody from the others
-                        await self._read_record(owner, value)
-            except (NetworkError, DHTError) as error:
-                logger.debug("bans of %s are out of reach: %s", self._run, error)
-            await asyncio.sleep(READ_EVERY)
-
-    async def _read_record(self, owner: PeerID, value: bytes) -> None:
-        if self._false.rests(owner, loop_time()) or self.bans.is_banned(owner):
-            return
-        try:
-            await self._take(owner, wire.decode(Told, value))
-        except (msgspec.DecodeError, CallRefused) as error:
-            logger.debug("what %s says of bans is not believed: %s", owner.short, error)
+        return self._message()
 
     async def _take(self, teller: PeerID, message: Told) -> None:
         """Believes what is proved. Raises CallRefused for a piece that proves nothing; its teller is not heard for a
         while, longer each time: so few messages can make this peer verify something in vain."""
+        if message.evidence and self._false.rests(teller, loop_time()):
+            raise CallRefused("not believed", "this peer has told something false before")
         for piece in message.evidence:
             try:
                 evidence: Evidence = wire.decode(cast(Any, Evidence), piece)
@@ -268,7 +224,7 @@ class BanNews:
             if not await on_executor(OFFLOAD_FROM, evidence.verify):  # a small part may take many passes
                 self._false.add(teller, loop_time())
                 refused = PeerRefused(teller.text, "it accused a peer without proof", what="evidence")
-                self._node.endpoint.events.emit(refused)
+                self._endpoint.events.emit(refused)
                 raise CallRefused("false evidence", "what it shows proves nothing")
             self.bans.take(evidence, teller)
 

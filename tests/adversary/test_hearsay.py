@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from swarmcli.averaging.bans import Heard, Told
+from swarmcli.averaging.bans import Told
 from swarmcli.averaging.consensus.certificate import DoubleVote, sign_vote
 from swarmcli.averaging.matchmaking.messages import SEARCH_BYTES, Answer, Candidate, Invitation, method_name
 from swarmcli.errors import NetworkError
@@ -82,7 +82,7 @@ def test_a_member_that_shows_evidence_against_itself_to_some_alone_is_banned_by_
             endpoint, bans = dishonest.node.endpoint, honest[0].core._work.averager._ban_news
             proof = wire.encode(evidence_against(endpoint.identity))
             for trainer in honest[:2]:
-                await endpoint.call(trainer.node.peer_id, bans.method, Told((proof,)), Heard, timeout=5.0)
+                await endpoint.call(trainer.node.peer_id, bans.method, Told((proof,)), Told, timeout=5.0)
             lying = asyncio.create_task(dishonest.train(1000))
             await together(*(trainer.train(6) for trainer in honest))
             lying.cancel()

@@ -6,7 +6,7 @@ import asyncio
 
 import torch
 
-from swarmcli.averaging.bans import MAX_BANS, MAX_TOLD_BY_ONE, BanNews, Bans, Heard, Told
+from swarmcli.averaging.bans import MAX_BANS, MAX_TOLD_BY_ONE, BanNews, Bans, Told
 from swarmcli.averaging.config import AveragerConfig
 from swarmcli.averaging.consensus.messages import AVERAGES, SignedAverages
 from swarmcli.averaging.core import AveragerCore
@@ -90,7 +90,7 @@ def test_peers_that_are_connected_and_those_that_come_later_learn_of_a_ban_and_f
             assert all(peer.core.bans.is_banned(liar.peer_id) for peer in peers[:3])
             late = await swarm.add_one()
             await asyncio.sleep(5)
-            assert late.core.bans.is_banned(liar.peer_id)  # from the hash table
+            assert late.core.bans.is_banned(liar.peer_id)  # from the peers that it met
             honest = [*peers[:3], late]
             controls = [peer.begin(timeout=30.0) for peer in honest]
             lonely = liar.begin(timeout=20.0, allow_retries=False)
@@ -111,7 +111,7 @@ def test_an_accusation_without_proof_is_refused_and_its_teller_not_heard_again()
                 method = BanNews.of(honest.node, "test").method
                 try:
                     await liar.endpoint.connect(honest.endpoint.addresses[0], timeout=5)
-                    await liar.endpoint.call(honest.peer_id, method, Told((wire.encode(told),)), Heard, timeout=5)
+                    await liar.endpoint.call(honest.peer_id, method, Told((wire.encode(told),)), Told, timeout=5)
                 except CallRefused as error:
                     assert error.code in ("false evidence", "not believed")
                 else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from swarmcli.averaging.bans import LIFETIME as EVIDENCE_LIFETIME
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import OwnedSubkey, Record, Subkey, encode_subkey, encode_value, key_id
 from swarmcli.dht.storage import Storage, Verdict, Writer
@@ -153,12 +152,12 @@ def test_tiny_records_push_out_nobody_who_keeps_large_ones() -> None:
     assert storage.count() == 100 and all(held(storage, f"honest {number}") for number in range(50))
 
 
-def test_evidence_of_lies_finds_room_under_a_flooded_key() -> None:
+def test_a_record_that_ends_soon_finds_room_under_a_flooded_key() -> None:
     storage = Storage(DHTLimits())
     for number in range(6):
-        flood(storage, f"198.51.{number}.1", 512, start=1000 * (number + 1), expiration=EVIDENCE_LIFETIME)
+        flood(storage, f"198.51.{number}.1", 512, start=1000 * (number + 1), expiration=1800.0)
     assert storage.count() > DHTLimits().crowded_after
-    honest = owned(PEERS[0], expiration=EVIDENCE_LIFETIME)
+    honest = owned(PEERS[0], expiration=1800.0)
     assert storage.put(honest, 0.0, at("203.0.113.1", PEERS[0])) is Verdict.STORED
 
 

@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 
-from swarmcli.averaging.bans import READ_EVERY
 from swarmcli.dht.replication import Replicator
 from swarmcli.errors import ConnectError
 from swarmcli.events import Event, Events, Noticed
-from swarmcli.network.identity import Identity
 from swarmcli.network.task_owner import AFTER_A_FAULT, TaskOwner, keep
 from swarmcli.network.transports.base import Purpose
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_results, assert_one_group
-from tests.averaging.test_bans import evidence_against
 from tests.dht.swarm import Swarm as Nodes
 from tests.dht.swarm import soon
 from tests.network.tcp_helpers import LISTENER, WAIT, dialing, peer, still_works
@@ -83,23 +80,6 @@ async def test_a_node_looks_after_its_contacts_and_records_after_a_fault(monkeyp
 def failing_method(method: Callable[..., Any], times: int) -> Callable[..., Any]:
     wrapped = failing(method, times)
     return lambda self, *args: wrapped(self, *args)
-
-
-@simulated
-async def test_bans_are_read_after_a_fault() -> None:
-    found = faults()
-    async with Averagers(3) as swarm:
-        *tellers, reader = await swarm.add(3)
-        news = reader.core._ban_news
-        news._read_record = failing(news._read_record, 1)  # type: ignore[method-assign]
-        reader.endpoint.withdraw(news.method)  # so that it hears of a ban by the hash table alone
-        await asyncio.sleep(5)
-        culprits = [Identity.from_seed(seed) for seed in (b"3/one", b"3/another")]
-        for teller, culprit in zip(tellers, culprits, strict=True):
-            assert teller.core.bans.add(evidence_against(culprit))
-        await asyncio.sleep(2 * READ_EVERY + AFTER_A_FAULT)
-        assert [type(error) for error in found] == [Odd], "one of the two records was not read"
-        assert any(reader.core.bans.is_banned(culprit.peer_id) for culprit in culprits)
 
 
 @simulated

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
-from swarmcli.averaging.bans import BanNews, Heard, Told
+from swarmcli.averaging.bans import BanNews, Told
 from swarmcli.averaging.config import MAX_WEIGHT
 from swarmcli.averaging.consensus.messages import DIGEST_BYTES, HoldingsAnswer, Report, SignedAverages
 from swarmcli.averaging.digests import averages_root, digest_of
@@ -246,7 +246,7 @@ def false_accusations(liar: Liar) -> None:
         evidence = UnlikeAverages(victim, averager.config.prefix, group_id, lists[0], lists[1])
         liar.told.append("a false accusation")
         try:
-            await liar.endpoint.call(teller, method, Told((wire.encode(evidence),)), Heard, timeout=5)
+            await liar.endpoint.call(teller, method, Told((wire.encode(evidence),)), Told, timeout=5)
         except NetworkError as error:
             liar.told.append(f"refused: {error}")
 
