@@ -15,7 +15,6 @@ CONTEXT.set_forkserver_preload(
         "torch.nn.parallel",
         "pytest",
         "safetensors.torch",
-        "sqlite_utils",
         "uvicorn",
         "coordinator_web.server",
         "swarmcli.peer.lifetime",

@@ -1,7 +1,8 @@
-"""How a run went over time, in little room: sums over spans of four lengths, of each the newest twenty thousand.
+"""How a run went over time, for charts, in one table: a row spans 4 s at first and twice as much each time that it has
+grown twice as old.
 
-So the last day is known to 4 s, two weeks to a minute, most of a year to a quarter of an hour, and ten years to four
-and a half hours, in less than 10 MB; and whatever span is asked for, few rows have to be read.
+So the last two hours are known to 4 s, a day to a minute, a month to half an hour, a year to five hours and ten years
+to 36 hours, in 17,000 rows: few enough to be read as a whole for any chart.
 """
 
 from __future__ import annotations
@@ -14,17 +15,38 @@ from typing import Any, Literal
 
 from swarmcli.events import RunObserved
 
-SCALES = (4, 64, 1024, 16384)  # seconds
-KEPT = 20_000  # slots of each scale
-ROWS_PER_POINT = 16  # that are read at most for a point: the ratio of two scales
+SCALES = tuple(4 << power for power in range(16))  # seconds that a row may span
+KEPT = 2000  # rows of the finest scale; each coarser one reaches back twice as far, with half as many
 
 LAYOUT = """
 CREATE TABLE IF NOT EXISTS moments (
     run_id TEXT, scale INTEGER, slot INTEGER, first REAL, last REAL, count INTEGER, alive INTEGER, trainers INTEGER,
     rate REAL, epoch INTEGER, loss REAL, losses INTEGER, PRIMARY KEY (run_id, scale, slot)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS moments_by_epoch ON moments (run_id, scale, epoch);
 """
+# In format 6 each of four scales had a row of its own for the same moment: of those the finest counts.
+_FINER = """
+WITH oldest AS MATERIALIZED (SELECT run_id, scale, min(first) AS first FROM main.moments GROUP BY run_id, scale)
+"""
+_DOUBLED = """
+EXISTS (SELECT 1 FROM oldest WHERE oldest.run_id = moments.run_id AND oldest.scale < moments.scale
+    AND oldest.first <= moments.last)
+"""
+READ_FORMAT_6 = f"CREATE TEMP VIEW moments AS {_FINER} SELECT * FROM main.moments AS moments WHERE NOT {_DOUBLED}"
+CONVERT_FORMAT_6 = f"{_FINER} DELETE FROM moments WHERE {_DOUBLED}; DROP INDEX IF EXISTS moments_by_epoch;"
+
+_ADD = """
+INSERT INTO moments {} ON CONFLICT DO UPDATE SET
+    first = min(first, excluded.first), last = max(last, excluded.last), count = count + excluded.count,
+    alive = alive + excluded.alive, trainers = trainers + excluded.trainers, rate = rate + excluded.rate,
+    epoch = max(epoch, excluded.epoch), loss = loss + excluded.loss, losses = losses + excluded.losses
+"""
+_OBSERVED = _ADD.format("VALUES (?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?)")
+_OLD = "FROM moments WHERE run_id = ? AND scale = ? AND slot < ?"
+_MERGED = _ADD.format(
+    "SELECT run_id, scale * 2, slot / 2, min(first), max(last), sum(count), sum(alive), sum(trainers), sum(rate), "
+    f"max(epoch), sum(loss), sum(losses) {_OLD} GROUP BY slot / 2"
+)
 
 Axis = Literal["time", "epoch"]  # on which a span is given
 Query = Callable[[str, Sequence[Any]], Sequence[Any]]
@@ -48,19 +70,12 @@ def add_moments(connection: sqlite3.Connection, run_id: str, observed: Sequence[
         known = each.loss is not None and math.isfinite(each.loss)
         rate = each.samples_per_second if math.isfinite(each.samples_per_second) else 0.0
         sums = (each.alive, each.trainers, rate, each.epoch, each.loss if known else 0.0, int(known))
-        for scale in SCALES:
-            slot = int(each.time // scale)
-            connection.execute(
-                "INSERT INTO moments VALUES (?, ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-                "first = min(first, excluded.first), last = max(last, excluded.last), count = count + 1, "
-                "alive = alive + excluded.alive, trainers = trainers + excluded.trainers, "
-                "rate = rate + excluded.rate, epoch = max(epoch, excluded.epoch), "
-                "loss = loss + excluded.loss, losses = losses + excluded.losses",
-                (run_id, scale, slot, each.time, each.time, *sums),
-            )
-            connection.execute(
-                "DELETE FROM moments WHERE run_id = ? AND scale = ? AND slot < ?", (run_id, scale, slot - KEPT)
-            )
+        slot = int(each.time // SCALES[0])
+        connection.execute(_OBSERVED, (run_id, SCALES[0], slot, each.time, each.time, *sums))
+        for scale in SCALES[:-1]:
+            slots = 2 * (int(each.time // scale - KEPT) // 2)  # whole pairs that are too old for this scale
+            if connection.execute(_MERGED, (run_id, scale, slots)).rowcount:
+                connection.execute(f"DELETE {_OLD}", (run_id, scale, slots))
 
 
 def read_moments(
@@ -68,53 +83,29 @@ def read_moments(
 ) -> list[Moment]:
     """At most `points` moments between two times or two epochs (None: from the first, to the last), oldest first."""
     if by == "epoch":
-        begin = None if begin is None else _time_at(query, run_id, begin, forwards=True)
-        end = None if end is None else _time_at(query, run_id, end, forwards=False)
-    edges = [_edge(query, run_id, SCALES[-1], order) for order in ("ASC", "DESC")]
-    if edges[0] is None or edges[1] is None:
+        # From when one began to when the other was over, as exactly as that is still known.
+        edges = "min(first) FILTER (WHERE epoch >= ?), max(last) FILTER (WHERE epoch <= ?)"
+        span = (-math.inf if begin is None else begin, math.inf if end is None else end)
+        ((begin, end),) = query(f"SELECT {edges} FROM moments WHERE run_id = ?", (*span, run_id))
+        if begin is None or end is None:
+            return []
+    whole = ends_of(query, run_id)
+    if whole is None:
         return []
-    first = max(edges[0]["first"], -math.inf if begin is None else begin)
-    last = min(edges[1]["last"], math.inf if end is None else end)
-    scale = _scale_for(query, run_id, first, (last - first) / points / ROWS_PER_POINT)
-    low, high = int(first // scale), int(last // scale)
-    width = max(1, math.ceil((high - low + 1) / points))  # slots in a point
+    first = whole[0] if begin is None else max(whole[0], begin)
+    last = whole[1] if end is None else min(whole[1], end)
+    low = int(first // SCALES[0])
+    slots = max(1, math.ceil((int(last // SCALES[0]) - low + 1) / points))  # of the finest scale, in a point
     rows = query(
-        "SELECT min(first), max(epoch), sum(alive) * 1.0 / sum(count), sum(trainers) * 1.0 / sum(count), "
+        "SELECT min(first), max(scale), max(epoch), sum(alive) * 1.0 / sum(count), sum(trainers) * 1.0 / sum(count), "
         "sum(rate) / sum(count), CASE WHEN sum(losses) THEN sum(loss) / sum(losses) END FROM moments "
-        "WHERE run_id = ? AND scale = ? AND slot BETWEEN ? AND ? GROUP BY (slot - ?) / ? ORDER BY 1",
-        (run_id, scale, low, high, low, width),
+        "WHERE run_id = ? AND last >= ? AND first <= ? GROUP BY max(0, slot * scale / ? - ?) / ? ORDER BY 1",
+        (run_id, first, last, SCALES[0], low, slots),
     )
-    return [Moment(time, float(width * scale), *rest) for time, *rest in rows]
+    return [Moment(time, float(max(scale, slots * SCALES[0])), *rest) for time, scale, *rest in rows]
 
 
-def _edge(query: Query, run_id: str, scale: int, order: str) -> Any:
-    """The first or the last slot of a scale; None: it has none."""
-    found = query(
-        f"SELECT * FROM moments WHERE run_id = ? AND scale = ? ORDER BY slot {order} LIMIT 1", (run_id, scale)
-    )
-    return found[0] if found else None
-
-
-def _scale_for(query: Query, run_id: str, first: float, shortest: float) -> int:
-    """The finest scale that is not much finer than wanted and still reaches back so far, or the coarsest."""
-    for scale in SCALES:
-        oldest = _edge(query, run_id, scale, "ASC")
-        if scale >= shortest and oldest is not None and oldest["first"] <= first:
-            return scale
-    return SCALES[-1]
-
-
-def _time_at(query: Query, run_id: str, epoch: float, *, forwards: bool) -> float:
-    """When an epoch began, or (not `forwards`) was over, as exactly as that is still known."""
-    comparison, order, column = (">=", "ASC", "first") if forwards else ("<=", "DESC", "last")
-    for scale in SCALES:
-        oldest = _edge(query, run_id, scale, "ASC")
-        if oldest is not None and (oldest["epoch"] <= epoch or scale == SCALES[-1]):
-            rows = query(
-                f"SELECT {column} FROM moments WHERE run_id = ? AND scale = ? AND epoch {comparison} ? "
-                f"ORDER BY epoch {order}, slot {order} LIMIT 1",
-                (run_id, scale, epoch),
-            )
-            if rows:
-                return float(rows[0][0])
-    return math.inf if forwards else -math.inf
+def ends_of(query: Query, run_id: str) -> tuple[float, float] | None:
+    """When the run was first and last observed; None: never."""
+    ((first, last),) = query("SELECT min(first), max(last) FROM moments WHERE run_id = ?", (run_id,))
+    return None if first is None else (first, last)

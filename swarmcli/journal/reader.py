@@ -1,8 +1,4 @@
-"""Reads a journal while its owner writes it, and after its owner was killed.
-
-Plain sqlite3 and not sqlite-utils: reading needs nothing of it, and importing it takes half a second where pandas is
-installed, which `swarm log` would pay each time.
-"""
+"""Reads a journal while its owner writes it, and after its owner was killed."""
 
 from __future__ import annotations
 
@@ -27,9 +23,9 @@ from swarmcli.events import (
     RoundFinished,
 )
 from swarmcli.journal.describe import Line
-from swarmcli.journal.moments import SCALES, Axis, Moment, read_moments
+from swarmcli.journal.moments import READ_FORMAT_6, Axis, Moment, ends_of, read_moments
 from swarmcli.journal.sums import Failure
-from swarmcli.journal.tables import TABLES, RunRecord, Totals, from_row, is_empty
+from swarmcli.journal.tables import CONVERTED, TABLES, RunRecord, Totals, from_row, version_of
 
 BUSY_SECONDS = 2.0
 ROWS_AT_ONCE = 1000  # of a list that is read whole
@@ -204,17 +200,11 @@ class JournalReader:
 
     def ends(self, run_id: str) -> tuple[Moment, Moment] | None:
         """The first and the last moment of all, as exactly as they are known; None: there is none."""
-        rows = [
-            self._query(
-                f"SELECT {column} FROM moments WHERE run_id = ? AND scale = ? ORDER BY slot {order} LIMIT 1",
-                (run_id, SCALES[-1]),
-            )
-            for column, order in (("first", "ASC"), ("last", "DESC"))
-        ]
-        if not rows[0] or not rows[1]:
+        ends = ends_of(self._query, run_id)
+        if ends is None:
             return None
-        (first,) = self.moments(run_id, end=rows[0][0][0], points=1)
-        (last,) = self.moments(run_id, begin=rows[1][0][0], points=1)
+        (first,) = self.moments(run_id, end=ends[0], points=1)
+        (last,) = self.moments(run_id, begin=ends[1], points=1)
         return first, last
 
     def totals(self, run_id: str) -> Totals:
@@ -315,7 +305,10 @@ def _open(path: Path, mode: str) -> sqlite3.Connection:
     with ExitStack() as on_error:
         connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
         on_error.callback(connection.close)
-        if is_empty(connection, path):
+        version = version_of(connection, path)
+        if version == 0:
             raise JournalError(f"{path} cannot be read: it is empty; its run has not written anything yet")
+        if version == CONVERTED:
+            connection.execute(READ_FORMAT_6)
         on_error.pop_all()
     return connection

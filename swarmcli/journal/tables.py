@@ -1,5 +1,9 @@
 """The tables of a journal, one per type of value, and how a value becomes a row and comes back.
 
+Plain SQL and no library such as sqlite-utils: with it as many lines are needed, since it replaces a row as a whole
+(here some columns stay, or only rise) and knows neither triggers nor a limit of rows; and where pandas is installed its
+import takes half a second.
+
 `time` and every other moment is wall-clock seconds since 1970 as this peer's clock showed them.
 """
 
@@ -18,9 +22,10 @@ from swarmcli.events import Booked, BookHead, EpochAdvanced, EpochReported, Eval
 from swarmcli.journal.describe import Line
 
 APPLICATION_ID = 0x53574A4C  # "SWJL", in the header of the SQLite file
-# Of the tables; a journal of another one is refused by name. A column that is only added, for a field with a default,
-# changes nothing about it: each swarm reads the other's, and this one adds the column where it writes.
-VERSION = 6
+# Of the tables; a journal of another one but CONVERTED is refused by name. A column that is only added, for a field
+# with a default, changes nothing about it: each swarm reads the other's, and this one adds the column where it writes.
+VERSION = 7
+CONVERTED = 6  # is read as it is, and becomes VERSION where it is written
 
 MOST_ROWS = 20_000  # of a table whose rows strangers can make at will, by ever new identities
 MAX_TEXT = 2000  # characters kept of any text, for peers choose some of it
@@ -68,28 +73,63 @@ class Row(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`key` empty: rows are numbered by `id` and only ever added. Otherwise a row with the same key is replaced, except
-    for the columns in `keep` and for those in `highest`, which never fall."""
+    """A row with the same key is replaced, except for the columns in `keep` and those in `highest`, which never fall.
+    Rows whose key is `id` are numbered by it, and but for those of `runs` only ever added."""
 
     name: str
     hints: Mapping[str, Any]  # field → its type; a field is a column
-    key: tuple[str, ...] = ()
+    key: tuple[str, ...] = ("id",)
     keep: tuple[str, ...] = ()
     highest: tuple[str, ...] = ()
     index: tuple[str, ...] = ()
     least: tuple[str, ...] = ()  # beyond MOST_ROWS those go that have the least of these; none: it has no such bound
 
     @property
-    def columns(self) -> dict[str, type]:
+    def columns(self) -> dict[str, str]:
         """As SQLite stores them. Lists and mappings are texts, JSON."""
-        columns = {name: _stored_as(hint) for name, hint in self.hints.items()}
-        return columns if self.name == "runs" else {"run": int, **columns}
+        columns = {name: _SQL[_stored_as(hint)] for name, hint in self.hints.items()}
+        return columns if self.name == "runs" else {"run": "INTEGER", **columns}
+
+    @property
+    def layout(self) -> str:
+        columns = ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
+        made = f"CREATE TABLE IF NOT EXISTS {self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}));\n"
+        if self.index:
+            index, columns = "_".join(("idx", self.name, *self.index)), ", ".join(self.index)
+            made += f"CREATE INDEX IF NOT EXISTS {index} ON {self.name} ({columns});\n"
+        return made
+
+    @property
+    def put(self) -> str:
+        """The statement that adds a row, or replaces it as far as it may be."""
+        names = list(self.columns)
+        changed = ", ".join(
+            f"{name}=max({self.name}.{name}, excluded.{name})" if name in self.highest else f"{name}=excluded.{name}"
+            for name in names
+            if name not in (*self.key, *self.keep)
+        )
+        return (
+            f"INSERT INTO {self.name} ({', '.join(names)}) VALUES ({', '.join(':' + name for name in names)}) "
+            f"ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET {changed}"
+        )
+
+    @property
+    def bound(self) -> str:
+        """The statement that deletes what is beyond so many rows."""
+        beyond = f"max(0, (SELECT count(*) FROM {self.name}) - ?)"  # a negative limit would be none
+        return (
+            f"DELETE FROM {self.name} WHERE rowid IN "
+            f"(SELECT rowid FROM {self.name} ORDER BY {', '.join(self.least)} LIMIT {beyond})"
+        )
 
 
 def _table(name: str, kind: type[Any], **layout: tuple[str, ...]) -> Table:
     hints = get_type_hints(kind)
     # A row with a key is known by that.
     return Table(name, {f.name: hints[f.name] for f in fields(kind) if f.name != "id" or "key" not in layout}, **layout)
+
+
+_SQL = {int: "INTEGER", float: "REAL", str: "TEXT"}
 
 
 def _stored_as(hint: Any) -> type:
@@ -150,8 +190,8 @@ def _restore(hint: Any, stored: Any) -> Any:
     return _stored_as(hint)() if stored is None and type(None) not in get_args(hint) else stored
 
 
-def is_empty(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether the file is empty; otherwise it holds a journal of this version. Raises JournalError if it does not."""
+def version_of(connection: sqlite3.Connection, path: Path) -> int:
+    """VERSION or CONVERTED; 0 for an empty file. Raises JournalError for what is no journal, or of another version."""
     try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -163,12 +203,12 @@ def is_empty(connection: sqlite3.Connection, path: Path) -> bool:
             f"{path} is not a journal or is damaged ({error}); move it away and a new one is begun"
         ) from error
     if application == 0 and tables == 0:
-        return True
+        return 0
     if application != APPLICATION_ID:
         raise JournalError(f"{path} is a database of another program; name another file for the journal")
-    if version != VERSION:
+    if version not in (VERSION, CONVERTED):
         age, fix = (
             ("a newer", "update swarm") if version > VERSION else ("an older", "move it away and a new one is begun")
         )
         raise JournalError(f"{path} was written by {age} swarm (format {version}, known here: {VERSION}); {fix}")
-    return False
+    return int(version)

@@ -7,21 +7,27 @@ import logging
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swarmcli.errors import JournalError
 from swarmcli.events import Event, RoundFinished, RunObserved
 from swarmcli.journal import moments, sums
 from swarmcli.journal.retention import DEFAULT_BYTES, WAL_BYTES, Retention
-from swarmcli.journal.tables import APPLICATION_ID, MOST_ROWS, TABLES, VERSION, RunRecord, Table, is_empty, to_row
-
-if TYPE_CHECKING:
-    import sqlite_utils
+from swarmcli.journal.tables import (
+    APPLICATION_ID,
+    CONVERTED,
+    MOST_ROWS,
+    TABLES,
+    VERSION,
+    RunRecord,
+    to_row,
+    version_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -181,52 +187,48 @@ class Store:
         """`size`: bytes that the journal may take, see `retention`."""
         self._path = path
         self._retention = Retention(size)
-        self._database: sqlite_utils.Database | None = None
+        self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] = (0, 0)
         self.run = run  # its id is that of the row in the file that was written last
 
     def write(self, batch: Sequence[Event], now: float, outcome: str | None = None) -> None:
         """Adds all records in one transaction, or none of them. `now` becomes the run's last sign of life, and with
         an `outcome` its end."""
-        database = self._open()
-        with database.atomic():
-            run = replace(self.run, last_seen=now)
-            if outcome is not None:
-                run = replace(run, finished=now, outcome=outcome)
-            values = to_row(run)
-            del values["id"]
-            if run.id:
-                database["runs"].update(run.id, values)
-            else:
-                run = replace(run, id=int(database["runs"].insert(values).last_pk))
+        connection = self._open()
+        run = replace(self.run, last_seen=now)
+        if outcome is not None:
+            run = replace(run, finished=now, outcome=outcome)
+        with connection:
+            numbered = connection.execute(TABLES[RunRecord].put, {**to_row(run), "id": run.id or None})
+            run = run if run.id else replace(run, id=numbered.lastrowid or 0)
             # Of one kind together: rows are added ten times as fast, and their order in each table stays.
             for kind, alike in groupby(sorted(batch, key=lambda record: type(record).__name__), key=type):
-                _write_rows(database, kind, list(alike), run.run_id, run.id)
+                _put(connection, kind, list(alike), run)
         self.run = run
 
     def tidy(self) -> bool:
         """Lets old rows give way where the journal is too large; false: more have to. What fails here is tried again
         at the next time, and loses nothing."""
         try:
-            return not self._retention.trim(self._open().conn)
+            return not self._retention.trim(self._open())
         except (sqlite3.Error, OSError, JournalError) as error:
             logger.debug("%s was not trimmed: %s", self._path, error)
             self.close()
             return True
 
-    def _open(self) -> sqlite_utils.Database:
-        if self._database is not None and self._file != _identity(self._path):
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is not None and self._file != _identity(self._path):
             self.close()  # somebody took the file away under us; a new one begins with the run's own row
             self.run = replace(self.run, id=0)
-        if self._database is None:
-            self._database = open_for_writing(self._path)
+        if self._connection is None:
+            self._connection = open_for_writing(self._path)
             self._file = _identity(self._path)
-        return self._database
+        return self._connection
 
     def close(self) -> None:
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -237,97 +239,57 @@ def _identity(path: Path) -> tuple[int, int]:
     return (status.st_dev, status.st_ino)
 
 
-def open_for_writing(path: Path) -> sqlite_utils.Database:
+def open_for_writing(path: Path) -> sqlite3.Connection:
     """Opens or makes a journal. Raises JournalError for a file that is something else, sqlite3.Error for a disk that
     is full, read-only or locked."""
-    import sqlite_utils  # here, since reading a journal and `swarm --help` can do without the half second it takes
-
     with ExitStack() as on_error:
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False)
         on_error.callback(connection.close)
-        database = sqlite_utils.Database(connection, execute_plugins=False)
-        if is_empty(connection, path):
-            _lay_out(database)
-        else:
-            _add_columns(database)
+        version = version_of(connection, path)
+        if version == 0:
+            connection.executescript("PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL")
+            _change(connection, LAYOUT)
+        elif version == CONVERTED:
+            _change(connection, f"{moments.CONVERT_FORMAT_6} PRAGMA user_version={VERSION};")
+        _add_columns(connection)
         connection.execute("PRAGMA synchronous=NORMAL")  # a killed process loses nothing by that, a power cut seconds
         connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
         on_error.pop_all()
-    return database
+    return connection
 
 
-def _lay_out(database: sqlite_utils.Database) -> None:
-    """Makes the tables of a new file: in one transaction, so a process that is killed meanwhile leaves it empty. Two
-    that open it at once both come here, so what is there already stays."""
-    database.execute("PRAGMA auto_vacuum=INCREMENTAL")
-    database.enable_wal()
-    with database.atomic():
-        for table in TABLES.values():
-            made = database[table.name].create(table.columns, pk=(table.key or "id"), if_not_exists=True)
-            if table.index:
-                made.create_index(table.index, if_not_exists=True)
-        for statement in (*statements(sums.LAYOUT), *statements(moments.LAYOUT)):
-            database.execute(statement)
-        database.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        database.execute(f"PRAGMA user_version={VERSION}")
+# Two that open a new file at once both come here, so what is there already stays.
+LAYOUT = "".join(
+    [
+        *(table.layout for table in TABLES.values()),
+        sums.LAYOUT,
+        moments.LAYOUT,
+        f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION};",
+    ]
+)
 
 
-def _add_columns(database: sqlite_utils.Database) -> None:
+def _change(connection: sqlite3.Connection, script: str) -> None:
+    """In one transaction: a process that is killed meanwhile, or an error, leaves the file as it was."""
+    connection.executescript(f"BEGIN IMMEDIATE; {script} COMMIT")
+
+
+def _add_columns(connection: sqlite3.Connection) -> None:
     """Those that the swarm which made this file did not know."""
     for table in TABLES.values():
-        there = database[table.name].columns_dict
-        with database.atomic():
-            for name, kind in table.columns.items():
-                if name not in there:
-                    database[table.name].add_column(name, kind)
+        there = {column for (column,) in connection.execute(f"SELECT name FROM pragma_table_info('{table.name}')")}
+        for name, kind in table.columns.items():
+            if name not in there:
+                connection.execute(f"ALTER TABLE {table.name} ADD COLUMN {name} {kind}")
 
 
-def statements(script: str) -> Iterator[str]:
-    """Of a script; `executescript` would end the transaction."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
-
-
-def _write_rows(
-    database: sqlite_utils.Database, kind: type[Event], values: Sequence[Any], run_id: str, run: int
-) -> None:
+def _put(connection: sqlite3.Connection, kind: type[Event], values: Sequence[Any], run: RunRecord) -> None:
     if kind is RunObserved:
-        moments.add_moments(database.conn, run_id, values)
+        moments.add_moments(connection, run.run_id, values)
         return
     table = TABLES[kind]
-    rows = ({**to_row(value), "run": run} for value in values)
-    if table.key:
-        database.conn.executemany(_upsert(table, list(table.columns)), rows)
-        if table.least:
-            database.conn.execute(_bound(table), (MOST_ROWS,))
-    else:
-        numbered = ({name: value for name, value in row.items() if name != "id"} for row in rows)
-        database[table.name].insert_all(numbered)
+    connection.executemany(table.put, ({**to_row(value), "run": run.id, "id": None} for value in values))
+    if table.least:
+        connection.execute(table.bound, (MOST_ROWS,))
     if kind is RoundFinished:
-        sums.add_failures(database.conn, run_id, values)
-
-
-def _bound(table: Table) -> str:
-    beyond = f"max(0, (SELECT count(*) FROM {table.name}) - ?)"  # a negative limit would be none
-    return (
-        f"DELETE FROM {table.name} WHERE rowid IN "
-        f"(SELECT rowid FROM {table.name} ORDER BY {', '.join(table.least)} LIMIT {beyond})"
-    )
-
-
-def _upsert(table: Table, names: Sequence[str]) -> str:
-    """sqlite-utils can replace a row but not keep some of its columns."""
-    fixed = {*table.key, *table.keep}
-    changed = ", ".join(
-        f"{name}=max({table.name}.{name}, excluded.{name})" if name in table.highest else f"{name}=excluded.{name}"
-        for name in names
-        if name not in fixed
-    )
-    return (
-        f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join(':' + name for name in names)}) "
-        f"ON CONFLICT ({', '.join(table.key)}) DO UPDATE SET {changed}"
-    )
+        sums.add_failures(connection, run.run_id, values)

@@ -12,7 +12,7 @@ HIDDEN = """
 import asyncio, contextlib, os, pkgutil, signal, socket, sys, time
 # Other libraries look for the same modules as they are imported, and have their own ways where there are none.
 import async_upnp_client.client_factory, cryptography.hazmat.primitives.serialization, fastapi, filelock, httpx
-import platformdirs, psutil, rich.live, segno, sqlite_utils
+import platformdirs, psutil, rich.live, segno
 import torch, torch.distributed, transformers, typer, uvicorn
 
 for module in ("fcntl", "termios", "resource", "pwd", "grp", "pty", "tty", "syslog", "_posixshmem"):

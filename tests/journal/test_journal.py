@@ -4,10 +4,10 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-import sqlite_utils
 
 from swarmcli.errors import JournalError
 from swarmcli.events import EpochReported, Event, Events, Noticed
@@ -97,11 +97,11 @@ def test_a_second_start_goes_on_in_the_same_file(path: Path, clock: Clock) -> No
 def test_other_programs_can_read_the_tables(journal: Journal, path: Path) -> None:
     journal.record(epoch(1))
     journal.flush(30)
-    database = sqlite_utils.Database(path)
-    assert {"runs", "epochs", "rounds", "peers", "events", "reports", "evaluations"} <= set(database.table_names())
-    assert database.journal_mode == "wal"
-    assert next(database["epochs"].rows)["own_samples"] == 400
-    database.close()
+    with closing(sqlite3.connect(path)) as other:
+        tables = {name for (name,) in other.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        assert {"runs", "epochs", "rounds", "peers", "events", "reports", "evaluations"} <= tables
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert other.execute("SELECT own_samples FROM epochs").fetchone() == (400,)
 
 
 def warnings_of(events: Events) -> list[str]:
@@ -159,10 +159,10 @@ def test_a_database_that_may_not_grow_goes_on_when_it_may(
     real = writer_module.open_for_writing
     room = {"pages": 40}
 
-    def small(where: Path) -> sqlite_utils.Database:
-        database = real(where)
-        database.execute(f"PRAGMA max_page_count={room['pages']}")
-        return database
+    def small(where: Path) -> sqlite3.Connection:
+        connection = real(where)
+        connection.execute(f"PRAGMA max_page_count={room['pages']}")
+        return connection
 
     monkeypatch.setattr(writer_module, "open_for_writing", small)
     for number in range(2000):

@@ -14,7 +14,7 @@ from swarmcli.errors import JournalError
 from swarmcli.events import EpochReported
 from swarmcli.journal import Journal, JournalReader
 from swarmcli.journal.sums import MAX_CAUSES, OTHER, cause_of
-from swarmcli.journal.tables import VERSION
+from swarmcli.journal.tables import CONVERTED, VERSION
 
 from .samples import ALICE, BOB, CAROL, RUN, Clock, averaging_round, epoch
 
@@ -158,7 +158,7 @@ def test_a_journal_from_before_a_column_was_added_is_read_and_written_on(path: P
 
 def test_a_journal_of_another_version_is_refused_by_name(path: Path) -> None:
     Journal(path, run=RUN, clock=Clock()).close()
-    for version, words in ((VERSION - 1, "an older swarm"), (VERSION + 1, "a newer swarm .* update swarm")):
+    for version, words in ((CONVERTED - 1, "an older swarm"), (VERSION + 1, "a newer swarm .* update swarm")):
         with sqlite3.connect(path) as connection:
             connection.execute(f"PRAGMA user_version={version}")
         connection.close()

@@ -47,7 +47,7 @@ def test_who_only_asks_loads_no_library_for_training(verb: list[str], tmp_path: 
         "from swarmcli.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "loaded = [name for name in ('torch', 'transformers', 'sqlite_utils') if name in sys.modules]\n"
+        "loaded = [name for name in ('torch', 'transformers') if name in sys.modules]\n"
         "sys.stderr.write(f'loaded: {loaded}')"
     )
     done = subprocess.run([sys.executable, "-c", program, *verb], capture_output=True, text=True, cwd=tmp_path)
