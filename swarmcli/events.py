@@ -166,7 +166,7 @@ class RoundFinished(Event):
     seconds: Mapping[str, float] = field(default_factory=dict)  # stage → seconds spent in it
 
     @property
-    def took(self) -> float:
+    def duration(self) -> float:
         """Seconds from when the group was there: while it formed, its members may well have computed. Of a round
         that found no group, the seconds of looking for one."""
         return math.fsum(self.seconds.values()) - (self.seconds.get("looking for group", 0.0) if self.round_id else 0.0)

@@ -314,16 +314,8 @@ class Chronicle:
         finally:
             self.seconds[stage.value] = self.seconds.get(stage.value, 0.0) + self._time() - began
 
-    def ended(
-        self,
-        outcome: RoundOutcome,
-        reason: str = "",
-        *,
-        contributors: tuple[PeerID, ...] = (),
-        left_out: dict[PeerID, str] | None = None,
-        bytes_sent: int = 0,
-        bytes_received: int = 0,
-    ) -> RoundFinished:
+    def ended(self, outcome: RoundOutcome, reason: str, result: RoundResult | None = None) -> RoundFinished:
+        """`result`: of a round that committed."""
         group = self.group
         return RoundFinished(
             round_id=group.group_id.hex() if group is not None else "",
@@ -333,10 +325,10 @@ class Chronicle:
             epoch=self._control.request.epoch,
             leader=group.leader.text if group is not None else "",
             members=tuple(member.peer_id.text for member in group.members) if group is not None else (),
-            contributors=tuple(peer.text for peer in contributors),
-            left_out={peer.text: why for peer, why in (left_out or {}).items()},
-            bytes_sent=bytes_sent,
-            bytes_received=bytes_received,
+            contributors=tuple(peer.text for peer in result.contributors) if result is not None else (),
+            left_out={peer.text: why for peer, why in result.left_out.items()} if result is not None else {},
+            bytes_sent=result.bytes_sent if result is not None else 0,
+            bytes_received=result.bytes_received if result is not None else 0,
             seconds=dict(self.seconds),
         )
 

@@ -349,17 +349,9 @@ class AveragerCore:
             if chronicle.group is not None or control.request.target is None:
                 emit(chronicle.ended("failed", str(error)))
             raise
-        emit(
-            chronicle.ended(
-                "committed",
-                result.remark,
-                contributors=result.contributors,
-                left_out=dict(result.left_out),
-                bytes_sent=result.bytes_sent,
-                bytes_received=result.bytes_received,
-            )
-        )
-        return self._describe(group, result, chronicle)
+        described = self._describe(group, result, chronicle)
+        emit(chronicle.ended("committed", described.remark, described))
+        return described
 
     async def _find_and_average(
         self, control: StepControl, chronicle: Chronicle, gathered: bytes, deadline: float | None

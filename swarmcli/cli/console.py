@@ -141,7 +141,7 @@ def round_line(record: RoundFinished) -> str:
     peers = plural(len(record.members), "peer") if _all_contributed(record) else peers_of(record)
     moved = f"{megabytes(record.bytes_sent)} sent, {megabytes(record.bytes_received)} received"
     why = f": {printable(record.reason)}" if record.reason else ""
-    return f"round{where} {record.outcome}{why}  {peers}  {format_time(record.took)}  {moved}"
+    return f"round{where} {record.outcome}{why}  {peers}  {format_time(record.duration)}  {moved}"
 
 
 def event_line(record: Line) -> str:

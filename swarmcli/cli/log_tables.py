@@ -67,7 +67,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("outcome", lambda record: printable(record.outcome), style=_outcome_style),
         Column("peers", peers_of, right=True),
         Column("finding", lambda record: format_time(record.seconds.get("looking for group", 0.0)), right=True),
-        Column("took", lambda record: format_time(record.took), right=True),
+        Column("took", lambda record: format_time(record.duration), right=True),
         Column("sent", lambda record: megabytes(record.bytes_sent), right=True),
         Column("received", lambda record: megabytes(record.bytes_received), right=True),
         Column("why", _explained),

@@ -130,17 +130,19 @@ class JournalReader:
         """Rows of the list `name` ("epochs", "rounds" or "events") whose row id is above `after`, by id."""
         return self._rows(_LISTED[name], "run IN ({runs}) AND id > ?", (run_id, after), "id", limit)
 
-    def peers(self, run_id: str) -> list[PeerSeen]:
-        """The last that was known of each peer, by when it was first seen; `time` is when last. Its epoch is the
-        highest it was seen at: who starts anew or leaves reports 0, and that says nothing about how far it came."""
+    def peers(self, run_id: str, peer: str | None = None) -> list[PeerSeen]:
+        """The last that was known of each peer, or of one, by when it was first seen; `time` is when last. Its epoch is
+        the highest it was seen at: who starts anew or leaves reports 0, and that says nothing about how far it came."""
         latest: dict[str, PeerSeen] = {}
-        for row in self._query(f"SELECT * FROM peers WHERE run IN ({_RUNS}) ORDER BY time", (run_id,)):
-            peer = self._row(PeerSeen, row)
-            earlier = latest.get(peer.peer, peer)
-            latest[peer.peer] = replace(
-                peer, first_seen=min(peer.first_seen, earlier.first_seen), epoch=max(peer.epoch, earlier.epoch)
+        which = "" if peer is None else "AND peer = ?"
+        sought = (run_id,) if peer is None else (run_id, peer)
+        for row in self._query(f"SELECT * FROM peers WHERE run IN ({_RUNS}) {which} ORDER BY time", sought):
+            seen = self._row(PeerSeen, row)
+            earlier = latest.get(seen.peer, seen)
+            latest[seen.peer] = replace(
+                seen, first_seen=min(seen.first_seen, earlier.first_seen), epoch=max(seen.epoch, earlier.epoch)
             )
-        return sorted(latest.values(), key=lambda peer: (peer.first_seen, peer.peer))
+        return sorted(latest.values(), key=lambda seen: (seen.first_seen, seen.peer))
 
     def departed(self, run_id: str, since: float) -> list[PeerSeen]:
         """Peers that left, or were lost, since a moment; the latest first."""
@@ -150,15 +152,6 @@ class JournalReader:
             (since, run_id),
         )
         return [self._row(PeerSeen, row) for row in rows]
-
-    def peer(self, run_id: str, peer: str) -> PeerSeen | None:
-        """What is known of one, as in `peers`; None: nothing."""
-        rows = self._query(f"SELECT * FROM peers WHERE run IN ({_RUNS}) AND peer = ? ORDER BY time", (run_id, peer))
-        known = [self._row(PeerSeen, row) for row in rows]
-        if not known:
-            return None
-        first, highest = min(each.first_seen for each in known), max(each.epoch for each in known)
-        return replace(known[-1], first_seen=first, epoch=highest)
 
     def reports_of(self, run_id: str, peer: str) -> list[EpochReported]:
         """What one peer told of its last epochs, the oldest first."""

@@ -196,7 +196,8 @@ class DashboardSource:
         self, reader: JournalReader, peer: str
     ) -> tuple[PeerSeen | None, list[EpochReported], list[RoundFinished]]:
         run = self._run_id
-        return reader.peer(run, peer), reader.reports_of(run, peer), reader.rounds_of(run, peer)
+        known = reader.peers(run, peer)
+        return (known[0] if known else None), reader.reports_of(run, peer), reader.rounds_of(run, peer)
 
     def history(
         self, *, begin: float | None = None, end: float | None = None, points: int = 300, by: Axis = "time"

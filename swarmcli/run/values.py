@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from swarmcli.events import Contribution, EpochAdvanced, Evaluated, RoundOutcome
+from swarmcli.events import Contribution, EpochAdvanced, Evaluated, RoundFinished
 from swarmcli.journal import Moment, Totals
 
 State = Literal[
@@ -268,27 +268,13 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRow:
+class RoundRow(RoundFinished):
     """A round as this peer saw it; of its peers, at most the first 32 of each kind are named."""
 
-    id: int
-    time: float
-    round_id: str
-    purpose: str
-    epoch: int  # -1: not of an epoch
-    outcome: RoundOutcome
-    reason: str
-    leader: str
-    members: tuple[str, ...]
     members_total: int
-    contributors: tuple[str, ...]
     contributors_total: int
-    left_out: Mapping[str, str]  # peer → why
     left_out_total: int
-    bytes_sent: int
-    bytes_received: int
-    seconds: Mapping[str, float]  # stage → seconds spent in it, in the order of the stages
-    took: float  # seconds, without looking for a group
+    took: float  # its `duration`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from swarmcli.events import Contribution, RoundFinished
@@ -173,26 +174,17 @@ def missing(accounted: float) -> str:
 
 
 def round_row(each: RoundFinished) -> RoundRow:
-    out = dict(list(each.left_out.items())[:MOST_NAMED])
+    named = {
+        "members": each.members[:MOST_NAMED],
+        "contributors": each.contributors[:MOST_NAMED],
+        "left_out": dict(list(each.left_out.items())[:MOST_NAMED]),
+    }
     return RoundRow(
-        id=each.id,
-        time=each.time,
-        round_id=each.round_id,
-        purpose=each.purpose,
-        epoch=each.epoch,
-        outcome=each.outcome,
-        reason=each.reason,
-        leader=each.leader,
-        members=each.members[:MOST_NAMED],
+        **{field.name: getattr(each, field.name) for field in fields(each)} | named,
         members_total=len(each.members),
-        contributors=each.contributors[:MOST_NAMED],
         contributors_total=len(each.contributors),
-        left_out=out,
         left_out_total=len(each.left_out),
-        bytes_sent=each.bytes_sent,
-        bytes_received=each.bytes_received,
-        seconds=each.seconds,
-        took=each.took,
+        took=each.duration,
     )
 
 

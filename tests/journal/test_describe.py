@@ -172,9 +172,9 @@ def test_events_read_like_sentences(event: happened.Event, line: tuple[str, str]
 
 def test_a_round_takes_as_long_as_it_ran_and_not_as_its_group_stood() -> None:
     ended = replace(averaging_round(3), seconds={"looking for group": 2.0, "running all-reduce": 0.5})
-    assert ended.took == pytest.approx(0.5)
+    assert ended.duration == pytest.approx(0.5)
     in_vain = replace(ended, round_id="", seconds={"looking for group": 2.0})
-    assert in_vain.took == pytest.approx(2.0)
+    assert in_vain.duration == pytest.approx(2.0)
 
 
 def test_who_is_no_member_any_more_is_news_and_no_warning() -> None:
