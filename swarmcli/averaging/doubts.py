@@ -7,7 +7,7 @@ A doubt is this peer's own affair. It is told to nobody, it ends by itself, and 
 soon as a group would be too small without it, or lacks the samples that it has (`admit`). What can be proved is
 evidence, and ends in a ban (`bans.py`). There is no third thing: who does not come is missed, which says nothing
 against it (`matchmaking/candidates.py`), and who reports more than it stands by is not asked for a while
-(`optim/peers/directory.py`).
+(`optim/peers/claims.py`).
 """
 
 from __future__ import annotations

@@ -13,10 +13,12 @@ from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.modes.base import Committed, Mode, Outcome, Undecided
 from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.optim.peers.claims import Claims
 from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.pausing import Pausing
 from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, describe
+from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.lineage import LINEAGE_BYTES, Claim, LineagePosition
 from swarmcli.optim.state.rounds import Occasion, StateRounds, state_config
 from swarmcli.optim.state.volumes import Slot
@@ -46,8 +48,10 @@ class AuxiliaryCore:
         self.config = config = peer.config
         self.position = _NOWHERE
         self.metrics = PeerMetrics(node.peer_id, peer.events)
-        self.pausing = Pausing(lambda: self.directory.announce())
         self.directory = PeerDirectory(node, config.run_id, self.report)
+        self.pausing = Pausing(self.directory.announce)
+        self.claims = Claims(self.directory)
+        self.survey = Survey(self.claims)
         self.tracker = ProgressTrackerCore(node, config.run_id, config.target_batch_size, options=config.tracker)
         self._tasks = TaskOwner()
         self._confirmed = -math.inf  # when a trainer's report last agreed with the position, or a round made it
@@ -74,6 +78,8 @@ class AuxiliaryCore:
         await self._averager.start()
         if self._states is not None:
             await self._states.start()
+        self.claims.start()
+        self.survey.start()
         await self.directory.start()
         await self.tracker.start(report=False)
         self.metrics.begin()
@@ -85,6 +91,8 @@ class AuxiliaryCore:
         await self._averager.shutdown()
         if self._states is not None:
             await self._states.shutdown()
+        self.survey.close()
+        await self.claims.close()
         await self.tracker.shutdown()
         await self.directory.shutdown()
 
@@ -149,10 +157,10 @@ class AuxiliaryCore:
             return
         if self.position == _NOWHERE:
             await self.directory.refresh()
-        reported = [claim.position for claim in self.directory.claims() if claim.settled]
+        reported = [claim.position for claim in self.claims.reported() if claim.settled]
         if self.position in reported:
             self._confirmed = _now()
-        behind = self.directory.leading(self._claim) != self.position
+        behind = self.claims.leading(self._claim) != self.position
         if behind or self._group.undecided or (reported and self._astray):
             await self._ask_for_positions()
         if self.position != _NOWHERE:
@@ -170,8 +178,8 @@ class AuxiliaryCore:
 
     async def _ask_for_positions(self) -> None:
         """A report is seconds old, which may be an epoch or more."""
-        words = await self.directory.survey()
-        now = await self.directory.decide(self._claim, words)
+        words = await self.survey.survey()
+        now = await self.claims.decide(self._claim, words)
         if self._group.begun:
             return  # the round meanwhile, of this lineage after all
         await self._group.close()
@@ -188,7 +196,7 @@ class AuxiliaryCore:
                 await self._group.close()  # the reports will tell how it ended
             return
         self.position = self.mode.after(self.position, outcome, self.config.target_batch_size)
-        self.directory.note_round(outcome.members, outcome.round_id, outcome.certificate)
+        self.claims.note_round(outcome.members, outcome.round_id, outcome.certificate)
         self._confirmed = _now()
         self.metrics.note_outcome("committed")
         self._assist_states(outcome)

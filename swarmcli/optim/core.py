@@ -24,6 +24,7 @@ from swarmcli.optim.epoch.seat import OwnSeat
 from swarmcli.optim.modes.base import Mode, SiteHooks, Timing, Trained
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.catch_up import STRANDED_AFTER, CatchUp
+from swarmcli.optim.peers.claims import Claims
 from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.frozen_exchange import FrozenExchange
 from swarmcli.optim.peers.pausing import Pausing
@@ -31,6 +32,7 @@ from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.optim.peers.proofs import Saved
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, credited, describe
 from swarmcli.optim.peers.state_exchange import StateExchange
+from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.drift import Told
 from swarmcli.optim.state.frozen import TERM
 from swarmcli.optim.state.lineage import Claim, LineagePosition
@@ -57,10 +59,13 @@ class OptimizerCore:
         self.phase: Phase = "joining"
         self.keeps = False  # whether it writes checkpoints, see PeerReport
         self.leaving = False
-        self.pausing = Pausing(lambda: self.directory.announce())
-        self.directory = PeerDirectory(
-            node, config.run_id, self.report, keep_seat=lambda peer: self._work.averager.keep_seat(peer)
-        )
+        self._work = self.mode.build(peer, trained, site or SiteHooks())
+        self.replica = self._work.replica
+        averager = self._work.averager
+        self.directory = PeerDirectory(node, config.run_id, self.report)
+        self.pausing = Pausing(self.directory.announce)
+        self.claims = Claims(self.directory)
+        self.survey = Survey(self.claims, averager.keep_seat)
         self.tracker = ProgressTrackerCore(
             node,
             config.run_id,
@@ -69,12 +74,9 @@ class OptimizerCore:
             performance_ema_alpha=config.performance_ema_alpha,
             client_mode=config.client_mode,
             status_loglevel=logging.INFO if config.verbose else logging.DEBUG,
-            latest_epoch=self.directory.latest_epoch,
+            latest_epoch=self.claims.latest_epoch,
         )
         self._tasks = TaskOwner()
-        self._work = self.mode.build(peer, trained, site or SiteHooks())
-        self.replica = self._work.replica
-        averager = self._work.averager
         self._rule = self._make_rule()
         self._keeper = keeper = StateKeeper(peer, self.mode, self.replica, self._rule, self.directory.at_work)
         self._group = PreformedGroup(
@@ -86,7 +88,7 @@ class OptimizerCore:
             self.replica,
             averager.at_rest,
             self.mode.state.load_compression,
-            doubt=self.directory.doubt,
+            doubt=self.claims.doubt,
             network=self.directory.network_of,
             alike=self.mode.averages_gradients and self.mode.target_group_size is None,
             tolerance=self.mode.state.tolerance,
@@ -96,13 +98,13 @@ class OptimizerCore:
             config.run_id,
             trained.frozen,
             self.replica,
-            self.directory,
+            self.claims,
             courtesy=averager.at_rest,
             timeout=config.load_state_timeout,
         )
-        self._catch_up = CatchUp(peer, self._work, self.directory, self._exchange, self._group)
+        self._catch_up = CatchUp(peer, self._work, self.survey, self._exchange, self._group)
         self.seat = OwnSeat(averager, node.peer_id, config.target_batch_size)
-        self._end = EpochEnd(peer, self._work, keeper, self._group, self.directory, self.metrics)
+        self._end = EpochEnd(peer, self._work, keeper, self._group, self.survey, self.metrics)
         self._ending: asyncio.Task[None] | None = None  # until somebody has waited for its end
         self._last_seen = self.position  # at the end of the last step
         self._last_moment = LastMoment(self.tracker, node.endpoint.clock)
@@ -140,6 +142,8 @@ class OptimizerCore:
         await self._keeper.averaging.start()
         self._exchange.start()
         self._frozen.start()
+        self.claims.start()
+        self.survey.start()
         await self.directory.start()
         await self.tracker.start()
         self.metrics.begin()
@@ -152,6 +156,8 @@ class OptimizerCore:
         await self._keeper.averaging.shutdown()
         self._exchange.close()
         self._frozen.close()
+        self.survey.close()
+        await self.claims.close()
         await self.tracker.shutdown()
         await self.directory.shutdown()
 
@@ -294,8 +300,8 @@ class OptimizerCore:
         if not self._reason_to_look():
             return True
         # Nothing is downloaded for a pause: where the run has gone elsewhere, that waits until this peer is back.
-        answers = await self.directory.survey()
-        return await self.directory.decide(Claim(self.position), answers) == self.position
+        answers = await self.survey.survey()
+        return await self.claims.decide(Claim(self.position), answers) == self.position
 
     async def _pause(self, batch_size: int, scale: float | None) -> bool:
         """A step while this peer pauses and nothing is on its way: takes in a last batch, or withdraws and waits."""
@@ -324,7 +330,7 @@ class OptimizerCore:
         deadline, pause = _now() + self.config.matchmaking_time, FIRST_LOOK
         while not self._reason_to_look() and _now() < deadline:
             company = self._group.company
-            waited_for, with_us = await self.directory.look_for_work(company, self.position)
+            waited_for, with_us = await self.survey.look_for_work(company, self.position)
             if with_us or not waited_for or await self._group.wait_until_begun(pause):
                 return
             pause = min(2 * pause, LONGEST_LOOK)
@@ -454,7 +460,7 @@ class OptimizerCore:
     def _enter_epoch(self, advanced: Advanced) -> None:
         """The parameters are those of the next epoch: its group begins to form, and the others hear of it."""
         committed = advanced.committed
-        self.directory.note_round(committed.members, committed.round_id, committed.certificate)
+        self.claims.note_round(committed.members, committed.round_id, committed.certificate)
         self.global_steps += advanced.own_samples > 0
         self._begin_epoch(committed.contributors)
         self._group.open(self.position)
@@ -498,9 +504,9 @@ class OptimizerCore:
             return self._group.undecided
         if self._keeper.strayed:
             return "its parameters had drifted away from the others'"
-        leading = self.directory.leading(Claim(self.position))
+        leading = self.claims.leading(Claim(self.position))
         behind = leading != self.position and not self._rule.excuses(self.position, leading)
-        behind = behind or self.directory.may_be_led_out_of_reach()
+        behind = behind or self.claims.may_be_led_out_of_reach()
         return "another lineage leads" if behind or self._end.left_behind else ""
 
     # what others see, and get
@@ -518,7 +524,7 @@ class OptimizerCore:
             drift=self._keeper.monitor.drift,
             keeps=self.keeps and not self.pausing.away,
             leaving=self.leaving,
-            owners_word=self.directory.vouching.told_by_owner(self.position),
+            owners_word=self.claims.vouching.told_by_owner(self.position),
             pause=self.pausing.told,
         )
 
@@ -548,7 +554,7 @@ class OptimizerCore:
         self.phase = "lingering"
         self.directory.announce()
         deadline = _now() + timeout
-        while await self.directory.anyone_behind(until_others_at):
+        while await self.survey.anyone_behind(until_others_at):
             if _now() >= deadline:
                 return False
             await asyncio.sleep(min(LOOK_AROUND, max(0.0, deadline - _now())))
@@ -574,9 +580,9 @@ class OptimizerCore:
 
         own = rank(self.node.peer_id, self.config.description.role)
         others = self.directory.others
-        offering = {peer: rank(peer, others[peer].role) for peer in self.directory.holders() if others[peer].keeps}
+        offering = {peer: rank(peer, others[peer].role) for peer in self.claims.holders() if others[peer].keeps}
         epoch = self.position.epoch
-        found = await self.directory.find(
+        found = await self.survey.find(
             sorted((peer for peer, its in offering.items() if its < own), key=offering.__getitem__),
             lambda answer: answer.keeps and answer.stays and answer.epoch >= epoch - 1,
         )
@@ -590,18 +596,18 @@ class OptimizerCore:
         """
         self.leaving = True
         own = self.position
-        found = await self.directory.find(
-            self.directory.by_convenience(self.directory.holders()),
-            lambda answer: answer.stays and answer.holds(own.lineage),
+        found = await self.survey.find(
+            self.directory.by_convenience(self.claims.holders()),
+            lambda answer: answer.stays and answer.word.holds(own.lineage),
         )
         return None if found is None else (found[0], found[1].epoch)
 
     async def epoch_elsewhere(self) -> int | None:
         """The furthest epoch at which somebody who can be reached trains or hands out its state; None: nobody does."""
-        words = await self.directory.survey()
+        words = await self.survey.survey()
         if not words:
             return None
-        found = await self.directory.decide(Claim(self.position, settled=False), words)
+        found = await self.claims.decide(Claim(self.position, settled=False), words)
         held = [word.position.epoch for word in words.values() if word.claim.settled and word.holds(found.lineage)]
         return max(held, default=None)
 
@@ -630,7 +636,7 @@ class OptimizerCore:
             await self._keeper.averaging.apply(wait=True)
         await self.replica.publish()
         saved = await self.replica.checkpoint()
-        swarm = {**saved["swarm"], "standing": self.directory.saved(), TERM: self._frozen.frozen.digest}
+        swarm = {**saved["swarm"], "standing": self.claims.saved(), TERM: self._frozen.frozen.digest}
         return {**saved, "swarm": swarm}
 
     async def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -659,9 +665,9 @@ class OptimizerCore:
         self._last_seen = self.position
         self._begin_epoch()
         self.directory.announce(anew=True)
-        self.directory.restore(standing)
+        self.claims.restore(standing)
         if owners[1]:
-            self.directory.vouching.owners_word = self.position, *owners
+            self.claims.vouching.owners_word = self.position, *owners
 
 
 def _now() -> float:

@@ -343,7 +343,7 @@ class Optimizer(torch.optim.Optimizer):
     def trust_owner(self, signed_by_owner: SignedByOwner) -> None:
         """A position that the run's owner has signed leads, if it is further, whoever claims it. `signed_by_owner` says
         of a position, the SHA-256 of its parameters and a signature whether that is so."""
-        self._core.directory.vouching.signed_by_owner = signed_by_owner
+        self._core.claims.vouching.signed_by_owner = signed_by_owner
 
     def peers(self) -> Mapping[PeerID, PeerReport]:
         """What the other peers last said about themselves; their texts are strangers'."""
@@ -359,7 +359,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def peers_apart(self) -> dict[PeerID, PeerReport]:
         """Who trains another model of this run than this peer, or waits since it cannot reach this one's."""
-        return self._core.directory.apart()
+        return self._core.claims.apart()
 
     def is_synchronized_with_peers(self) -> bool:
         """Whether, by what the others last reported, no other lineage leads."""

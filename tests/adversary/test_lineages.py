@@ -111,7 +111,7 @@ def test_a_donor_with_another_state_is_found_before_anything_is_taken_over(name:
             assert await newcomer.core.join()
             assert liar.told and {event.peer for event in refused} == {peers[0].node.peer_id.text}
             assert newcomer.core.state_digest() == peers[1].core.state_digest()
-            assert not set(newcomer.core.directory._credible([peers[0].node.peer_id])), "it is remembered"
+            assert peers[0].node.peer_id not in newcomer.core.claims.credible(), "it is remembered"
 
     virtual_time.run(main(), seed=1, timeout=500)
 
@@ -240,7 +240,7 @@ def test_what_the_owner_signed_leads_whoever_comes_with_it_and_with_no_other_par
             far = LineagePosition(100, 1000, b"o" * 32)
             parameters = bytes.fromhex(saved["swarm"]["parameters"])
             for trainer in [*trainers, owner, false]:
-                trainer.core.directory.vouching.signed_by_owner = lambda position, state, signature: (
+                trainer.core.claims.vouching.signed_by_owner = lambda position, state, signature: (
                     (position, state, signature) == (far, parameters, b"s" * 64)
                 )
             LIES["other weights"].tell(liar_of(false))
@@ -268,13 +268,13 @@ def test_a_lone_monitor_shows_what_the_trainers_signed_before_they_were_lost() -
             await together(*(trainer.train(4) for trainer in trainers))
             away, others = trainers[0], trainers[1:]
             await away.core._group.close()
-            assert away.core.directory.mates.needed == 2
+            assert away.core.claims.mates.needed == 2
             end = away.epoch + 5
             await together(*(trainer.train(end) for trainer in others))
             for trainer in others:
                 await swarm.kill(trainer)
-            proof = monitor.core.directory.vouching.way.proof(monitor.core.position.lineage)
-            signed = proof.signed(away.core.directory.mates.known, away.core.directory.mates.needed)
+            proof = monitor.core.claims.vouching.way.proof(monitor.core.position.lineage)
+            signed = proof.signed(away.core.claims.mates.known, away.core.claims.mates.needed)
             assert signed.members >= {trainer.node.peer_id for trainer in others}
             downloads = record(away.node, StateDownloaded)
             await away.train(end)

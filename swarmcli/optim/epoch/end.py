@@ -19,9 +19,9 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
 from swarmcli.optim.modes.base import Committed, EpochWork, Failed, Outcome, Timing, Undecided
-from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.progress import LocalTrainingProgress, ProgressTrackerCore, seconds_until
 from swarmcli.optim.peers.report import PeerMetrics
+from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.lineage import solitary_round_id
 from swarmcli.optim.state.norms import StepNorms
 
@@ -129,7 +129,7 @@ class EpochEnd:
         work: EpochWork,
         keeper: StateKeeper,
         group: PreformedGroup,
-        directory: PeerDirectory,
+        survey: Survey,
         metrics: PeerMetrics,
     ) -> None:
         self.released = asyncio.Event()
@@ -137,7 +137,8 @@ class EpochEnd:
         self._own_id, self._config, self._events = peer.node.peer_id, peer.config, peer.events
         self._timing, self._rule = keeper.mode.timing, keeper.rule
         self._work, self._replica, self._keeper = work, work.replica, keeper
-        self._group, self._directory, self._metrics = group, directory, metrics
+        self._group, self._survey, self._metrics = group, survey, metrics
+        self._claims, self._directory = survey.claims, survey.directory
         self._weight: int | None = None  # samples frozen
         self._kept_out = ""  # of the last round, and why
         self._share = 1.0  # of the last round's samples that were this peer's; until one is known, an epoch's all
@@ -207,7 +208,7 @@ class EpochEnd:
         if not isinstance(outcome, Committed):
             self._metrics.note_outcome(outcome.word, outcome.reason)
             # If everybody else is gone, this is what a goodbye looks like. Who goes without one is told of by name.
-            if any(self._directory.hearing.answers(peer) for peer in self._directory.holders()):
+            if any(self._directory.hearing.answers(peer) for peer in self._claims.holders()):
                 self._warn(f"the round of epoch {self._replica.position.epoch} gave no result: {outcome.reason}")
             self._directory.announce()
         return outcome
@@ -217,7 +218,7 @@ class EpochEnd:
         moment later; one that stays behind for long is waited for no more."""
         if self._rule.several:
             return True
-        surroundings = await self._group.unless_begun(self._directory.surroundings(self._replica.position))
+        surroundings = await self._group.unless_begun(self._survey.surroundings(self._replica.position))
         self.left_behind = surroundings == "behind"
         return surroundings == "alone" or (surroundings == "followed" and not patient)
 
@@ -261,8 +262,8 @@ class EpochEnd:
 
     def _mention_the_unreachable(self) -> None:
         """Two peers behind firewalls, above all, would otherwise train apart without a word."""
-        others = self._directory.count_present() if not self._rule.several else 0
-        if others and not self._said_alone:
+        others = sum(not self._directory.is_away(peer) for peer in self._claims.credible())
+        if others and not (self._said_alone or self._rule.several):
             self._said_alone = True
             self._warn(
                 "this peer steps by itself: "

@@ -29,9 +29,9 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, to_its_end
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.modes.base import Committed, EpochWork, Outcome, Undecided
-from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.report import PeerReport, credited
 from swarmcli.optim.peers.state_exchange import StateExchange
+from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition
 from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
 from swarmcli.state.witnesses import LEAST_WITNESSES
@@ -67,13 +67,11 @@ class CatchUp:
     on would make a second model.
     """
 
-    def __init__(
-        self, peer: PeerContext, work: EpochWork, directory: PeerDirectory, exchange: StateExchange, seat: Seat
-    ) -> None:
+    def __init__(self, peer: PeerContext, work: EpochWork, survey: Survey, exchange: StateExchange, seat: Seat) -> None:
         self._seat = seat
         self._arrived: LineagePosition | None = None  # where this peer last came by catching up
         self._work, self._replica = work, work.replica
-        self._directory = directory
+        self._survey, self._claims, self._directory = survey, survey.claims, survey.directory
         self._clock = peer.node.endpoint.clock
         self._exchange = exchange
         self._events = peer.events
@@ -101,14 +99,14 @@ class CatchUp:
             while True:
                 overtaken = self._work.sits_in and self._replica.position == self._arrived
                 self.asked_at = self._clock.now()
-                answers = await self._directory.survey(comes=overtaken)
+                answers = await self._survey.survey(comes=overtaken)
                 settled = self.settled and not returns
-                wanted = await self._directory.decide(Claim(self._replica.position, settled), answers)
+                wanted = await self._claims.decide(Claim(self._replica.position, settled), answers)
                 if wanted == TORN:
                     await self._wait_for_anyone(deadline)
                     continue
                 if wanted == self._replica.position:
-                    leading = self._directory.leads_out_of_reach(Claim(wanted, settled))
+                    leading = self._leading_out_of_reach(Claim(wanted, settled))
                     if self.stranded and not leading:
                         self._note_departure()
                     if not leading or self._goes_on_alone(leading):
@@ -143,6 +141,10 @@ class CatchUp:
                     pause = min(2 * pause, LONGEST_PAUSE)
         finally:
             self.stranded = False
+
+    def _leading_out_of_reach(self, own: Claim) -> dict[PeerID, PeerReport]:
+        found = self._survey.out_of_reach.items()
+        return {peer: report for peer, report in found if self._claims.is_led_by(report, own)}
 
     def _why(self, wanted: LineagePosition, reason: str) -> str:
         """The reason, for people: a round that was missed accounts for one epoch and no more."""
@@ -181,7 +183,7 @@ class CatchUp:
 
     def _goes_on_alone(self, leading: Mapping[PeerID, PeerReport]) -> bool:
         if self._proceed_alone:
-            self._directory.set_apart(leading)
+            self._claims.set_apart(leading)
             text = f"this peer trains a model of its own (proceed_alone): {_out_of_reach(leading)}"
             self._events.emit(Noticed("error", text))
         return self._proceed_alone
@@ -210,8 +212,8 @@ class CatchUp:
                 wanted,
                 direct,
                 relayed=relayed,
-                witnesses=self._directory.in_turn(donors),
-                parameters=self._directory.vouching.owners.get(wanted.lineage),
+                witnesses=self._claims.in_turn(donors),
+                parameters=self._claims.vouching.owners.get(wanted.lineage),
                 timeout=timeout,
                 reason=reason,
             )
@@ -219,16 +221,16 @@ class CatchUp:
             if self._replica.generation != generation:  # the state had come: gradients of the former are worthless
                 await self._work.start_over()
             raise
-        if self.settled and self._directory.mates and self._directory.mates.known.isdisjoint(donors):
+        if self.settled and self._claims.mates and self._claims.mates.known.isdisjoint(donors):
             # With no mate to ask, one stranger is enough: two that have begun the same run apart meet like that.
             text = "that is given up, by the word of peers with which this one has made no round"
             self._events.emit(Noticed("warning", f"{reason}: {text}"))
-        self._directory.note_taken_over(wanted, donors)
+        self._claims.note_taken_over(wanted, donors)
         await to_its_end(self._work.start_over())
 
     def _give_up_on(self, wanted: LineagePosition, donors: Sequence[PeerID], error: StateDownloadError) -> None:
-        self._directory.distrust(wanted.lineage, DISTRUST)
-        self._directory.doubt(donors)  # its next lineage will be no better
+        self._claims.distrust(wanted.lineage, DISTRUST)
+        self._claims.doubt(donors)  # its next lineage will be no better
         text = (
             f"nobody gave out the state of epoch {wanted.epoch}, so this peer stays at {self._replica.position.epoch}"
         )
@@ -246,7 +248,7 @@ class CatchUp:
         if not 1 <= wanted.epoch - position.epoch <= MOST_ROUNDS:
             return False
         if await to_its_end(self._work.pass_by(wanted)):
-            self._directory.note_taken_over(wanted, donors)
+            self._claims.note_taken_over(wanted, donors)
             return True
         if not self._work.replays:
             return False
@@ -331,7 +333,7 @@ class CatchUp:
         """The lineage binds which round it was, and not its averages: those are to be signed for by its members, where
         there are enough of them (`among`: how many hold what it led to) that one may lie."""
         averager = self._work.averager
-        signed = among >= LEAST_WITNESSES or self._directory.mates.needed > 1
+        signed = among >= LEAST_WITNESSES or self._claims.mates.needed > 1
         part_size = averager.config.allreduce.part_size_bytes if signed else None
         return await averager.archive.fetch(
             donors, averager.layout, tag=position.lineage, part_size_bytes=part_size, timeout=timeout
@@ -346,7 +348,7 @@ class CatchUp:
 
     async def _step_with(self, kept: KeptRound) -> None:
         await self._work.replay(kept.averages, kept.group_id, kept.record.samples)
-        self._directory.note_replayed(kept.group_id, kept.record.certificate)
+        self._claims.note_replayed(kept.group_id, kept.record.certificate)
         weights = dict(zip(kept.record.contributors, kept.record.weights, strict=True))
         self._events.emit(credited(self._replica.position, weights))
 

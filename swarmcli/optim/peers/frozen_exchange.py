@@ -18,7 +18,7 @@ from swarmcli.events import Noticed
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, offload, to_its_end
-from swarmcli.optim.peers.directory import PeerDirectory
+from swarmcli.optim.peers.claims import Claims
 from swarmcli.optim.peers.report import is_settled
 from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights
 from swarmcli.optim.state.replica import Replica
@@ -55,14 +55,15 @@ class FrozenExchange:
         run_id: str,
         frozen: FrozenWeights,
         replica: Replica,
-        directory: PeerDirectory,
+        claims: Claims,
         *,
         courtesy: Callable[[], Awaitable[None]] | None = None,
         timeout: float,
     ) -> None:
         """`timeout`: seconds for which they are looked for. `courtesy`: see StateDonor."""
         self.frozen = frozen
-        self._endpoint, self._replica, self._directory, self._timeout = endpoint, replica, directory, timeout
+        self._endpoint, self._replica, self._timeout = endpoint, replica, timeout
+        self._claims, self._directory = claims, claims.directory
         self._prefix, self._method = f"frozen/{run_id}", f"frozen.digest/{run_id}"
         self._donor = StateDonor(endpoint, self._prefix, self._provide, courtesy=courtesy)
         self._progress: DownloadProgress | None = None
@@ -94,10 +95,10 @@ class FrozenExchange:
         """Before this peer settles. Raises FingerprintError if nobody at work has what must agree as this peer has it,
         and all who answer have other frozen weights: it would train another model, alone."""
         directory, own = self._directory, self.frozen.digest
-        if self.frozen.named or not own or directory.holders():
+        if self.frozen.named or not own or self._claims.holders():
             return
         others = [peer for peer, report in directory.others.items() if report.holds_state and is_settled(report.phase)]
-        asked = directory.in_turn(others)[:MOST_ASKED]
+        asked = self._claims.in_turn(others)[:MOST_ASKED]
         answers = await asyncio.gather(*map(self._ask, asked))
         digests = [answer.digest for answer in answers if answer is not None]
         if digests and own not in digests:
@@ -139,8 +140,8 @@ class FrozenExchange:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _download(self, timeout: float) -> None:
-        directory, frozen = self._directory, self.frozen
-        donors = directory.by_convenience(directory.in_turn(directory.holders())[:MOST_DONORS])
+        claims, directory, frozen = self._claims, self._directory, self.frozen
+        donors = directory.by_convenience(claims.in_turn(claims.holders())[:MOST_DONORS])
         relayed = [peer for peer in donors if directory.is_relayed(peer)]
         self._progress = DownloadProgress(loop_time, what="the run's frozen weights")
         try:

@@ -87,6 +87,10 @@ class Hearing:
             watch.cancel()
         self._watches.clear()
 
+    def now(self) -> float:
+        """The loop's time, for threads that have none."""
+        return self._time()
+
     def age(self, peer: PeerID) -> float:
         """Seconds since this peer was last heard of; infinite if it never was."""
         heard = self._heard.get(peer)

@@ -14,9 +14,9 @@ from swarmcli.averaging.consensus.messages import ZERO, Committed
 from swarmcli.averaging.group import Group, Member
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.peers.board import Board
-from swarmcli.optim.peers.directory import PositionReply, PositionRequest
 from swarmcli.optim.peers.proofs import Proof, Step
 from swarmcli.optim.peers.report import PeerReport
+from swarmcli.optim.peers.survey import PositionReply, PositionRequest
 from swarmcli.optim.state.lineage import MAX_COUNT, LineagePosition
 from tests.adversary.lies.base import Liar, lie
 
@@ -70,8 +70,8 @@ def one_of_a_crowd(liar: Liar) -> None:
 @lie("always one epoch ahead", "lineages", at_most=MOVES_NOBODY)
 def one_ahead(liar: Liar) -> None:
     """Takes part in rounds, and says in every answer that it has come one epoch further from there."""
-    directory = _core(liar).directory
-    answer, publish = directory._answer, directory._board.publish
+    survey, board = _core(liar).survey, _core(liar).directory._board
+    answer, publish = survey._answer, board.publish
 
     async def ahead(peer: PeerID, request: PositionRequest) -> PositionReply:
         reply = await answer(peer, request)
@@ -83,9 +83,9 @@ def one_ahead(liar: Liar) -> None:
         lineage = _beyond(bytes.fromhex(record.lineage)).hex()
         return await publish(record.model_copy(update={"epoch": record.epoch + 1, "lineage": lineage}))
 
-    directory._board.publish = report  # type: ignore[method-assign]
-    liar.endpoint.withdraw(directory._method)
-    liar.endpoint.serve(directory._method, PositionRequest, ahead)
+    board.publish = report  # type: ignore[method-assign]
+    liar.endpoint.withdraw(survey._method)
+    liar.endpoint.serve(survey._method, PositionRequest, ahead)
 
 
 def _beyond(lineage: bytes) -> bytes:
@@ -116,20 +116,20 @@ def forged_certificates(liar: Liar) -> None:
         before = steps[-1].position.lineage
     _stop(liar)
     _claim(liar, steps[-1].position)
-    core.directory.vouching.way.take_over(Proof(tuple(steps)))
+    core.claims.vouching.way.take_over(Proof(tuple(steps)))
 
 
 @lie("an old proof", "lineages", at_most=MOVES_NOBODY)
 def old_proof(liar: Liar) -> None:
     """Shows the certificates of rounds that there were, as those of what it claims."""
     core = _core(liar)
-    proof = core.directory.vouching.way.proof(core.position.lineage)
+    proof = core.claims.vouching.way.proof(core.position.lineage)
 
     async def replay(*_: Any) -> Proof:
         liar.told.append("an old proof")
         return proof
 
-    core.directory.vouching.way.proof = lambda lineage: proof  # type: ignore[method-assign]
+    core.claims.vouching.way.proof = lambda lineage: proof  # type: ignore[method-assign]
     _stop(liar)
     _claim(liar, LineagePosition(core.position.epoch + 1000, MAX_COUNT, liar.random.randbytes(32)))
 

@@ -58,7 +58,7 @@ class Story:
         self.broken: Exception | None = None
         self.answering = True
         self.outcomes = list(outcomes)
-        self.replica = self
+        self.replica = self.directory = self.claims = self
         self.mode, self.rule = SimpleNamespace(timing=timing), EpochRule(24)
         self.config = OptimizerConfig("run", 24, **options)
         self.node = SimpleNamespace(peer_id=OWN)
@@ -136,8 +136,11 @@ class Story:
 
     unreachable = 0
 
-    def count_present(self) -> int:
-        return self.unreachable
+    def credible(self) -> list[PeerID]:
+        return [OTHER] * self.unreachable
+
+    def is_away(self, peer: PeerID) -> bool:
+        return False
 
     def announce(self) -> None:
         pass

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from swarmcli.events import RoundsReplayed, StateDownloaded
+from swarmcli.optim.peers.directory import PeerDirectory, ReportOptions
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, until
 from tests.optim.oracle import Oracle, Work, now
@@ -156,7 +157,7 @@ def test_a_newcomer_hears_at_once_that_the_others_stepped_between_their_answers_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their searches for the next group are older than its own. Otherwise it would hear of that by their reports."""
-    monkeypatch.setattr("swarmcli.optim.peers.directory.REFRESH_PERIOD", 30.0)
+    monkeypatch.setattr(PeerDirectory, "options", ReportOptions(refresh_period=30.0))
 
     async def main() -> None:
         async with Swarm(seed=1) as swarm, Work() as work:
@@ -165,16 +166,16 @@ def test_a_newcomer_hears_at_once_that_the_others_stepped_between_their_answers_
             work.begin(*staying)
             await until(lambda: staying[0].epoch == 4)
             newcomer = await oracle.trainer(seed=2, target=160, pace=0.1)
-            survey, came = newcomer.core.directory.survey, now()
+            survey, came = newcomer.core.survey.survey, now()
 
             async def while_they_step(*, comes: bool = False) -> Any:
                 answers = await survey(comes=comes)
                 if newcomer.epoch in {word.position.epoch for word in answers.values()}:
-                    newcomer.core.directory.survey = survey  # type: ignore[method-assign]
+                    newcomer.core.survey.survey = survey  # type: ignore[method-assign]
                     await until(lambda: min(trainer.epoch for trainer in staying) > newcomer.epoch)
                 return answers
 
-            newcomer.core.directory.survey = while_they_step  # type: ignore[method-assign]
+            newcomer.core.survey.survey = while_they_step  # type: ignore[method-assign]
             work.begin(newcomer)
             await until(lambda: newcomer.core.phase == "training")
             settled, epoch = now(), newcomer.epoch
@@ -200,7 +201,7 @@ def test_nobody_waits_long_for_those_who_say_that_they_come_and_stay_away() -> N
             while now() < began + 15:
                 await asyncio.sleep(0.25)
                 peers = [trainer.node.peer_id for trainer in honest]
-                await asyncio.gather(*(liar.core.directory.ask(peers, comes=True) for liar in lying))
+                await asyncio.gather(*(liar.core.survey.ask(peers, comes=True) for liar in lying))
             assert oracle.longest(honest, began, now()) < oracle.usual(honest, began, now()) + 1.5
             return honest[0].epoch - before
 

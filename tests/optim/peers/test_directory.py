@@ -13,8 +13,10 @@ from swarmcli.events import EpochReported, PeerSeen
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.membership import Membership
 from swarmcli.optim.config import PeerDescription
+from swarmcli.optim.peers.claims import Claims
 from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, describe
+from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 from swarmcli.testing.memory_network import MemoryNetwork
@@ -30,8 +32,19 @@ class Peer:
         self.node, self.position, self.phase, self.terms = node, position, phase, terms
         self.description = PeerDescription(role, name)
         self.directory = PeerDirectory(node, "run", self.report)
-
+        self.claims = Claims(self.directory)
+        self.survey = Survey(self.claims)
         self.metrics = PeerMetrics(node.peer_id, node.endpoint.events)
+
+    async def start(self) -> None:
+        self.claims.start()
+        self.survey.start()
+        await self.directory.start()
+
+    async def shutdown(self) -> None:
+        self.survey.close()
+        await self.claims.close()
+        await self.directory.shutdown()
 
     def report(self) -> PeerReport:
         return describe(self.node, self.description, self.terms, self.metrics, self.phase, self.position)
@@ -44,14 +57,14 @@ class Peer:
 
 async def started(*peers: Peer) -> None:
     for peer in peers:
-        await peer.directory.start()
+        await peer.start()
     for peer in peers:
         await peer.directory.refresh()
 
 
 async def ended(*peers: Peer) -> None:
     for peer in peers:
-        await peer.directory.shutdown()
+        await peer.shutdown()
 
 
 def test_of_two_that_start_at_once_at_least_one_sees_the_other_at_once() -> None:
@@ -59,8 +72,8 @@ def test_of_two_that_start_at_once_at_least_one_sees_the_other_at_once() -> None
         async with nodes(3) as members:
             one, other = Peer(members[1]), Peer(members[2])
             async with asyncio.TaskGroup() as group:
-                group.create_task(one.directory.start())
-                group.create_task(other.directory.start())
+                group.create_task(one.start())
+                group.create_task(other.start())
             assert one.directory.others or other.directory.others
             await ended(one, other)
 
@@ -116,7 +129,7 @@ def test_who_is_started_anew_and_loads_for_long_is_not_lost() -> None:
         again = Peer(await make_node(network, 1, first))
         await asyncio.sleep(60)  # in which the record of its life before expires
         assert watcher.directory.others == {} and [event.gone for event in gone if event.gone] == []
-        await again.directory.start()
+        await again.start()
         await asyncio.sleep(10)
         network.kill(second.peer_id)
         await asyncio.sleep(100)
@@ -134,7 +147,7 @@ def test_asked_directly_a_peer_says_where_it_stands_now() -> None:
             asker, moved, newcomer = Peer(members[0]), Peer(members[1]), Peer(members[2], phase="joining")
             await started(asker, moved, newcomer)
             moved.position = THIRD
-            answers = await asker.directory.ask([members[1].peer_id, members[2].peer_id])
+            answers = await asker.survey.ask([members[1].peer_id, members[2].peer_id])
             assert answers[members[1].peer_id].claim.position == THIRD
             assert not answers[members[2].peer_id].claim.settled
             await ended(asker, moved, newcomer)
@@ -150,7 +163,7 @@ def test_a_survey_counts_only_those_who_answer() -> None:
         asker, dead, alive = Peer(first), Peer(second, THIRD), Peer(third, SECOND)
         await started(asker, dead, alive)
         network.kill(second.peer_id)
-        assert set(await asker.directory.survey()) == {third.peer_id}
+        assert set(await asker.survey.survey()) == {third.peer_id}
         assert second.peer_id in asker.directory.others, "its record has not expired yet"
         await ended(asker, alive, dead)
         for node in (third, second, first):
@@ -179,7 +192,7 @@ def test_surroundings(position: LineagePosition, phase: str, expected: str) -> N
         async with nodes(2) as members:
             one, other = Peer(members[0]), Peer(members[1], position, phase)
             await started(one, other)
-            assert await one.directory.surroundings(FIRST) == expected
+            assert await one.survey.surroundings(FIRST) == expected
             await ended(one, other)
 
     virtual_time.run(main())
@@ -199,7 +212,7 @@ def test_a_peer_that_is_behind_may_be_so_for_a_moment_only(own: LineagePosition,
         async with nodes(2) as members:
             one, other = Peer(members[0], own), Peer(members[1], FIRST, phase)
             await started(one, other)
-            assert await one.directory.surroundings(own) == expected
+            assert await one.survey.surroundings(own) == expected
             await ended(one, other)
 
     virtual_time.run(main())
@@ -211,10 +224,10 @@ def test_a_peer_with_another_fingerprint_is_seen_but_counts_for_nothing() -> Non
             one, stranger = Peer(members[0], terms="ours"), Peer(members[1], THIRD, terms="theirs")
             await started(one, stranger)
             assert members[1].peer_id in one.directory.others
-            assert one.directory.claims() == []
-            assert await one.directory.survey() == {}
-            assert await one.directory.ask([members[1].peer_id]) == {}
-            assert await one.directory.surroundings(FIRST) == "alone"
+            assert one.claims.reported() == []
+            assert await one.survey.survey() == {}
+            assert await one.survey.ask([members[1].peer_id]) == {}
+            assert await one.survey.surroundings(FIRST) == "alone"
             await ended(one, stranger)
 
     virtual_time.run(main())
@@ -227,11 +240,11 @@ def test_the_dead_and_the_frozen_are_no_company() -> None:
         second, third = [await make_node(network, n, first) for n in (1, 2)]
         one, killed, frozen = Peer(first), Peer(second), Peer(third)
         await started(one, killed, frozen)
-        assert await one.directory.surroundings(FIRST) == "company"
+        assert await one.survey.surroundings(FIRST) == "company"
         network.kill(second.peer_id)
         network.freeze(third.peer_id)
         await asyncio.sleep(10)
-        assert await one.directory.surroundings(FIRST) == "alone"
+        assert await one.survey.surroundings(FIRST) == "alone"
         network.thaw(third.peer_id)
         await ended(one, frozen, killed)
         for node in (third, second, first):
@@ -244,11 +257,11 @@ def test_who_was_in_the_last_round_computes_before_its_report_is_read() -> None:
     async def main() -> None:
         async with nodes(2) as members:
             one, other = Peer(members[0]), Peer(members[1])
-            await one.directory.start()
+            await one.start()
             assert not one.directory.anyone_computes([])
-            one.directory.note_round([members[0].peer_id, members[1].peer_id], b"round")
+            one.claims.note_round([members[0].peer_id, members[1].peer_id], b"round")
             assert one.directory.anyone_computes([])
-            await other.directory.start()
+            await other.start()
             await asyncio.sleep(10)
             await ended(other)
             await members[1].shutdown()
@@ -264,9 +277,9 @@ def test_anyone_behind() -> None:
         async with nodes(3) as members:
             done, last, helper = Peer(members[0], THIRD), Peer(members[1], SECOND), Peer(members[2], FIRST, "assisting")
             await started(done, last, helper)
-            assert await done.directory.anyone_behind(2)
+            assert await done.survey.anyone_behind(2)
             last.position = THIRD
-            assert not await done.directory.anyone_behind(2)
+            assert not await done.survey.anyone_behind(2)
             await ended(done, last, helper)
 
     virtual_time.run(main())
@@ -341,7 +354,7 @@ def test_whoever_is_connected_is_asked_before_those_who_only_name_an_address() -
             await deliver(members[0].core, contact, records)
             others = await newcomer.directory.refresh()
             assert len(others) == 41
-            assert newcomer.directory.in_turn(others)[0] == honest.node.peer_id
+            assert newcomer.claims.in_turn(others)[0] == honest.node.peer_id
             await ended(newcomer, honest)
 
     virtual_time.run(main())

@@ -9,8 +9,8 @@ import pytest
 
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.board import Board
-from swarmcli.optim.peers.directory import PositionReply, PositionRequest
 from swarmcli.optim.peers.report import PeerReport
+from swarmcli.optim.peers.survey import PositionReply, PositionRequest
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, digests, together

@@ -6,6 +6,7 @@ import pytest
 
 from swarmcli.events import EpochAdvanced, Noticed, PeerSilent, RoundFinished, StateDownloaded
 from swarmcli.optim.auxiliary import AuxiliaryCore
+from swarmcli.optim.peers.directory import PeerDirectory, ReportOptions
 from swarmcli.tasks import beside
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, auxiliary, record, until
@@ -147,7 +148,7 @@ def test_an_auxiliary_beside_one_trainer_begins_no_round_that_the_trainer_steps_
 
 def test_who_is_left_of_a_round_in_which_all_others_say_goodbye_is_not_warned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its outcome stays unknown, and by the reports that were read last, they train."""
-    monkeypatch.setattr("swarmcli.optim.peers.directory.REFRESH_PERIOD", 30.0)
+    monkeypatch.setattr(PeerDirectory, "options", ReportOptions(refresh_period=30.0))
 
     async def main() -> None:
         async with Swarm(seed=1) as swarm, Work() as work:

@@ -56,7 +56,7 @@ def test_behind_routers_the_second_waits_says_so_and_ends_in_time(gap: float, se
                 second = await swarm.trainer(seed=seed, client_mode=True, load_state_timeout=40.0)
                 warnings, began = record(second.node, Noticed), now()
                 waiting = asyncio.ensure_future(second.train(1000))
-                await until(lambda: second.node.peer_id in first.core.directory.apart())
+                await until(lambda: second.node.peer_id in first.core.claims.apart())
                 assert now() - began < 15, "the first one's screen tells of it"
                 assert second.core.report().phase == "stranded"
                 with pytest.raises(NoDonorReachable, match="start `swarm monitor`"):
@@ -111,7 +111,7 @@ def test_a_monitor_that_comes_later_lets_the_waiting_one_in() -> None:
                     following = asyncio.ensure_future(monitor.follow(10**6))
                     await until(lambda: len(second.used) > 3)
                     assert min(second.used) > 5, "it took part in the run that there was"
-                    assert first.core.directory.apart() == {}
+                    assert first.core.claims.apart() == {}
                     following.cancel()
                     await asyncio.wait([following])
 
@@ -128,9 +128,9 @@ def test_told_to_proceed_alone_it_trains_on_and_raises_an_alarm() -> None:
                 said = record(second.node, Noticed)
                 await second.train(5)
                 assert any(each.level == "error" and "a model of its own" in each.text for each in said)
-                assert first.node.peer_id in second.core.directory.apart()
+                assert first.node.peer_id in second.core.claims.apart()
                 async with training(second):
-                    await until(lambda: second.node.peer_id in first.core.directory.apart())
+                    await until(lambda: second.node.peer_id in first.core.claims.apart())
 
     virtual_time.run(main(), timeout=300)
 

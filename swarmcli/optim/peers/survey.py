@@ -1,0 +1,220 @@
+"""Survey: asks peers where they stand, by the call `{run_id}.position`, and answers it.
+
+Reports are seconds old. Where that matters (am I behind? am I alone?) the peers themselves are asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Literal
+
+import msgspec
+
+from swarmcli.errors import NetworkError
+from swarmcli.network.identity import PeerID
+from swarmcli.network.wire.messages import Number
+from swarmcli.optim.peers.claims import Claims
+from swarmcli.optim.peers.proofs import ANSWER_TIMEOUT
+from swarmcli.optim.peers.report import Pause, PeerReport, Phase, is_away, is_settled
+from swarmcli.optim.peers.standing import Word
+from swarmcli.optim.state.lineage import LINEAGE_BYTES, Claim, LineagePosition, is_count
+
+MOST_TRAIL = 8  # lineages that a peer says it came through
+ASKED_AT_ONCE = 16  # peers: one answer usually settles the question
+Surroundings = Literal[
+    "alone",  # nobody on this lineage can be reached
+    "company",  # somebody trains on it
+    "followed",  # nobody does yet, but somebody one epoch behind may be about to take in the same round as this peer
+    "behind",  # somebody trains on a lineage that beats it
+]
+_TAKE_PART = ("training", "following")
+logger = logging.getLogger(__name__)
+
+
+class PositionRequest(msgspec.Struct, frozen=True):
+    """Which lineage do you hold, and have you decided on it?"""
+
+    comes: bool = False  # the sender is on its way there, and asks for a seat in the group that forms
+
+
+class PositionReply(msgspec.Struct, frozen=True):
+    epoch: Number
+    samples: Number
+    lineage: bytes
+    phase: Phase
+    terms: str
+    keeps: bool = False
+    leaving: bool = False
+    trail: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=MOST_TRAIL)] = ()  # of its last positions, oldest first
+    pause: Pause = ""
+
+    @property
+    def stays(self) -> bool:
+        """Whether others may leave to this peer what it holds."""
+        return self.claim.settled and self.phase != "assisting" and not self.leaving
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(LineagePosition(self.epoch, self.samples, self.lineage), settled=is_settled(self.phase))
+
+    @property
+    def word(self) -> Word:
+        return Word(self.claim, self.trail, rests=is_away(self.pause))
+
+
+class Survey:
+    """Asks the peers of a directory, in an order that floods of claims cannot turn."""
+
+    def __init__(self, claims: Claims, keep_seat: Callable[[PeerID], None] = lambda peer: None) -> None:
+        """`keep_seat` is called with a peer that is on its way to this peer's group."""
+        self.claims, self.directory = claims, claims.directory
+        self.out_of_reach: dict[PeerID, PeerReport] = {}  # peers that lived, but could not be asked, at the last survey
+        self._keep_seat = keep_seat
+        self._endpoint = self.directory.endpoint
+        self._method = f"{self.directory.run_id}.position"
+
+    def start(self) -> None:
+        """From now on this peer says where it stands."""
+        self._endpoint.serve(self._method, PositionRequest, self._answer)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._endpoint.withdraw(self._method)
+
+    async def ask(self, peers: Iterable[PeerID], *, comes: bool = False) -> dict[PeerID, PositionReply]:
+        """What these peers say right now; who does not answer is missing. `comes`: they keep a seat for this peer."""
+        asked = list(peers)
+        answers = await asyncio.gather(*(self._ask(peer, comes) for peer in asked))
+        return {peer: answer for peer, answer in zip(asked, answers, strict=True) if answer is not None}
+
+    async def find(
+        self, peers: Iterable[PeerID], fits: Callable[[PositionReply], bool]
+    ) -> tuple[PeerID, PositionReply] | None:
+        """Whoever answers first of those that fit; None if none of them does within the time that an answer may take.
+
+        Only the first few are asked, all at once: of those who are gone none holds up the answer of another.
+        """
+        asked = {asyncio.ensure_future(self._ask(peer)): peer for peer in list(peers)[:ASKED_AT_ONCE]}
+        waiting = set(asked)
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for each in done:
+                    answer = each.result()
+                    if answer is not None and fits(answer):
+                        return asked[each], answer
+            return None
+        finally:
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def survey(self, *, comes: bool = False) -> dict[PeerID, Word]:
+        """Asks who holds the run's states, a few at a time, until some of them answer.
+
+        So records of peers that are gone, and claims that nobody stands by, count for nothing. A peer that reported
+        more than it now says is not asked for a while, unless nobody else is left. Where nobody answers who has
+        settled, `out_of_reach` are those who live all the same. `comes`: see `ask`.
+        """
+        claims, others = self.claims, await self.directory.refresh()
+        self.out_of_reach = {}
+        holders = claims.in_turn(claims.credible() or claims.holders())
+        claimed = {peer: others[peer].claim.position for peer in holders}
+        for begin in range(0, len(holders), ASKED_AT_ONCE):
+            asked = holders[begin : begin + ASKED_AT_ONCE]
+            answers = {peer: answer.word for peer, answer in (await self.ask(asked, comes=comes)).items()}
+            if not any(word.claim.settled for word in answers.values()):
+                living = await self.directory.hearing.find_living(peer for peer in asked if peer not in answers)
+                self.out_of_reach = {p: self.directory.others[p] for p in living if p in self.directory.others}
+            stand_by_it = {peer for peer, word in answers.items() if not claimed[peer].beats(word.position)}
+            claims.doubt(peer for peer in asked if peer not in stand_by_it and peer not in self.out_of_reach)
+            if answers:
+                return answers
+        return {}
+
+    async def surroundings(self, position: LineagePosition) -> Surroundings:
+        """Who is there for a peer at `position` to average with.
+
+        What matters is where a peer stands now: its report may be some epochs old.
+        """
+        directory, holders = self.directory, self.claims.holders()
+        reports = [directory.others[peer] for peer in holders if self._endpoint.is_connected(peer)]
+        if _judge(position, reports) == "company":
+            return "company"
+        await directory.refresh()
+        asked = directory.by_convenience(self.claims.holders())[:ASKED_AT_ONCE]
+        answers = await self.ask(asked)
+        leading = await self.claims.decide(Claim(position), {peer: answer.word for peer, answer in answers.items()})
+        if leading.beats(position):
+            return "behind"
+        judged = _judge(position, answers.values())
+        if judged == "alone":
+            # Two peers that cannot dial each other meet at somebody whom both can, an auxiliary for example, who
+            # needs a moment to find their lineage.
+            silent = [peer for peer in asked if peer not in answers and not directory.is_away(peer)]
+            mates = [peer for peer in silent if directory.others[peer].claim.position.lineage == position.lineage]
+            return "followed" if await directory.hearing.find_living(mates) else "alone"
+        return judged
+
+    async def look_for_work(self, company: Sequence[PeerID], position: LineagePosition) -> tuple[bool, bool]:
+        """By what peers say right now: whether anybody takes part in rounds, and whether one of `company` does at
+        `position`. A peer that lives and does not answer counts by its report."""
+        directory = self.directory
+        at_work = [peer for peer in directory.at_work() if directory.others[peer].phase in _TAKE_PART]
+        reported = [peer for peer in at_work if peer not in company]
+        answers = await self.ask([*company, *self.claims.in_turn(reported)][:ASKED_AT_ONCE])
+        working = {p: reply for p, reply in answers.items() if reply.phase in _TAKE_PART and not is_away(reply.pause)}
+        if any(reply.claim.position.beats(position) for reply in working.values()):
+            await directory.refresh()  # what mates report tells whether to follow them
+        silent = (peer for peer in reported if peer not in answers)
+        with_us = any(peer in working and working[peer].lineage == position.lineage for peer in company)
+        return bool(working) or any(map(directory.hearing.answers, silent)), with_us
+
+    async def anyone_behind(self, epoch: int) -> bool:
+        """Whether a peer that holds a state, does not pause and can be reached has not come to this epoch yet."""
+        others = await self.directory.refresh()
+        holders = self.claims.holders()
+        behind = [peer for peer in holders if others[peer].epoch < epoch and not self.directory.is_away(peer)]
+        answers = await self.ask(behind[:ASKED_AT_ONCE])
+        return any(answer.epoch < epoch for answer in answers.values())
+
+    async def _ask(self, peer: PeerID, comes: bool = False) -> PositionReply | None:
+        try:
+            reply = await self._endpoint.call(
+                peer, self._method, PositionRequest(comes), PositionReply, timeout=ANSWER_TIMEOUT
+            )
+        except NetworkError as error:
+            logger.debug("%s did not say where it stands: %s", peer.short, error)
+            return None
+        hashes = [reply.lineage, *reply.trail]
+        malformed = any(len(each) != LINEAGE_BYTES for each in hashes) or not is_count(reply.epoch, reply.samples)
+        if malformed or reply.terms != self.directory.describe().terms or not self.claims.trusts(reply.lineage):
+            return None
+        return reply
+
+    async def _answer(self, peer: PeerID, request: PositionRequest) -> PositionReply:
+        report = self.directory.describe()
+        if request.comes:
+            self._keep_seat(peer)
+        return PositionReply(
+            report.epoch,
+            report.samples_seen,
+            bytes.fromhex(report.lineage),
+            report.phase,
+            report.terms,
+            report.keeps,
+            report.leaving,
+            self.directory.history.trail(report.claim.position, MOST_TRAIL),
+            report.pause,
+        )
+
+
+def _judge(position: LineagePosition, others: Iterable[PeerReport | PositionReply]) -> Surroundings:
+    # Whoever has not settled yet may take its time with that, or end up elsewhere. Whoever pauses comes to no round;
+    # whoever returns from a pause is about to.
+    at_work = [each for each in others if each.phase in _TAKE_PART and each.pause != "paused"]
+    if any(each.claim.position.lineage == position.lineage for each in at_work):
+        return "company"
+    return "followed" if any(each.epoch == position.epoch - 1 for each in at_work) else "alone"
