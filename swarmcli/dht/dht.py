@@ -308,7 +308,7 @@ class DHT:
                 undo,
                 options=self._reach_options,
                 relay_budgets=self._relay_budgets,
-                mapping=lambda port, family: PortMapping(port, family="ipv6" if family == "IPv6" else "ipv4"),
+                mapping=PortMapping,
                 **self._node_options,
             )
             self._ends = undo.pop_all()

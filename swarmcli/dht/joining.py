@@ -17,7 +17,6 @@ from swarmcli.reach.reach import PortMapping, Reach, ReachOptions
 from swarmcli.reach.relay_records import MAX_RECORDS, RELAYS_KEY, RelayRecord, read_record
 from swarmcli.reach.relaying import Relay, RelayBudgets
 from swarmcli.reach.relays import Relays
-from swarmcli.reach.verdict import Family
 
 FIRST_VERDICT_SECONDS = 3.0  # that a peer with contacts beyond its own network waits to know whether it can be dialed
 
@@ -78,9 +77,9 @@ async def join(
     ends: AsyncExitStack,
     *,
     initial_peers: Sequence[str] = (),
-    options: ReachOptions = ReachOptions(),  # noqa: B008  a frozen value
-    relay_budgets: RelayBudgets = RelayBudgets(),  # noqa: B008  a frozen value
-    mapping: Callable[[int, Family], PortMapping] | None = None,
+    options: ReachOptions = ReachOptions(),
+    relay_budgets: RelayBudgets = RelayBudgets(),
+    mapping: Callable[[int], PortMapping] | None = None,
     **node_options: Any,
 ) -> tuple[DHTNode, Reach]:
     """A node on an endpoint that has been started, and what finds out whether others can dial it.

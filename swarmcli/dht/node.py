@@ -72,7 +72,7 @@ class DHTNode:
         record_validators: Iterable[RecordValidator] = (),
         startup_timeout: float = 15.0,
         further_peers: Callable[[], Iterable[str]] = tuple,
-        limits: DHTLimits = DHTLimits(),  # noqa: B008 — a frozen value
+        limits: DHTLimits = DHTLimits(),
         owns_endpoint: bool = True,
     ) -> DHTNode:
         """A node on an endpoint that has been started, once it knows its neighbours.

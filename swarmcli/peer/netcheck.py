@@ -105,7 +105,7 @@ async def _try_mapping(port: int) -> MappingReport:
 
 
 async def _gateway_alone() -> MappingReport:
-    gateway = await asyncio.to_thread(default_gateway, "ipv4")
+    gateway = await asyncio.to_thread(default_gateway)
     return MappingReport(gateway="" if gateway is None else gateway.host, asked=False)
 
 
@@ -145,8 +145,8 @@ async def ask_peers(dht: DHT) -> NetReport:
     reach, endpoint = dht.reach, dht.endpoint
     await _until_helped(reach)
     families = [await _family(reach, verdict) for verdict in reach.verdicts]
-    mapping, asked = await _gateway_alone(), reach.mappings.get("IPv4")
-    if isinstance(asked, PortMapping):
+    mapping, asked = await _gateway_alone(), reach.mapping
+    if asked is not None:
         mapping = mapping_report(asked.current, asked.problem, mapping.gateway)
     return NetReport(
         sentence=reach.sentence(),
@@ -169,8 +169,7 @@ async def _until_helped(reach: Reach) -> None:
 
 def _is_refused(reach: Reach) -> bool:
     """Whether no router opens anything, or none is asked."""
-    asked = [each for each in reach.mappings.values() if isinstance(each, PortMapping)]
-    return all(each.current is None and each.problem != NOT_ASKED for each in asked)
+    return reach.mapping is None or (reach.mapping.current is None and reach.mapping.problem != NOT_ASKED)
 
 
 def _relays(endpoint: Endpoint) -> list[PeerID]:

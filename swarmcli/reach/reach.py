@@ -79,11 +79,11 @@ class Reach:
         contacts: Callable[[], Iterable[PeerID]] = tuple,
         options: ReachOptions = ReachOptions(),
         alone: bool = True,
-        mapping: Callable[[int, Family], PortMapping] | None = None,
+        mapping: Callable[[int], PortMapping] | None = None,
         relays: Relays | None = None,
     ) -> None:
         """`contacts` are further peers that can be asked, of whom addresses are known. `alone`: there are no first
-        contacts, so that nobody is waited for before this peer says where it can be dialed. `mapping(port, family)`
+        contacts, so that nobody is waited for before this peer says where it can be dialed. `mapping(port)`
         makes a mapping for the listener."""
         self.endpoint = endpoint
         self.options = options
@@ -92,7 +92,7 @@ class Reach:
         self._contacts = contacts
         self._joined = alone  # whether whoever is to be met first has been met
         self._wish = False  # to be dialed by nobody: the endpoint does not even listen
-        self._mapping, self._relays = mapping, relays
+        self._make_mapping, self._relays = mapping, relays
         self.around = Surroundings()  # the interfaces of this machine, and the networks behind them
         self.punch = Puncher(endpoint, around=lambda: self.around)
         self._stated: tuple[str, ...] = ()  # by the user; IP addresses alone …
@@ -104,8 +104,8 @@ class Reach:
         self._dial_backs = DialBacks(endpoint, lambda: self.around, self._news)
         self._rates = RateService(endpoint)
         self._nonces: dict[Family, tuple[bytes, ...]] = {}  # of each family's last check
-        self.mappings: dict[Family, PortMapping] = {}  # that routers were asked for …
-        self._mapped: dict[Family, int] = {}  # … and the outer ports of those that stand
+        self.mapping: PortMapping | None = None  # that the router was asked for …
+        self._mapped: int | None = None  # … and its outer port while it stands; of IPv4, which alone is translated
         self._checked_at = float("-inf")  # loop time
         self._check_due = float("inf")
         self._checking = False
@@ -157,10 +157,9 @@ class Reach:
         await self.punch.close()
         if self._relays is not None:
             await self._relays.close()
-        mappings, self.mappings = self.mappings, {}
-        self._mapped.clear()
-        if mappings:
-            await asyncio.wait([asyncio.ensure_future(mapping.withdraw()) for mapping in mappings.values()])
+        mapping, self.mapping, self._mapped = self.mapping, None, None
+        if mapping is not None:
+            await mapping.withdraw()
 
     # What is known
 
@@ -222,8 +221,8 @@ class Reach:
 
     def _woke_up(self) -> None:
         """Meanwhile the router may have forgotten a port, or this machine may be somewhere else."""
-        for mapping in self.mappings.values():
-            mapping.refresh()
+        if self.mapping is not None:
+            self.mapping.refresh()
         if self.verdicts and self._any_beyond():
             self._checked_at = asyncio.get_running_loop().time() - _SOONEST + _RECONNECTED
             self._check_soon()
@@ -346,8 +345,8 @@ class Reach:
             del self._sightings[peer]
         self._dial_backs.forget()
         self.punch.forget()
-        for mapping in self.mappings.values():
-            mapping.refresh()
+        if self.mapping is not None:
+            self.mapping.refresh()
         dropped = self.endpoint.leave_network(self.around.hosts)
         for peer in [peer for peer in self._connected if peer not in dropped]:
             self._met(peer)
@@ -506,7 +505,9 @@ class Reach:
     def _port(self, family: Family) -> int:
         """Where others are to dial: as the user states, as the router maps, or where this peer listens."""
         stated = self._stated_in(family)
-        return parse_address(stated[0]).port if stated else self._mapped.get(family, self.endpoint.listen_port)
+        if stated:
+            return parse_address(stated[0]).port
+        return (self._mapped if family != "IPv6" else None) or self.endpoint.listen_port
 
     # Concluding
 
@@ -526,8 +527,7 @@ class Reach:
     def _judge(self, family: Family, nonces: Sequence[bytes]) -> Verdict:
         asks: list[Ask] = self._dial_backs.asks(nonces, asyncio.get_running_loop().time(), 0.0)
         verdict = judge(family, self.around, self._recent(), asks, self._stated_in(family))
-        mapped = self._mapped.get(family)
-        if mapped is not None and verdict.how == "dialed back" and parse_address(verdict.address).port == mapped:
+        if family != "IPv6" and verdict.how == "dialed back" and parse_address(verdict.address).port == self._mapped:
             return replace(verdict, how="mapped")
         return verdict
 
@@ -576,25 +576,25 @@ class Reach:
         """Where nobody can dial this peer, relays carry its connections, and the router is asked for a port."""
         if self._relays is not None:
             await (self._relays.close() if self.dialable else self._relays.start())
-        if self.dialable or self._mapping is None or not self.options.port_mapping:
+        if self.dialable or self._make_mapping is None or not self.options.port_mapping:
             return
-        for verdict in self.verdicts:
-            family = verdict.family
-            if family in self.mappings:
-                self.mappings[family].refresh()
-            elif verdict.dialable is False and not self._stated_in(family):
-                mapping = self.mappings[family] = self._mapping(self.endpoint.listen_port, family)
-                self._tasks.spawn(keep(partial(self._follow, family, mapping), self.endpoint.events))
+        if self.mapping is not None:
+            self.mapping.refresh()
+        elif any(
+            each.dialable is False and each.family != "IPv6" and not self._stated_in(each.family)
+            for each in self.verdicts
+        ):
+            self.mapping = self._make_mapping(self.endpoint.listen_port)
+            self._tasks.spawn(keep(partial(self._follow, self.mapping), self.endpoint.events))
 
-    async def _follow(self, family: Family, mapping: PortMapping) -> None:
+    async def _follow(self, mapping: PortMapping) -> None:
         """Has each port that the router opens dialed back."""
         async for lease in mapping.leases():
             port = None if lease is None else lease.port
-            if port != self._mapped.pop(family, None):
+            if port != self._mapped:
+                self._mapped = port
                 self._checked_at = float("-inf")
                 self._check_soon()
-            if port is not None:
-                self._mapped[family] = port
 
 
 async def _resolved(addresses: Sequence[str]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:

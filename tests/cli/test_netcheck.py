@@ -80,7 +80,7 @@ def test_all_of_it_is_there_as_json() -> None:
         (FOUND.mapping, "192.168.1.1, opened"),
         (MappingReport(), "none found, opens no port"),
         (MappingReport(gateway="192.168.1.1", asked=False), "192.168.1.1, not asked for a port"),
-        (MappingReport(gateway="192.168.1.1", problem="PCP: no; UPnP: never"), "192.168.1.1, opens no port"),
+        (MappingReport(gateway="192.168.1.1", problem="NAT-PMP: no; UPnP: never"), "192.168.1.1, opens no port"),
     ],
 )
 def test_what_the_router_said(mapping: MappingReport, words: str) -> None:

@@ -1,4 +1,4 @@
-"""A home router that maps ports, for tests: PCP, NAT-PMP and UPnP, honest or not. It needs nothing but Python.
+"""A home router that maps ports, for tests: NAT-PMP and UPnP, honest or not. It needs nothing but Python.
 
 In a test it listens on loopback, and its table of ports is a dictionary. `python -m tests.reach.gateway` runs it on the
 router of a network namespace, at the ports where routers listen, and what it grants are rules of nftables.
@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, cast
 
-TCP = 6
 SERVICE = "urn:schemas-upnp-org:service:WANIPConnection:1"
 DEVICE = "urn:schemas-upnp-org:device:InternetGatewayDevice:1"
 
@@ -27,7 +26,7 @@ DEVICE = "urn:schemas-upnp-org:device:InternetGatewayDevice:1"
 class Behaviour:
     """What the gateway does; a test may change it while it runs."""
 
-    speaks: tuple[str, ...] = ("PCP", "NAT-PMP", "UPnP")  # others get no answer, or one that says so
+    speaks: tuple[str, ...] = ("NAT-PMP", "UPnP")  # others get no answer
     outer: str = "5.2.0.1"  # the address that it claims
     refuses: bool = False
     silent: bool = False
@@ -49,22 +48,21 @@ class HomeGateway:
     behaviour: Behaviour = field(default_factory=Behaviour)
     ports: dict[int, tuple[str, int]] = field(default_factory=dict)
     changed: Callable[[HomeGateway], None] = lambda gateway: None
-    pcp_port: int = 0
+    nat_pmp_port: int = 0
     ssdp_port: int = 0
     http_port: int = 0
     asked: list[str] = field(default_factory=list)  # what was asked for, in order
-    nonces: dict[int, bytes] = field(default_factory=dict)
 
     async def __aenter__(self) -> HomeGateway:
         loop = asyncio.get_running_loop()
-        self._pcp, _ = await loop.create_datagram_endpoint(
-            lambda: Answering(self._answer_pcp), local_addr=(self.host, self.pcp_port)
+        self._nat_pmp, _ = await loop.create_datagram_endpoint(
+            lambda: Answering(self._answer_pmp), local_addr=(self.host, self.nat_pmp_port)
         )
         self._ssdp, _ = await loop.create_datagram_endpoint(
             lambda: Answering(self._answer_search), sock=search_socket(self.host, self.ssdp_port)
         )
         self._http = await asyncio.start_server(self._serve, self.host, self.http_port)
-        self.pcp_port = self._pcp.get_extra_info("sockname")[1]
+        self.nat_pmp_port = self._nat_pmp.get_extra_info("sockname")[1]
         self.ssdp_port = self._ssdp.get_extra_info("sockname")[1]
         self.http_port = self._http.sockets[0].getsockname()[1]
         return self
@@ -72,7 +70,7 @@ class HomeGateway:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pcp.close()
+        self._nat_pmp.close()
         self._ssdp.close()
         self._http.close()
 
@@ -104,38 +102,13 @@ class HomeGateway:
             del self.ports[outer]
         self.changed(self)
 
-    # PCP and NAT-PMP
+    # NAT-PMP
 
-    def _answer_pcp(self, question: bytes, client: str) -> bytes | None:
-        if self.behaviour.silent or not {"PCP", "NAT-PMP"} & set(self.behaviour.speaks):
+    def _answer_pmp(self, question: bytes, client: str) -> bytes | None:
+        if self.behaviour.silent or "NAT-PMP" not in self.behaviour.speaks:
             return None
-        version = question[0]
-        if version == 2 and "PCP" in self.behaviour.speaks:
-            return self._answer_map(question, client)
-        if version != 0 or "NAT-PMP" not in self.behaviour.speaks:
-            own = 0 if "NAT-PMP" in self.behaviour.speaks else 2
-            return struct.pack("!BBHI", own, 0x80 | question[1], 1, 7) + bytes(16)
-        return self._answer_pmp(question, client)
-
-    def _answer_map(self, question: bytes, client: str) -> bytes:
-        seconds, own = struct.unpack_from("!I16s", question, 4)
-        nonce, protocol, inner, wanted, _ = struct.unpack_from("!12sB3xHH16s", question, 24)
-        self.asked.append(f"PCP {seconds}")
-        result = 2 if self.behaviour.refuses else 0
-        if as_ipv6(client) != own:
-            result = 12
-        outer = 0
-        if not result and seconds:
-            assert protocol == TCP
-            assert self.nonces.setdefault(inner, nonce) == nonce
-            outer = self._give(client, inner, wanted)
-        elif not result:
-            self._take_back(client, inner)
-        granted = min(seconds, self.behaviour.seconds or seconds)
-        head = struct.pack("!BBBBII12x", 2, 0x81, 0, result, granted, 7)
-        return head + struct.pack("!12sB3xHH16s", nonce, TCP, inner, outer, as_ipv6(self.behaviour.outer))
-
-    def _answer_pmp(self, question: bytes, client: str) -> bytes:
+        if question[0] != 0:
+            return struct.pack("!BBHI", 0, 0x80 | question[1], 1, 7)
         result = 2 if self.behaviour.refuses else 0
         if question[1] == 0:
             outer = ipaddress.IPv4Address(self.behaviour.outer).packed
@@ -248,11 +221,6 @@ def search_socket(host: str, port: int) -> socket.socket:
     return place
 
 
-def as_ipv6(host: str) -> bytes:
-    address = ipaddress.ip_address(host)
-    return address.packed if address.version == 6 else bytes(10) + b"\xff\xff" + address.packed
-
-
 def description(control: str = "/control", devices: str = "", services: int = 1) -> str:
     """Of a device, inside a device, inside a device, as the standard has it."""
     service = f"""<service><serviceType>{SERVICE}</serviceType><serviceId>urn:upnp-org:serviceId:1</serviceId>
@@ -326,7 +294,7 @@ def write_rules(gateway: HomeGateway) -> None:
 
 
 async def run(host: str, behaviour: Behaviour) -> None:
-    gateway = HomeGateway(host, behaviour, changed=write_rules, pcp_port=5351, ssdp_port=1900)
+    gateway = HomeGateway(host, behaviour, changed=write_rules, nat_pmp_port=5351, ssdp_port=1900)
     async with gateway:
         print("ready", flush=True)
         await asyncio.Event().wait()
@@ -336,7 +304,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="192.168.1.1")
     parser.add_argument("--outer", required=True)
-    parser.add_argument("--speaks", default="PCP,NAT-PMP,UPnP")
+    parser.add_argument("--speaks", default="NAT-PMP,UPnP")
     parser.add_argument("--refuses", action="store_true")
     chosen = parser.parse_args()
     behaviour = Behaviour(tuple(chosen.speaks.split(",")), chosen.outer, refuses=chosen.refuses)

@@ -11,11 +11,10 @@ import asyncio
 import json
 import sys
 
-from swarmcli.reach.mapping import PortMapping, lease
+from swarmcli.reach.mapping import MappingTimes, PortMapping
 
 # The test waits for each of these, and the gateway of a busy machine may take its time to take a port back.
-lease.RENEW, lease.RETRY, lease.SEARCH, lease.SPACING = 1.0, 0.3, 1.0, 0.1
-lease.WITHDRAW_SECONDS = 60.0
+TIMES = MappingTimes(renew=1.0, retry=0.3, search=1.0, spacing=0.1, withdraw=60.0)
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -31,7 +30,7 @@ async def tell(mapping: PortMapping) -> None:
 
 async def main() -> None:
     server = await asyncio.start_server(serve, "0.0.0.0", 0)
-    mapping = PortMapping(server.sockets[0].getsockname()[1])
+    mapping = PortMapping(server.sockets[0].getsockname()[1], times=TIMES)
     telling = asyncio.create_task(tell(mapping))
     await asyncio.to_thread(sys.stdin.read)
     telling.cancel()

@@ -6,19 +6,19 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from swarmcli.reach.mapping import Gateway, Mapping, PortMapping
-from swarmcli.reach.mapping import lease as leases
-from swarmcli.reach.mapping.gateway import LEASE, GatewayError, GatewayRefused, MethodName
+from swarmcli.reach.mapping import NOT_ASKED, Gateway, Mapping, MappingTimes, PortMapping
+from swarmcli.reach.mapping.gateway import GatewayError, GatewayRefused, MethodName
 from swarmcli.testing import run
 
 PORT = 31330
+TIMES = MappingTimes()
 HOME = Gateway("192.168.1.1", "192.168.1.2")
 
 
 class FakeMethod:
     """A gateway that speaks one protocol; a test changes what it does."""
 
-    def __init__(self, name: MethodName = "PCP", problem: GatewayError | None = None) -> None:
+    def __init__(self, name: MethodName = "NAT-PMP", problem: GatewayError | None = None) -> None:
         self.name: MethodName = name
         self.host = "5.2.0.1"
         self.problem = problem
@@ -43,7 +43,7 @@ class Home:
 
     def __init__(self, *methods: FakeMethod) -> None:
         self.gateway: Gateway | None = HOME
-        self.mapping = PortMapping(PORT, find_gateway=lambda _: self.gateway, methods=lambda _: methods)
+        self.mapping = PortMapping(PORT, find_gateway=lambda: self.gateway, methods=lambda _: methods)
         self.told: list[Mapping | None] = []
         self._following: asyncio.Task[None] | None = None
 
@@ -74,7 +74,7 @@ def test_it_is_renewed_long_before_its_end_and_told_once() -> None:
             await asyncio.sleep(3600)
             assert [mapping.port for mapping in home.told if mapping] == [PORT]
             gaps = [later - sooner for sooner, later in zip(method.asked, method.asked[1:], strict=False)]
-            assert max(gaps) <= leases.RENEW < LEASE / 3
+            assert max(gaps) <= TIMES.renew < TIMES.lease / 3
             assert home.mapping.problem == ""
         assert method.withdrawn == 1
         assert home.mapping.current is None
@@ -84,7 +84,7 @@ def test_it_is_renewed_long_before_its_end_and_told_once() -> None:
 
 def test_the_next_protocol_is_tried_where_one_fails_and_the_problem_names_all() -> None:
     async def main() -> None:
-        first, second = FakeMethod("PCP", GatewayError("it does not answer")), FakeMethod("UPnP")
+        first, second = FakeMethod("NAT-PMP", GatewayError("it does not answer")), FakeMethod("UPnP")
         async with Home(first, second) as home:
             assert home.told[0] is not None
             assert home.told[0].method == "UPnP"
@@ -93,9 +93,9 @@ def test_the_next_protocol_is_tried_where_one_fails_and_the_problem_names_all() 
         second.problem = GatewayRefused("no")
         async with Home(first, second) as home:
             assert home.told == [None]
-            assert home.mapping.problem == "PCP: it does not answer; UPnP: no"
+            assert home.mapping.problem == "NAT-PMP: it does not answer; UPnP: no"
             second.problem = None
-            await asyncio.sleep(leases.SEARCH)
+            await asyncio.sleep(TIMES.search)
             assert home.mapping.current is not None
 
     simulate(main)
@@ -106,13 +106,13 @@ def test_a_gateway_that_vanishes_keeps_the_port_for_a_while_and_is_found_again()
         method = FakeMethod()
         async with Home(method) as home:
             method.problem = GatewayError("it does not answer")
-            await asyncio.sleep(leases.RENEW + leases.RETRY)
+            await asyncio.sleep(TIMES.renew + TIMES.retry)
             assert home.mapping.current is not None  # it may just be starting again
-            await asyncio.sleep(2 * leases.RETRY)
+            await asyncio.sleep(2 * TIMES.retry)
             assert home.told[-1] is None
             method.problem = None
             home.mapping.refresh()
-            await asyncio.sleep(leases.SPACING + 1)
+            await asyncio.sleep(TIMES.spacing + 1)
             assert home.told[-1] is not None
             assert len(home.told) == 3
 
@@ -124,18 +124,18 @@ def test_another_outer_address_and_another_network_are_told() -> None:
         method = FakeMethod()
         async with Home(method) as home:
             method.host = "5.9.0.1"
-            await asyncio.sleep(leases.RENEW)
+            await asyncio.sleep(TIMES.renew)
             assert [mapping and mapping.host for mapping in home.told] == ["5.2.0.1", "5.9.0.1"]
             home.gateway = Gateway("10.0.0.1", "10.0.0.2")
-            method.slow = leases.RENEW
-            await asyncio.sleep(leases.RENEW + 1)
+            method.slow = TIMES.renew
+            await asyncio.sleep(TIMES.renew + 1)
             assert home.mapping.current is None
-            assert home.mapping.problem == leases.NOT_ASKED  # nothing has been answered there yet
+            assert home.mapping.problem == NOT_ASKED  # nothing has been answered there yet
             method.slow = 0.0
-            await asyncio.sleep(2 * leases.RENEW)
+            await asyncio.sleep(2 * TIMES.renew)
             assert home.mapping.current is not None
             home.gateway = None
-            await asyncio.sleep(leases.RENEW)
+            await asyncio.sleep(TIMES.renew)
             assert home.told[-1] is None
             assert "no router" in home.mapping.problem
         assert method.withdrawn == 0  # that router is not there any more
@@ -150,7 +150,7 @@ def test_refresh_is_no_way_to_flood_the_gateway() -> None:
             for _ in range(100):
                 home.mapping.refresh()
                 await asyncio.sleep(0.1)
-            assert len(method.asked) <= 1 + 10 / leases.SPACING + 1
+            assert len(method.asked) <= 1 + 10 / TIMES.spacing + 1
 
     simulate(main)
 
@@ -164,6 +164,6 @@ def test_a_port_that_was_just_asked_for_is_given_back_and_a_slow_gateway_holds_n
             assert home.told == []
             before = loop.time()
         assert method.withdrawn == 1
-        assert loop.time() - before <= leases.WITHDRAW_SECONDS
+        assert loop.time() - before <= TIMES.withdraw
 
     simulate(main)

@@ -1,16 +1,15 @@
-"""Ports at the gateway: asked for in three protocols, of a gateway on loopback that may lie, refuse or vanish."""
+"""Ports at the gateway: asked for in two protocols, of a gateway on loopback that may lie, refuse or vanish."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gzip
-import ipaddress
 
 import pytest
 from async_upnp_client.const import HttpRequest
 
-from swarmcli.reach.mapping import Gateway, igd, packets, pcp
+from swarmcli.reach.mapping import Gateway, MappingTimes, igd, nat_pmp
 from swarmcli.reach.mapping import gateway as gateways
 from swarmcli.reach.mapping.gateway import GatewayError, GatewayRefused
 from tests.reach.gateway import Behaviour, HomeGateway, description, soap
@@ -19,18 +18,14 @@ HERE = Gateway("127.0.0.1", "127.0.0.1")
 PORT = 31330
 
 
-def be_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For gateways that never answer; one that answers may take its time to, on a busy machine."""
-    monkeypatch.setattr(igd, "REQUEST_SECONDS", 0.5)
-    monkeypatch.setattr(igd, "SEARCH_SECONDS", 0.5)
-    monkeypatch.setattr(pcp, "WAITS", (0.05, 0.1))
+# For gateways that never answer; one that answers may take its time to, on a busy machine.
+IMPATIENT = MappingTimes(nat_pmp_waits=(0.05, 0.1), upnp_search=0.5, upnp_request=0.5)
 
 
-def of(home: HomeGateway) -> dict[str, gateways.Method]:
+def of(home: HomeGateway, times: MappingTimes = MappingTimes()) -> dict[str, gateways.Method]:
     return {
-        "PCP": pcp.PCP(HERE, home.pcp_port),
-        "NAT-PMP": pcp.NatPMP(HERE, home.pcp_port),
-        "UPnP": igd.UPnP(HERE, ("127.0.0.1", home.ssdp_port)),
+        "NAT-PMP": nat_pmp.NatPMP(HERE, times, home.nat_pmp_port),
+        "UPnP": igd.UPnP(HERE, times, ("127.0.0.1", home.ssdp_port)),
     }
 
 
@@ -46,27 +41,26 @@ async def asked(protocol: str) -> None:
         assert home.ports == {PORT: ("192.168.1.9", PORT)}
 
 
-@pytest.mark.parametrize("protocol", ["PCP", "NAT-PMP", "UPnP"])
+@pytest.mark.parametrize("protocol", ["NAT-PMP", "UPnP"])
 def test_a_port_is_given_renewed_and_given_back_without_touching_anyone_elses(protocol: str) -> None:
     asyncio.run(asked(protocol))
 
 
-@pytest.mark.parametrize("protocol", ["PCP", "NAT-PMP", "UPnP"])
-def test_a_gateway_that_refuses_or_says_nothing_grants_nothing(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("protocol", ["NAT-PMP", "UPnP"])
+def test_a_gateway_that_refuses_or_says_nothing_grants_nothing(protocol: str) -> None:
     async def main() -> None:
         async with HomeGateway(behaviour=Behaviour(refuses=True)) as home:
             with pytest.raises(GatewayRefused):
                 await of(home)[protocol].ask(PORT, PORT)
             home.behaviour.silent = True
-            be_impatient(monkeypatch)
             with pytest.raises(GatewayError):
-                await of(home)[protocol].ask(PORT, PORT)
+                await of(home, IMPATIENT)[protocol].ask(PORT, PORT)
             assert home.ports == {}
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("protocol", ["PCP", "NAT-PMP", "UPnP"])
+@pytest.mark.parametrize("protocol", ["NAT-PMP", "UPnP"])
 @pytest.mark.parametrize("outer", ["0.0.0.0", "127.0.0.1", "224.0.0.1", "169.254.3.3"])
 def test_an_outer_address_that_nobody_can_have_is_no_mapping(protocol: str, outer: str) -> None:
     async def main() -> None:
@@ -116,16 +110,13 @@ NESTED = "<device><deviceList>" * 3000 + "</deviceList></device>" * 3000
     ],
     ids="entities large unreadable deep many elsewhere nowhere packed drip empty words answers".split(),  # noqa: SIM905
 )
-def test_what_a_hostile_gateway_says_is_an_error_of_ours(
-    behaviour: Behaviour, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if behaviour.drip:
-        be_impatient(monkeypatch)
+def test_what_a_hostile_gateway_says_is_an_error_of_ours(behaviour: Behaviour, words: str) -> None:
+    times = IMPATIENT if behaviour.drip else MappingTimes()
 
     async def main() -> None:
         async with HomeGateway(behaviour=behaviour) as home:
             with pytest.raises(GatewayError, match=words):
-                await of(home)["UPnP"].ask(PORT, PORT)
+                await of(home, times)["UPnP"].ask(PORT, PORT)
             assert home.ports == {}
 
     asyncio.run(main())
@@ -137,7 +128,7 @@ def test_what_a_hostile_gateway_says_is_an_error_of_ours(
 def test_nothing_is_asked_for_at_another_computer(url: str) -> None:
     async def main() -> None:
         with pytest.raises(GatewayError, match="another computer"):
-            await igd.PinnedRequester("127.0.0.1").async_http_request(HttpRequest("GET", url, {}, None))
+            await igd.PinnedRequester("127.0.0.1", 4.0).async_http_request(HttpRequest("GET", url, {}, None))
 
     asyncio.run(main())
 
@@ -169,14 +160,12 @@ def test_only_the_gateways_own_address_is_taken_from_an_answer_to_a_search() -> 
     assert igd.location_in(ours.replace(b"/igd", b"/" + b"i" * igd.MAX_LOCATION), "192.168.1.1") is None
 
 
-def test_the_answer_of_a_stranger_to_the_search_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    be_impatient(monkeypatch)
-
+def test_the_answer_of_a_stranger_to_the_search_is_not_read() -> None:
     async def main() -> None:
         async with HomeGateway(behaviour=Behaviour(location="http://127.0.0.2:9/")) as stranger:
             there = Gateway("127.0.0.2", "127.0.0.1")  # the gateway is somebody else, and silent
             with pytest.raises(GatewayError, match="does not answer"):
-                await igd.find_location(there, ("127.0.0.1", stranger.ssdp_port))
+                await igd.find_location(there, IMPATIENT.upnp_search, ("127.0.0.1", stranger.ssdp_port))
 
     asyncio.run(main())
 
@@ -186,11 +175,9 @@ def test_the_answer_of_a_stranger_to_the_search_is_not_read(monkeypatch: pytest.
 )
 def test_a_datagram_that_answers_something_else_is_passed_over(answer: bytes) -> None:
     with contextlib.suppress(GatewayError):
-        assert packets.pcp_granted(answer, PORT, b"n" * 12) is None
+        assert nat_pmp.read_granted(answer, PORT) is None
     with contextlib.suppress(GatewayError):
-        assert packets.pmp_granted(answer, PORT) is None
-    with contextlib.suppress(GatewayError):
-        assert packets.pmp_address(answer) is None
+        assert nat_pmp.read_address(answer) is None
 
 
 def test_the_default_route_is_read_from_what_systems_print() -> None:
@@ -202,19 +189,7 @@ eth0 0001A8C0 00000000 0001 0 0 100 00FFFFFF 0 0 0
 """
     assert gateways.parse_routes(linux) == "192.168.1.254"
     assert gateways.parse_routes(linux.splitlines()[0]) is None
-    none = "0" * 32
-    ipv6 = f"{none} 00 {none} 00 fe800000000000000000000000000001 00000400 00000003 00000000 00000003 eth0\n"
-    assert gateways.parse_ipv6_routes(ipv6) == "fe80::1%eth0"
     assert gateways.parse_route_command("   route to: default\n    gateway: 10.0.0.1\n interface: en0\n") == "10.0.0.1"
     assert gateways.parse_route_command("   route to: default\n") is None
     with pytest.raises(ValueError, match="link#5"):
         gateways.parse_route_command("    gateway: link#5\n")
-
-
-def test_for_ipv6_the_question_names_the_address_that_others_dial() -> None:
-    nonce = bytes(range(12))
-    question = packets.pcp_map_question("2001:db8::2", PORT, PORT, 1200, nonce)
-    own = ipaddress.IPv6Address("2001:db8::2").packed
-    assert question[8:24] == own
-    answer = bytes([2, 0x81, 0, 0]) + question[4:8] + bytes(16) + question[24:44] + own
-    assert packets.pcp_granted(answer, PORT, nonce) == packets.Granted(PORT, 1200, "2001:db8::2")

@@ -282,7 +282,7 @@ def test_routers_and_relays_are_asked_where_nobody_can_dial_this_peer():
             public = await homes.peer("5.1.0.1")
             relays, mappings = FakeRelays(), []
 
-            def mapping(port: int, family: str) -> FakeMapping:
+            def mapping(port: int) -> FakeMapping:
                 mappings.append(FakeMapping(router))
                 return mappings[-1]
 

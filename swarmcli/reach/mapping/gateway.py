@@ -1,7 +1,8 @@
 """The default gateway of this computer, and what every way of asking it for a port has in common.
 
-A router of a home is whoever answers, perhaps another guest of the same café. So only the default gateway is asked,
-only its answers count, they are bounded, and what it grants is no more than a claim: others have to dial it.
+Anybody may answer as a home's router, perhaps another guest of the same café. So only the default gateway is asked,
+only its answers count, they are bounded, and what it grants is no more than a claim: others have to dial it. A router
+translates IPv4 alone; firewalls of IPv6 are asked for nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +21,31 @@ from swarmcli.errors import NetworkError
 
 logger = logging.getLogger(__name__)
 
-Family = Literal["ipv4", "ipv6"]
-MethodName = Literal["PCP", "NAT-PMP", "UPnP"]
+MethodName = Literal["NAT-PMP", "UPnP"]
 
-# Asked for often and for a short time: a peer that is killed leaves its port open for no longer than this, and a router
-# that was restarted is asked again soon after.
-LEASE = 1200  # seconds
-ROUTE_TIMEOUT = 2.0  # seconds, for the system's own command that prints the route
-_ELSEWHERE = {"ipv4": "192.0.2.1", "ipv6": "2001:db8::1"}  # reserved for documentation; nothing is sent there
+_ROUTE_TIMEOUT = 2.0  # seconds, for the system's own command that prints the route
+
+
+@dataclass(frozen=True, slots=True)
+class MappingTimes:
+    """How long a port is asked for and how often, and how long a gateway has for its answers. In seconds.
+
+    The lease is ten times as long as the pause between two questions. Asking again is what heals: a gateway that was
+    restarted has forgotten its ports, one whose outer address has changed tells the new one, and after a computer's
+    sleep the lease is over. A peer that is killed leaves its port open for the rest of the lease.
+    """
+
+    lease: int = 1200
+    renew: float = 120.0  # between two questions …
+    retry: float = 20.0  # … after one that was not answered …
+    search: float = 600.0  # … while no gateway grants anything …
+    spacing: float = 5.0  # … and at least, however often `refresh` is called
+    failures: int = 3  # questions in a row without an answer, after which the port is taken for lost
+    withdraw: float = 1.0  # this peer is about to end, and nobody waits longer for a router
+    nat_pmp_waits: tuple[float, ...] = (0.25, 0.5, 1.0)  # after each the question is sent again (RFC 6886, section 3.1)
+    upnp_search: float = 2.0  # for an answer to the search; gateways wait up to MX seconds with it
+    upnp_ask: float = 10.0  # for all questions and answers of one request for a port together
+    upnp_request: float = 4.0  # for one of them
 
 
 class GatewayError(NetworkError):
@@ -42,7 +60,7 @@ class GatewayRefused(GatewayError):
 class Gateway:
     """The router that packets for the internet pass first."""
 
-    host: str  # IP literal; of a link-local IPv6 address with its zone
+    host: str  # IP literal
     local: str  # the address from which this computer talks to it
 
 
@@ -62,7 +80,7 @@ class Method(Protocol):
     name: MethodName
 
     async def ask(self, port: int, wanted: int) -> Mapping:
-        """Asks for LEASE seconds, again and again for the same mapping; at best at the outer port `wanted`.
+        """Asks for a lease, again and again for the same mapping; at best at the outer port `wanted`.
 
         Raises GatewayError.
         """
@@ -84,41 +102,31 @@ def outer_host(text: str) -> str:
     return str(address)
 
 
-def default_gateway(family: Family) -> Gateway | None:
-    """Who it is at this moment; None: this computer has none, or this system does not say.
+def default_gateway() -> Gateway | None:
+    """The default gateway at this moment; None: this computer has none, or this system does not say.
 
-    It may wait for a command of the system, up to ROUTE_TIMEOUT: not to be called on the loop.
+    It may wait for a command of the system, up to two seconds: not to be called on the loop.
     """
     try:
         if sys.platform == "linux":
-            host = _of_linux(family)
+            host = parse_routes(Path("/proc/net/route").read_text("ascii"))
         elif sys.platform == "win32":
-            host = _of_windows() if family == "ipv4" else None
-        else:
-            host = _of_bsd(family)
-        return None if host is None else Gateway(host, _local_host(family, host))
+            host = _of_windows()
+        else:  # macOS and the BSDs
+            command = ["/sbin/route", "-n", "get", "default"]
+            found = subprocess.run(command, capture_output=True, text=True, timeout=_ROUTE_TIMEOUT, check=True)
+            host = parse_route_command(found.stdout)
+        if host is None:
+            return None
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # connecting a UDP socket sends no packet
+            return Gateway(host, str(probe.getsockname()[0]))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        logger.debug("no default gateway for %s: %s", family, error)
+        logger.debug("no default gateway: %s", error)
         return None
 
 
-def _local_host(family: Family, gateway: str) -> str:
-    """Connecting a UDP socket sends no packet. With IPv6 the gateway has a link-local address, and we ask it for a port
-    at the address that others see."""
-    kind = socket.AF_INET if family == "ipv4" else socket.AF_INET6
-    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-        probe.connect((gateway if family == "ipv4" else _ELSEWHERE[family], 9))
-        return str(probe.getsockname()[0])
-
-
-_PROC = Path("/proc/net")
 _UP_AND_GATEWAY = 0x3  # RTF_UP | RTF_GATEWAY
-
-
-def _of_linux(family: Family) -> str | None:
-    if family == "ipv4":
-        return parse_routes((_PROC / "route").read_text("ascii"))
-    return parse_ipv6_routes((_PROC / "ipv6_route").read_text("ascii"))
 
 
 def parse_routes(table: str) -> str | None:
@@ -136,31 +144,6 @@ def parse_routes(table: str) -> str | None:
     return str(ipaddress.IPv4Address(number))
 
 
-def parse_ipv6_routes(table: str) -> str | None:
-    """The same for /proc/net/ipv6_route."""
-    rows = [line.split() for line in table.splitlines()]
-    found = [
-        (int(row[5], 16), row[4], row[9])
-        for row in rows
-        if len(row) >= 10
-        and row[0] == "0" * 32
-        and row[1] == "00"
-        and int(row[8], 16) & _UP_AND_GATEWAY == _UP_AND_GATEWAY
-    ]
-    if not found:
-        return None
-    _, number, device = min(found)
-    address = ipaddress.IPv6Address(int(number, 16))
-    return f"{address}%{device}" if address.is_link_local else str(address)
-
-
-def _of_bsd(family: Family) -> str | None:
-    """macOS and the BSDs."""
-    command = ["/sbin/route", "-n", "get", *(["-inet6"] if family == "ipv6" else []), "default"]
-    printed = subprocess.run(command, capture_output=True, text=True, timeout=ROUTE_TIMEOUT, check=True).stdout
-    return parse_route_command(printed)
-
-
 def parse_route_command(printed: str) -> str | None:
     """The gateway in what `route -n get default` prints."""
     for line in printed.splitlines():
@@ -175,7 +158,7 @@ def _of_windows() -> str | None:
         _fields_ = [("before", ctypes.c_uint32 * 3), ("next_hop", ctypes.c_uint8 * 4), ("after", ctypes.c_uint32 * 10)]
 
     row = Row()
-    target = int.from_bytes(socket.inet_aton(_ELSEWHERE["ipv4"]), sys.byteorder)
+    target = int.from_bytes(socket.inet_aton("192.0.2.1"), sys.byteorder)  # reserved for documentation
     failed = ctypes.windll.iphlpapi.GetBestRoute(target, 0, ctypes.byref(row))  # type: ignore[attr-defined,unused-ignore]
     hop = ipaddress.IPv4Address(bytes(row.next_hop))
     return None if failed or hop.is_unspecified else str(hop)

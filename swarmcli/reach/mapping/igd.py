@@ -16,16 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from swarmcli.reach.mapping.gateway import LEASE, Gateway, GatewayError, GatewayRefused, Mapping, MethodName, outer_host
+from swarmcli.reach.mapping.gateway import (
+    Gateway,
+    GatewayError,
+    GatewayRefused,
+    Mapping,
+    MappingTimes,
+    MethodName,
+    outer_host,
+)
 
 if TYPE_CHECKING:
     from async_upnp_client.client import UpnpService
     from async_upnp_client.const import HttpRequest, HttpResponse
 
 SSDP = ("239.255.255.250", 1900)
-SEARCH_SECONDS = 2.0  # for an answer to the search; gateways wait up to MX seconds with it
-ASK_SECONDS = 10.0  # for all questions and answers of one request for a port together
-REQUEST_SECONDS = 4.0
 MAX_DATAGRAM = 2048
 MAX_BODY = 128 << 10  # bytes; the descriptions of real routers have up to 60 KiB
 MAX_REQUESTS = 32  # for the descriptions of one device
@@ -49,13 +54,12 @@ class UPnP:
 
     name: MethodName = "UPnP"
 
-    def __init__(self, gateway: Gateway, ssdp: Place = SSDP) -> None:
-        self._gateway = gateway
-        self._ssdp = ssdp
-        self._requester = PinnedRequester(gateway.host)
+    def __init__(self, gateway: Gateway, times: MappingTimes = MappingTimes(), ssdp: Place = SSDP) -> None:
+        self._gateway, self._times, self._ssdp = gateway, times, ssdp
+        self._requester = PinnedRequester(gateway.host, times.upnp_request)
         self._service: UpnpService | None = None
         self._outer: int | None = None  # the port that is ours, or about to be
-        self._seconds = LEASE  # 0, forever, with a gateway that knows nothing else
+        self._seconds = times.lease  # 0, forever, with a gateway that knows nothing else
 
     async def ask(self, port: int, wanted: int) -> Mapping:
         return await self._within(self._ask(port, wanted))
@@ -66,13 +70,13 @@ class UPnP:
             await self._within(self._call("DeletePortMapping", question))
 
     async def _within(self, asking: Any) -> Any:
-        """Runs a coroutine in ASK_SECONDS, and translates what the library makes of a hostile document.
+        """Runs a coroutine in bounded time, and translates what the library makes of a hostile document.
 
         That may be anything: it counts on numbers where numbers belong, and follows devices in devices.
         """
         self._requester.renew()
         try:
-            async with asyncio.timeout(ASK_SECONDS):
+            async with asyncio.timeout(self._times.upnp_ask):
                 return await asking
         except GatewayError:
             raise
@@ -146,7 +150,7 @@ class UPnP:
             raise _Fault(error.error_code, str(error.error_desc or "no reason given")[:80]) from None
 
     async def _find_service(self) -> UpnpService:
-        location = await find_location(self._gateway, self._ssdp)
+        location = await find_location(self._gateway, self._times.upnp_search, self._ssdp)
         # The library takes 0.2 s to import, and most peers never need it.
         library = await asyncio.to_thread(importlib.import_module, "async_upnp_client.client_factory")
         device = await library.UpnpFactory(self._requester, non_strict=True).async_create_device(location)
@@ -166,8 +170,9 @@ class _Fault(GatewayRefused):
 class PinnedRequester:
     """Carries the library's requests to one host, and to no other."""
 
-    def __init__(self, host: str) -> None:
-        self._host = host
+    def __init__(self, host: str, seconds: float) -> None:
+        """`seconds`: for each request."""
+        self._host, self._seconds = host, seconds
         self._left = MAX_REQUESTS
 
     def renew(self) -> None:
@@ -183,7 +188,7 @@ class PinnedRequester:
         if self._left < 0:
             raise GatewayError("its description never ends")
         try:
-            async with asyncio.timeout(REQUEST_SECONDS):
+            async with asyncio.timeout(self._seconds):
                 return await self._request(http_request)
         except TimeoutError:
             raise GatewayError("it answers too slowly") from None
@@ -198,7 +203,7 @@ class PinnedRequester:
         headers = {**request.headers, "Accept-Encoding": "identity", "Connection": "close"}
         body = None if request.body is None else request.body.encode()
         async with (
-            httpx.AsyncClient(transport=transport, trust_env=False, timeout=REQUEST_SECONDS) as client,
+            httpx.AsyncClient(transport=transport, trust_env=False, timeout=self._seconds) as client,
             client.stream(request.method, request.url, headers=headers, content=body) as response,
         ):
             received = bytearray()
@@ -209,7 +214,7 @@ class PinnedRequester:
             return HttpResponse(response.status_code, dict(response.headers), received.decode("utf-8", "replace"))
 
 
-async def find_location(gateway: Gateway, ssdp: Place = SSDP) -> str:
+async def find_location(gateway: Gateway, seconds: float, ssdp: Place = SSDP) -> str:
     """Where the gateway's description is: the question goes to everyone in the LAN, the answer counts from the gateway
     alone. Raises GatewayError."""
     loop = asyncio.get_running_loop()
@@ -220,12 +225,12 @@ async def find_location(gateway: Gateway, ssdp: Place = SSDP) -> str:
         raise GatewayError(f"it cannot be asked: {error.strerror or error}") from None
     try:
         place = transport.get_extra_info("socket")
-        if place is not None and ":" not in gateway.local:
+        if place is not None:
             # The system's own route for multicast may lead elsewhere.
             place.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(gateway.local))
         for target in dict.fromkeys((ssdp, (gateway.host, ssdp[1]))):
             transport.sendto(_search(target), target)
-        async with asyncio.timeout(SEARCH_SECONDS):
+        async with asyncio.timeout(seconds):
             return await listening.found
     except TimeoutError:
         raise GatewayError("it does not answer") from None

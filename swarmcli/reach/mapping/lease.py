@@ -7,31 +7,13 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from swarmcli.network.loop_thread import set_within
-from swarmcli.reach.mapping.gateway import Family, Gateway, GatewayError, Mapping, Method, default_gateway
+from swarmcli.reach.mapping.gateway import Gateway, GatewayError, Mapping, MappingTimes, Method, default_gateway
 from swarmcli.reach.mapping.igd import UPnP
-from swarmcli.reach.mapping.pcp import PCP, NatPMP
+from swarmcli.reach.mapping.nat_pmp import NatPMP
 
 logger = logging.getLogger(__name__)
 
-# The lease is ten times as long. Asking again is what heals: a gateway that was restarted has forgotten its ports, one
-# whose outer address has changed tells the new one, and after a computer's sleep the lease is over.
-RENEW = 120.0  # seconds between two questions
-RETRY = 20.0  # … after one that was not answered
-SEARCH = 600.0  # … while no gateway grants anything
-SPACING = 5.0  # at least between two questions, however often `refresh` is called
-MAX_FAILURES = 3  # questions in a row without an answer, after which the port is taken for lost
-WITHDRAW_SECONDS = 1.0  # this peer is about to end, and nobody waits longer for a router
-
 NOT_ASKED = "not asked for"
-
-Methods = Callable[[Gateway], Sequence[Method]]
-
-
-def methods_of(family: Family) -> Methods:
-    """The protocols in which a gateway is asked, in turn."""
-    if family == "ipv6":
-        return lambda gateway: (PCP(gateway),)
-    return lambda gateway: (PCP(gateway), NatPMP(gateway), UPnP(gateway))
 
 
 class PortMapping:
@@ -41,16 +23,17 @@ class PortMapping:
         self,
         port: int,
         *,
-        family: Family = "ipv4",
-        find_gateway: Callable[[Family], Gateway | None] = default_gateway,
-        methods: Methods | None = None,
+        times: MappingTimes = MappingTimes(),
+        find_gateway: Callable[[], Gateway | None] = default_gateway,
+        methods: Callable[[Gateway], Sequence[Method]] | None = None,
     ) -> None:
+        """`methods` are the protocols in which a gateway is asked, in turn. None: NAT-PMP and UPnP."""
         self.current: Mapping | None = None
         self.problem = NOT_ASKED  # why there is none, for people; "" if there is one
         self._port = port
-        self._family: Family = family
+        self._times = times
         self._find_gateway = find_gateway
-        self._methods = methods or methods_of(family)
+        self._methods = methods or (lambda gateway: (NatPMP(gateway, times), UPnP(gateway, times)))
         self._gateway: Gateway | None = None
         self._method: Method | None = None  # that granted `current`
         self._failures = 0
@@ -59,8 +42,9 @@ class PortMapping:
     async def leases(self) -> AsyncGenerator[Mapping | None, None]:
         """Asks the gateway at once and keeps asking; yields first what came of it, then every change.
 
-        It runs in the task of whoever iterates, never ends by itself, and raises nothing.
+        It runs in the task of its reader, never ends by itself, and raises nothing.
         """
+        times = self._times
         before: Mapping | None = None
         first = True
         while True:
@@ -68,9 +52,9 @@ class PortMapping:
             if first or self.current != before:
                 first, before = False, self.current
                 yield self.current
-            seconds = SEARCH if self.current is None else RETRY if self._failures else RENEW
-            await asyncio.sleep(SPACING)
-            await set_within(self._asked_again, seconds - SPACING)
+            seconds = times.search if self.current is None else times.retry if self._failures else times.renew
+            await asyncio.sleep(times.spacing)
+            await set_within(self._asked_again, seconds - times.spacing)
             self._asked_again.clear()
 
     def refresh(self) -> None:
@@ -78,19 +62,19 @@ class PortMapping:
         self._asked_again.set()
 
     async def withdraw(self) -> None:
-        """Gives the port back, once nobody iterates any more. It takes WITHDRAW_SECONDS at most and raises nothing."""
+        """Gives the port back, once nobody iterates any more. It is quick and raises nothing."""
         method = self._method
         self._lose("given back")
         if method is None:
             return
         try:
-            async with asyncio.timeout(WITHDRAW_SECONDS):
+            async with asyncio.timeout(self._times.withdraw):
                 await method.withdraw(self._port)
         except (TimeoutError, GatewayError) as error:
             logger.debug("the router did not take the port back (%s); it forgets it by itself", error or "no answer")
 
     async def _ask(self) -> None:
-        gateway = await asyncio.to_thread(self._find_gateway, self._family)
+        gateway = await asyncio.to_thread(self._find_gateway)
         if gateway != self._gateway:
             self._lose(NOT_ASKED)  # in another network its old router cannot even be told
             self._gateway = gateway
@@ -105,7 +89,7 @@ class PortMapping:
             await self._ask_with(method)
         except GatewayError as error:
             self._failures += 1
-            if self._failures < MAX_FAILURES:
+            if self._failures < self._times.failures:
                 return True
             self._lose(f"{method.name}: {error}")
             return False

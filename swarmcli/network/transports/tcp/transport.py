@@ -63,7 +63,7 @@ class TCPTransport:
         host: str = "",
         port: int = 0,
         preferred_port: int = 0,
-        limits: Limits = Limits(),  # noqa: B008  a frozen value
+        limits: Limits = Limits(),
     ) -> None:
         """`host` and `port` are where to listen (port 0: at `preferred_port` if that is free, or else at any free one).
         Raises ValueError."""
