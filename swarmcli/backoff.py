@@ -1,4 +1,4 @@
-"""Who is left alone for how long: longer each time."""
+"""How long something is left alone: longer each time."""
 
 from __future__ import annotations
 
@@ -14,24 +14,34 @@ MOST_KEYS = 4096  # that are remembered, the latest
 
 class Backoff(Generic[K]):
     """Pauses by key: the first lasts `first`, each further one `growth` times as long, at most `longest`. A key that
-    needed none for `longest` begins anew. Moments are handed in: seconds by the loop, or epochs."""
+    needed none for `quiet` (unless given, for `longest`) begins anew. Moments are handed in: seconds by the loop, or
+    epochs."""
 
-    def __init__(self, first: float, longest: float, growth: float = 2.0) -> None:
+    def __init__(self, first: float, longest: float, growth: float = 2.0, quiet: float | None = None) -> None:
         self._first, self._longest, self._growth = first, longest, growth
+        self._quiet = longest if quiet is None else quiet
         self._pauses: Recent[K, tuple[float, float]] = Recent(MOST_KEYS)  # key → until when, seconds of the last one
 
     def rests(self, key: K, now: float) -> bool:
         """Whether a pause of this key lasts."""
-        return now < self._pauses.get(key, (-math.inf, 0.0))[0]
+        return now < self.until(key)
+
+    def until(self, key: K) -> float:
+        """When this key's last pause ends, or has ended; -inf: it has had none."""
+        return self._pauses.get(key, (-math.inf, 0.0))[0]
 
     def forget(self, key: K) -> None:
         """Its next pause is a first one."""
         self._pauses.pop(key, None)
 
+    def clear(self) -> None:
+        """Forgets all keys."""
+        self._pauses.clear()
+
     def add(self, key: K, now: float) -> None:
         """Begins a pause. Without effect while one lasts."""
         until, seconds = self._pauses.get(key, (-math.inf, 0.0))
         if now >= until:
-            anew = now >= until + self._longest
+            anew = now >= until + self._quiet
             seconds = self._first if anew else min(self._growth * seconds, self._longest)
             self._pauses[key] = now + seconds, seconds

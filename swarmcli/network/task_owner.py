@@ -1,4 +1,4 @@
-"""An owner for tasks that come and go while something lives, and what work does that must not end before it."""
+"""An owner of what lives as long as something: tasks that come and go, work that must not end before it, listeners."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn
 
-from swarmcli.events import Events, Noticed
+from swarmcli.events import Event, Events, Noticed
 from swarmcli.words import printable
 
 AFTER_A_FAULT = 5.0  # seconds: a step that fails at once, always, must not take the whole processor
@@ -21,6 +21,7 @@ class TaskOwner:
 
     def __init__(self) -> None:
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._unsubscribe: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -36,13 +37,19 @@ class TaskOwner:
         for step in steps:
             self.spawn(keep(step, events))
 
+    def hear(self, events: Events, listener: Callable[[Event], None]) -> None:
+        """Subscribes a listener until `close`."""
+        self._unsubscribe.append(events.subscribe(listener))
+
     async def join(self) -> None:
         """Waits until no task is left, of those too that are started meanwhile. Cancels nothing."""
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
     async def close(self) -> None:
-        """Cancels and awaits all tasks, those too that others start while they end."""
+        """Ends the subscriptions, then cancels and awaits all tasks, those too that others start while they end."""
+        while self._unsubscribe:
+            self._unsubscribe.pop()()
         own = asyncio.current_task()
         while others := [task for task in self._tasks if task is not own]:
             for task in others:

@@ -153,7 +153,7 @@ async def ask_peers(dht: DHT) -> NetReport:
         listening=endpoint.listener_addresses,
         families=tuple(families),
         mapping=mapping,
-        peers=tuple(await _measure_all(endpoint, reach.connected, _relays(endpoint))),
+        peers=tuple(await _measure_all(endpoint, endpoint.connected(), _relays(endpoint))),
         clock_offset=dht.clock.offset,
     )
 
@@ -201,7 +201,7 @@ async def _translation(reach: Reach, family: Family) -> tuple[str | None, Transl
     except OSError:  # this computer does not have the family
         return None, None
     try:
-        return await find_translation(port, listeners, reach.around.hosts)
+        return await find_translation(port, listeners, reach.evidence.around.hosts)
     finally:
         port.close()
 
@@ -210,12 +210,12 @@ def _listeners(reach: Reach, family: Family) -> list[str]:
     """Where peers listen whom this one has dialed itself: each answers once more. One in this computer's own network
     does not see what the router makes of its port, so it is asked only where there is no other."""
     found: dict[str, bool] = {}
-    for peer in reach.connected:
+    for peer in reach.endpoint.connected():
         seen = reach.endpoint.seen(peer)
         if seen is not None and seen.dialed and not seen.relayed and not seen.punched:
             host = host_of(seen.remote_address)
             if family_of(host) == family:
-                found[f"{seen.remote_address}/{peer.text}"] = reach.around.is_near(host)
+                found[f"{seen.remote_address}/{peer.text}"] = reach.evidence.around.is_near(host)
     return [address for address, near in found.items() if not near] or list(found)
 
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -28,8 +26,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.wire.codec import decode_header, encode
 from swarmcli.reach.budgets import DialBudget
-from swarmcli.reach.verdict import Ask, Family, Surroundings, family_of, host_of, network_of
-from swarmcli.recent import Recent
+from swarmcli.reach.verdict import family_of, host_of, network_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +35,10 @@ DIAL_FOR = "reach.dialfor"
 
 NONCE_BYTES = 16
 MAX_KNOWN = 64  # peers that an asker names as known to it
-_CALL_SECONDS = 2.0  # for the contact's yes; the dial comes after it
+_CALL_SECONDS = 2.0  # for a third peer's yes
 _DIAL_SECONDS = 5.0  # that a dial for somebody may take
 _LOWEST_PORT = 1024  # that a third peer dials; behind those below stand services of others
 _DELEGATES = 2  # third peers that are asked before the contact dials by itself
-_NONCE_SECONDS = 30.0  # a nonce that comes this late still proves what it proves
-_MAX_PENDING = 256  # nonces that are waited for, or that a verdict stands on
 
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -95,10 +90,8 @@ ProbeMessage: TypeAlias = Proof | Wish
 class DialBackService:
     """Dials for others, within its budget."""
 
-    def __init__(self, endpoint: Endpoint, peers: Callable[[], Iterable[PeerID]]) -> None:
-        """`peers` are those whom this one is connected to: the third peers that it may ask."""
+    def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._peers = peers
         self._budget = DialBudget()  # for those who ask for themselves …
         # … and for those whom others name: what is only named must not use up what its neighbours ask for themselves.
         self._callers, self._named = DialBudget(), DialBudget()
@@ -121,7 +114,7 @@ class DialBackService:
     async def dial_for(self, peer: PeerID, request: DialForRequest) -> DialForReply:
         """The same for a peer that another one names. Raises CallRefused."""
         caller = host_of(self._place_of(peer))
-        host = _plain_host(request.address)
+        host = plain_host(request.address)
         if scope_of(host) is not Scope.INTERNET or request.peer == self._endpoint.peer_id:
             raise CallRefused("scope", "only hosts of the internet are dialed for others")
         if parse_address(request.address).port < _LOWEST_PORT:
@@ -148,7 +141,7 @@ class DialBackService:
         place = parse_address(remote_address)
         if place.scheme == "tcp" and not request.port:
             raise CallRefused("port", "a port to dial is missing")
-        address = _with_port(remote_address, request.port)
+        address = with_port(remote_address, request.port)
         self._spend(self._dials, peer, (self._budget, place.host))
         self._dials.spawn(self._carry_out(peer, address, request))
         return address
@@ -176,7 +169,7 @@ class DialBackService:
         if scope_of(host) is not Scope.INTERNET:
             return []
         found = []
-        for third in self._peers():
+        for third in self._endpoint.connected():
             seen = self._endpoint.seen(third)
             if third not in known and seen is not None and not seen.relayed:
                 place = host_of(seen.remote_address)
@@ -192,108 +185,6 @@ class DialBackService:
             logger.debug("%s cannot be dialed back: %s", peer.short, error)
 
 
-@dataclass(slots=True)
-class _Pending:
-    """A nonce that was sent to a contact."""
-
-    contact: PeerID
-    family: Family
-    network: str  # of the contact …
-    scope: Scope  # … and from how far away it sees this peer
-    address: str  # that will be dialed
-    asked_at: float
-    proved: bool = False
-    refused: bool = True  # until the contact has said yes
-
-
-class DialBacks:
-    """The asker's side: what was asked for, and what came of it."""
-
-    def __init__(self, endpoint: Endpoint, around: Callable[[], Surroundings], news: Callable[[], None]) -> None:
-        """`news` is called whenever a nonce has come."""
-        self._endpoint, self._around, self._news = endpoint, around, news
-        self._pending: Recent[bytes, _Pending] = Recent(_MAX_PENDING)
-
-    async def ask(
-        self, contact: PeerID, family: Family, port: int, known: Iterable[PeerID], *, yourself: bool
-    ) -> bytes | None:
-        """Asks one contact; the nonce to look for, or None if it did not take it on."""
-        nonce = self._endpoint.random.randbytes(NONCE_BYTES)
-        request = DialBackRequest(nonce, port, tuple(known)[:MAX_KNOWN], yourself)
-        seen = self._endpoint.seen(contact)
-        if seen is not None and not seen.relayed and family_of(host_of(seen.remote_address)) == family:
-            return await self._by_call(contact, family, request, seen.remote_address, seen.observed_address)
-        return await self._by_probe(contact, family, request)
-
-    def asks(self, nonces: Iterable[bytes], now: float, patience: float) -> list[Ask]:
-        """How these stand; those that were refused are left out, and those of whom nobody knows what was dialed. Nonces
-        that have had `patience` seconds are over."""
-        nonces = [nonce for nonce in nonces if nonce in self._pending]
-        for nonce in nonces:
-            self._pending.move_to_end(nonce)  # a verdict stands on it, however many were sent since
-        return [
-            Ask(each.network, each.address, each.proved, now - each.asked_at >= patience)
-            for each in map(self._pending.__getitem__, nonces)
-            if each.address and not each.refused
-        ]
-
-    def heard(self, peer: PeerID, remote_address: str, nonce: bytes) -> None:
-        """A probe with a nonce came in at the listener. It proves something if it was dialed from as far away as the
-        contact is that was asked: whoever is in the same home as this peer can dial it anyway."""
-        pending = self._pending.get(nonce)
-        if pending is None or asyncio.get_running_loop().time() - pending.asked_at > _NONCE_SECONDS:
-            return
-        host = host_of(remote_address)
-        if self._around().is_near(host) or _scope(host) < pending.scope:
-            logger.debug("a probe from %s at %s proves nothing", peer.short, remote_address)
-            return
-        pending.proved, pending.refused = True, False  # a dial can be faster than the contact's yes
-        self._news()
-
-    def forget(self) -> None:
-        """This peer has moved: what was dialed before is no address of it any more."""
-        self._pending.clear()
-
-    async def _by_call(
-        self, contact: PeerID, family: Family, request: DialBackRequest, remote: str, observed: str | None
-    ) -> bytes | None:
-        pending = self._note(contact, family, request, host_of(remote))
-        if observed is not None:
-            pending.address = _with_port(observed, request.port)
-        try:
-            reply = await self._endpoint.call(contact, DIAL_BACK, request, DialBackReply, timeout=_CALL_SECONDS)
-        except NetworkError as error:
-            logger.debug("%s does not have this peer dialed: %s", contact.short, error)
-            return request.nonce if pending.proved and pending.address else None
-        if observed is None and family_of(_plain_host(reply.address)) == family:
-            # It dialed this peer, so it alone knows where. Several such words are compared; a false one is an
-            # address at which others do not find this peer, and drop.
-            pending.address = _with_port(reply.address, request.port)
-        pending.refused = False
-        return request.nonce if pending.address else None
-
-    async def _by_probe(self, contact: PeerID, family: Family, request: DialBackRequest) -> bytes | None:
-        for address in self._endpoint.addresses_of(contact):
-            if family_of(_plain_host(address)) != family:
-                continue
-            pending = self._note(contact, family, request, host_of(address))
-            try:
-                observed = await self._endpoint.probe(address, contact, encode(Wish(request)), timeout=_CALL_SECONDS)
-            except NetworkError as error:
-                logger.debug("no probe of %s at %s: %s", contact.short, address, error)
-                continue
-            if observed is not None:
-                pending.address, pending.refused = _with_port(observed, request.port), False
-                return request.nonce
-        return None
-
-    def _note(self, contact: PeerID, family: Family, request: DialBackRequest, host: str) -> _Pending:
-        now = asyncio.get_running_loop().time()
-        pending = _Pending(contact, family, network_of(host), _scope(host), "", now)
-        self._pending[request.nonce] = pending
-        return pending
-
-
 def read_probe(message: bytes) -> ProbeMessage | None:
     """What a probe says; None if it cannot be read."""
     try:
@@ -303,17 +194,17 @@ def read_probe(message: bytes) -> ProbeMessage | None:
     return found if isinstance(found, Proof | Wish) else None
 
 
-def _with_port(seen_at: str, port: int) -> str:
+def with_port(seen_at: str, port: int) -> str:
     """Where this peer listens, at the host where somebody saw it: it dialed from another port."""
     place = parse_address(seen_at)
     return format_address(Address(place.scheme, place.host, port))
 
 
-def _scope(host: str) -> Scope:
+def scope_or_host(host: str) -> Scope:
     return scope_of(host) or Scope.HOST
 
 
-def _plain_host(address: str) -> str:
+def plain_host(address: str) -> str:
     """The host of an address that names an IP literal or a peer of a memory network; "" otherwise."""
     try:
         place = parse_address(address)

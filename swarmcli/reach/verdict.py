@@ -55,12 +55,11 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One contact that said it would have this peer dialed at `address`. `over`: it has had its time."""
+    """One contact that said it would have this peer dialed at `address`, and has had its time."""
 
     network: str
     address: str
     proved: bool = False
-    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +130,15 @@ def judge(
 
     came_in = {network_of(sighting.host) for sighting in beyond if sighting.came_in}
     proofs = came_in | {ask.network for ask in asks if ask.proved}
-    silent = {ask.network for ask in asks if ask.over and not ask.proved} - proofs
+    silent = {ask.network for ask in asks if not ask.proved} - proofs
     asked = len(proofs | {ask.network for ask in asks})
     # At least as many networks got through as did not. A silence may be a lie or a loss, a dial that came in is
     # neither; but one network alone may have a way in that the others have not (a campus, a tunnel).
     if proofs and len(proofs) >= len(silent):
         addresses, how = _proven(own, len(beyond) < len(seen), asks, stated)
         return Verdict(family, Scope.INTERNET, True, addresses, how, asked)
-    known = any(ask.over for ask in asks) and all(ask.over or ask.proved for ask in asks)
-    return Verdict(
-        family, Scope.INTERNET, False if known else None, (), "asked in vain" if known else "not checked", asked
-    )
+    dialable, how = (False, "asked in vain") if asks else (None, "not checked")
+    return Verdict(family, Scope.INTERNET, dialable, (), how, asked)
 
 
 def _judge_within(

@@ -23,10 +23,10 @@ from swarmcli.network import Endpoint, Identity, PeerID, Stream
 from swarmcli.network.addresses import Address, format_address
 from swarmcli.network.transports.tcp import TCPTransport
 from swarmcli.reach.circuits import RelayTransport
+from swarmcli.reach.evidence import look_around
 from swarmcli.reach.punch import Puncher
 from swarmcli.reach.relay_messages import RESERVE, Reserve, Reserved
 from swarmcli.reach.relaying import Relay
-from swarmcli.reach.surroundings import look_around
 from tests.network.worlds import Number, double
 
 PATIENCE = 30.0

@@ -25,12 +25,14 @@ from swarmcli.reach.dialback import (
     DialForRequest,
     Proof,
 )
-from swarmcli.reach.reach import CHECK_SECONDS, PATIENCE
+from swarmcli.reach.evidence import CheckOptions
 from swarmcli.reach.verdict import Surroundings
 from swarmcli.testing import run
 from swarmcli.testing.memory_router import MemoryRouter
 from tests.reach.homes import PORT, Homes, Peer
 from tests.simulation import faults
+
+CHECKS = CheckOptions()
 
 
 def test_the_first_peer_and_its_neighbours_need_nobody():
@@ -58,18 +60,18 @@ def test_behind_a_router_a_peer_is_a_client_until_a_dial_back_proves_the_opposit
             begun = now()
             assert home.endpoint.client_mode  # before it is known
             assert await home.reach.settle(5)
-            assert now() - begun <= PATIENCE + 0.1
+            assert now() - begun <= CHECKS.patience + 0.1
             assert home.reach.dialable is False and home.endpoint.client_mode
             assert "lets nobody in" in home.reach.sentence() == home.said[-1].sentence
 
             router.forward(PORT, home.endpoint.peer_id)
-            await asyncio.sleep(1.3 * CHECK_SECONDS)
+            await asyncio.sleep(1.3 * CHECKS.rest)
             assert home.reach.dialable and not home.endpoint.client_mode
             assert home.endpoint.addresses == (f"memory://5.2.0.1:{PORT}",)
             assert public.endpoint.own_word(home.endpoint.peer_id)[-1] == f"memory://5.2.0.1:{PORT}"
 
             router.forget(PORT)
-            await asyncio.sleep(1.3 * CHECK_SECONDS)
+            await asyncio.sleep(1.3 * CHECKS.rest)
             assert home.endpoint.client_mode and home.said[-1].dialable is False
             assert [event.dialable for event in home.said] == [None, False, True, False]
 
@@ -183,7 +185,7 @@ def test_third_peers_that_do_not_dial_take_no_verdict_away():
                 liar.endpoint.serve(DIAL_FOR, DialForRequest, say_yes)
                 await liar.meet(contact)
             for _ in range(4):
-                await asyncio.sleep(CHECK_SECONDS)
+                await asyncio.sleep(CHECKS.rest)
                 assert peer.endpoint.addresses == (peer.address,)
 
     run(main(), timeout=7200)
@@ -257,7 +259,7 @@ def test_a_statement_that_does_not_hold_is_said_and_not_announced():
             assert len(warnings) == 1 and stated in warnings[0] and "nobody's dial came in" in warnings[0]
 
             router.forward(PORT, home.endpoint.peer_id)
-            await asyncio.sleep(1.3 * CHECK_SECONDS)
+            await asyncio.sleep(1.3 * CHECKS.rest)
             assert home.endpoint.addresses == (stated,) and home.reach.verdicts[0].how == "stated"
 
     run(main(), timeout=6000)
@@ -313,7 +315,7 @@ def test_a_peer_that_moves_to_another_network_is_judged_anew():
             await asyncio.sleep(6)
             assert mover.endpoint.addresses == ()  # nothing of what was known holds
             await mover.meet(public)
-            await asyncio.sleep(PATIENCE + 1)
+            await asyncio.sleep(CHECKS.patience + 1)
             assert mover.reach.dialable is False
 
     run(main(), timeout=600)
@@ -373,7 +375,7 @@ def test_a_wake_up_is_a_reason_to_ask_again():
             public = await homes.peer("5.1.0.1")
             home = await homes.peer("192.168.1.2", router, contacts=[public])
             router.forward(PORT, home.endpoint.peer_id)
-            await asyncio.sleep(1.2 * CHECK_SECONDS)
+            await asyncio.sleep(1.2 * CHECKS.rest)
             assert home.reach.dialable
             checks = home.reach.checks
             home.endpoint.events.emit(WokeUp(7200.0))
@@ -395,7 +397,7 @@ def test_containers_and_tunnels_that_come_and_go_change_nothing(monkeypatch: pyt
             bridge = Surroundings(
                 (first.address,), frozenset({"5.1.0.1", "172.17.0.1"}), (ip_network("172.17.0.0/16"),)
             )
-            monkeypatch.setattr("swarmcli.reach.reach.look_around", lambda addresses: bridge)
+            monkeypatch.setattr("swarmcli.reach.evidence.look_around", lambda addresses: bridge)
             await asyncio.sleep(20)
             assert first.reach.dialable and first.said == said
             assert first.reach.verdicts[0].how == "dialed from outside"
@@ -422,7 +424,7 @@ def test_a_proof_without_an_address_is_none():
 
             liar.endpoint.serve(DIAL_BACK, DialBackRequest, back)
             await liar.meet(victim)
-            await asyncio.sleep(2 * CHECK_SECONDS)
+            await asyncio.sleep(2 * CHECKS.rest)
             assert victim.endpoint.addresses == (victim.address,)
             assert victim.reach.checks > 1
 
@@ -442,9 +444,9 @@ def test_the_keeper_survives_what_the_system_refuses(monkeypatch: pytest.MonkeyP
                 raise OSError(24, "too many open files")
 
             with monkeypatch.context() as patch:
-                patch.setattr("swarmcli.reach.reach.look_around", refuse)
+                patch.setattr("swarmcli.reach.evidence.look_around", refuse)
                 checks = home.reach.checks
-                await asyncio.sleep(1.3 * CHECK_SECONDS)
+                await asyncio.sleep(1.3 * CHECKS.rest)
                 assert home.reach.checks > checks and home.reach.dialable is False
 
             failed = faults()
@@ -453,8 +455,8 @@ def test_the_keeper_survives_what_the_system_refuses(monkeypatch: pytest.MonkeyP
                 raise ValueError("a fault")
 
             with monkeypatch.context() as patch:
-                patch.setattr(home.reach._dial_backs, "ask", wrong)
-                await asyncio.sleep(1.3 * CHECK_SECONDS)
+                patch.setattr(home.reach._checks, "ask", wrong)
+                await asyncio.sleep(1.3 * CHECKS.rest)
             assert failed
             checks = home.reach.checks
             await asyncio.sleep(60 + 10)
@@ -488,13 +490,13 @@ def test_a_liar_among_busy_contacts_takes_no_verdict_away():
             liar.endpoint.serve(DIAL_BACK, DialBackRequest, yes_and_nothing)
             await peer.meet(liar)
             checks = peer.reach.checks
-            await asyncio.sleep(8 * CHECK_SECONDS)
+            await asyncio.sleep(8 * CHECKS.rest)
             assert peer.reach.checks > checks + 4
             assert peer.endpoint.addresses == (peer.address,)
             for contact in honest[:2]:
                 contact.endpoint.withdraw(DIAL_BACK)
                 contact.endpoint.serve(DIAL_BACK, DialBackRequest, yes_and_nothing)  # with the liar they are three
-            await asyncio.sleep(2 * CHECK_SECONDS)
+            await asyncio.sleep(2 * CHECKS.rest)
             assert peer.reach.dialable is False
 
     run(main(), timeout=20000)
@@ -520,7 +522,7 @@ def test_a_crowd_of_one_network_does_not_make_a_peer_forget_its_contacts():
                 await stranger.endpoint.connect(outer[0], timeout=5)
                 if number < 590:
                     await stranger.endpoint.close()
-            await asyncio.sleep(3 * CHECK_SECONDS)
+            await asyncio.sleep(3 * CHECKS.rest)
             assert home.reach.checks > 2 and home.endpoint.addresses == outer
 
     run(main(), timeout=20000)

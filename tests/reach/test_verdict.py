@@ -24,9 +24,9 @@ TRANSLATED = Sighting("5.1.0.1", observed="5.2.0.1")  # a public contact that se
 NEIGHBOUR = Sighting("192.168.1.3", observed="192.168.1.2")
 
 
-def asks(*outcomes: bool | None, address: str = OUTER) -> list[Ask]:
-    """One ask per network: its dial came in, did not, or is under way (None)."""
-    return [Ask(f"net {number}", address, came is True, came is not None) for number, came in enumerate(outcomes)]
+def asks(*outcomes: bool, address: str = OUTER) -> list[Ask]:
+    """One ask per network: its dial came in, or did not."""
+    return [Ask(f"net {number}", address, came) for number, came in enumerate(outcomes)]
 
 
 def test_nobody_is_needed_without_contacts():
@@ -66,7 +66,7 @@ def test_a_contact_on_the_same_machine_does_not_narrow_what_the_addresses_promis
 )
 def test_with_a_contact_beyond_it_is_a_client_until_the_opposite_is_proved(around: Surroundings, contact: Sighting):
     assert judge("IPv4", around, [contact]).dialable is None
-    assert judge("IPv4", around, [contact, NEIGHBOUR], asks(None)).dialable is None
+    assert judge("IPv4", around, [contact, NEIGHBOUR], []).dialable is None
     assert judge("IPv4", around, [contact], asks(False)) == Verdict(
         "IPv4", Scope.INTERNET, False, (), "asked in vain", 1
     )
@@ -81,16 +81,14 @@ def test_with_a_contact_beyond_it_is_a_client_until_the_opposite_is_proved(aroun
         ((True, False), True),
         ((True, False, False), False),  # one has a way in that the others have not
         ((False, False, False), False),
-        ((True, True, None), True),
-        ((False, False, None), None),
     ],
 )
-def test_unlike_networks_decide_together(outcomes: tuple[bool | None, ...], dialable: bool | None):
+def test_unlike_networks_decide_together(outcomes: tuple[bool, ...], dialable: bool):
     assert judge("IPv4", HOME, [TRANSLATED], asks(*outcomes)).dialable is dialable
 
 
 def test_contacts_of_one_network_are_one_voice():
-    liars = [Ask("5.9.0.0/16", OUTER, proved=False, over=True) for _ in range(5)]
+    liars = [Ask("5.9.0.0/16", OUTER, proved=False) for _ in range(5)]
     verdict = judge("IPv4", HOME, [TRANSLATED], [*liars, *asks(True)])
     assert verdict.dialable and verdict.networks == 2
 
@@ -109,7 +107,7 @@ def test_behind_a_forwarded_port_the_outer_address_is_learned_from_dial_backs():
 
 
 def test_most_networks_name_the_address():
-    lie = Ask("net 9", "tcp://5.66.0.1:4000", proved=True, over=True)
+    lie = Ask("net 9", "tcp://5.66.0.1:4000", proved=True)
     assert judge("IPv4", HOME, [TRANSLATED], [lie, *asks(True, True)]).address == OUTER
 
 
@@ -126,7 +124,7 @@ def test_each_family_is_judged_by_itself():
     both = Surroundings(("tcp://192.168.1.2:4000", "tcp://[2a00:2::2]:4000"), HOME.hosts, HOME.networks)
     unknown = judge("IPv6", both, [TRANSLATED])
     assert (unknown.dialable, unknown.how, unknown.addresses) == (None, "not checked", ())
-    ask = Ask("2a00:1::/32", "tcp://[2a00:2::2]:4000", proved=True, over=True)
+    ask = Ask("2a00:1::/32", "tcp://[2a00:2::2]:4000", proved=True)
     assert judge("IPv6", both, [TRANSLATED], [ask]).addresses == ("tcp://[2a00:2::2]:4000",)
     assert families(both, [TRANSLATED], ()) == ["IPv4", "IPv6"]
 

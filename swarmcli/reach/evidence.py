@@ -1,0 +1,233 @@
+"""What a peer sees of where it stands: the interfaces of this machine, what its user states, the port that its router
+opened, and the hosts at which contacts are and see it."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import psutil
+
+from swarmcli.network.addresses import Address, format_address, parse_address
+from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import MAX_ADDRESSES
+from swarmcli.network.loop_thread import loop_time
+from swarmcli.reach.verdict import (
+    Ask,
+    Family,
+    Network,
+    Sighting,
+    Surroundings,
+    Verdict,
+    families,
+    family_of,
+    host_of,
+    judge,
+    network_of,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """When a peer has its reach checked, by how many contacts, and how long it waits for them. Times in seconds."""
+
+    rest: float = 600.0  # between two checks of a verdict at rest
+    early: tuple[float, ...] = (15.0, 60.0, 240.0)  # the first ones, while too few networks could be asked
+    soonest: float = 10.0  # between two checks, whatever contacts say
+    after_a_fault: float = 60.0  # from a check that ended in a fault of our own to the next one
+    look: float = 5.0  # between two looks at the interfaces: laptops change their network
+    reconnected: float = 2.0  # after a wake-up, when contacts should be connected again
+    patience: float = 2.0  # for a dial-back before its silence counts; a nonce that comes later still counts …
+    shortest_patience: float = 1.0  # … and with contacts next door: machines are busy when they start
+    glance: float = 0.2  # between two looks at who can be asked, while a check runs
+    call: float = 2.0  # for the contact's yes; the dial comes after it
+    late: float = 30.0  # a nonce that comes this late still proves what it proves
+    nonces: int = 256  # that are waited for, or that a verdict stands on
+    candidates: int = 16  # contacts that are tried in one check, where many refuse
+    sightings: int = 512  # contacts that are remembered …
+    sighting_life: float = 1200.0  # … and how long the word of one counts that has gone: two checks
+
+
+class Evidence:
+    """Owns what was seen, and judges it together with what dial-backs brought."""
+
+    def __init__(
+        self, endpoint: Endpoint, contacts: Callable[[], Iterable[PeerID]], options: CheckOptions = CheckOptions()
+    ) -> None:
+        """`contacts` are further peers that can be asked, of whom addresses are known."""
+        self.around = Surroundings()
+        self.stated: tuple[str, ...] = ()  # by the user; IP addresses alone …
+        self._names: dict[str, tuple[str, ...]] = {}  # … of these host names, and of what was stated without one
+        self.mapped: int | None = None  # the port that the router opened; of IPv4, which alone is translated
+        self._endpoint, self._contacts, self._options = endpoint, contacts, options
+        # The oldest first, each with the time of the sighting.
+        self._sightings: dict[PeerID, tuple[Sighting, float]] = {}
+
+    async def begin(self) -> None:
+        self.stated, self._names = await _resolved(self._endpoint.stated_addresses)
+        self.around = look_around(self._endpoint.listener_addresses)
+
+    @property
+    def sightings(self) -> list[Sighting]:
+        return [sighting for sighting, _ in self._sightings.values()]
+
+    @property
+    def beyond(self) -> list[Sighting]:
+        """Contacts beyond this peer's own network."""
+        return self.around.those_beyond(self.sightings)
+
+    def look_again(self) -> Surroundings | None:
+        """Looks at the interfaces; what they were before, if that has changed."""
+        before = self.around
+        try:
+            around = look_around(self._endpoint.refresh_listener_addresses())
+        except OSError as error:  # no descriptor is left, or an interface went while it was looked at
+            logger.warning("this machine's interfaces cannot be looked at now: %s", error)
+            return None
+        if around == before:
+            return None
+        self.around = around
+        return before
+
+    def meet(self, peer: PeerID) -> Sighting | None:
+        """Takes in where a connected contact is and sees this peer. None: its connection tells nothing."""
+        seen = self._endpoint.seen(peer)
+        if seen is None or seen.relayed or not (host := host_of(seen.remote_address)):
+            return None
+        if not seen.dialed and not seen.listened:
+            return None  # made by both ends at once through their routers: it tells nothing about others' dials
+        observed = host_of(seen.observed_address) if seen.observed_address else None
+        sighting = Sighting(host, observed, came_in=seen.listened)
+        self._sightings.pop(peer, None)
+        self._sightings[peer] = sighting, loop_time()
+        if len(self._sightings) > self._options.sightings:
+            # The oldest contact of the network that has the most goes: else a crowd of identities in one network would
+            # be all that is known, and asked.
+            held = Counter(network_of(each.host) for each in self.sightings)
+            del self._sightings[max(self._sightings, key=lambda each: held[network_of(self._sightings[each][0].host)])]
+        return sighting
+
+    def forget(self, left: Collection[Family]) -> None:
+        """This machine has lost addresses of these families: what was seen of them holds no more."""
+        for peer in [peer for peer, (seen, _) in self._sightings.items() if family_of(seen.host) in left]:
+            del self._sightings[peer]
+
+    def forget_the_gone(self) -> None:
+        """Drops contacts that went long ago."""
+        since = loop_time() - self._options.sighting_life
+        for peer in [peer for peer, (_, at) in self._sightings.items() if at < since]:
+            if not self._endpoint.is_connected(peer):
+                del self._sightings[peer]
+
+    def stated_in(self, family: Family) -> tuple[str, ...]:
+        return tuple(address for address in self.stated if family_of(host_of(address)) == family)
+
+    def families(self) -> list[Family]:
+        found = families(self.around, self.sightings, self.stated)
+        return [family for family in found if self.stated_in(family)] if self.stated else found
+
+    def port(self, family: Family) -> int:
+        """Where others are to dial: as the user states, as the router maps, or where this peer listens."""
+        if stated := self.stated_in(family):
+            return parse_address(stated[0]).port
+        return (self.mapped if family != "IPv6" else None) or self._endpoint.listen_port
+
+    def judge(self, family: Family, asks: Collection[Ask]) -> Verdict:
+        verdict = judge(family, self.around, self.sightings, asks, self.stated_in(family))
+        if family != "IPv6" and verdict.how == "dialed back" and parse_address(verdict.address).port == self.mapped:
+            return replace(verdict, how="mapped")
+        return verdict
+
+    def candidates(self, family: Family, without: Collection[PeerID]) -> list[tuple[PeerID, str]]:
+        """The contacts that may be asked, each with its network: those beyond this peer's own network, connected ones
+        first; the order within is drawn by lot, so that a contact cannot count on being asked."""
+        found: list[tuple[PeerID, str]] = []
+        elsewhere: list[tuple[PeerID, str]] = []
+        beyond = set(self.beyond)
+        connected = self._endpoint.connected()
+        for peer in connected:
+            sighting, _ = self._sightings.get(peer, (None, 0.0))
+            if peer in without or sighting is None or sighting not in beyond:
+                continue
+            if family_of(sighting.host) == family:
+                found.append((peer, network_of(sighting.host)))
+            elif (network := self._network_in(family, peer)) is not None:
+                elsewhere.append((peer, network))
+        passed_over = {*connected, *without}
+        for peer in self._contacts():
+            if peer not in passed_over and (network := self._network_in(family, peer)) is not None:
+                elsewhere.append((peer, network))
+        for each in (found, elsewhere):
+            self._endpoint.random.shuffle(each)
+        return [*found, *elsewhere][: 4 * self._options.candidates]
+
+    def _network_in(self, family: Family, peer: PeerID) -> str | None:
+        for host in map(host_of, self._endpoint.addresses_of(peer)):
+            if host and family_of(host) == family and self.around.beyond(Sighting(host)):
+                return network_of(host)
+        return None
+
+    def announced(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+        """The addresses that follow from verdicts, with the host names that lead there, for people; a name that cannot
+        be resolved here may lead there, too."""
+        found = tuple(dict.fromkeys(address for verdict in verdicts for address in verdict.addresses))
+        names = tuple(name for name, known in self._names.items() if not known or set(known).intersection(found))
+        if found and names and not self.stated and all(verdict.how == "assumed" for verdict in verdicts):
+            return names  # as the user wants it, instead of what the listener has found
+        return (*(names if found else ()), *found)[:MAX_ADDRESSES]
+
+
+def look_around(addresses: tuple[str, ...]) -> Surroundings:
+    """The surroundings of a listener with these addresses. Takes a fraction of a millisecond."""
+    hosts = {host for address in addresses if (host := host_of(address))}
+    if addresses and addresses[0].startswith("memory://"):
+        return Surroundings(addresses, frozenset(hosts))
+    networks: list[Network] = []
+    for entries in psutil.net_if_addrs().values():
+        for entry in entries:
+            if entry.family in (socket.AF_INET, socket.AF_INET6):
+                host = entry.address.partition("%")[0]  # a link-local address names its interface
+                hosts.add(host)
+                with suppress(ValueError):  # what a system says about its own interfaces is not always complete
+                    networks.append(_network(host, entry.netmask))
+    return Surroundings(addresses, frozenset(hosts), tuple(dict.fromkeys(networks)))
+
+
+def _network(host: str, netmask: str | None) -> Network:
+    """The network of an interface. Raises ValueError."""
+    address = ipaddress.ip_address(host)
+    if netmask is None:
+        return ipaddress.ip_network(address)
+    if address.version == 4:
+        return ipaddress.ip_network(f"{host}/{netmask}", strict=False)
+    bits = int(ipaddress.IPv6Address(netmask.partition("/")[0])).bit_count()  # psutil writes ffff:ffff::
+    return ipaddress.ip_network((address, bits), strict=False)
+
+
+async def _resolved(addresses: Sequence[str]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """What the user states, with IP addresses for host names, which other peers do not resolve; and the names, each
+    with its addresses. A name that cannot be resolved now has none, and is warned of."""
+    literals: dict[str, None] = {}
+    names: dict[str, tuple[str, ...]] = {}
+    for text in addresses:
+        place = parse_address(text)
+        if place.scheme != "tcp" or family_of(place.host) != "memory":
+            literals[text] = None
+            continue
+        names[text] = ()
+        try:
+            entries = await asyncio.get_running_loop().getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+            names[text] = tuple(format_address(Address("tcp", str(entry[4][0]), place.port)) for entry in entries)
+        except OSError as error:
+            logger.warning("%s is announced, but %s cannot be resolved: %s", text, place.host, error)
+        literals.update(dict.fromkeys(names[text]))
+    return tuple(literals), names
