@@ -183,7 +183,7 @@ class EpochCredited(Event):
     seconds: float  # that the epoch took
 
 
-@dataclass(frozen=True)  # without slots, so that an event can be one
+@dataclass(frozen=True, slots=True)
 class Contribution:
     """What one identity has given to a run, over all its starts and homes, as far as those who keep count know.
 
@@ -204,26 +204,34 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Booked(Contribution, Event):
-    """A line of a monitor's book as its journal keeps it: beside what holds, how much of that it has seen itself."""
+class Booked(Event):
+    """What an identity has given more, as one who keeps count writes it down: the journal adds up, by peer.
 
-    run_id: str = ""
-    own_samples: int = 0
-    own_hours: float = 0.0
-    own_rounds: int = 0
-    own_reduced_bytes: int = 0
-    own_uptime: float = 0.0
+    `own_samples` are those that its own rounds have credited; the others another writer told of.
+    """
+
+    run_id: str
+    peer: str
+    samples: float = 0.0
+    own_samples: float = 0.0
+    hours: float = 0.0
+    rounds: int = 0
+    reduced_bytes: int = 0
+    uptime: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+    name: str = ""
+    team: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class BookHead(Event):
-    """Up to where a monitor's book goes."""
+    """Up to where what was written down goes."""
 
     run_id: str
     epoch: int
     run_samples: int  # of all epochs up to that one
-    since: int  # the first epoch of which it tells
-    vouched: int  # monitors by whose word it knows what it has not seen
+    vouched: int  # others by whose word it is known what this peer has not seen
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,11 +21,12 @@ from swarmcli.events import Contribution
 from swarmcli.journal import megabytes, printable, short
 
 if TYPE_CHECKING:
+    from swarmcli.network.identity import PeerID
     from swarmcli.peer.peer import Summary
     from swarmcli.run.asking import Given
     from swarmcli.run.bookkeeping import Standing
     from swarmcli.run.certificate import Certificate
-    from swarmcli.run.statements import Attestation
+    from swarmcli.run.contributions import Attestation, Book
 
 COLUMNS = ("samples", "hours", "rounds", "reduced_bytes", "uptime", "name", "team", "last")
 CLAIMED, SEEN = ("samples", "hours"), ("rounds", "reduced_bytes", "uptime")
@@ -60,15 +61,7 @@ def teams_of(contributions: Sequence[Contribution]) -> list[Team]:
         if each.team:
             members.setdefault(each.team, []).append(each)
     sums = [
-        Team(
-            team,
-            len(of_it),
-            sum(each.samples for each in of_it),
-            sum(each.hours for each in of_it),
-            sum(each.rounds for each in of_it),
-            sum(each.reduced_bytes for each in of_it),
-            sum(each.uptime for each in of_it),
-        )
+        Team(team, len(of_it), *(sum(getattr(each, number) for each in of_it) for number in (*CLAIMED, *SEEN)))
         for team, of_it in members.items()
     ]
     return sorted(sums, key=lambda each: (-each.samples, each.team))
@@ -100,15 +93,12 @@ def print_contributions(given: Given, wanted: Shown) -> None:
     """The table, and what it rests on."""
     from swarmcli.run.contributions import listed
 
-    if not given.books:
-        asked = "; ".join(f"{short(peer.text)}: {why}" for peer, why in given.failed.items())
-        err.print(
-            "nobody who keeps the book of this run could be asked what each has given"
-            + (f" ({asked})" if asked else ": none takes part now; `swarm monitor` begins to keep count"),
-            soft_wrap=True,
-        )
+    if given.books:
+        print_list(listed(given.entries), rests_on(given), wanted)
         return
-    print_list(listed(given.entries), rests_on(given), wanted)
+    asked = "; ".join(f"{short(peer.text)}: {why}" for peer, why in given.failed.items())
+    why = f" ({asked})" if asked else ": none takes part now; `swarm monitor` begins to keep count"
+    err.print(f"nobody who keeps the book of this run could be asked what each has given{why}", soft_wrap=True)
 
 
 def print_list(found: Sequence[Contribution], rests_on: Sequence[str], wanted: Shown) -> None:
@@ -182,60 +172,32 @@ def span(seconds: float) -> str:
 
 
 def accounted(given: Given) -> float:
-    """The part of the run's samples that is in the list, as the monitors count the run's."""
-    whole = max((page.statement.until.samples for page in given.books.values()), default=0)
+    """The part of the run's samples that is in the list, as those who keep count have the run's."""
+    whole = max((book.until.samples for book in given.books.values()), default=0)
     return sum(entry.samples for entry in given.entries.values()) / max(1, whole)
 
 
 def rests_on(given: Given) -> list[str]:
-    """Whose word the numbers are, what is missing in them, and who says otherwise."""
-    from swarmcli.run.views import missing
+    """Whose word the numbers are, and what is missing in them."""
+    from swarmcli.run import views
+    from swarmcli.run.values import Basis
 
-    lines = [_knows(given, monitor.text, page.statement) for monitor, page in given.books.items()]
-    if len(given.books) >= 3:
-        lines.append(f"Of {len(given.books)} books, what most of them hold is shown.")
-    elif len(given.books) == 2:
-        lines.append("Of two books, the one that counts more is shown.")
-    else:
-        lines.append("This is told by one peer only: nobody else can confirm it.")
-    lines += [
-        f"The book of {_name(given, monitor)} says otherwise of {plural(count, 'peer')}."
-        for monitor, count in differing(given).items()
-    ]
-    lines += filter(None, [missing(accounted(given))])
-    lines += [f"The book of {_name(given, peer.text)} could not be read: {why}" for peer, why in given.failed.items()]
-    return lines
+    def called(peer: PeerID) -> str:
+        report = given.present.get(peer)
+        named = report is not None and report.name and not peer.text.startswith(report.name)
+        return f"{report.name} {short(peer.text)[:6]}" if report is not None and named else short(peer.text)
+
+    lines = [f"{called(writer)} {_knows(book)}" for writer, book in given.books.items()]
+    lines.append(views.rests_on(Basis(monitors=len(given.books), accounted=accounted(given))))
+    return lines + [f"The book of {called(peer)} could not be read: {why}" for peer, why in given.failed.items()]
 
 
-def _knows(given: Given, monitor: str, statement: Any) -> str:
-    until, seen = statement.until, min(1.0, statement.witnessed / max(1, statement.until.samples))
-    begun = f"{_name(given, monitor)} has counted up to epoch {until.epoch} ({until.samples:,} samples)"
-    if statement.vouched:
-        others = plural(statement.vouched, "other peer")
-        return f"{begun}: it has seen {seen:.0%} of that itself, and knows the rest by the word of {others}."
-    return f"{begun}, and has seen {seen:.0%} of that itself."
-
-
-def differing(given: Given) -> dict[str, int]:
-    """Monitor → of how many peers it says something else than what is shown, and not only an epoch less."""
-    newest = max((page.statement.until.samples for page in given.books.values()), default=0)
-    found = {}
-    for monitor, page in given.books.items():
-        behind = newest - page.statement.until.samples
-        said = {peer.text: entry.samples for peer, entry in zip(page.peers, page.entries, strict=True)}
-        count = sum(
-            abs(said.get(peer, 0.0) - entry.samples) > behind + 1 + 0.01 * entry.samples
-            for peer, entry in given.entries.items()
-        )
-        if count:
-            found[monitor.text] = count
-    return found
-
-
-def _name(given: Given, monitor: str) -> str:
-    names = {peer.text: report.name for peer, report in given.present.items()}
-    name = names.get(monitor) or ""
-    return short(monitor) if not name or monitor.startswith(name) else f"{name} {short(monitor)[:6]}"
+def _knows(book: Book) -> str:
+    seen = min(1.0, book.witnessed / max(1, book.until.samples))
+    counted = f"has counted up to epoch {book.until.epoch} ({book.until.samples:,} samples)"
+    if not book.vouched:
+        return f"{counted}, and has seen {seen:.0%} of that itself."
+    return f"{counted}: it has seen {seen:.0%} of that itself, and knows the rest by the word of another peer."
 
 
 def as_json(given: Given, *, sort: str = "samples", last: int | None = None) -> dict[str, Any]:
@@ -246,21 +208,20 @@ def as_json(given: Given, *, sort: str = "samples", last: int | None = None) -> 
         "accounted": accounted(given),
         "monitors": [
             {
-                "peer": monitor.text,
-                "epoch": page.statement.until.epoch,
-                "samples": page.statement.until.samples,
-                "witnessed": page.statement.witnessed,
-                "vouched": page.statement.vouched,
-                "differs": differing(given).get(monitor.text, 0),
+                "peer": writer.text,
+                "epoch": book.until.epoch,
+                "samples": book.until.samples,
+                "witnessed": book.witnessed,
+                "vouched": book.vouched,
             }
-            for monitor, page in given.books.items()
+            for writer, book in given.books.items()
         ],
-        "failed": {monitor.text: why for monitor, why in given.failed.items()},
+        "failed": {writer.text: why for writer, why in given.failed.items()},
     }
 
 
 def list_as_json(run_id: str, found: Sequence[Contribution], *, sort: str, last: int | None) -> dict[str, Any]:
-    """The part that says nothing of monitors."""
+    """The part that says nothing of those who keep count."""
     return {
         "run_id": run_id,
         "claimed": CLAIMED,
@@ -287,8 +248,8 @@ def thanks(summary: Summary, standing: Standing | None) -> str:
         alone = attestation.peers == 1 and entry.samples < 0.99 * attestation.until.samples
         others = " (who gave the others was not counted)" if alone else ""
         given.append(f"{entry.samples:,.0f} of {attestation.until.samples:,} samples{others}")
-    elif entry.reduced:
-        given.append(f"{megabytes(entry.reduced)} added up for others in {plural(entry.rounds, 'round')}")
+    elif entry.reduced_bytes:
+        given.append(f"{megabytes(entry.reduced_bytes)} added up for others in {plural(entry.rounds, 'round')}")
     if not given:
         return ""
     given.append(_hours(entry.hours))
@@ -401,7 +362,7 @@ def in_words(made: Certificate) -> list[str]:
         lines.append(
             f"  the monitor {each.monitor.short} says, on {day(each.time)[:10]}: {entry.samples:,.0f} of "
             f"{each.until.samples:,} samples and {entry.hours:,.1f} hours (claimed, accepted by rounds); "
-            f"{plural(entry.rounds, 'round')}, {megabytes(entry.reduced)} added up, "
+            f"{plural(entry.rounds, 'round')}, {megabytes(entry.reduced_bytes)} added up, "
             f"there for {span(entry.uptime)} (seen)"
         )
     lines.append(
@@ -423,7 +384,8 @@ def _as_json(made: Certificate) -> dict[str, Any]:
             "run_samples": each.until.samples,
             "rank": each.rank,
             "of": each.peers,
-            **_entry(each.entry),
+            **{name: getattr(each.entry, name) for name in ("name", "team", *CLAIMED, *SEEN)},
+            "samples": round(each.entry.samples),
         }
         for each in made.attestations
     ]
@@ -435,18 +397,6 @@ def _as_json(made: Certificate) -> dict[str, Any]:
         "claimed": CLAIMED,
         "seen": SEEN,
         "monitors": said,
-    }
-
-
-def _entry(entry: Any) -> Mapping[str, Any]:
-    return {
-        "name": entry.name,
-        "team": entry.team,
-        "samples": round(entry.samples),
-        "hours": entry.hours,
-        "rounds": entry.rounds,
-        "reduced_bytes": entry.reduced,
-        "uptime": entry.uptime,
     }
 
 

@@ -14,6 +14,7 @@ from swarmcli.cli.journals import Which, journal_of
 from swarmcli.errors import JournalError, SwarmError, UsageError
 from swarmcli.events import Contribution, EpochAdvanced, Evaluated, PeerSeen, RoundFinished
 from swarmcli.journal import JournalReader, Line
+from swarmcli.run.contributions import Entry, listed
 from swarmcli.run.tables import EXPORTS, csv_of, json_of
 
 What = Literal["epochs", "evaluations", "rounds", "peers", "contributions", "events"]
@@ -70,9 +71,8 @@ def rows_of(reader: JournalReader, run_id: str, name: str) -> tuple[type[Any], I
             return Line, reader.every(run_id, name)
         case "peers":
             return PeerSeen, reader.peers(run_id)
-        case "contributions":  # of a monitor's book; others keep none
-            _, book = reader.book(run_id)
-            return Contribution, sorted(book, key=lambda each: (-each.samples, each.peer))
+        case "contributions":  # of one who keeps count; others have none
+            return Contribution, listed({row.peer: Entry.of(row) for row in reader.book(run_id)[1]})
     raise ValueError(f"no list is named {name}: {', '.join(EXPORTS)}")
 
 

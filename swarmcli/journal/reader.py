@@ -107,9 +107,11 @@ class JournalReader:
         return self._rows(Evaluated, latest, (run_id, after), "epoch", limit)
 
     def book(self, run_id: str) -> tuple[BookHead | None, list[Booked]]:
-        """A monitor's book: up to where it goes (None: there is none), and a line for each peer."""
+        """What each peer has given, most samples first, by one who keeps count; and up to where that goes (None: it has
+        seen no epoch yet)."""
         heads = self._rows(BookHead, "run_id = ?", (run_id,), "run_id", 1)
-        return (heads[0] if heads else None), self._rows(Booked, "run_id = ?", (run_id,), "peer", None)
+        rows = self._rows(Booked, "run_id = ?", (run_id,), "samples, reduced_bytes, uptime, peer", None)
+        return (heads[0] if heads else None), rows[::-1]
 
     def rounds(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[RoundFinished]:
         """Rounds whose row id is above `after`."""

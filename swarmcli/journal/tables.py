@@ -73,14 +73,17 @@ class Row(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A row with the same key is replaced, except for the columns in `keep` and those in `highest`, which never fall.
-    Rows whose key is `id` are numbered by it, and but for those of `runs` only ever added."""
+    """A row with the same key is replaced. But columns in `keep` stay, those in `highest` never fall, those in `added`
+    are summed up, and an empty text leaves one in `filled`. Rows whose key is `id` are numbered by it, and but for
+    those of `runs` only ever added."""
 
     name: str
     hints: Mapping[str, Any]  # field → its type; a field is a column
     key: tuple[str, ...] = ("id",)
     keep: tuple[str, ...] = ()
     highest: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    filled: tuple[str, ...] = ()
     index: tuple[str, ...] = ()
     least: tuple[str, ...] = ()  # beyond MOST_ROWS those go that have the least of these; none: it has no such bound
 
@@ -103,15 +106,19 @@ class Table:
     def put(self) -> str:
         """The statement that adds a row, or replaces it as far as it may be."""
         names = list(self.columns)
-        changed = ", ".join(
-            f"{name}=max({self.name}.{name}, excluded.{name})" if name in self.highest else f"{name}=excluded.{name}"
-            for name in names
-            if name not in (*self.key, *self.keep)
-        )
+        changed = ", ".join(self._changed(name) for name in names if name not in (*self.key, *self.keep))
         return (
             f"INSERT INTO {self.name} ({', '.join(names)}) VALUES ({', '.join(':' + name for name in names)}) "
             f"ON CONFLICT ({', '.join(self.key)}) DO UPDATE SET {changed}"
         )
+
+    def _changed(self, name: str) -> str:
+        old, new = f"{self.name}.{name}", f"excluded.{name}"
+        if name in self.highest:
+            return f"{name}=max({old}, {new})"
+        if name in self.added:
+            return f"{name}=coalesce({old}, 0) + coalesce({new}, 0)"
+        return f"{name}=iif({new} = '', {old}, {new})" if name in self.filled else f"{name}={new}"
 
     @property
     def bound(self) -> str:
@@ -146,7 +153,16 @@ TABLES: Mapping[type[Any], Table] = {
     RoundFinished: _table("rounds", RoundFinished, index=("run", "epoch")),
     PeerSeen: _table("peers", PeerSeen, key=("run", "peer"), keep=("first_seen",), highest=("epoch",)),
     Line: _table("events", Line, index=("run", "time")),
-    Booked: _table("contributions", Booked, key=("run_id", "peer"), least=("samples", "reduced_bytes", "uptime")),
+    Booked: _table(
+        "contributions",
+        Booked,
+        key=("run_id", "peer"),
+        keep=("first",),
+        highest=("last",),
+        added=("samples", "own_samples", "hours", "rounds", "reduced_bytes", "uptime"),
+        filled=("name", "team"),
+        least=("samples", "reduced_bytes", "uptime"),
+    ),
     BookHead: _table("books", BookHead, key=("run_id",)),
     EpochReported: _table("reports", EpochReported, key=("run", "peer", "epoch"), index=("run", "epoch")),
 }

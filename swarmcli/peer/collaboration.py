@@ -221,16 +221,17 @@ class Collaboration:
         self.optimizer.shutdown()
 
 
-def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> Bookkeeper | BookReader:
+def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> BookReader:
     """What this peer knows from now on of what each has given: monitors and trainers that write checkpoints keep count,
     others ask them."""
     recipe = peer.recipe
 
     def position() -> Mark | None:
         report = optimizer.report()
-        return Mark(report.epoch, report.samples_seen) if report.phase in ("following", "lingering") else None
+        stands = report.phase in ("training", "following", "lingering")
+        return Mark(report.epoch, report.samples_seen) if stands else None
 
-    async def begin(dht: DHT, node: DHTNode) -> Bookkeeper | BookReader:
+    async def begin(dht: DHT, node: DHTNode) -> BookReader:
         around = Surroundings(
             node=node,
             identity=dht.identity,
@@ -241,26 +242,22 @@ def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> Bookkeeper | BookReade
             answers=optimizer.answers,
             position=position,
             clock=peer.journal.clock,
+            exact=optimizer.use_gradient_averaging and recipe.averaging.target_group_size is None,
             network=node.endpoint.prefix,
         )
-        exact = optimizer.use_gradient_averaging and recipe.averaging.target_group_size is None
-        record = peer.journal.record
-        accounts = (
-            Bookkeeper(around, exact=exact, kept=kept, record=record) if counts else BookReader(around, exact=exact)
-        )
-        accounts.start()
+        counts = peer.role == "monitor" or (peer.role == "trainer" and recipe.checkpoint.every_epochs > 0)
+        accounts = Bookkeeper(around, peer.journal) if counts else BookReader(around)
+        await accounts.start()
         return accounts
 
-    counts = peer.role == "monitor" or (peer.role == "trainer" and recipe.checkpoint.every_epochs > 0)
-    kept = peer.kept_book() if counts else None
     accounts = peer.dht.run_coroutine(begin)
-    assert isinstance(accounts, Bookkeeper | BookReader)
+    assert isinstance(accounts, BookReader)
     peer.contributions, peer.basis = accounts.contributions, accounts.basis
     return accounts
 
 
-async def close_accounts(accounts: Bookkeeper | BookReader) -> Standing | None:
-    """What others say of this peer's part, where one of those that keep the book answers at once."""
+async def close_accounts(accounts: BookReader) -> Standing | None:
+    """What others say of this peer's part, where one of those that keep count answers at once."""
     standing = await accounts.standing()
     await accounts.close()
     return standing

@@ -17,9 +17,10 @@ from typing import Any
 
 import swarmcli
 from swarmcli.dht import DHT, DHTNode
-from swarmcli.errors import JournalError, NetworkError, RecipeError, SwarmError
+from swarmcli.errors import NetworkError, RecipeError, SwarmError
 from swarmcli.events import (
     ActivityChanged,
+    Contribution,
     DriftMeasured,
     EpochAdvanced,
     Event,
@@ -51,9 +52,8 @@ from swarmcli.peer.processors import sharing_processors
 from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.link import MAX_OTHER_PLACES, MAX_PEERS, access_in_words, places_of, scope_of_places
-from swarmcli.run.bookkeeping import Standing, from_rows
+from swarmcli.run.bookkeeping import Standing
 from swarmcli.run.certificate import FILE, Certificate
-from swarmcli.run.contributions import Contributions, Kept
 from swarmcli.run.values import Basis
 from swarmcli.training.pace import Pace
 
@@ -151,7 +151,7 @@ class RunPeer:
         self.contacts = tuple(contacts) or recipe.network.initial_peers
         self._port = port
         self.others_of_run: Callable[[], Mapping[PeerID, PeerReport]] = dict  # once somebody knows them
-        self.contributions: Contributions = tuple  # most samples first; from any thread, never waits; () until known
+        self.contributions: Callable[[], Sequence[Contribution]] = tuple  # most samples first; from any thread
         self.basis: Callable[[], Basis] = Basis  # whose word that is
         self.standing: Standing | None = None  # of this peer's part, by the monitors; known when it leaves
         self._remembered = -math.inf  # when whom this peer knows was written last
@@ -377,16 +377,6 @@ class RunPeer:
         self.standing = standing
         with suppress(SwarmError):  # a full disk costs no more than this
             Certificate.make(standing.attestations).write(self.home.path / FILE)
-
-    def kept_book(self) -> Kept | None:
-        """What this home has kept of the run's contributions; None: nothing that can be read."""
-        try:
-            self.journal.flush(1.0)
-            with self.journal.read() as reader:
-                return from_rows(*reader.book(self.recipe.run_id))
-        except JournalError as error:
-            logger.warning("the book of contributions begins anew: %s", error)
-            return None
 
     def _port_before(self) -> int:
         """0: none is known."""

@@ -16,8 +16,16 @@ from swarmcli.errors import NetworkError
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.membership import Membership
-from swarmcli.run.contributions import Entries, agreed
-from swarmcli.run.statements import BOOK_SECONDS, Attestation, Page, entries_of, fetch_attestation, fetch_book
+from swarmcli.run.contributions import (
+    MOST_WRITERS,
+    Attestation,
+    Book,
+    Entries,
+    agreed,
+    fetch_attestation,
+    fetch_books,
+    writers_among,
+)
 
 T = TypeVar("T")
 
@@ -55,45 +63,33 @@ async def reports(node: DHTNode, run_id: str) -> dict[PeerID, Report]:
 
 @dataclass(frozen=True)
 class Given:
-    """What the monitors of a run say of what each has given. `failed`: monitors that gave no book, and why."""
+    """What those who keep count in a run say of what each has given. `failed`: who of them gave no book, and why."""
 
     run_id: str
     entries: Entries = field(default_factory=dict)
-    books: dict[PeerID, Page] = field(default_factory=dict)
+    books: dict[PeerID, Book] = field(default_factory=dict)
     failed: dict[PeerID, str] = field(default_factory=dict)
     present: dict[PeerID, Report] = field(default_factory=dict)
 
 
 async def ask_for_books(node: DHTNode, run_id: str) -> Given:
-    """Of each number what most monitors hold, where three answer; of two the fuller book."""
+    """Of each number what most of them hold, where three answer; of two the fuller book. A command has made no rounds,
+    so nobody vouches for any of them but the owner of a closed run."""
     present = await reports(node, run_id)
-    books: dict[PeerID, Page] = {}
-    failed: dict[PeerID, str] = {}
-
-    async def ask(monitor: PeerID) -> None:
-        try:
-            async with asyncio.timeout(BOOK_SECONDS):  # of a page for which one may wait there are many
-                books[monitor] = await fetch_book(node.endpoint, monitor, run_id)
-        except TimeoutError:
-            failed[monitor] = f"it took more than {BOOK_SECONDS:.0f} s"
-        except (NetworkError, ValueError) as error:
-            failed[monitor] = str(error)
-
-    await asyncio.gather(*map(ask, _monitors(node, present)))
-    entries = agreed([entries_of(books[monitor]) for monitor in sorted(books)])
-    return Given(run_id, entries, books, failed, present)
+    books, failed = await fetch_books(node.endpoint, _writers(node, present), run_id)
+    return Given(run_id, agreed(books.values()), books, failed, present)
 
 
 async def ask_for_attestations(node: DHTNode, run_id: str, peer: PeerID) -> Sequence[Attestation]:
-    """What the monitors sign of this peer's part; those that do not answer are left out."""
+    """What those who keep count sign of this peer's part; who does not answer is left out."""
     found: list[Attestation] = []
 
-    async def ask(monitor: PeerID) -> None:
+    async def ask(writer: PeerID) -> None:
         with suppress(NetworkError, ValueError):
-            # The monitor may have to be dialed through a relay.
-            found.append(await fetch_attestation(node.endpoint, monitor, run_id, peer, timeout=8.0))
+            # It may have to be dialed through a relay.
+            found.append(await fetch_attestation(node.endpoint, writer, run_id, peer, timeout=8.0))
 
-    await asyncio.gather(*map(ask, _monitors(node, await reports(node, run_id))))
+    await asyncio.gather(*map(ask, _writers(node, await reports(node, run_id))))
     return sorted(found, key=lambda each: each.monitor)
 
 
@@ -117,11 +113,9 @@ def visit(contacts: Sequence[str], action: Callable[[DHTNode], Awaitable[T]], vi
         dht.shutdown()
 
 
-def _monitors(node: DHTNode, present: dict[PeerID, Report]) -> list[PeerID]:
-    """Those that keep the run's book, eight at most: monitors first, then trainers that write checkpoints."""
-    keeping = [peer for peer, its in present.items() if its.role == "monitor" or (its.role == "trainer" and its.keeps)]
-    monitors = sorted(keeping, key=lambda peer: present[peer].role != "monitor")[:8]
-    for monitor in monitors:
+def _writers(node: DHTNode, present: dict[PeerID, Report]) -> list[PeerID]:
+    writers = writers_among(present)[:MOST_WRITERS]
+    for writer in writers:
         with suppress(ValueError):
-            node.endpoint.learn(monitor, present[monitor].addresses)
-    return monitors
+            node.endpoint.learn(writer, present[writer].addresses)
+    return writers

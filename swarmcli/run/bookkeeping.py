@@ -1,8 +1,8 @@
-"""Who keeps the run's book, and who reads it.
+"""Who reads what each has given to a run, and who keeps count of it.
 
-Monitors keep it, and trainers that write checkpoints: a bookkeeper counts what it sees, compares its book with those
-of the others (once a minute, and first of all when it comes), hands it out in signed pages, and writes it into its
-journal. Others keep nothing: they ask bookkeepers when somebody wants to see, and for their own part when they leave.
+Monitors keep count, and trainers that write checkpoints: what their rounds credit goes into their journals, which add
+up, and they sign the sums for whoever asks. One that comes to the run, or has missed epochs, takes over another one's
+book. Others keep nothing: they ask when somebody wants to see, and for their own part when they leave.
 """
 
 from __future__ import annotations
@@ -11,66 +11,43 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from swarmcli.dht import DHTNode
-from swarmcli.errors import CallRefused, NetworkError
-from swarmcli.events import Booked, BookHead, Contribution, EpochCredited, Event, Noticed, PeerSeen
+from swarmcli.errors import CallRefused, JournalError, NetworkError
+from swarmcli.events import Booked, BookHead, Contribution, EpochCredited, Event, PeerSeen, RoundFinished
+from swarmcli.journal import Journal
 from swarmcli.network.identity import Identity, PeerID
+from swarmcli.network.loop_thread import offload
 from swarmcli.network.task_owner import TaskOwner
-from swarmcli.run import statements
-from swarmcli.run.contributions import (
-    Book,
-    Dispute,
-    Entries,
-    Entry,
-    Kept,
-    Mark,
-    Told,
-    agreed,
-    contribution,
-    joined,
-    listed,
-    merged,
-    most_samples,
-    samples_of,
-)
+from swarmcli.recent import Recent
+from swarmcli.run import contributions as given
+from swarmcli.run.contributions import NOTHING, Attestation, Book, Entries, Entry, Mark, samples_of
 from swarmcli.run.values import Basis
-from swarmcli.tasks import on_executor
 
 if TYPE_CHECKING:
     from swarmcli.optim import PeerReport
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-FIRST_LOOK = 2.0  # seconds after the start
-LOOK_SECONDS = 10.0  # between two looks at who is there
-EXCHANGE_SECONDS = 60.0  # between two comparisons with other monitors
-PRESENCE_SECONDS = 60.0  # between two writings of who was there
-PAGES_SECONDS = 5.0  # for which pages are handed out as they are …
-PAGES_OF_BEFORE = 1.0  # … and when an epoch has been counted since: who leaves asks for what it has just given
-PATIENCE = 30.0  # seconds for this peer to come to the epoch of another's book
-MOST_ASKED = 8  # monitors in one exchange
-NETWORKS = 3  # from so many on each network has one voice
-MOST_NOTICES = 3  # of one exchange
-MOST_NOTICED = 1024  # disputes that are remembered, so that each is told once
-BYTES_OF_WORK = 4096  # as much work as an entry makes: from 500 on, another thread does it
-LIST_SECONDS = 5.0  # for which a list is shown as it is
-MOST_LISTED = 1024  # peers in a reader's list: those with most, since books that lie could name others each time
-MOST_OWN = 4096  # epochs that a reader counts itself where no monitor tells of them
-REFRESH_SECONDS = 30.0  # at the earliest a reader asks again
-ASK_AGAIN = 0.5
-ASK_SECONDS = 2.0  # for a reader's own part, when it leaves
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Seconds."""
+
+    presence: float = 30.0  # between two notes of who is there
+    catch_up: float = 5.0  # between two questions for a book that could be taken over
+    fresh: float = 5.0  # for which sums are told as they are …
+    behind: float = 1.0  # … and where an epoch has been counted since: who leaves asks for what it has just given
+    refresh: float = 30.0  # at the earliest a reader asks again
+    ask: float = 2.0  # for a peer's own part, when it leaves
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a bookkeeper or a reader sees of its run, on the event loop."""
+    """What a peer sees of its run, on the event loop."""
 
     node: DHTNode
     identity: Identity
@@ -81,320 +58,44 @@ class Surroundings:
     answers: Callable[[PeerID], bool]
     position: Callable[[], Mark | None]  # where this peer stands; None: it has not joined yet
     clock: Callable[[], float]  # seconds since 1970
+    exact: bool = True  # as `most_samples` has it
     network: Callable[[PeerID], Hashable] = lambda peer: None
-
-    def bookkeepers(self) -> list[PeerID]:
-        """Others that answer: monitors first, in an order of their own each time."""
-        reports = self.others()
-        found = [peer for peer, report in reports.items() if keeps_book(report) and self.answers(peer)]
-        self.node.endpoint.random.shuffle(found)
-        return sorted(found, key=lambda peer: reports[peer].role != "monitor")[:MOST_ASKED]
-
-    def one_of_each_network(self, told: Mapping[PeerID, T]) -> Mapping[PeerID, T]:
-        """Identities cost nothing, addresses in several networks do. Few networks are those of friends."""
-        first: dict[Hashable, PeerID] = {}
-        for monitor in told:
-            first.setdefault(self.network(monitor), monitor)
-        return {monitor: told[monitor] for monitor in first.values()} if len(first) >= NETWORKS else told
+    timing: Timing = Timing()
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a peer stands in the book of a run; `monitors` of them say so."""
+    """What those who keep count have signed of one peer's part."""
 
-    attestations: tuple[statements.Attestation, ...]
+    attestations: tuple[Attestation, ...]
 
     @property
-    def best(self) -> statements.Attestation:
-        """Of the monitor that knows most of the run: of the lower median of what they say of the samples, where there
-        are three."""
+    def best(self) -> Attestation:
+        """Of the one that knows most of the run: of the lower median of what they say of the samples, where there are
+        three."""
         ranked = sorted(self.attestations, key=lambda each: each.entry.samples)
         return ranked[(len(ranked) - 1) // 2] if len(ranked) >= 3 else ranked[-1]
 
 
-def keeps_book(report: PeerReport) -> bool:
-    """Whether the peer of this report says that it keeps the run's book."""
-    return report.role == "monitor" or (report.role == "trainer" and report.keeps)
-
-
-def chosen_name(peer: PeerID, name: str) -> str:
-    """A peer without a name goes by its short id, which is none that it has chosen."""
-    return "" if name == peer.short else name
-
-
-class Bookkeeper:
-    """A bookkeeper's part. Made and closed on the event loop; `contributions` is for any thread."""
-
-    def __init__(
-        self, around: Surroundings, *, exact: bool, kept: Kept | None = None, record: Callable[[Event], None]
-    ) -> None:
-        """`record` takes what the journal is to keep; `kept`: what it has kept before."""
-        self._around, self._record, self._exact = around, record, exact
-        self._book = Book.restore(kept, exact=exact) if kept is not None else Book(exact=exact)
-        self._lock = threading.Lock()  # around the book: lists are made in other threads
-        self._turn = asyncio.Lock()  # whose holder lets another thread work on the book; thousands take a second
-        self._noted: list[EpochCredited] = []  # epochs that wait for that
-        self._listed: tuple[float, list[Contribution], Basis] = (float("-inf"), [], Basis())
-        self._making = asyncio.Lock()  # of pages: for all who ask at one moment once
-        self._pages: list[tuple[float, statements.Pages]] = []  # the newest two, and when they were made
-        self._revised = False  # other monitors' books have changed this one since
-        self._seen: set[str] = set()  # who was there since it was last written
-        self._doubts: dict[tuple[str, str], bool] = {}  # monitor and peer of a dispute → whether it was told
-        self._objections: set[tuple[PeerID, str]] = set()
-        self._credited = asyncio.Event()  # an epoch was
-        self._last: EpochCredited | None = None
-        self._tasks = TaskOwner()
-        self._unsubscribe: Callable[[], None] = lambda: None
-
-    def start(self) -> None:
-        endpoint = self._around.node.endpoint
-        endpoint.serve(statements.BOOK, statements.BookWanted, self._answer_page)
-        endpoint.serve(statements.ENTRY, statements.EntryWanted, self._answer_entry)
-        self._unsubscribe = endpoint.events.subscribe(self._note)
-        self._tasks.keep(endpoint.events, self._keep_looking, self._keep_comparing)
-
-    async def close(self) -> None:
-        """Writes what is not written yet. Idempotent."""
-        self._unsubscribe()
-        self._around.node.endpoint.withdraw(statements.BOOK, statements.ENTRY)
-        await self._tasks.close()
-        self._count()
-        self._write(self._seen)
-
-    def contributions(self) -> Sequence[Contribution]:
-        """Most samples first. From any thread."""
-        return self._list()[1]
-
-    def basis(self) -> Basis:
-        """Whose word that is. From any thread."""
-        return self._list()[2]
-
-    def _list(self) -> tuple[float, list[Contribution], Basis]:
-        now = self._around.clock()
-        if not self._listed[0] <= now < self._listed[0] + LIST_SECONDS:
-            with self._lock:
-                book = self._book
-                entries, whole = book.entries(), max(1, book.until.samples)
-                basis = Basis(monitors=book.vouched, seen=book.witnessed / whole, accounted=samples_of(entries) / whole)
-            self._listed = now, listed(entries), basis
-        return self._listed
-
-    @property
-    def vouched(self) -> int:
-        """Monitors by whose word this one knows what it has not seen itself."""
-        return self._book.vouched
-
-    async def standing(self) -> Standing | None:
-        """This peer's own part, as the others sign it; see `ask_for_standing`."""
-        return await ask_for_standing(self._around, self._last)
-
-    # what is seen here
-
-    def _note(self, event: Event) -> None:
-        if isinstance(event, EpochCredited | PeerSeen) and not self._turn.locked():
-            self._look(0.0)  # who stays for less than a look is known by name all the same
-        if isinstance(event, EpochCredited):
-            self._noted.append(event)
-            self._last = event
-            self._count()
-
-    def _count(self) -> None:
-        """Never waits for a thread that works on the book: that one's holder counts when it is done."""
-        if self._turn.locked() or not self._noted:
-            return
-        changed: set[str] = set()
-        with self._lock:
-            while self._noted:
-                changed |= self._book.credit(self._noted.pop(0), self._around.clock())
-        self._credited.set()
-        self._write(changed)
-
-    async def _aside(self, work: Callable[[], T]) -> T:
-        """What `work` returns, which has the book for itself; in another thread if the book is large."""
-
-        def alone() -> T:
-            with self._lock:
-                return work()
-
-        try:
-            async with self._turn:
-                return await on_executor(self._book.size * BYTES_OF_WORK, alone)
-        finally:
-            self._count()
-
-    async def _keep_looking(self) -> None:
-        loop = asyncio.get_running_loop()
-        before = written = loop.time()
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            now = loop.time()
-            if self._turn.locked():
-                continue
-            self._look(min(now - before, 2 * LOOK_SECONDS))  # a machine that slept has seen nobody meanwhile
-            before = now
-            if now >= written + PRESENCE_SECONDS:
-                self._write(self._seen)
-                written, self._seen = now, set()
-
-    def _look(self, seconds: float) -> None:
-        around = self._around
-        present = {peer: report for peer, report in around.others().items() if around.answers(peer)}
-        present[around.node.peer_id] = around.own()
-        with self._lock:
-            for peer, report in present.items():
-                self._book.saw(peer.text, chosen_name(peer, report.name), report.team, seconds, around.clock())
-        self._seen.update(peer.text for peer in present)
-
-    def _write(self, peers: Iterable[str]) -> None:
-        with self._lock:
-            kept = self._book.kept(peers)
-        self._put(kept)
-
-    def _put(self, kept: Kept) -> None:
-        for row in to_rows(self._around.run_id, kept):
-            self._record(row)
-
-    # what others say
-
-    async def _keep_comparing(self) -> None:
-        await asyncio.sleep(FIRST_LOOK)
-        while True:
-            pause = EXCHANGE_SECONDS if await self._compare() else LOOK_SECONDS
-            await asyncio.sleep(pause * (0.75 + self._around.node.endpoint.random.random() / 2))
-
-    async def _compare(self) -> bool:
-        """Whether there was anybody's book to compare with."""
-        mark = self._around.position()
-        if self._book.began is None:
-            if mark is None:
-                return False
-            with self._lock:
-                self._book.begin(mark)
-        pages = await asyncio.gather(*map(self._fetch, self._around.bookkeepers()))
-        told: dict[PeerID, Told] = {}
-        for page in filter(None, pages):
-            monitor, book = page[0], statements.told_by(page[1])
-            await self._reach(book.until.epoch)
-            if not self._book.knows(book.until):
-                logger.debug("the book of %s is of an epoch that is not known here", monitor.short)
-            elif why := await self._aside(partial(self._book.objection, book)):
-                self._object(monitor, why)
-            else:
-                told[monitor] = book
-        if not told:
-            return False
-        voices = {monitor.text: book for monitor, book in self._around.one_of_each_network(told).items()}
-        changed, disputes = await self._aside(lambda: self._book.reconcile_all(voices))
-        await self._aside(lambda: self._put(self._book.kept(changed)))
-        self._revised = self._revised or bool(changed)
-        if self._exact:  # otherwise monitors are in unlike groups, and differ by design
-            self._tell(disputes)
-        return True
-
-    async def _fetch(self, monitor: PeerID) -> tuple[PeerID, statements.Page] | None:
-        try:
-            async with asyncio.timeout(statements.BOOK_SECONDS):
-                return monitor, await statements.fetch_book(self._around.node.endpoint, monitor, self._around.run_id)
-        except ValueError as error:
-            self._object(monitor, str(error))
-        except (NetworkError, TimeoutError) as error:
-            logger.debug("no book from %s: %s", monitor.short, error)
-        return None
-
-    async def _reach(self, epoch: int) -> None:
-        """Another monitor may have heard of the last epoch a moment earlier."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE):
-                while self._book.until.epoch < epoch:
-                    self._credited.clear()
-                    await self._credited.wait()
-
-    def _object(self, monitor: PeerID, why: str) -> None:
-        if (monitor, why) not in self._objections and len(self._objections) < MOST_NOTICED:
-            self._objections.add((monitor, why))
-            text = f"what {self._name(monitor)} says of contributions does not count: {why}"
-            self._around.node.endpoint.events.emit(Noticed("warning", text))
-
-    def _tell(self, disputes: Sequence[Dispute]) -> None:
-        """Once for each monitor and peer, when it is found for the second time in a row: what differs for a moment
-        comes of an epoch that one of them had not heard of yet."""
-        news = []
-        found = {(each.monitor, each.peer): each for each in disputes[:MOST_NOTICED]}
-        for key, dispute in found.items():
-            if self._doubts.get(key) is False:
-                news.append(dispute)
-        self._doubts = {key: key in self._doubts for key in found}
-        for each in news[:MOST_NOTICES]:
-            monitor, peer = self._name(PeerID.parse(each.monitor)), self._name(PeerID.parse(each.peer))
-            text = f"{monitor} says that {peer} has given {each.says:,.0f} samples; here it is {each.holds:,.0f}"
-            self._around.node.endpoint.events.emit(Noticed("warning", text))
-
-    def _name(self, peer: PeerID) -> str:
-        report = self._around.others().get(peer)
-        return f"{report.name} ({peer.short})" if report is not None and report.name != peer.short else peer.short
-
-    # what it hands out
-
-    async def _answer_page(self, peer: PeerID, wanted: statements.BookWanted) -> statements.Page:
-        self._check(wanted.run_id)
-        if not wanted.digest:
-            return (await self._newest()).page(wanted.page)
-        for _, pages in self._pages:
-            if pages.statement.digest == wanted.digest:
-                return pages.page(wanted.page)
-        raise CallRefused("gone", "that book has been written on")
-
-    async def _answer_entry(self, peer: PeerID, wanted: statements.EntryWanted) -> statements.Attestation:
-        self._check(wanted.run_id)
-        return (await self._newest()).attestation(wanted.peer)
-
-    def _check(self, run_id: str) -> None:
-        if run_id != self._around.run_id:
-            raise CallRefused("run", f"this peer takes part in {self._around.run_id!r}")
-
-    async def _newest(self) -> statements.Pages:
-        """Made anew only now and then, however many ask."""
-        async with self._making:
-            now = asyncio.get_running_loop().time()
-            if self._revised or not self._pages or now >= self._pages[0][0] + self._lasting(self._pages[0][1]):
-                self._revised = False
-                self._pages = [(now, await self._aside(self._cut)), *self._pages[:1]]
-            return self._pages[0][1]
-
-    def _lasting(self, pages: statements.Pages) -> float:
-        return PAGES_SECONDS if pages.statement.until == self._book.until else min(PAGES_OF_BEFORE, PAGES_SECONDS)
-
-    def _cut(self) -> statements.Pages:
-        around, book = self._around, self._book
-        return statements.Pages(
-            around.identity,
-            around.run_id,
-            around.run,
-            book.told(),
-            vouched=book.vouched,
-            witnessed=book.witnessed,
-            now=around.clock(),
-        )
-
-
 class BookReader:
-    """The part of a peer that keeps no book. Made and closed on the event loop; `contributions` is for any thread."""
+    """The part of a peer that keeps no count. Made and closed on the event loop."""
 
-    def __init__(self, around: Surroundings, *, exact: bool = True) -> None:
-        """`exact`: as of a `Book`."""
-        self._around, self._exact = around, exact
+    LINES = 128  # of a book, that are asked for
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around, self._timing = around, around.timing
         self._loop = asyncio.get_running_loop()
         self._tasks = TaskOwner()
-        self._asked = float("-inf")
-        self._entries: Entries = {}  # the most that was told of each
+        self._rounds = Recent[str, int](4096)  # peer → committed rounds in which it was with this one
+        self._last: EpochCredited | None = None
+        self._own = Recent[int, float](4096)  # epoch → this peer's samples in it, of those that nobody has told of yet
+        self._asked = -math.inf
         self._listed: Sequence[Contribution] = ()
         self._basis = Basis()
-        self._last: EpochCredited | None = None
-        self._own: dict[int, float] = {}  # epoch → this peer's samples in it, of epochs that came after those books
         self._closed = False
         self._unsubscribe: Callable[[], None] = lambda: None
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Nothing is asked before somebody wants to know."""
         self._unsubscribe = self._around.node.endpoint.events.subscribe(self._note)
 
@@ -404,8 +105,8 @@ class BookReader:
         await self._tasks.close()
 
     def contributions(self) -> Sequence[Contribution]:
-        """What bookkeepers have told: those who gave most, and this peer, with what its rounds have counted since.
-        Asks again now and then, and does not wait for the answers."""
+        """What others have told, most samples first, and of this peer what its rounds have counted since. Asks again
+        now and then, and does not wait for the answers. From any thread."""
         if not self._closed:
             self._loop.call_soon_threadsafe(self._refresh)
         own, since = self._around.node.peer_id.text, round(math.fsum(list(self._own.values())))
@@ -416,119 +117,252 @@ class BookReader:
         return self._basis
 
     def _note(self, event: Event) -> None:
-        if isinstance(event, EpochCredited):
-            self._last = event
-            self._own[event.epoch] = event.samples.get(self._around.node.peer_id.text, 0.0)
-            if len(self._own) > MOST_OWN:
-                del self._own[next(iter(self._own))]
+        match event:
+            case RoundFinished(outcome="committed"):
+                for peer in event.members:
+                    self._rounds[peer] = self._rounds.get(peer, 0) + 1
+            case EpochCredited():
+                self._last = event
+                self._own[event.epoch] = event.samples.get(self._around.node.peer_id.text, 0.0)
 
     def _refresh(self) -> None:
         now = self._loop.time()
-        if not self._closed and now >= self._asked + REFRESH_SECONDS:
+        if not self._closed and now >= self._asked + self._timing.refresh:
             self._asked = now
             self._tasks.spawn(self._read())
 
     async def _read(self) -> None:
-        """Of several bookkeepers what most of them say: one that lies deceives nobody, unless it is the only one. What
-        was told before stays where less is told now: the fuller book may have gone."""
-        around, own = self._around, self._around.node.peer_id.text
-        pages = await asyncio.gather(*map(self._first_page, sorted(around.bookkeepers())))
-        told = around.one_of_each_network(dict(filter(None, pages)))
-        if not told:
+        """Of several what most of them say: one that lies deceives nobody, unless it is the only one."""
+        own, books = self._around.node.peer_id.text, list((await self._books(self.LINES)).values())
+        if not books:
             return
-        entries = agreed([statements.entries_of(page) for page in told.values()])
+        entries, until = given.agreed(books), max((book.until for book in books), key=lambda mark: mark.epoch)
         if own not in entries and (standing := await self.standing()) is not None:
             entries[own] = standing.best.entry
-        until = max((page.statement.until for page in told.values()), key=lambda mark: mark.epoch)
-        counted = [samples for epoch, samples in self._own.items() if epoch <= until.epoch]
-        held = joined(self._entries, {own: Entry()})
-        held[own].samples += math.fsum(counted)
-        most = min(self._most, most_samples(until, exact=self._exact))
-        entries = merged(held, entries, most, seen={}, more=len(told) > self._basis.monitors)
-        ranked = sorted(entries, key=lambda peer: entries[peer].worth, reverse=True)[:MOST_LISTED]
-        self._entries = {peer: entries[peer] for peer in ranked}
-        self._listed = listed(self._entries)
-        self._own = {epoch: samples for epoch, samples in self._own.items() if epoch > until.epoch}
-        whole = all(page.statement.pages <= 1 for page in told.values())
-        samples = max(1, *(page.statement.until.samples for page in told.values()))
-        self._basis = Basis(monitors=len(told), accounted=samples_of(entries) / samples if whole else None)
+        self._listed = given.listed(entries)
+        for epoch in [each for each in self._own if each <= until.epoch]:
+            del self._own[epoch]
+        whole = all(len(book.peers) < self.LINES for book in books)
+        accounted = samples_of(entries) / max(1, until.samples) if whole else None
+        self._basis = Basis(monitors=len(books), accounted=accounted)
 
-    async def _first_page(self, monitor: PeerID) -> tuple[PeerID, statements.Page] | None:
-        endpoint, run_id = self._around.node.endpoint, self._around.run_id
-        try:
-            page = await statements.fetch_book(endpoint, monitor, run_id, most_pages=1)
-        except (NetworkError, ValueError) as error:
-            logger.debug("no book from %s: %s", monitor.short, error)
-            return None
-        return (monitor, page) if samples_of(statements.entries_of(page)) <= self._most else None
+    def _vouched(self, writer: PeerID) -> bool:
+        """The owner of a closed run has let it in; in an open run, it was in two rounds of this peer's."""
+        return self._around.node.endpoint.membership is not None or self._rounds.get(writer.text, 0) >= 2
 
-    @property
-    def _most(self) -> float:
-        """Samples that a book can have: the lineage, which everybody trains on, counts those of the run. A monitor may
-        be an epoch or two ahead of this peer."""
-        if (last := self._last) is None:
-            return math.inf
-        ahead = 2 * math.ceil(math.fsum(last.samples.values()))
-        return most_samples(Mark(last.epoch + 2, last.run_samples + ahead), exact=self._exact)
+    def _writers(self) -> list[PeerID]:
+        """Others that keep count and answer: those that are vouched for first."""
+        reports = [(peer, report) for peer, report in self._around.others().items() if self._around.answers(peer)]
+        self._around.node.endpoint.random.shuffle(reports)
+        return sorted(given.writers_among(dict(reports)), key=lambda peer: not self._vouched(peer))[
+            : given.MOST_WRITERS
+        ]
+
+    async def _books(self, lines: int = given.MOST_LINES) -> Mapping[PeerID, Book]:
+        """Of those who are vouched for, or where none of them answers of all. One with more samples than the run has
+        counts for nothing: the lineage, which everybody trains on, counts these, and a writer is an epoch or two ahead
+        of this peer at most. Of each network one, where there are three: identities cost nothing, addresses in several
+        networks do, and few networks are those of friends."""
+        around, here = self._around, self._around.position()
+        most = given.most_samples(here, around.exact) * (1 + 3 / max(1, here.epoch)) if here else math.inf
+        books, failed = await given.fetch_books(around.node.endpoint, self._writers(), around.run_id, lines)
+        for writer, why in failed.items():
+            logger.debug("no book of contributions from %s: %s", writer.short, why)
+        books = {writer: book for writer, book in books.items() if samples_of(book.lines) <= most}
+        books = {writer: book for writer, book in books.items() if self._vouched(writer)} or books
+        of_networks = {around.network(writer): writer for writer in books}
+        return {each: books[each] for each in of_networks.values()} if len(of_networks) >= 3 else books
 
     async def standing(self) -> Standing | None:
-        """This peer's own part, as bookkeepers sign it; see `ask_for_standing`."""
-        return await ask_for_standing(self._around, self._last)
+        """This peer's own part, as others sign it; None where none of them answers at once. One that has yet to count
+        the last epoch that this peer knows of is asked again, for about as long."""
+        around, last, found = self._around, self._last, dict[PeerID, Attestation]()
+        until = self._loop.time() + self._timing.ask
+
+        def is_behind(said: Attestation | None) -> bool:
+            return said is None or (last is not None and said.until.epoch < last.epoch)
+
+        async def ask(writer: PeerID) -> None:
+            wanted = writer, around.run_id, around.node.peer_id, self._timing.ask
+            try:
+                while is_behind(found.get(writer)) and self._loop.time() < until:
+                    if writer in found:
+                        await asyncio.sleep(self._timing.ask / 4)
+                    found[writer] = await given.fetch_attestation(around.node.endpoint, *wanted)
+            except (NetworkError, ValueError) as error:
+                logger.debug("nothing of this peer's part from %s: %s", writer.short, error)
+
+        await asyncio.gather(*map(ask, self._writers()))
+        return Standing(tuple(found.values())) if found else None
 
 
-async def ask_for_standing(around: Surroundings, last: EpochCredited | None) -> Standing | None:
-    """A peer's own part, as the bookkeepers sign it; None where none of them answers within two seconds. One that has
-    yet to count the `last` epoch that this peer knows of is asked again, for about as long."""
-    loop, found = asyncio.get_running_loop(), dict[PeerID, statements.Attestation]()
-    own, until = around.node.peer_id, loop.time() + ASK_SECONDS
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a journal has added up."""
 
-    def is_behind(attestation: statements.Attestation | None) -> bool:
-        return attestation is None or (last is not None and attestation.until.epoch < last.epoch)
-
-    async def ask(monitor: PeerID) -> None:
-        try:
-            while is_behind(found.get(monitor)) and loop.time() < until:
-                if monitor in found:
-                    await asyncio.sleep(ASK_AGAIN)
-                found[monitor] = await statements.fetch_attestation(
-                    around.node.endpoint, monitor, around.run_id, own, ASK_SECONDS
-                )
-        except (NetworkError, ValueError) as error:
-            logger.debug("nothing of this peer's part from %s: %s", monitor.short, error)
-
-    await asyncio.gather(*map(ask, around.bookkeepers()))
-    return Standing(tuple(found.values())) if found else None
+    until: Mark = given.START
+    vouched: int = 0  # others by whose word it knows what it has not seen
+    witnessed: float = 0.0  # samples that this peer's own rounds have credited
+    entries: Entries = field(default_factory=dict)  # most samples first
+    listed: Sequence[Contribution] = ()
 
 
-# the journal
+class Bookkeeper(BookReader):
+    """Counts, and signs what its journal has added up for whoever asks."""
 
+    ATTEMPTS = 3  # to take over the book of somebody who is vouched for; then anybody's
 
-def to_rows(run_id: str, kept: Kept) -> Iterable[Booked | BookHead]:
-    """Of these peers, and where the book stands: it comes last, so that a row may be newer than it and never older."""
-    for peer, entry in kept.total.items():
-        own, whole = kept.own.get(peer, Entry()), contribution(peer, entry)
-        yield Booked(
-            **{name: getattr(whole, name) for name in Contribution.__dataclass_fields__},
-            run_id=run_id,
-            own_samples=round(own.samples),
-            own_hours=own.hours,
-            own_rounds=own.rounds,
-            own_reduced_bytes=own.reduced,
-            own_uptime=own.uptime,
-        )
-    yield BookHead(run_id, kept.until.epoch, kept.until.samples, kept.since, kept.vouched)
+    def __init__(self, around: Surroundings, journal: Journal) -> None:
+        super().__init__(around)
+        self._journal = journal
+        self._lock = threading.Lock()  # around what was read: threads of pages ask as well
+        self._read_at, self._sums = -math.inf, Sums()
+        self._counted = self._vouchers = 0  # the last epoch; others by whose word that is known which was not seen here
+        self._tries: int | None = 0  # to learn of epochs that this peer may have missed; None: it has not
+        self._names = Recent[PeerID, tuple[str, str]](4096)  # and teams
 
+    async def start(self) -> None:
+        sums = await offload(self._look)
+        self._counted, self._vouchers = sums.until.epoch, sums.vouched
+        await super().start()
+        endpoint = self._around.node.endpoint
+        endpoint.serve(given.BOOK, given.BookWanted, self._answer_book)
+        endpoint.serve(given.ENTRY, given.EntryWanted, self._answer_entry)
+        self._see(self._around.node.peer_id, self._around.own())
+        self._tasks.keep(endpoint.events, self._keep_noting_presence, self._keep_catching_up)
 
-def from_rows(head: BookHead | None, rows: Iterable[Booked]) -> Kept | None:
-    """What was kept; None: nothing."""
-    if head is None:
-        return None
-    total, own = {}, {}
-    for row in rows:
-        told = row.first, row.last, row.name, row.team
-        total[row.peer] = Entry(row.samples, row.hours, row.rounds, row.reduced_bytes, row.uptime, *told)
-        own[row.peer] = Entry(
-            row.own_samples, row.own_hours, row.own_rounds, row.own_reduced_bytes, row.own_uptime, *told
-        )
-    own = {peer: entry for peer, entry in own.items() if any(entry.worth)}
-    return Kept(Mark(head.epoch, head.run_samples), head.since, head.vouched, total, own)
+    async def close(self) -> None:
+        self._around.node.endpoint.withdraw(given.BOOK, given.ENTRY)
+        await super().close()
+
+    def contributions(self) -> Sequence[Contribution]:
+        return self._look().listed
+
+    def basis(self) -> Basis:
+        sums = self._look()
+        whole = max(1, sums.until.samples)
+        return Basis(monitors=sums.vouched, seen=sums.witnessed / whole, accounted=samples_of(sums.entries) / whole)
+
+    def _look(self, *, anew: bool = False) -> Sums:
+        """What the journal has added up, read now and then; it may wait for the disk. From any thread."""
+        with self._lock:
+            now = self._around.clock()
+            lasting = self._timing.fresh if self._sums.until.epoch >= self._counted else self._timing.behind
+            if anew or not self._read_at <= now < self._read_at + lasting:
+                self._read_at = now
+                self._journal.flush(1.0)
+                try:
+                    with self._journal.read() as reader:
+                        head, rows = reader.book(self._around.run_id)
+                except JournalError as error:
+                    logger.warning("contributions are told as they were: %s", error)
+                else:
+                    until, vouched = (Mark(head.epoch, head.run_samples), head.vouched) if head else (given.START, 0)
+                    witnessed = math.fsum(row.own_samples for row in rows)
+                    entries = {row.peer: Entry.of(row) for row in rows}
+                    self._sums = Sums(until, vouched, witnessed, entries, given.listed(entries))
+            return self._sums
+
+    # what is seen here
+
+    def _note(self, event: Event) -> None:
+        super()._note(event)
+        match event:
+            case PeerSeen():
+                peer = PeerID.parse(event.peer)
+                if (report := self._around.others().get(peer)) is not None:
+                    self._see(peer, report)
+            # An epoch counts once. Of a run that was begun anew, or from an old checkpoint, they count from there.
+            case EpochCredited(epoch=epoch) if not self._counted - 64 <= epoch <= self._counted:
+                if epoch != self._counted + 1 and self._tries is None:
+                    self._tries = 0
+                self._count(event)
+
+    def _see(self, peer: PeerID, report: PeerReport) -> None:
+        """A peer without a name goes by its short id, which is none that it has chosen."""
+        called = "" if report.name == peer.short else report.name, report.team
+        if self._names.get(peer) != called:
+            self._names[peer] = called
+            self._add(peer.text, name=called[0], team=called[1])
+
+    def _add(self, peer: str, **more: Any) -> None:
+        now = self._around.clock()
+        self._journal.record(Booked(self._around.run_id, peer, **({"first": now, "last": now} | more)))
+
+    def _count(self, event: EpochCredited) -> None:
+        hours = max(0.0, event.seconds) / 3600
+        for peer in event.samples.keys() | event.reduced.keys():
+            samples, reduced = event.samples.get(peer, 0.0), event.reduced.get(peer, 0)
+            self._add(peer, samples=samples, own_samples=samples, hours=hours, rounds=1, reduced_bytes=reduced)
+        self._come_to(Mark(event.epoch, event.run_samples))
+
+    def _come_to(self, mark: Mark) -> None:
+        self._counted = mark.epoch
+        self._journal.record(BookHead(self._around.run_id, mark.epoch, mark.samples, self._vouchers))
+
+    async def _keep_noting_presence(self) -> None:
+        period, before = self._timing.presence, self._loop.time()
+        await asyncio.sleep(period)
+        seconds = min(self._loop.time() - before, 2 * period)  # a machine that slept has seen nobody meanwhile
+        present = {peer: report for peer, report in self._around.others().items() if self._around.answers(peer)}
+        for peer, report in (present | {self._around.node.peer_id: self._around.own()}).items():
+            self._see(peer, report)
+            self._add(peer.text, uptime=seconds)
+
+    # what others have seen
+
+    async def _keep_catching_up(self) -> None:
+        """Where this peer may have missed epochs, it takes over a book that goes as far as the run does now: of
+        several the one that differs least from what a reader of all of them is told."""
+        await asyncio.sleep(self._timing.catch_up)
+        if self._tries is None or not (found := await self._books()):
+            return
+        self._tries += 1
+        here, sums = self._around.position(), await offload(self._look, anew=True)
+        books = [book for writer, book in found.items() if self._vouched(writer) or self._tries > self.ATTEMPTS]
+        books = [book for book in books if book.until == here and sums.until.epoch <= here.epoch]
+        if fuller := [book for book in books if self._is_fuller(book, sums)]:
+            shown = given.agreed(fuller)
+            self._take_over(min(fuller, key=lambda book: given.distance(book.lines, shown)), sums)
+        if books:
+            self._tries = None
+
+    def _is_fuller(self, book: Book, sums: Sums) -> bool:
+        """Whether it knows more than this peer, and both can be true: nobody has given less than was seen here, nor all
+        together more than the run has."""
+        both = given.greater(sums.entries, book.lines)
+        possible = samples_of(both) <= given.most_samples(book.until, self._around.exact)
+        possible = possible and all(entry.rounds <= book.until.epoch for entry in both.values())
+        return possible and samples_of(book.lines) > samples_of(sums.entries)
+
+    def _take_over(self, book: Book, sums: Sums) -> None:
+        """Both tell of the same epochs, so of each number the greater one holds: what is missing is added."""
+        for peer, entry in given.greater(sums.entries, book.lines).items():
+            more = given.less(entry, sums.entries.get(peer, NOTHING))
+            self._add(peer, **more, first=entry.first, last=entry.last, name=entry.name, team=entry.team)
+        self._vouchers, self._read_at = 1, -math.inf
+        if self._counted <= book.until.epoch:
+            self._come_to(book.until)
+
+    # what it hands out
+
+    async def _answer_book(self, _: PeerID, wanted: given.BookWanted) -> Book:
+        about, sums, now = await self._asked_for(wanted.run_id)
+        peers = list(sums.entries)[: wanted.most]
+        lines = tuple(map(PeerID.parse, peers)), tuple(sums.entries[each] for each in peers)
+        return given.signed(self._around.identity, Book(*about, sums.until, sums.witnessed, sums.vouched, *lines, now))
+
+    async def _answer_entry(self, _: PeerID, wanted: given.EntryWanted) -> Attestation:
+        """With nothing in it for a peer that has given nothing."""
+        about, sums, now = await self._asked_for(wanted.run_id)
+        giving = [peer for peer, entry in sums.entries.items() if entry.samples > 0]
+        entry, asked = sums.entries.get(wanted.peer.text, NOTHING), wanted.peer.text
+        rank = giving.index(asked) + 1 if asked in giving else 0
+        said = Attestation(*about, wanted.peer, entry, rank, len(giving), sums.until, sums.vouched, now)
+        return given.signed(self._around.identity, said)
+
+    async def _asked_for(self, run_id: str) -> tuple[tuple[str, str, PeerID], Sums, float]:
+        around = self._around
+        if run_id != around.run_id:
+            raise CallRefused("run", f"this peer takes part in {around.run_id!r}")
+        return (run_id, around.run, around.identity.peer_id), await offload(self._look), around.clock()

@@ -16,7 +16,7 @@ import msgspec
 from swarmcli.errors import UsageError
 from swarmcli.network import wire
 from swarmcli.network.identity import Identity, PeerID, verify
-from swarmcli.run.statements import Attestation
+from swarmcli.run.contributions import Attestation, is_signed
 
 FILE = "contribution.json"  # in a home: what the monitors have said when the peer left last
 FORMAT = 1
@@ -51,7 +51,7 @@ class Certificate(msgspec.Struct, frozen=True):
         """What is wrong with it; "": all signatures are good, and all say it of one peer in one run."""
         first = self.attestations[0]
         for each in self.attestations:
-            if not each.is_signed:
+            if not is_signed(each):
                 return f"the monitor {each.monitor.short} has not signed what it is said to have said"
             if (each.peer, each.run_id, each.run) != (first.peer, first.run_id, first.run):
                 return "it mixes what was said of several peers or runs"

@@ -232,22 +232,23 @@ def test_a_locked_journal_is_not_read_past_its_lock(journal: Journal, monkeypatc
         journal.read()
 
 
-def test_a_book_comes_back_a_line_for_each_peer_and_never_more_than_are_kept(
+def test_what_peers_have_given_is_added_up_by_peer_and_never_more_than_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarmcli.journal.writer.MOST_ROWS", 3)
     path = tmp_path / "journal.sqlite"
     with Journal(path, run=RunRecord("run", "monitor", "me"), clock=lambda: 5.0) as journal:
         for number in range(6):
-            journal.record(Booked(f"peer {number}", samples=number, run_id="run", own_samples=number))
-        journal.record(Booked("peer 5", samples=50, run_id="run", own_samples=7))
-        journal.record(BookHead("run", 9, 900, 2, 1))
+            journal.record(Booked("run", f"peer {number}", number, number, rounds=1, first=1.0, last=1.0, name="Ada"))
+        journal.record(Booked("run", "peer 3", 50, 7.5, rounds=2, uptime=0.5, first=2.0, last=2.0))
+        journal.record(Booked("run", "peer 4", name="Bob"))
+        journal.record(BookHead("run", 9, 900, 1))
     with JournalReader(path) as reader:
         head, lines = reader.book("run")
-        assert head == BookHead("run", 9, 900, 2, 1, time=5.0)
-        assert [(line.peer, line.samples, line.own_samples) for line in lines] == [
-            ("peer 3", 3, 3),
-            ("peer 4", 4, 4),
-            ("peer 5", 50, 7),
+        assert head == BookHead("run", 9, 900, 1, time=5.0)
+        assert lines == [
+            Booked("run", "peer 3", 53.0, 10.5, 0.0, 3, 0, 0.5, 1.0, 2.0, "Ada", time=5.0),
+            Booked("run", "peer 5", 5.0, 5.0, 0.0, 1, 0, 0.0, 1.0, 1.0, "Ada", time=5.0),
+            Booked("run", "peer 4", 4.0, 4.0, 0.0, 1, 0, 0.0, 1.0, 1.0, "Bob", time=5.0),
         ]
         assert reader.book("another") == (None, [])

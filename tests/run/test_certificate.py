@@ -8,8 +8,7 @@ import pytest
 from swarmcli.errors import UsageError
 from swarmcli.network.identity import Identity
 from swarmcli.run.certificate import Certificate
-from swarmcli.run.contributions import Entry, Mark
-from swarmcli.run.statements import Attestation, attested
+from swarmcli.run.contributions import Attestation, Entry, Mark, signed
 
 ADA, MONITOR, OTHER = [Identity.from_seed(seed) for seed in (1, 2, 3)]
 
@@ -17,9 +16,7 @@ ADA, MONITOR, OTHER = [Identity.from_seed(seed) for seed in (1, 2, 3)]
 def said(monitor: Identity = MONITOR, samples: float = 12_400.0, run: str = "recipe") -> Attestation:
     entry = Entry(samples, 3.1, 12, 5_000, 11_000.0, 1.0, 2.0, "Ada", "reds")
     mark = Mark(90, 98_000)
-    return attested(
-        monitor, Attestation("run", run, monitor.peer_id, ADA.peer_id, entry, 3, 7, mark, 0, 1_790_000_000.0)
-    )
+    return signed(monitor, Attestation("run", run, monitor.peer_id, ADA.peer_id, entry, 3, 7, mark, 0, 1_790_000_000.0))
 
 
 def test_a_certificate_comes_back_from_its_file_and_holds(tmp_path: Path) -> None:
@@ -28,6 +25,10 @@ def test_a_certificate_comes_back_from_its_file_and_holds(tmp_path: Path) -> Non
     found = Certificate.read(tmp_path / "ada.json")
     assert found == made
     assert found.fault == ""
+
+
+def test_what_was_signed_by_an_older_swarm_holds() -> None:
+    assert said().signature.hex().startswith("1c7566a040cfa58360f17cbfc6cbba19")
 
 
 def change(**changes: object) -> Attestation:
@@ -59,6 +60,6 @@ def test_a_file_that_is_no_certificate_is_told_so(content: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("moment", [1e300, -1e20, float("inf"), float("nan")])
 def test_one_of_a_day_that_no_calendar_has_is_none(moment: float, tmp_path: Path) -> None:
-    Certificate.make([attested(MONITOR, change(time=moment, signature=b""))], ADA).write(tmp_path / "file.json")
+    Certificate.make([signed(MONITOR, change(time=moment, signature=b""))], ADA).write(tmp_path / "file.json")
     with pytest.raises(UsageError, match="no certificate"):
         Certificate.read(tmp_path / "file.json")
