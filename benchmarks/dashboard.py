@@ -126,9 +126,10 @@ def _watch(ids: list[PeerID], journal: Journal) -> RunWatch:
     others = {peer: report for peer, report in reports.items() if peer != ids[0]}
     optimizer = SimpleNamespace(
         global_progress=SimpleNamespace(epoch=ROUNDS), local_epoch=ROUNDS, is_averaging=False,
-        report=lambda: reports[ids[0]], peers=lambda: dict(others), peers_apart=dict,
-        expected_samples=lambda: dict.fromkeys(ids, (1.0, 10.0)), seconds_since_heard=lambda peer: 1.0,
-        answers=lambda peer: True,
+        report=lambda: reports[ids[0]], peers=lambda: dict(others), downloading="", round_bytes=0,
+        tracker=SimpleNamespace(expected=lambda: dict.fromkeys(ids, (1.0, 10.0))),
+        directory=SimpleNamespace(hearing=SimpleNamespace(age=lambda peer: 1.0, answers=lambda peer: True)),
+        claims=SimpleNamespace(apart=dict),
     )  # fmt: skip
     events = Events()
     peer = SimpleNamespace(

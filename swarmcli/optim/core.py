@@ -376,7 +376,8 @@ class OptimizerCore:
             self.directory.announce()
 
     def give_up_when(self, gives_up: Callable[[], bool]) -> None:
-        """See Optimizer.give_up_when."""
+        """Asked now and then while this peer waits for a state that it cannot reach: true ends that, with
+        NoDonorReachable. May be told from any thread."""
         self._catch_up.gives_up = gives_up
 
     @property

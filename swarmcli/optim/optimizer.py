@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from inspect import isawaitable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import torch
 
@@ -27,8 +28,9 @@ from swarmcli.optim.grad_scaler import GradScaler, ScaledSteps, check_grad_scale
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.modes import choose_mode
 from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
-from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress
-from swarmcli.optim.peers.proofs import SignedByOwner
+from swarmcli.optim.peers.claims import Claims
+from swarmcli.optim.peers.directory import PeerDirectory
+from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress, ProgressTrackerCore
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.frozen import TERM, FrozenWeights, frozen_of
 from swarmcli.optim.state.frozen import Parameters as FrozenParameters
@@ -249,7 +251,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def note_loss(self, loss: float, samples: int) -> None:
         """For loops without a closure: the mean loss over so many samples, for the others to see. Not averaged."""
-        self._trainer().metrics.note_loss(loss, samples)
+        self.core.metrics.note_loss(loss, samples)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Of the model's parameters. Not with reuse_grad_buffers: there the gradients are what is accumulated."""
@@ -289,6 +291,46 @@ class Optimizer(torch.optim.Optimizer):
         """Torch's own way would leave every Optimizer of the process broken."""
         raise TypeError("an Optimizer belongs to its process and peer, it is not copied or pickled: use state_dict()")
 
+    # what does the work, for those who ask more of it than is below
+
+    @property
+    def core(self) -> OptimizerCore:
+        """Of a trainer or follower. It belongs to the loop's thread: others only look, and change it by `call`. Raises
+        OptimizerError for an auxiliary."""
+        if isinstance(self._core, AuxiliaryCore):
+            raise OptimizerError("an auxiliary holds no parameters and computes no progress")
+        return self._core
+
+    @property
+    def directory(self) -> PeerDirectory:
+        """What is known of the other peers. For looking, from any thread."""
+        return self._core.directory
+
+    @property
+    def claims(self) -> Claims:
+        """Whose claims to a lineage count for this peer. For looking, from any thread."""
+        return self._core.claims
+
+    @property
+    def tracker(self) -> ProgressTrackerCore:
+        """How far the epoch is. For looking, from any thread."""
+        return self._core.tracker
+
+    @overload
+    def call(self, action: Callable[[OptimizerCore], Coroutine[Any, Any, T]]) -> T: ...
+    @overload
+    def call(self, action: Callable[[OptimizerCore], T]) -> T: ...
+    def call(self, action: Callable[[OptimizerCore], Any]) -> Any:
+        """What `action` returns, or what it returns comes to, with the core on the loop's thread. Raises OptimizerError
+        for an auxiliary, and where this optimizer or the DHT under it has been shut down."""
+        core = self.core
+
+        async def act() -> Any:
+            result = action(core)
+            return await result if isawaitable(result) else result
+
+        return self._run(act())
+
     # where this peer and the swarm stand
 
     @property
@@ -298,7 +340,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def local_progress(self) -> LocalTrainingProgress:
-        return self._trainer().tracker.local_progress
+        return self.core.tracker.local_progress
 
     @property
     def global_progress(self) -> GlobalTrainingProgress:
@@ -318,102 +360,37 @@ class Optimizer(torch.optim.Optimizer):
         """Whether an epoch is being ended at this moment."""
         return self._core.is_averaging
 
-    def expected_samples(self) -> dict[PeerID, tuple[float, float]]:
-        """Peer → its samples towards the end of the present epoch, as they should be at this moment, and its rate."""
-        return self._core.tracker.expected()
-
     def report(self) -> PeerReport:
         """What this peer says about itself."""
         return self._core.report()
-
-    def give_up_when(self, gives_up: Callable[[], bool]) -> None:
-        """Asked now and then while this peer waits for a state that it cannot reach: true ends that, with
-        NoDonorReachable."""
-        self._trainer().give_up_when(gives_up)
-
-    def expect_pace(self, factor: float) -> None:
-        """This peer computes `factor` times as quickly from now on, so others need not learn that by and by."""
-        tracker = self._trainer().tracker
-
-        async def scale() -> None:
-            tracker.performance_ema.scale(factor)
-
-        self._run(scale())
-
-    def trust_owner(self, signed_by_owner: SignedByOwner) -> None:
-        """A position that the run's owner has signed leads, if it is further, whoever claims it. `signed_by_owner` says
-        of a position, the SHA-256 of its parameters and a signature whether that is so."""
-        self._core.claims.vouching.signed_by_owner = signed_by_owner
 
     def peers(self) -> Mapping[PeerID, PeerReport]:
         """What the other peers last said about themselves; their texts are strangers'."""
         return dict(self._core.directory.others)
 
-    def seconds_since_heard(self, peer: PeerID) -> float:
-        """Of another peer, by a connection, a third peer or its report; infinite if it never was heard of."""
-        return self._core.directory.hearing.age(peer)
-
-    def answers(self, peer: PeerID) -> bool:
-        """Whether another peer can be taken for alive: false within five seconds where a connection tells."""
-        return self._core.directory.hearing.answers(peer)
-
-    def peers_apart(self) -> dict[PeerID, PeerReport]:
-        """Who trains another model of this run than this peer, or waits since it cannot reach this one's."""
-        return self._core.claims.apart()
-
     def is_synchronized_with_peers(self) -> bool:
         """Whether, by what the others last reported, no other lineage leads."""
-        return self._run(self._trainer().is_synchronized())
+        return self.call(lambda core: core.is_synchronized())
 
     def load_state_from_peers(self) -> bool:
         """Joins the run if need be; whether a state was downloaded for that. Raises StateDownloadError."""
-        return self._run(self._trainer().join())
+        return self.call(lambda core: core.join())
 
     def linger(self, until_others_at: int, timeout: float) -> bool:
         """See OptimizerCore.linger: hands out the state until nobody who can be reached is behind that epoch."""
-        return self._run(self._trainer().linger(until_others_at, timeout))
-
-    def offer_checkpoints(self, offered: bool) -> None:
-        """See OptimizerCore.offer_checkpoints."""
-        core = self._trainer()
-
-        async def offer() -> None:
-            core.offer_checkpoints(offered)
-
-        self._run(offer())
-
-    def tell_evaluation(self, epoch: int, loss: float, samples: int) -> None:
-        """The others read in this peer's report that the model of `epoch` has this loss on text that nobody trains
-        on."""
-        self._trainer().metrics.note_evaluation(epoch, loss, samples)
-
-    def checkpoints_elsewhere(self) -> bool:
-        """Whether another peer writes checkpoints, so that this one need not. Waits for seconds at most."""
-        return self._run(self._trainer().checkpoints_elsewhere())
-
-    def leave_state(self) -> tuple[PeerID, int] | None:
-        """Before this peer leaves: who stays with a state as good, and its epoch. Waits for seconds at most."""
-        return self._run(self._trainer().leave_state())
-
-    def epoch_elsewhere(self) -> int | None:
-        """The furthest epoch that a peer that can be reached stands at; None: there is nobody who holds a state."""
-        return self._run(self._trainer().epoch_elsewhere())
-
-    def alone_with_parameters(self, action: Callable[[], T]) -> T:
-        """Runs `action`, which may change the parameters and wait, while nobody else reads or changes them."""
-        return self._run(self._trainer().replica.alone(action))
+        return self.call(lambda core: core.linger(until_others_at, timeout))
 
     def state_digest(self) -> str:
         """SHA-256 over the parameters: equal for peers that hold them bit-identically."""
-        return self._trainer().state_digest()
+        return self.core.state_digest()
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, with scheduler, epoch and lineage under "swarm". See OptimizerCore.state_dict."""
-        return self._run(self._trainer().state_dict())
+        return self.call(lambda core: core.state_dict())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from there; restore the model's parameters first. See OptimizerCore.load_state_dict."""
-        self._run(self._trainer().load_state_dict(state_dict))
+        self.call(lambda core: core.load_state_dict(state_dict))
 
     # pausing
 
@@ -436,37 +413,36 @@ class Optimizer(torch.optim.Optimizer):
     def seat_lost(self) -> SeatLost | None:
         """Why this trainer's samples cannot count at present, in figures; None: they can. Meanwhile this peer follows
         the run, and what it computes is dropped: the loop calls `step(batch_size=0)` instead. From any thread."""
-        return None if self.auxiliary else self._trainer().seat.lost
+        return None if self.auxiliary else self.core.seat.lost
 
     def review_seat(self, divided: float = 1.0) -> SeatLost | None:
         """Finds out at once whether this trainer's samples can count, as after a change of its limits, and returns
         `seat_lost`; otherwise each step does. `divided`: what the user has set, by this peer's limits. From any thread
         but the loop's; without effect after `shutdown`."""
 
-        async def review() -> None:
-            self._trainer().seat.divided = divided
-            self._trainer().review_seat()
+        def review(core: OptimizerCore) -> None:
+            core.seat.divided = divided
+            core.review_seat()
 
-        with suppress(RuntimeError, OptimizerError):  # the loop has ended
-            if not self.auxiliary:
-                self._run(review())
+        with suppress(RuntimeError, OptimizerError):  # the loop has ended, or an auxiliary has no seat
+            self.call(review)
         return self.seat_lost
 
     @property
     def seconds_to_send(self) -> float:
         """That sending takes in each round by the limits which the user has set; 0: there are none. From any thread."""
-        return 0.0 if self.auxiliary else self._trainer().seat.seconds
+        return 0.0 if self.auxiliary else self.core.seat.seconds
 
     @property
     def downloading(self) -> str:
         """The state that this peer downloads to come into step, in words: how much it is, how far, how long it takes;
         "": it downloads none. From any thread."""
-        return "" if self.auxiliary else self._trainer().downloading
+        return "" if self.auxiliary else self.core.downloading
 
     @property
     def round_bytes(self) -> int:
         """That a trainer sends in each round, and receives; 0: not known to an auxiliary."""
-        return 0 if self.auxiliary else self._trainer().round_bytes
+        return 0 if self.auxiliary else self.core.round_bytes
 
     @property
     def has_handed_in(self) -> bool:
@@ -475,12 +451,6 @@ class Optimizer(torch.optim.Optimizer):
         Samples that it keeps then (`local_progress`), since nobody else computes, count when the run goes on.
         """
         return self._core.has_handed_in
-
-    @property
-    def seconds_to_round(self) -> float:
-        """How long the others need to end the epoch, by their reports, if this peer computes no more; infinite where no
-        rate is known."""
-        return self._core.tracker.seconds_to_round
 
     def _soon(self, action: Callable[[], None]) -> None:
         """On the loop, after all that was asked for before. Without effect once this optimizer has been shut down."""
@@ -510,11 +480,6 @@ class Optimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"<swarm Optimizer of {self.run_id!r} at epoch {self.local_epoch} around {type(self.opt).__name__}>"
-
-    def _trainer(self) -> OptimizerCore:
-        if isinstance(self._core, AuxiliaryCore):
-            raise OptimizerError("an auxiliary holds no parameters and computes no progress")
-        return self._core
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._closed or not self.dht.is_alive():

@@ -190,7 +190,9 @@ class BackgroundCheckpoints:
             self._begin(writes)
         elif writes or evaluates:
             self._writes = writes
-            self._work = self._writer.submit(lambda: not self._optimizer.checkpoints_elsewhere())
+            self._work = self._writer.submit(
+                lambda: not self._optimizer.call(lambda core: core.checkpoints_elsewhere())
+            )
 
     def _passed(self, every: int) -> bool:
         return every > 0 and self._optimizer.local_epoch // every > self._seen // every
@@ -211,7 +213,7 @@ class BackgroundCheckpoints:
     def _evaluate(self, model: nn.Module, epoch: int, path: Path | None) -> None:
         result = self._evaluation(model, epoch) if self._evaluation is not None else None
         if result is not None:
-            self._optimizer.tell_evaluation(result.epoch, result.loss, result.samples)
+            self._optimizer.core.metrics.note_evaluation(result.epoch, result.loss, result.samples)
         if path is None:
             return
         best = result is not None and self._store.remember_loss(path, result.loss, result.samples)
@@ -231,12 +233,12 @@ class BackgroundCheckpoints:
         if path is not None:
             self.path, self._written = path, lineage
         if self._offers:  # from one that cannot write the next one takes over
-            self._optimizer.offer_checkpoints(path is not None)
+            self._optimizer.call(lambda core: core.offer_checkpoints(path is not None))
         return path
 
     def __enter__(self) -> Self:
         if self._offers:
-            self._optimizer.offer_checkpoints(True)
+            self._optimizer.call(lambda core: core.offer_checkpoints(True))
         return self
 
     def __exit__(
@@ -253,7 +255,7 @@ class BackgroundCheckpoints:
         optimizer = self._optimizer
         if optimizer.is_averaging or self._lineage != self._written:
             state = self._take()  # an epoch that was about to end has ended now
-            heir = optimizer.leave_state() if self._yields else None
+            heir = optimizer.call(lambda core: core.leave_state()) if self._yields else None
             if heir is not None:
                 report = optimizer.peers().get(heir[0])
                 name = (report and report.name) or heir[0].short

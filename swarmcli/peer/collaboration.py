@@ -124,7 +124,7 @@ class Collaboration:
             told = before_joining(self.optimizer.round_bytes, limit, recipe.target_batch_size)
             peer.events.emit(Noticed("info", told))
         if recipe.run_key is not None:
-            self.optimizer.trust_owner(owners_word(recipe, recipe.run_key))
+            self.optimizer.claims.vouching.signed_by_owner = owners_word(recipe, recipe.run_key)
         self._accounts = keep_accounts(peer, self.optimizer)
         self.resumed: Path | None = None  # the checkpoint that this peer went on from
         if checkpoint is not None:
@@ -174,7 +174,7 @@ class Collaboration:
             return
         kept = f"a checkpoint of epoch {epoch_of(found[0])} is here; looking whether somebody stands further"
         self.peer.events.emit(Noticed("info", kept))
-        elsewhere = self.optimizer.epoch_elsewhere()
+        elsewhere = self.optimizer.call(lambda core: core.epoch_elsewhere())
         if elsewhere is not None and elsewhere >= epoch_of(found[0]):
             return
         problems = []
@@ -195,7 +195,7 @@ class Collaboration:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on from there. Raises CheckpointError or ValueError if it is of another model."""
-        self.optimizer.alone_with_parameters(lambda: checkpoint.restore_model(self.model))
+        self.optimizer.call(lambda core: core.replica.alone(lambda: checkpoint.restore_model(self.model)))
         self._take_over(checkpoint)
 
     def _take_over(self, checkpoint: Checkpoint) -> None:
@@ -239,7 +239,7 @@ def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> BookReader:
             run=peer.digest,
             own=optimizer.report,
             others=optimizer.peers,
-            answers=optimizer.answers,
+            answers=optimizer.directory.hearing.answers,
             position=position,
             clock=peer.journal.clock,
             exact=optimizer.use_gradient_averaging and recipe.averaging.target_group_size is None,

@@ -58,7 +58,7 @@ def _holding_the_state(
     """What a trainer or a monitor works with, from the checkpoint that `resume` names or else its own newest one. At
     the end its summary is written, and it says goodbye."""
     collaboration = Collaboration(peer, resume=resume)
-    collaboration.optimizer.give_up_when(stop.is_set)
+    collaboration.optimizer.core.give_up_when(stop.is_set)
     with _following(collaboration, watch):
         if resume is None:
             collaboration.resume_own()
@@ -119,7 +119,8 @@ def train(
         nonlocal pace
         peer.processors.take()
         if (share := peer.pace.share) != pace:
-            collaboration.optimizer.expect_pace(share / pace)
+            factor = share / pace  # others need not learn it by and by
+            collaboration.optimizer.call(lambda core: core.tracker.performance_ema.scale(factor))
             pace = share
         on_step()
 

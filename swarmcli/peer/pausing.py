@@ -120,7 +120,7 @@ class Pauses:
     def _handing_in(self) -> tuple[int, float]:
         """The samples that no round has taken, and in how many seconds one is expected to; infinite: it is not
         known."""
-        return (self._kept, self._optimizer.seconds_to_round) if self._kept else NOTHING
+        return (self._kept, self._optimizer.tracker.seconds_to_round) if self._kept else NOTHING
 
     def _step(self) -> None:
         if self._optimizer.auxiliary:

@@ -115,7 +115,7 @@ class RunWatch:
         )
         if optimizer is None:
             return status
-        epoch, expected = self._epoch(optimizer), optimizer.expected_samples()
+        epoch, expected = self._epoch(optimizer), optimizer.tracker.expected()
         peers = self._peers(optimizer, epoch, expected, status.now)
         evaluation, evaluation_by = self._evaluation, ""
         if evaluation is None:
@@ -211,15 +211,15 @@ class RunWatch:
 
     def _peers(self, optimizer: Optimizer, epoch: int, expected: Expected, now: float) -> list[PeerStatus]:
         """This peer first. A report's age is told by swarm time; the moment, like all others here, by this clock."""
-        own, apart, swarm_now = optimizer.report(), optimizer.peers_apart(), self._peer.dht.clock.now()
+        own, apart, swarm_now = optimizer.report(), optimizer.claims.apart(), self._peer.dht.clock.now()
         others = optimizer.peers()
         reports = {self._peer.peer_id: own, **others}
         shares = self._history.shares({peer.text: report.samples_per_second for peer, report in reports.items()})
         health = self._health(own, own, epoch, 0.0)
         rows = [_row(self._peer.peer_id, own, expected, shares, last_seen=now, health=health, me=True)]
         for peer, report in others.items():
-            age = max(0.0, min(optimizer.seconds_since_heard(peer), swarm_now - report.time))
-            if not optimizer.answers(peer):
+            age = max(0.0, min(optimizer.directory.hearing.age(peer), swarm_now - report.time))
+            if not optimizer.directory.hearing.answers(peer):
                 health = "not answering"
             elif peer in apart and not _pauses(report):
                 health = "waiting" if apart[peer].phase == "stranded" else "another model"
@@ -313,7 +313,7 @@ def clock_alarm(behind: float) -> str:
 
 def alarm(optimizer: Optimizer) -> str:
     """One run, two models, or a peer that cannot get at the one there is: who is where, and what helps. "": neither."""
-    apart, own = optimizer.peers_apart(), optimizer.report()
+    apart, own = optimizer.claims.apart(), optimizer.report()
     if own.phase == "stranded":
         holders = [report for report in optimizer.peers().values() if report.phase in ("training", "following")]
         if not holders:

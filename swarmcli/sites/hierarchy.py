@@ -142,7 +142,7 @@ class LeaderLevels(LeaderGradients):
             self._tell(optimizer.opt)
         level = levels.due(verdict)
         if level is not None:
-            optimizer.alone_with_parameters(lambda: levels.average(level))
+            optimizer.call(lambda core: core.replica.alone(lambda: levels.average(level)))
         self._gathered = self._replaced = False
         self.at_rest = verdict.stop
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -40,7 +40,18 @@ class FakeOptimizer:
     def peers(self) -> dict[PeerID, Any]:
         return {ADA: SimpleNamespace(name="Ada")}
 
-    def tell_evaluation(self, epoch: int, loss: float, samples: int) -> None:
+    @property
+    def core(self) -> Any:
+        return self
+
+    @property
+    def metrics(self) -> Any:
+        return self
+
+    def call(self, action: Callable[[Any], Any]) -> Any:
+        return action(self)
+
+    def note_evaluation(self, epoch: int, loss: float, samples: int) -> None:
         self.told.append((epoch, loss, samples))
 
     def offer_checkpoints(self, offered: bool) -> None:

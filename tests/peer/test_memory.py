@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -60,18 +61,16 @@ class FakeOptimizer:
 
     use_gradient_averaging = True
     param_groups = ()
+    directory = SimpleNamespace(hearing=SimpleNamespace(answers=lambda peer: False))
 
-    def report(self) -> None:
-        """Nobody asks within this test."""
+    def report(self) -> SimpleNamespace:
+        return SimpleNamespace(name="me", team="")
 
     def review_seat(self, divided: float = 1.0) -> None:
         """Its samples count."""
 
     def peers(self) -> dict[Any, Any]:
         return {}
-
-    def answers(self, peer: Any) -> bool:
-        return False
 
     def shutdown(self) -> None:
         """Nothing was started."""

@@ -23,7 +23,7 @@ class FakeOptimizer:
         self.calls: list[str] = []
         self.in_step: Callable[[], object] = lambda: None
         self.auxiliary, self.local_epoch, self.has_handed_in = False, 0, False
-        self.seconds_to_round = math.inf
+        self.tracker = SimpleNamespace(seconds_to_round=math.inf)
         self.seat_lost: str | None = None
         self.local_progress = SimpleNamespace(samples_accumulated=8)
 
@@ -119,12 +119,12 @@ def test_who_is_to_leave_waits_for_the_round_but_not_where_none_can_be_expected(
         optimizer, said, now = FakeOptimizer(), list[str](), [100.0]
         activity = Activity()
         optimizer.has_handed_in = handed_in
-        optimizer.seconds_to_round = round_at
+        optimizer.tracker.seconds_to_round = round_at
         pauses, stop = pauses_of(optimizer, activity, say=said.append, clock=lambda: now[0])
 
         def second() -> None:
             now[0] += 1.0
-            optimizer.seconds_to_round = max(0.0, optimizer.seconds_to_round - 1.0)
+            optimizer.tracker.seconds_to_round = max(0.0, optimizer.tracker.seconds_to_round - 1.0)
             optimizer.has_handed_in = now[0] >= 100.0 + goes_at
 
         optimizer.in_step = second
@@ -165,9 +165,9 @@ def test_a_machine_that_shuts_down_meanwhile_shortens_the_wait_to_a_minute() -> 
 
 def test_a_round_that_turns_out_to_be_further_away_than_one_may_stay_is_not_waited_for() -> None:
     optimizer, activity = FakeOptimizer(), Activity()
-    optimizer.seconds_to_round = 240.0
+    optimizer.tracker.seconds_to_round = 240.0
     pauses, stop = pauses_of(optimizer, activity)
-    optimizer.in_step = lambda: setattr(optimizer, "seconds_to_round", 1200.0)
+    optimizer.in_step = lambda: setattr(optimizer.tracker, "seconds_to_round", 1200.0)
     with pauses:
         activity.stop()
         assert pauses.rest() and stop.is_set() and optimizer.calls.count("step") == 1

@@ -60,17 +60,18 @@ class FakeOptimizer:
     def peers(self) -> dict[PeerID, SimpleNamespace]:
         return self.others
 
-    def peers_apart(self) -> dict[PeerID, SimpleNamespace]:
-        return self.apart
+    @property
+    def directory(self) -> SimpleNamespace:
+        hearing = SimpleNamespace(age=lambda peer: self.age, answers=lambda peer: peer not in self.silent)
+        return SimpleNamespace(hearing=hearing)
 
-    def expected_samples(self) -> dict[PeerID, tuple[float, float]]:
-        return {TRAINER: (self.target / 2, self.rate)}
+    @property
+    def claims(self) -> SimpleNamespace:
+        return SimpleNamespace(apart=lambda: self.apart)
 
-    def seconds_since_heard(self, peer: PeerID) -> float:
-        return self.age
-
-    def answers(self, peer: PeerID) -> bool:
-        return peer not in self.silent
+    @property
+    def tracker(self) -> SimpleNamespace:
+        return SimpleNamespace(expected=lambda: {TRAINER: (self.target / 2, self.rate)})
 
 
 def told(
