@@ -139,6 +139,15 @@ class EpochReported(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class EpochLoss(Event):
+    """The swarm's loss of an epoch, as this peer reckons it from what others report. Told again when that changes."""
+
+    epoch: int
+    loss: float
+    peers: int  # that have reported theirs
+
+
+@dataclass(frozen=True, slots=True)
 class PeerSilent(Event):
     """A peer of the run no longer answers, as far as can be told from here, or (`answers`) does so again."""
 

@@ -270,7 +270,7 @@ class Session:
             reach=lambda: maps.look(),
         )
         source = DashboardSource(self.peer.journal, watch.look, providers)
-        observer = Observer(source.look, self.peer.events, self._recipe.local.webhook)
+        observer = Observer(source.look, self.peer.events, self._recipe.local.webhook, watch.news)
         maps = ReachMaps(self.peer.dht, self._recipe.run_id, lambda: self.peer.others_of_run(), source.look)
         self._exit.enter_context(observer)
         self._exit.enter_context(maps)

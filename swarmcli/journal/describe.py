@@ -55,7 +55,7 @@ class Recorder:
         match event:
             case happened.EpochReported() if not self._reports.take_now(1, now):
                 return
-            case happened.RunObserved():
+            case happened.RunObserved() | happened.EpochLoss():
                 yield replace(event, time=now)
                 return
             case happened.EpochAdvanced() | happened.RoundFinished() | happened.EpochReported() | happened.Evaluated():

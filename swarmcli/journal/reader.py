@@ -22,6 +22,7 @@ from swarmcli.events import (
     PeerSeen,
     RoundFinished,
 )
+from swarmcli.journal import sums
 from swarmcli.journal.describe import Line
 from swarmcli.journal.moments import READ_FORMAT_6, Axis, Moment, ends_of, read_moments
 from swarmcli.journal.sums import Failure
@@ -64,7 +65,7 @@ class JournalReader:
         """The epochs above `after` up to `until`, or to the last that this peer has reached, by number; thinned out
         evenly to `limit` at most, the last one kept.
 
-        `loss` is the mean of what peers reported, weighted by their rates, or else this peer's own. Epochs of which
+        `loss` is the swarm's as `EpochLoss` told it, or else this peer's own. Epochs of which
         only reports tell have no samples. What a report claims of an epoch to come is left out: anybody can claim that.
         """
         within = f"FROM curve WHERE run_id = ? AND epoch > ? AND epoch <= ? AND epoch <= {_REACHED}"
@@ -99,7 +100,7 @@ class JournalReader:
             own = EpochAdvanced(row["number"], "", 0, 0, peers, None, 0.0, 0.0, time=told)
         else:
             own = self._row(EpochAdvanced, row)
-        return replace(own, loss=row["loss_sum"] / row["weight"]) if row["tellers"] > 0 and row["weight"] else own
+        return own if row["told_loss"] is None else replace(own, loss=row["told_loss"])
 
     def evaluations(self, run_id: str, *, after: int = -1, limit: int | None = None) -> list[Evaluated]:
         """Of epochs above `after`, by number; of one that was measured more than once the last."""
@@ -275,7 +276,7 @@ _RUNS = "SELECT id FROM runs WHERE run_id = ?"
 _LISTED: Mapping[str, type[Any]] = {"epochs": EpochAdvanced, "rounds": RoundFinished, "events": Line}
 _REACHED = "(SELECT reached FROM totals WHERE run_id = ?)"  # beyond it there are claims alone
 _CURVE = (
-    "SELECT epochs.*, curve.epoch AS number, curve.peers AS tellers, curve.told, loss_sum, weight FROM curve "
+    "SELECT epochs.*, curve.epoch AS number, curve.peers AS tellers, curve.told, curve.loss AS told_loss FROM curve "
     "LEFT JOIN epochs ON epochs.id = curve.row"
 )
 
@@ -304,6 +305,6 @@ def _open(path: Path, mode: str) -> sqlite3.Connection:
         if version == 0:
             raise JournalError(f"{path} cannot be read: it is empty; its run has not written anything yet")
         if version == CONVERTED:
-            connection.execute(READ_FORMAT_6)
+            connection.executescript(f"{READ_FORMAT_6}; {sums.READ_FORMAT_6};")
         on_error.pop_all()
     return connection

@@ -7,32 +7,20 @@ that retention deletes are not subtracted.
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from swarmcli.events import RoundFinished
+from swarmcli.events import EpochLoss, RoundFinished
 
 MAX_CAUSES = 200  # of one run; their words are others'
 MAX_CAUSE = 200  # characters
 OTHER = "another reason"
 
-# Claims of strangers are added up: one without bound would leave nothing of the others when it is replaced.
-_WEIGHT = "min(max(coalesce({0}.samples_per_second, 0.0), 0.001), 1e9)"
-_COUNTS = "({0}.loss IS NOT NULL AND abs({0}.loss) < 1e12)"
 _RUN_ID = "(SELECT run_id FROM runs WHERE id = new.run)"
-
-
-def _told(row: str, sign: str) -> str:
-    weight, counts = _WEIGHT.format(row), _COUNTS.format(row)
-    return (
-        f"UPDATE curve SET loss_sum = loss_sum {sign} {row}.loss * {weight}, weight = weight {sign} {weight}, "
-        f"peers = peers {sign} 1, told = coalesce(min(told, {row}.time), {row}.time) "
-        f"WHERE run_id = {_RUN_ID} AND epoch = {row}.epoch AND {counts};"
-    )
-
 
 LAYOUT = f"""
 CREATE TABLE IF NOT EXISTS totals (
@@ -42,11 +30,10 @@ CREATE TABLE IF NOT EXISTS totals (
     bytes_received INTEGER NOT NULL DEFAULT 0, reached INTEGER NOT NULL DEFAULT -1
 ) WITHOUT ROWID;
 
--- one row per epoch: which row of `epochs` tells of it best, and the sums of what peers reported of it
+-- one row per epoch: which row of `epochs` tells of it best; the swarm's loss, how many told theirs, and since when
 CREATE TABLE IF NOT EXISTS curve (
     run_id TEXT, epoch INTEGER, row INTEGER, stepped INTEGER NOT NULL DEFAULT 0,
-    loss_sum REAL NOT NULL DEFAULT 0, weight REAL NOT NULL DEFAULT 0, peers INTEGER NOT NULL DEFAULT 0, told REAL,
-    PRIMARY KEY (run_id, epoch)
+    loss REAL, peers INTEGER NOT NULL DEFAULT 0, told REAL, PRIMARY KEY (run_id, epoch)
 ) WITHOUT ROWID;
 
 CREATE TABLE IF NOT EXISTS failures (
@@ -79,19 +66,17 @@ CREATE TRIGGER IF NOT EXISTS add_round AFTER INSERT ON rounds BEGIN
         WHERE run_id = {_RUN_ID};
 END;
 
-CREATE TRIGGER IF NOT EXISTS add_report AFTER INSERT ON reports BEGIN
-    INSERT INTO curve (run_id, epoch) VALUES ({_RUN_ID}, new.epoch) ON CONFLICT DO NOTHING;
-    {_told("new", "+")}
-END;
-
-CREATE TRIGGER IF NOT EXISTS change_report AFTER UPDATE ON reports BEGIN
-    {_told("old", "-")}
-    {_told("new", "+")}
-END;
-
 -- lists show the newest rows that people should read, and who left lately
 CREATE INDEX IF NOT EXISTS events_told ON events (id) WHERE level != 'detail';
 CREATE INDEX IF NOT EXISTS peers_gone ON peers (time) WHERE gone != '';
+"""
+# In format 6 triggers added up what peers reported, weighted by the rates that they claimed.
+READ_FORMAT_6 = "CREATE TEMP VIEW curve AS SELECT *, loss_sum / nullif(weight, 0) AS loss FROM main.curve"
+CONVERT_FORMAT_6 = """
+DROP TRIGGER IF EXISTS add_report;
+DROP TRIGGER IF EXISTS change_report;
+ALTER TABLE curve ADD COLUMN loss REAL;
+UPDATE curve SET loss = loss_sum / nullif(weight, 0);
 """
 
 
@@ -105,6 +90,16 @@ class Failure:
     first: float
     last: float
     example: str  # as it was said the last time
+
+
+def put_losses(connection: sqlite3.Connection, run_id: str, losses: Sequence[EpochLoss]) -> None:
+    """What is no number is left out: a curve shows this peer's own there."""
+    rows = [(run_id, each.epoch, each.loss, each.peers, each.time) for each in losses if math.isfinite(each.loss)]
+    connection.executemany(
+        "INSERT INTO curve (run_id, epoch, loss, peers, told) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+        "loss = excluded.loss, peers = excluded.peers, told = coalesce(told, excluded.told)",
+        rows,
+    )
 
 
 def add_failures(connection: sqlite3.Connection, run_id: str, rounds: Sequence[RoundFinished]) -> None:

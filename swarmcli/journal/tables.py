@@ -118,7 +118,7 @@ class Table:
             return f"{name}=max({old}, {new})"
         if name in self.added:
             return f"{name}=coalesce({old}, 0) + coalesce({new}, 0)"
-        return f"{name}=iif({new} = '', {old}, {new})" if name in self.filled else f"{name}={new}"
+        return f"{name}=coalesce(nullif({new}, ''), {old})" if name in self.filled else f"{name}={new}"
 
     @property
     def bound(self) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from swarmcli.errors import JournalError
-from swarmcli.events import Event, RoundFinished, RunObserved
+from swarmcli.events import EpochLoss, Event, RoundFinished, RunObserved
 from swarmcli.journal import moments, sums
 from swarmcli.journal.retention import DEFAULT_BYTES, WAL_BYTES, Retention
 from swarmcli.journal.tables import (
@@ -250,7 +250,8 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
             connection.executescript("PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL")
             _change(connection, LAYOUT)
         elif version == CONVERTED:
-            _change(connection, f"{moments.CONVERT_FORMAT_6} PRAGMA user_version={VERSION};")
+            convert = f"{moments.CONVERT_FORMAT_6} {sums.CONVERT_FORMAT_6} PRAGMA user_version={VERSION};"
+            _change(connection, convert)
         _add_columns(connection)
         connection.execute("PRAGMA synchronous=NORMAL")  # a killed process loses nothing by that, a power cut seconds
         connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
@@ -286,6 +287,9 @@ def _add_columns(connection: sqlite3.Connection) -> None:
 def _put(connection: sqlite3.Connection, kind: type[Event], values: Sequence[Any], run: RunRecord) -> None:
     if kind is RunObserved:
         moments.add_moments(connection, run.run_id, values)
+        return
+    if kind is EpochLoss:
+        sums.put_losses(connection, run.run_id, values)
         return
     table = TABLES[kind]
     connection.executemany(table.put, ({**to_row(value), "run": run.id, "id": None} for value in values))

@@ -6,13 +6,13 @@ import math
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from itertools import accumulate
+from typing import Any
 
-from swarmcli.events import EpochAdvanced, EpochReported, Event
+from swarmcli.events import EpochAdvanced, EpochCredited, EpochLoss, EpochReported, Event
 
 RECENT_EPOCHS = 10  # by which the run's end is estimated, and over which the peers' shares are taken
 LOSSES = 60  # epochs whose loss is kept
-T = TypeVar("T")
 
 
 class EpochHistory:
@@ -26,7 +26,9 @@ class EpochHistory:
         self._reached = -1  # this epoch
         self._own: dict[int, float] = {}  # epoch → this peer's loss
         self._reports: dict[int, dict[str, EpochReported]] = {}  # epoch → peer → what it told
-        self._means: dict[int, float] = {}  # epoch → the mean of what was told, until more is
+        self._credited: dict[int, Mapping[str, float]] = {}  # epoch → peer → samples that its round has counted
+        self._losses: dict[int, float] = {}  # epoch → what follows from that, until more is told
+        self._news: set[int] = set()  # epochs of which more has been told since `news` was asked
         self._grown: dict[str, float] | None = None  # peer → its part of the last epochs, until more is told
 
     def note(self, event: Event) -> None:
@@ -38,8 +40,16 @@ class EpochHistory:
             case EpochReported(epoch=epoch) if self._reached - LOSSES < epoch <= self._reached + 2:
                 with self._lock:
                     self._reports.setdefault(epoch, {})[event.peer] = event
-                    self._means.pop(epoch, None)
+                    self._hear_of(epoch)
                     self._grown = None
+            case EpochCredited(epoch=epoch):
+                with self._lock:
+                    self._credited[epoch] = event.samples
+                    self._hear_of(epoch)
+
+    def _hear_of(self, epoch: int) -> None:
+        self._losses.pop(epoch, None)
+        self._news.add(epoch)
 
     def _advance(self, event: EpochAdvanced) -> None:
         self._reached = event.epoch
@@ -49,20 +59,28 @@ class EpochHistory:
                 self.lengths.append(event.seconds)
         if event.loss is not None:
             self._own[event.epoch] = event.loss
-        _forget(self._own, self._reached)
-        _forget(self._reports, self._reached)
-        _forget(self._means, self._reached)
+        for by_epoch in (self._own, self._reports, self._credited, self._losses):
+            _forget(by_epoch, self._reached)
         self._grown = None
 
     def losses(self) -> list[float]:
-        """The swarm's, by epoch, up to the one that this peer has reached: the mean of what was reported, weighted by
-        rates, and this peer's own where nobody has told anything."""
+        """The swarm's, by epoch, up to the one that this peer has reached; its own where nobody has told anything."""
         with self._lock:
-            for epoch, reports in self._reports.items():
-                if epoch not in self._means:
-                    self._means[epoch] = _mean(reports.values())
-            told = {epoch: mean for epoch, mean in self._means.items() if epoch <= self._reached}
-            return [loss for _, loss in sorted((self._own | told).items())][-LOSSES:]
+            return [loss for _, loss in sorted((self._own | self._reckoned()).items())][-LOSSES:]
+
+    def news(self) -> list[EpochLoss]:
+        """Of the epochs that this peer has reached those whose loss has changed since this was asked last."""
+        with self._lock:
+            reckoned = self._reckoned()
+            new = sorted(self._news & reckoned.keys())
+            self._news = {epoch for epoch in self._news if epoch > self._reached}
+            return [EpochLoss(epoch, reckoned[epoch], len(self._reports[epoch])) for epoch in new]
+
+    def _reckoned(self) -> dict[int, float]:
+        for epoch, reports in self._reports.items():
+            if epoch not in self._losses:
+                self._losses[epoch] = _loss(reports.values(), self._credited.get(epoch, {}))
+        return {epoch: loss for epoch, loss in self._losses.items() if epoch <= self._reached}
 
     def shares(self, rates: Mapping[str, float]) -> dict[str, float]:
         """Each peer's part, 0 to 1, of the samples that all of them computed over the last epochs.
@@ -89,14 +107,23 @@ class EpochHistory:
         return _parts({peer: most[peer] - least[peer] for peer in least if peer in twice})
 
 
-def _forget(by_epoch: dict[int, T], reached: int) -> None:
+def _forget(by_epoch: dict[int, Any], reached: int) -> None:
     for epoch in [each for each in by_epoch if not reached - LOSSES < each <= reached + 2]:
         del by_epoch[epoch]
 
 
-def _mean(reports: Iterable[EpochReported]) -> float:
-    weighted = [(report.loss, max(report.samples_per_second, 1e-3)) for report in reports]
-    return math.fsum(loss * weight for loss, weight in weighted) / math.fsum(weight for _, weight in weighted)
+def _loss(reports: Iterable[EpochReported], credited: Mapping[str, float]) -> float:
+    """The median of what those tell whose samples the round has counted, weighted by these; so what one of three and
+    more claims moves it no further than to the next one's. Of two the mean. Where none of these has told anything, or
+    nobody knows whom the round has counted, all count alike."""
+    told = [(each.loss, credited.get(each.peer, 0.0)) for each in reports]
+    told = [each for each in told if each[1] > 0] or [(loss, 1.0) for loss, _ in told]
+    whole = math.fsum(weight for _, weight in told)
+    if len(told) < 3:
+        return math.fsum(loss * weight for loss, weight in told) / whole
+    told.sort(key=lambda each: (math.isnan(each[0]), each[0]))
+    reached = accumulate(weight for _, weight in told)
+    return next(loss for (loss, _), part in zip(told, reached, strict=True) if part >= whole / 2)
 
 
 def _parts(amounts: Mapping[str, float]) -> dict[str, float]:

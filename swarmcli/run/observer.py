@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 
-from swarmcli.events import Events, Noticed, RunObserved
+from swarmcli.events import EpochLoss, Events, Noticed, RunObserved
 from swarmcli.run import views
 from swarmcli.run.alerts import Alerts
 from swarmcli.run.values import Alert, RunStatus
@@ -20,9 +20,16 @@ logger = logging.getLogger(__name__)
 class Observer:
     """A context manager: it looks while the block lasts."""
 
-    def __init__(self, look: Callable[[], RunStatus], events: Events, webhook: str | None = None) -> None:
-        """`look` as of a DashboardSource. `webhook`: where alerts are posted to; None: nowhere."""
-        self._look = look
+    def __init__(
+        self,
+        look: Callable[[], RunStatus],
+        events: Events,
+        webhook: str | None = None,
+        news: Callable[[], Iterable[EpochLoss]] = tuple,
+    ) -> None:
+        """`look` as of a DashboardSource. `webhook`: where alerts are posted to; None: nowhere. `news` as of a
+        RunWatch."""
+        self._look, self._news = look, news
         self._events = events
         self._webhook = Webhook(webhook, self._warn) if webhook else None
         self._alerts = Alerts()
@@ -36,6 +43,7 @@ class Observer:
 
     def observe(self) -> None:
         """One look."""
+        self._tell_news()
         status = self._look()
         counts = views.count(status.peers)
         loss = status.losses[-1] if status.losses and math.isfinite(status.losses[-1]) else None
@@ -48,6 +56,10 @@ class Observer:
                 self._webhook.post(message_of(alert, status))
         for alert in ended:
             self._events.emit(Noticed("info", f"This is over: {alert.text.partition('. ')[0]}"))
+
+    def _tell_news(self) -> None:
+        for told in self._news():
+            self._events.emit(told)
 
     def _warn(self, text: str) -> None:
         self._events.emit(Noticed("warning", text))
@@ -68,6 +80,7 @@ class Observer:
     ) -> None:
         self._leaving.set()
         self._thread.join()
+        self._tell_news()
         if self._webhook is not None:
             self._webhook.close()
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from swarmcli.averaging.round.pace import longest_sending
-from swarmcli.events import Evaluated, Event, ReachabilityChanged
+from swarmcli.events import EpochLoss, Evaluated, Event, ReachabilityChanged
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.progress import seconds_until
 from swarmcli.optim.peers.report import is_settled
@@ -82,6 +82,10 @@ class RunWatch:
                 self._reach = event.sentence
             case Evaluated():
                 self._evaluation = replace(event, time=self._peer.journal.clock())
+
+    def news(self) -> list[EpochLoss]:
+        """Losses of epochs, as far as they are others than at the last call. From any thread."""
+        return self._history.news()
 
     def look(self) -> RunStatus:
         """The run as this peer sees it now."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swarmcli.errors import JournalError
-from swarmcli.events import EpochReported, Event, Events, Noticed
+from swarmcli.events import EpochLoss, EpochReported, Event, Events, Noticed
 from swarmcli.journal import Journal, JournalReader, RunRecord
 from swarmcli.journal import writer as writer_module
 
@@ -41,6 +41,7 @@ def test_what_is_emitted_can_be_read_while_the_run_goes_on(journal: Journal, clo
     events.emit(averaging_round(0))
     events.emit(epoch(1, loss=3.5))
     events.emit(EpochReported(BOB, 1, 3.0, 600, 12.5))
+    events.emit(EpochLoss(1, 3.0, 1))
     assert journal.flush(30)
     with journal.read() as reader:
         (run,) = reader.runs()

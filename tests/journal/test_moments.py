@@ -11,9 +11,9 @@ import pytest
 from swarmcli.events import RunObserved
 from swarmcli.journal import Journal, JournalReader, moments
 from swarmcli.journal.moments import Moment, add_moments, read_moments
-from swarmcli.journal.tables import CONVERTED, VERSION
+from swarmcli.journal.tables import VERSION
 
-from .samples import RUN, START, Clock
+from .samples import CURVE_OF_FORMAT_6, RUN, START, Clock
 
 
 class Table:
@@ -114,7 +114,7 @@ def test_a_journal_of_the_format_before_shows_each_moment_once_before_and_after_
                 )
                 values = (RUN.run_id, scale, slot, *sums)
                 connection.execute(f"INSERT INTO moments VALUES ({', '.join('?' * len(values))})", values)
-        connection.execute(f"PRAGMA user_version={CONVERTED}")
+        connection.executescript(CURVE_OF_FORMAT_6)
 
     def read() -> list[Moment]:
         with JournalReader(path) as reader:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from swarmcli.errors import JournalError
-from swarmcli.events import EpochReported
+from swarmcli.events import EpochLoss, EpochReported
 from swarmcli.journal import Journal, JournalReader
 from swarmcli.journal.sums import MAX_CAUSES, OTHER, cause_of
 from swarmcli.journal.tables import CONVERTED, VERSION
 
-from .samples import ALICE, BOB, CAROL, RUN, Clock, averaging_round, epoch
+from .samples import ALICE, BOB, CAROL, CURVE_OF_FORMAT_6, RUN, Clock, averaging_round, epoch
 
 R = RUN.run_id
 
@@ -36,8 +36,8 @@ def busy(path: Path) -> Iterator[JournalReader]:
                 which = draw.randrange(60)
                 journal.record(epoch(which, None if which % 7 else 2.0, samples=draw.choice((0, 1000))))
                 journal.record(averaging_round(number, draw.choice(("committed", "failed", "undecided")), "why"))
-                peer, loss = draw.choice((ALICE, BOB, CAROL)), draw.choice((1.0, 2.5, float("nan")))
-                journal.record(EpochReported(peer, which, loss, 0, draw.choice((0.0, 10.0, 300.0))))
+                journal.record(EpochReported(draw.choice((ALICE, BOB, CAROL)), which, 2.5, 0, 10.0))
+                journal.record(EpochLoss(which, draw.choice((1.0, 2.5, float("nan"))), 3))
     with JournalReader(path) as reader:
         yield reader
 
@@ -55,13 +55,6 @@ def test_sums_are_those_of_the_rows(busy: JournalReader) -> None:
     assert (totals.epochs, totals.own_samples) == (epochs, samples)
     assert (totals.rounds_committed, totals.rounds_failed, totals.bytes_sent) == (good, bad, sent)
     assert totals.rounds_undecided == 600 - totals.rounds_committed - totals.rounds_failed
-    told = asked(
-        busy,
-        "SELECT epoch, sum(loss * max(samples_per_second, 0.001)) / sum(max(samples_per_second, 0.001)) "
-        "FROM reports WHERE loss IS NOT NULL GROUP BY epoch",
-    )
-    shown = {row.epoch: row.loss for row in busy.chart(R)}
-    assert told and all(shown[number] == pytest.approx(loss) for number, loss in told)
     best = asked(
         busy,
         "SELECT coalesce(max(CASE WHEN samples > 0 THEN id END), max(id)) FROM epochs GROUP BY epoch ORDER BY epoch",
@@ -154,6 +147,26 @@ def test_a_journal_from_before_a_column_was_added_is_read_and_written_on(path: P
         journal.record(replace(epoch(2), gradient_norm=1.5, update_norm=0.25))
     with JournalReader(path) as reader:
         assert [(row.gradient_norm, row.update_norm) for row in reader.epochs(R)] == [(None, None), (1.5, 0.25)]
+
+
+def test_the_curve_of_the_format_before_is_read_and_goes_on(path: Path) -> None:
+    """There triggers added up what peers reported, weighted by their rates."""
+    Journal(path, run=RUN, clock=Clock()).close()
+    with sqlite3.connect(path) as old:
+        old.executescript(CURVE_OF_FORMAT_6)
+        old.execute(
+            f"INSERT INTO curve VALUES ('{R}', 1, NULL, 0, 900.0, 300.0, 2, 5.0), ('{R}', 2, NULL, 0, 0, 0, 0, 0)"
+        )
+        old.execute("UPDATE totals SET reached = 2")
+    old.close()
+    with JournalReader(path) as reader:
+        assert [row.loss for row in reader.chart(R)] == [3.0, None]
+    with Journal(path, run=RUN, clock=Clock()) as journal:
+        journal.record(EpochReported(BOB, 2, 9.0, 0, 10.0))
+        journal.record(EpochLoss(2, 1.25, 3))
+    with JournalReader(path) as reader:
+        assert [row.loss for row in reader.chart(R)] == [3.0, 1.25]
+        assert [row.loss for row in reader.every(R, "epochs")] == [3.0, 1.25]
 
 
 def test_a_journal_of_another_version_is_refused_by_name(path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarmcli.events import Event, Events, Noticed, RunObserved
+from swarmcli.events import EpochLoss, Event, Events, Noticed, RunObserved
 from swarmcli.run.alerts import AlertOptions, Alerts
 from swarmcli.run.observer import Observer
 from swarmcli.run.values import Alert, PeerStatus, RunStatus
@@ -224,7 +224,8 @@ def test_an_observer_tells_the_journal_people_and_pages() -> None:
     heard: list[Event] = []
     events, run = Events(), Run()
     events.subscribe(heard.append)
-    observer = Observer(lambda: run.status, events)
+    news = [[EpochLoss(7, 2.0, 3)]]
+    observer = Observer(lambda: run.status, events, news=lambda: news.pop() if news else [])
     run.change(losses=(3.0, 2.0))
     for step in range(2 + int(USUAL.deserted / STEP)):
         run.change(now=step * STEP, peers=(MONITOR, TRAINER) if step < 2 else (MONITOR,), epoch=7)
@@ -236,3 +237,7 @@ def test_an_observer_tells_the_journal_people_and_pages() -> None:
     observed = [event for event in heard if isinstance(event, RunObserved)]
     assert observed[0] == RunObserved(7, 2, 1, 10.0, 2.0) and observed[-2].trainers == 0
     assert [event.level for event in heard if isinstance(event, Noticed)] == ["warning", "info"]
+    news.append([EpochLoss(7, 2.5, 4)])
+    with observer:
+        pass
+    assert [event for event in heard if isinstance(event, EpochLoss)] == [EpochLoss(7, 2.0, 3), EpochLoss(7, 2.5, 4)]

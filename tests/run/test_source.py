@@ -9,6 +9,7 @@ import pytest
 
 from swarmcli.events import (
     EpochAdvanced,
+    EpochLoss,
     EpochReported,
     Evaluated,
     Noticed,
@@ -115,7 +116,7 @@ def test_the_losses_of_others_fill_in_when_their_reports_arrive(world: World) ->
     world.epoch(1, None)
     world.written()
     assert [row.loss for row in world.source.epochs()] == [None]
-    world.journal.record(EpochReported(BOB, 1, 3.5, 400, 10.0))
+    world.journal.record(EpochLoss(1, 3.5, 1))
     world.written()
     assert [row.loss for row in world.source.epochs()] == [3.5]
 

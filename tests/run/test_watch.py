@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from swarmcli.averaging.seats import NoSeat
-from swarmcli.events import EpochAdvanced, EpochReported, Evaluated, Event, Events, ReachabilityChanged
+from swarmcli.events import EpochAdvanced, EpochCredited, EpochReported, Evaluated, Event, Events, ReachabilityChanged
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.epoch.seat import SeatLost
 from swarmcli.run.watch import RunWatch, alarm, clock_alarm, mode_in_words
@@ -158,13 +158,14 @@ def test_the_evaluations_of_others_are_shown_with_whose_word_they_are() -> None:
     assert status.evaluation is not None and (status.evaluation.loss, status.evaluation_by) == (2.6, "")
 
 
-def test_the_loss_of_an_epoch_is_the_swarms_weighted_by_rates() -> None:
-    reports = [EpochReported("alice", 8, 2.0, 99, 300.0), EpochReported("bob", 8, 4.0, 99, 100.0)]
+def test_the_loss_of_an_epoch_is_the_swarms_weighted_by_the_samples_that_rounds_counted() -> None:
+    reports = [EpochReported("alice", 8, 2.0, 99, 1.0), EpochReported("bob", 8, 4.0, 99, 1.0)]
+    credited = EpochCredited(8, 800, {"alice": 300.0, "bob": 100.0}, {}, 8.0)
     earlier = EpochReported("alice", 7, 9.0, 99, 300.0)
     for heard, losses in (
-        ([ended(7), earlier, *reports, ended(8)], (9.0, 2.5)),
-        ([ended(7), ended(8), *reports, earlier], (9.0, 2.5)),  # in whatever order they come
-        ([ended(7, 3.0), ended(8, 3.0), *reports], (3.0, 2.5)),  # its own where nobody has told anything
+        ([ended(7), earlier, *reports, ended(8), credited], (9.0, 2.5)),
+        ([ended(7), ended(8), credited, *reports, earlier], (9.0, 2.5)),  # in whatever order they come
+        ([ended(7, 3.0), ended(8, 3.0), *reports], (3.0, 3.0)),  # its own where nobody has told anything
         ([ended(7)], ()),
     ):
         watch = watching(FakeOptimizer(0, epoch=8))
