@@ -134,7 +134,6 @@ def averager_config(
     config: OptimizerConfig,
     *,
     auxiliary: bool = False,
-    client_mode: bool | None = None,
     allreduce_timeout: float | None = None,
     next_chunk_timeout: float | None = None,
     compression: CompressionBase | None = None,
@@ -158,6 +157,6 @@ def averager_config(
             **(defaults | allreduce),
         ),
         auxiliary=auxiliary,
-        client_mode=client_mode,
+        client_mode=config.client_mode,
         **others,
     )

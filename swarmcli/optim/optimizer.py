@@ -140,13 +140,13 @@ class Optimizer(torch.optim.Optimizer):
         averaging = averager_config(
             config,
             auxiliary=auxiliary,
-            client_mode=client_mode,
             allreduce_timeout=allreduce_timeout,
             next_chunk_timeout=next_chunk_timeout,
             compression=grad_compression,
             options=of_averager,
         )
-        self.mode = choose_mode(grad_averager)(
+        self.mode = choose_mode(
+            grad_averager,
             timing=timing,
             reuse_grad_buffers=reuse_grad_buffers,
             share_gradients=use_ext_grad_buffer,

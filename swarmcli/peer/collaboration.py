@@ -287,7 +287,7 @@ def device_in_words(recipe: Recipe, compute: Compute) -> str:
 def averager_options(recipe: Recipe) -> dict[str, Any]:
     """What the recipe says about the averager itself."""
     averaging = recipe.averaging
-    options: dict[str, Any] = {
+    return {
         "part_size_bytes": averaging.part_size_bytes,
         "proceed_alone": averaging.proceed_alone,
         "trust": recipe.trust,
@@ -295,12 +295,9 @@ def averager_options(recipe: Recipe) -> dict[str, Any]:
         "aggregator": make_aggregator(recipe.aggregator, averaging.aggregator),
         "max_share": recipe.averaging.max_share,
         "audit": averaging.audit,
+        "bandwidth": recipe.local.bandwidth,
+        "target_group_size": averaging.target_group_size,
     }
-    if recipe.local.bandwidth is not None:
-        options["bandwidth"] = recipe.local.bandwidth
-    if recipe.averaging.target_group_size is not None:
-        options["target_group_size"] = recipe.averaging.target_group_size
-    return options
 
 
 def mode_options(recipe: Recipe) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def test_every_mode_reaches_the_optimizer() -> None:
     local = options(small("local_updates.enabled=yes", "averaging.average_opt_statistics=[exp_avg]"))
     assert local["grad_averager"] is None and local["average_opt_statistics"] == ("exp_avg",)
     assert averager_options(small("averaging.target_group_size=8"))["target_group_size"] == 8
-    assert "target_group_size" not in averager_options(small())
+    assert averager_options(small())["target_group_size"] is None
     delayed = options(small("delay={grad_averaging: yes, state_averaging: no}"))
     assert delayed["delay_grad_averaging"] and delayed["delay_optimizer_step"] and delayed["offload_optimizer"]
     assert not delayed["delay_state_averaging"]
@@ -72,6 +72,7 @@ def test_every_mode_reaches_the_optimizer() -> None:
     assert averager_options(small("averaging.part_size_bytes=4096", "local.bandwidth=0")) == {
         "part_size_bytes": 4096,
         "bandwidth": 0,
+        "target_group_size": None,
         "proceed_alone": False,
         "seats_per_network": 16,
         "audit": 0.005,

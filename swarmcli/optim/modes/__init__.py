@@ -25,9 +25,10 @@ MODES: Mapping[Any, type[Mode]] = {
 }
 
 
-def choose_mode(grad_averager: Callable[..., Any] | None) -> Callable[..., Mode]:
-    """The mode that an averager class, what its `get_factory` returned, or None stands for; it lacks the options that
-    all modes have. Raises TypeError for anything else, and for options that the mode does not have."""
+def choose_mode(grad_averager: Callable[..., Any] | None, **common: Any) -> Mode:
+    """The mode that an averager class, what its `get_factory` returned, or None stands for. `common`: the options that
+    all modes have. Raises TypeError for anything else, and for options that the mode does not have; ValueError for
+    options that cannot work together."""
     kind: Any = grad_averager
     options: dict[str, Any] = {}
     if isinstance(grad_averager, partial):
@@ -45,4 +46,4 @@ def choose_mode(grad_averager: Callable[..., Any] | None) -> Callable[..., Mode]
         )
     if "averager_rank" in own.keys() - options:
         raise TypeError(f"grad_averager: {kind.__name__}.get_factory needs averager_rank")
-    return partial(mode, **options)
+    return mode(**options, **common)

@@ -134,15 +134,15 @@ def test_a_step_that_finds_nobody_gives_everything_back(kind: type[LowRankGradie
 
 
 def test_what_an_averager_class_stands_for() -> None:
-    assert choose_mode(None)() == LocalUpdates()
-    assert choose_mode(GradientAverager)() == Synchronous()
-    assert choose_mode(GradientAverager.get_factory())() == Synchronous()
+    assert choose_mode(None) == LocalUpdates()
+    assert choose_mode(GradientAverager) == Synchronous()
+    assert choose_mode(GradientAverager.get_factory()) == Synchronous()
     factory = PowerSGDGradientAverager.get_factory(averager_rank=4)
-    assert choose_mode(factory)() == PowerSGD(averager_rank=4, min_compression_ratio=0.5)
-    assert choose_mode(partial(factory, min_compression_ratio=0.1))() == (
+    assert choose_mode(factory) == PowerSGD(averager_rank=4, min_compression_ratio=0.5)
+    assert choose_mode(partial(factory, min_compression_ratio=0.1)) == (
         PowerSGD(averager_rank=4, min_compression_ratio=0.1)
     )
-    assert choose_mode(partial(PowerEFGradientAverager, averager_rank=8))() == PowerEF(averager_rank=8)
+    assert choose_mode(partial(PowerEFGradientAverager, averager_rank=8)) == PowerEF(averager_rank=8)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_what_is_none_is_refused_by_name(factory, words: str) -> None:
 
 def test_impossible_options_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="averager_rank"):
-        choose_mode(PowerSGDGradientAverager.get_factory(averager_rank=0))()
+        choose_mode(PowerSGDGradientAverager.get_factory(averager_rank=0))
     with dhts(1) as (only,), pytest.raises(ValueError, match="averaging_alpha"):
         Local(PowerEFGradientAverager, only, averaging_alpha=0.5)
 
