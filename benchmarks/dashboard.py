@@ -28,6 +28,7 @@ from coordinator_web.feed import Feed
 from coordinator_web.server import DashboardServer
 from swarmcli.events import Contribution, EpochAdvanced, EpochReported, Events
 from swarmcli.journal import Journal, RunRecord
+from swarmcli.journal.moments import KEPT, SCALES
 from swarmcli.network.identity import PeerID
 from swarmcli.recipe import load_recipe
 from swarmcli.run.source import DashboardSource, Providers
@@ -101,11 +102,11 @@ def _fill(path: Path, ids: list[PeerID]) -> None:
             report + "VALUES (1, ?, ?, 2.0, 1, 10, ?)",
             [(peer.text, epoch, now) for peer in ids],
         )
-    for scale in (4, 64, 1024, 16384):
+    for scale in SCALES:
         connection.execute(
-            NUMBERS.format(count=20_000) + "INSERT INTO moments SELECT ?, ?, ? / ? - i, ? - i * ?, ? - i * ?, 1, 1000, "
-            "990, 5000.0, ? - i * ? / 8, 2.0, 1 FROM n",
-            (RUN, scale, int(now), scale, now, scale, now, scale, ROUNDS, scale),
+            NUMBERS.format(count=KEPT) + "INSERT INTO moments SELECT ?, ?, ? / ? - i, ? - i * ?, ? - i * ?, 1, 1000, "
+            "990, 5000.0, ? - i * ? / 8, 2.0, 1 FROM n WHERE i > ?",
+            (RUN, scale, int(now), scale, now, scale, now, scale, ROUNDS, scale, 0 if scale == SCALES[0] else KEPT / 2),
         )
     connection.commit()
     connection.close()
@@ -118,7 +119,7 @@ def _watch(ids: list[PeerID], journal: Journal) -> RunWatch:
         peer: SimpleNamespace(
             role="trainer", name=f"peer-{number}", epoch=ROUNDS, phase="training", samples_per_second=10.0, loss=2.0,
             lineage="aa", device="cpu", client_mode=bool(number % 3), drift=None, last_outcome="committed",
-            last_reason="", time=time.time(), pause="", team="",
+            last_reason="", time=time.time(), pause="", team="", evaluation=None,
         )
         for number, peer in enumerate(ids)
     }  # fmt: skip
@@ -127,6 +128,7 @@ def _watch(ids: list[PeerID], journal: Journal) -> RunWatch:
     optimizer = SimpleNamespace(
         global_progress=SimpleNamespace(epoch=ROUNDS), local_epoch=ROUNDS, is_averaging=False,
         report=lambda: reports[ids[0]], peers=lambda: dict(others), downloading="", round_bytes=0,
+        seat_lost=None, seconds_to_send=0.0,
         tracker=SimpleNamespace(expected=lambda: dict.fromkeys(ids, (1.0, 10.0))),
         directory=SimpleNamespace(hearing=SimpleNamespace(age=lambda peer: 1.0, answers=lambda peer: True)),
         claims=SimpleNamespace(apart=dict),
@@ -137,7 +139,8 @@ def _watch(ids: list[PeerID], journal: Journal) -> RunWatch:
         link=lambda: None, no_link="", description=SimpleNamespace(name="monitor"), others_of_run=tuple,
         activity=SimpleNamespace(status=lambda: SimpleNamespace(state="running", reasons=(), since=None)),
         dht=SimpleNamespace(
-            clock=SimpleNamespace(now=time.time), reach=SimpleNamespace(sentence=lambda: "others can dial this peer")
+            clock=SimpleNamespace(now=time.time, uncorrected=0.0),
+            reach=SimpleNamespace(sentence=lambda: "others can dial this peer")
         ),
     )  # fmt: skip
     watch = RunWatch(cast(Any, peer))

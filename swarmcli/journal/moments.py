@@ -89,11 +89,11 @@ def read_moments(
         ((begin, end),) = query(f"SELECT {edges} FROM moments WHERE run_id = ?", (*span, run_id))
         if begin is None or end is None:
             return []
-    whole = ends_of(query, run_id)
-    if whole is None:
+    ((first, last),) = query("SELECT min(first), max(last) FROM moments WHERE run_id = ?", (run_id,))
+    if first is None:
         return []
-    first = whole[0] if begin is None else max(whole[0], begin)
-    last = whole[1] if end is None else min(whole[1], end)
+    first = first if begin is None else max(first, begin)
+    last = last if end is None else min(last, end)
     low = int(first // SCALES[0])
     slots = max(1, math.ceil((int(last // SCALES[0]) - low + 1) / points))  # of the finest scale, in a point
     rows = query(
@@ -105,7 +105,14 @@ def read_moments(
     return [Moment(time, float(max(scale, slots * SCALES[0])), *rest) for time, scale, *rest in rows]
 
 
-def ends_of(query: Query, run_id: str) -> tuple[float, float] | None:
-    """When the run was first and last observed; None: never."""
-    ((first, last),) = query("SELECT min(first), max(last) FROM moments WHERE run_id = ?", (run_id,))
-    return None if first is None else (first, last)
+def read_ends(query: Query, run_id: str) -> tuple[Moment, Moment] | None:
+    """The first and the last moment of all, as exactly as they are known; None: there is none."""
+    ends = []
+    for edge in ("min(first)", "max(last)"):  # the other columns are of the row where that is found
+        ((_, *values),) = query(
+            f"SELECT {edge}, first, scale * 1.0, epoch, alive * 1.0 / count, trainers * 1.0 / count, rate / count, "
+            "CASE WHEN losses THEN loss / losses END FROM moments WHERE run_id = ?",
+            (run_id,),
+        )
+        ends.append(Moment(*values))
+    return None if ends[0].time is None else (ends[0], ends[1])

@@ -24,7 +24,7 @@ from swarmcli.events import (
 )
 from swarmcli.journal import sums
 from swarmcli.journal.describe import Line
-from swarmcli.journal.moments import READ_FORMAT_6, Axis, Moment, ends_of, read_moments
+from swarmcli.journal.moments import READ_FORMAT_6, Axis, Moment, read_ends, read_moments
 from swarmcli.journal.sums import Failure
 from swarmcli.journal.tables import CONVERTED, TABLES, RunRecord, Totals, from_row, version_of
 
@@ -195,13 +195,8 @@ class JournalReader:
         return read_moments(self._query, run_id, begin=begin, end=end, by=by, points=points)
 
     def ends(self, run_id: str) -> tuple[Moment, Moment] | None:
-        """The first and the last moment of all, as exactly as they are known; None: there is none."""
-        ends = ends_of(self._query, run_id)
-        if ends is None:
-            return None
-        (first,) = self.moments(run_id, end=ends[0], points=1)
-        (last,) = self.moments(run_id, begin=ends[1], points=1)
-        return first, last
+        """See `moments.read_ends`."""
+        return read_ends(self._query, run_id)
 
     def totals(self, run_id: str) -> Totals:
         """Sums over the whole run, rows that gave way for want of room included."""
