@@ -3,60 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from swarmcli.dht import messages
 from swarmcli.dht.core import BREATH, NodeCore
-from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.messages import Answer, Outcome
 from swarmcli.dht.records import LARGE_VALUE, Record, id_from_bytes, is_owned, key_id
 from swarmcli.dht.routing import Contact
 from swarmcli.dht.storage import Verdict, Writer
 from swarmcli.errors import CallRefused
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import Prefix
-from swarmcli.network.token_bucket import TokenBuckets
+from swarmcli.network.token_bucket import Meter
 
 _VALUE_WORK = 1 / 1024  # of a question's, for each byte of a large value: reading 100 KiB takes up to ten milliseconds
 _RECORD_WORK = 0.1  # of a question's, for one record in an answer and for one key that is compared
 
 
-_MOST = 4096  # peers and prefixes that are remembered: those that were quiet longest are forgotten first
-
-
-class Meter:
-    """One token bucket per peer, and one per prefix unless strangers share it. Times are the loop's, handed in."""
-
-    def __init__(self, rate: float, burst: float, factor: float, *, most: int = _MOST) -> None:
-        """`factor`: how many times a peer's budget is a prefix's."""
-        self._peers: TokenBuckets[PeerID] = TokenBuckets(rate, burst, most)
-        self._prefixes: TokenBuckets[Prefix] = TokenBuckets(factor * rate, factor * burst, most)
-
-    def take(self, peer: PeerID, prefix: Prefix, amount: float, now: float) -> bool:
-        """Whether both have so much left; counts it if so."""
-        own = self._peers.of(peer)
-        if not own.take_now(amount, now):
-            return False
-        if prefix.shared or self._prefixes.of(prefix).take_now(amount, now):
-            return True
-        own.give_back(amount)
-        return False
-
-    def owe(self, peer: PeerID, prefix: Prefix, amount: float, now: float) -> None:
-        """Counts what has been done already: it is missing later."""
-        self._peers.of(peer).take(amount, now)
-        if not prefix.shared:
-            self._prefixes.of(prefix).take(amount, now)
-
-
-class Meters:
-    """Of one node."""
-
-    def __init__(self, limits: DHTLimits) -> None:
-        factor = limits.prefix_factor
-        self.records = Meter(limits.writes_per_second, limits.write_burst, factor)
-        self.bytes = Meter(limits.bytes_per_second, limits.bytes_burst, factor)
-        self.work = Meter(limits.work_per_second, limits.work_burst, factor)
+def _keys(peer: PeerID, prefix: Prefix) -> dict[str, Hashable]:
+    """What counts a peer's requests: itself, and its prefix unless strangers share it."""
+    return {"peer": peer} if prefix.shared else {"peer": peer, "prefix": prefix}
 
 
 class DHTService:
@@ -65,7 +32,14 @@ class DHTService:
 
     def __init__(self, core: NodeCore) -> None:
         self._core = core
-        self._meters = Meters(core.limits)
+        limits, factor = core.limits, core.limits.prefix_factor  # how many times a peer's budget is a prefix's
+
+        def meter(rate: float, burst: float) -> Meter:
+            return Meter(peer=(rate, burst), prefix=(factor * rate, factor * burst))
+
+        self._records = meter(limits.writes_per_second, limits.write_burst)
+        self._bytes = meter(limits.bytes_per_second, limits.bytes_burst)
+        self._work = meter(limits.work_per_second, limits.work_burst)
         self._serving = False
 
     def start(self) -> None:
@@ -106,7 +80,7 @@ class DHTService:
                 room = 0  # the message is full: of the other questions not even the keys are looked through
             answers.append(answer)
         if work := _RECORD_WORK * (messages.MAX_RECORDS - left):
-            self._meters.work.owe(peer, self._core.writer(peer).prefix, work, self._core.loop_time())
+            self._work.owe(loop_time(), work, **_keys(peer, self._core.writer(peer).prefix))
         targets = list(dict.fromkeys(id_from_bytes(question.target) for question in request.questions))
         neighbours = await self._neighbours(peer, targets, request.contacts)
         return messages.FindReply(self._core.instance, neighbours, tuple(answers))
@@ -114,22 +88,25 @@ class DHTService:
     async def store(self, peer: PeerID, request: messages.StoreRequest) -> messages.StoreReply:
         """Judges each record by itself."""
         self._core.heard_from(peer, request.listening)
-        now, writer = self._core.loop_time(), self._core.writer(peer)
+        now, writer = loop_time(), self._core.writer(peer)
+        keys = _keys(peer, writer.prefix)
         outcomes: list[Outcome] = []
         room = self._core.limits.max_reply  # for newer records: a large one may stand in the way of thousands
         for index, record in enumerate(request.records):
             if index % BREATH == BREATH - 1 or record.size > LARGE_VALUE:
                 await asyncio.sleep(0)
-            allowed = self._meters.records.take(peer, writer.prefix, 1, now)
-            allowed = allowed and self._meters.bytes.take(peer, writer.prefix, record.size, now)
             work = max(0, record.size - LARGE_VALUE) * _VALUE_WORK
-            allowed = allowed and self._meters.work.take(peer, writer.prefix, work, now)
+            allowed = (
+                self._records.take(now, 1, **keys)
+                and self._bytes.take(now, record.size, **keys)
+                and self._work.take(now, work, **keys)
+            )
             outcome = self._judge(writer, peer, record) if allowed else Outcome(Verdict.BUSY)
             if outcome.current is not None:
                 room -= outcome.current.size
             outcomes.append(outcome if room >= 0 else Outcome(outcome.verdict))
         targets = list(dict.fromkeys(key_id(record.key) for record in request.records)) if request.contacts > 0 else []
-        if not self._meters.work.take(peer, writer.prefix, len(targets), now):
+        if not self._work.take(now, len(targets), **keys):
             targets = []  # to name neighbours is as much work as to answer a question
         return messages.StoreReply(tuple(outcomes), await self._neighbours(peer, targets, request.contacts))
 
@@ -149,8 +126,7 @@ class DHTService:
 
     def _charge(self, peer: PeerID, work: float) -> None:
         """Before anything is done. Raises CallRefused."""
-        prefix = self._core.writer(peer).prefix
-        if not self._meters.work.take(peer, prefix, work, self._core.loop_time()):
+        if not self._work.take(loop_time(), work, **_keys(peer, self._core.writer(peer).prefix)):
             raise CallRefused("busy", "this peer has been asked too much")
 
     def _judge(self, writer: Writer, peer: PeerID, record: Record) -> Outcome:

@@ -14,13 +14,12 @@ from swarmcli.network.address_book import AddressBook
 from swarmcli.network.addresses import is_direct, parse_address, scope_of
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import DIAL_STAGGER, Limits
-from swarmcli.network.token_bucket import TokenBucket, TokenBuckets
+from swarmcli.network.token_bucket import Meter
 from swarmcli.network.transports.base import Connection, Purpose, Transport
 
 # Failures that say something about this machine, and nothing about the address.
 _OURS = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL, errno.EMFILE, errno.ENFILE, errno.ENOBUFS)
 _TOO_MANY = "{} is not tried: too many addresses that others have named do not answer"
-_MOST_HOSTS = 1024  # whose budgets are remembered
 
 
 Dial: TypeAlias = Callable[[str], Awaitable[Connection]]
@@ -93,7 +92,13 @@ class Dialer:
         self.round_trip: Callable[[PeerID], float | None] = lambda peer: None  # to a connected peer, in seconds
         self._book = book
         self._limits = limits
-        self._budget = DialBudget(limits, now)
+        self._now = now
+        # How many dials may fail where others pointed to. It refills with time, so that strangers can make this peer
+        # neither search a network nor burden a victim. Dials under way count as failed.
+        self._failures = Meter(
+            host=(limits.failed_dials_per_second_per_host, limits.failed_dials_burst_per_host),
+            everyone=(limits.failed_dials_per_second, limits.failed_dials_burst),
+        )
 
     def addresses_of(self, peer: PeerID) -> tuple[str, ...]:
         """Where this peer can be tried now, with the transports that are there."""
@@ -140,7 +145,7 @@ class Dialer:
         stranger = address not in self._book.first_hand(peer)
         parsed = parse_address(address)
         host = parsed.host if parsed.relay is None else parsed.relay.text
-        if stranger and not self._budget.take(host):
+        if stranger and not self._failures.take(self._now(), host=host):
             raise ConnectError(_TOO_MANY.format(address), address=address)
         try:
             connection = await self.dial(address, peer, purpose, self._limits.dial_timeout)
@@ -149,34 +154,8 @@ class Dialer:
                 self._book.failed(peer, address, somebody_else=isinstance(error, WrongPeerError))
             raise
         if stranger:
-            self._budget.give_back(host)
+            self._failures.give_back(host=host)
         return connection
-
-
-class DialBudget:
-    """How many dials may fail at addresses that others named: in all, and at each host. It refills with time, so that
-    strangers can make this peer neither search a network nor burden a victim. Dials under way count as failed."""
-
-    def __init__(self, limits: Limits, now: Callable[[], float]) -> None:
-        self._now = now
-        self._all = TokenBucket(limits.failed_dials_per_second, limits.failed_dials_burst)
-        rate, burst = limits.failed_dials_per_second_per_host, limits.failed_dials_burst_per_host
-        self._hosts: TokenBuckets[str] = TokenBuckets(rate, burst, _MOST_HOSTS)
-
-    def take(self, host: str) -> bool:
-        """Whether one more dial may begin there; it counts as failed until it is given back."""
-        there, now = self._hosts.of(host), self._now()
-        if not there.take_now(1, now):
-            return False
-        if not self._all.take_now(1, now):
-            there.give_back(1)
-            return False
-        return True
-
-    def give_back(self, host: str) -> None:
-        """The peer has answered there."""
-        self._all.give_back(1)
-        self._hosts.of(host).give_back(1)
 
 
 def _is_ours(error: BaseException) -> bool:

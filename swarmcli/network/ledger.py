@@ -10,9 +10,7 @@ from typing import Any
 
 from swarmcli.network.budgets import HANDSHAKE_RATE, SHARED_HANDSHAKE_RATE, Budget, Budgets
 from swarmcli.network.prefix import Prefix
-from swarmcli.network.token_bucket import TokenBuckets
-
-_MOST_PREFIXES = 4096  # whose rates are remembered
+from swarmcli.network.token_bucket import Meter
 
 
 class Ledger:
@@ -140,9 +138,8 @@ class HandshakeRates:
     """How many handshakes each network may have this peer take part in per second."""
 
     def __init__(self) -> None:
-        self._own: TokenBuckets[Prefix] = TokenBuckets(*HANDSHAKE_RATE, _MOST_PREFIXES)
-        self._shared: TokenBuckets[Prefix] = TokenBuckets(*SHARED_HANDSHAKE_RATE, _MOST_PREFIXES)
+        self._meter = Meter(own=HANDSHAKE_RATE, shared=SHARED_HANDSHAKE_RATE)
 
     def take(self, prefix: Prefix, now: float) -> bool:
         """Whether one more may begin; counts it if so. `now`: the loop's time."""
-        return (self._shared if prefix.shared else self._own).of(prefix).take_now(1, now)
+        return self._meter.take(now, shared=prefix) if prefix.shared else self._meter.take(now, own=prefix)

@@ -1,20 +1,20 @@
-"""How fast something may go: a bucket of tokens that fills at a constant rate."""
+"""How fast something may go: a bucket of tokens that fills at a constant rate, and buckets by key."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
-from typing import Generic, TypeVar
+from collections.abc import Hashable, Iterator
+from typing import TypeAlias
 
 from swarmcli.recent import Recent
 
-K = TypeVar("K", bound=Hashable)
+Bound: TypeAlias = tuple[float, float]  # tokens per second in the long run, and at once
 
 
 class TokenBucket:
     """`rate` tokens come in per second, up to `burst`. A token is a byte, or one of whatever is bounded.
 
-    It knows no time of its own: whoever asks says what the time is, in seconds of a clock that does not go back.
+    It knows no time of its own: the caller hands it in, in seconds of a clock that does not go back.
     """
 
     def __init__(self, rate: float, burst: float) -> None:
@@ -53,24 +53,58 @@ class TokenBucket:
         if seconds > 0:
             await asyncio.sleep(seconds)
 
-    def is_full(self, now: float) -> bool:
-        """Whether it is as good as a new one, and need not be kept."""
-        self._fill(now)
-        return self._tokens >= self.burst
-
     def _fill(self, now: float) -> None:
         if now > self._at:
             self._tokens = min(self.burst, self._tokens + (now - self._at) * self.rate)
             self._at = now
 
 
-class TokenBuckets(Generic[K]):
-    """One bucket for each key, all alike. Of more than `most`, those that were quiet longest are forgotten first."""
+class Meter:
+    """Bounds one thing by several keys at once: each bound has a bucket for each of its keys, and there may be one
+    bucket for everyone. Callers name the bounds that apply: `take(now, peer=peer, network=network)`.
 
-    def __init__(self, rate: float, burst: float, most: int) -> None:
-        self._rate, self._burst = rate, burst
-        self._buckets: Recent[K, TokenBucket] = Recent(most)
+    Identities cost nothing, so name theirs first: the other bounds are not touched by what an identity is refused.
+    """
 
-    def of(self, key: K) -> TokenBucket:
-        bucket = self._buckets[key] = self._buckets.get(key) or TokenBucket(self._rate, self._burst)
-        return bucket
+    def __init__(self, *, everyone: Bound | None = None, most: int = 4096, **bounds: Bound | None) -> None:
+        """A bound is None where there is none. Of more than `most` keys of a bound those that were quiet longest are
+        forgotten first."""
+        self._everyone = None if everyone is None else TokenBucket(*everyone)
+        self._bounds = bounds
+        self._buckets: dict[str, Recent[Hashable, TokenBucket]] = {name: Recent(most) for name in bounds}
+
+    def take(self, now: float, amount: float = 1, **keys: Hashable) -> bool:
+        """Whether all of these have so much left; only then it is counted."""
+        taken: list[TokenBucket] = []
+        for bucket in self._of(keys):
+            if not bucket.take_now(amount, now):
+                for each in taken:
+                    each.give_back(amount)
+                return False
+            taken.append(bucket)
+        return True
+
+    def owe(self, now: float, amount: float, **keys: Hashable) -> None:
+        """Counts what has been done already: it is missing later."""
+        for bucket in self._of(keys):
+            bucket.take(amount, now)
+
+    def give_back(self, amount: float = 1, **keys: Hashable) -> None:
+        """What was taken is not used after all."""
+        for bucket in self._of(keys):
+            bucket.give_back(amount)
+
+    async def wait(self, amount: float, **keys: Hashable) -> None:
+        """Returns, in the loop's time, when so much may go by all of these. It waits for one after the other: what
+        waits for its own pace takes nothing from the others'."""
+        for bucket in self._of(keys):
+            await bucket.wait(amount)
+
+    def _of(self, keys: dict[str, Hashable]) -> Iterator[TokenBucket]:
+        for name, key in keys.items():
+            bound, buckets = self._bounds[name], self._buckets[name]
+            if bound is not None:
+                bucket = buckets[key] = buckets.get(key) or TokenBucket(*bound)
+                yield bucket
+        if self._everyone is not None:
+            yield self._everyone

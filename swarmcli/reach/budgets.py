@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarmcli.network.token_bucket import TokenBucket, TokenBuckets
+from swarmcli.network.token_bucket import Meter
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +24,33 @@ class DialLimits:
     all_burst: int = 120  # … and in all
     all_rate: float = 2.0
     under_way: int = 32  # at one moment
-    known: int = 4096  # identities and networks that are remembered, each; those quiet longest are forgotten first
+
+    def meter(self) -> Meter:
+        """Counts dials by identity, by network, and in all."""
+        return Meter(
+            peer=(self.peer_rate, self.peer_burst),
+            network=(self.network_rate, self.network_burst),
+            everyone=(self.all_rate, self.all_burst),
+        )
 
 
-class DialBudget:
-    """Counts dials. Times are the loop's, handed in."""
+TRIES = 3  # of one attempt to punch; each sends one SYN
+MAX_NEARBY = 3  # addresses of one LAN that are dialed
 
-    def __init__(self, limits: DialLimits = DialLimits()) -> None:
-        self.limits = limits
-        self._all = TokenBucket(limits.all_rate, limits.all_burst)
-        self._peers: TokenBuckets[bytes] = TokenBuckets(limits.peer_rate, limits.peer_burst, limits.known)
-        self._networks: TokenBuckets[str] = TokenBuckets(limits.network_rate, limits.network_burst, limits.known)
-
-    def take(self, peer: bytes, network: str, now: float) -> bool:
-        """Whether `peer` may have one more host in `network` dialed; counts it if so.
-
-        Identities cost nothing, so theirs is asked for first and the others bound what many of them do together.
-        """
-        buckets = self._peers.of(peer), self._networks.of(network), self._all
-        return all(bucket.take_now(1, now) for bucket in buckets)
+# Addresses that peers name without proof of being there. One who names somebody else's has three SYNs sent to it every
+# two minutes; a crowd of identities that names the same host has 24 sent, and then one every 20 s.
+CONTROL_LIMITS = DialLimits(
+    peer_burst=TRIES, peer_rate=TRIES / 120, network_burst=24, network_rate=1 / 20, all_burst=120, all_rate=1.0
+)
+# Further connections of two that are connected directly: they lead to the host at which the other end is known to be,
+# but perhaps to a neighbour's port there.
+BULK_LIMITS = DialLimits(peer_burst=96, peer_rate=1.0, network_burst=96, network_rate=1.0, all_burst=960, all_rate=10.0)
+# Asks alone: each has this end dial a listener or two. An honest peer asks once in two minutes.
+ASK_LIMITS = DialLimits(
+    peer_burst=4, peer_rate=1 / 60, network_burst=120, network_rate=1.0, all_burst=120, all_rate=1.0
+)
+# Dials inside this end's own network, each at up to MAX_NEARBY addresses. That both ends are seen at one host is what
+# the other end says alone, so whoever is served may be a stranger who wants this LAN scanned.
+NEAR_LIMITS = DialLimits(
+    peer_burst=2, peer_rate=1 / 120, network_burst=12, network_rate=1 / 20, all_burst=12, all_rate=1 / 20
+)

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
 from typing import Any
 
+from swarmcli.backoff import Backoff
 from swarmcli.errors import (
     AddressError,
     CallError,
@@ -35,13 +36,12 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.task_owner import TaskOwner
-from swarmcli.network.token_bucket import TokenBuckets
+from swarmcli.network.token_bucket import Meter
 from swarmcli.network.transports.base import Accept, Connection, Purpose
 from swarmcli.network.transports.tcp import handshake
 from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
 from swarmcli.network.transports.tcp.tls import TLSEngine
 from swarmcli.reach.relay_messages import CONNECT, INCOMING, PIECE, WINDOW, Connect, Data, Incoming
-from swarmcli.recent import Recent
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +52,6 @@ _MAX_HANDSHAKES = 32
 # … and per second, in the long run and at once: each takes some milliseconds of the processor. More than an honest
 # relay lets through to one client (`RelayBudgets.connects_per_second`).
 _HANDSHAKE_RATE = 16.0, 128.0
-_LOOKUP_PAUSE = 30.0  # seconds until a relay that was not found is looked up again: any peer may name any relay
-_MAX_UNKNOWN = 1024
 
 Lookup = Callable[[PeerID], Awaitable[Sequence[str]]]
 
@@ -222,9 +220,10 @@ class RelayTransport:
         self._shared = Shared(endpoint.limits)
         self._tasks = TaskOwner()
         self._needed: Counter[PeerID] = Counter()  # relays to which a stream is being opened
-        self._unknown: Recent[PeerID, float] = Recent(_MAX_UNKNOWN)  # relays that a lookup did not find, until when
+        # Seconds until a relay that was not found is looked up again: any peer may name any relay.
+        self._unknown = Backoff[PeerID](first=30.0, longest=30.0)
         self._handshakes: Counter[PeerID] = Counter()  # of incoming connections, by the relay that brings them
-        self._rates = TokenBuckets[PeerID](*_HANDSHAKE_RATE, _MAX_UNKNOWN)  # of these, for the relays that bring them
+        self._rates = Meter(relay=_HANDSHAKE_RATE)  # of these
 
     @property
     def refusals(self) -> Counter[str]:
@@ -284,10 +283,10 @@ class RelayTransport:
         if seen is not None and not seen.relayed:
             return
         now = loop_time()
-        if not self._is_known(relay) and self._lookup is not None and self._unknown.get(relay, now) <= now:
+        if not self._is_known(relay) and self._lookup is not None and not self._unknown.rests(relay, now):
             self._endpoint.learn(relay, tuple(await self._lookup(relay)))
             if not self._is_known(relay):
-                self._unknown[relay] = now + _LOOKUP_PAUSE
+                self._unknown.add(relay, now)
         if not self._is_known(relay):
             raise ConnectError(f"{address}: no address of the relay is known", address=address)
 
@@ -347,7 +346,7 @@ class RelayTransport:
     async def _incoming(self, relay: PeerID, stream: Stream, accept: Accept) -> None:
         if relay not in self.relays or stream.relayed:
             raise CallRefused("unwanted", "this peer has no reservation there")
-        if self._handshakes[relay] >= _MAX_HANDSHAKES or not self._rates.of(relay).take_now(1, loop_time()):
+        if self._handshakes[relay] >= _MAX_HANDSHAKES or not self._rates.take(loop_time(), relay=relay):
             raise CallRefused("busy", "too many handshakes at once")
         engine = TLSEngine(self._listener_context, server_side=True)
 

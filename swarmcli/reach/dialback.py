@@ -13,7 +13,6 @@ with it, and budgets bound how many there are.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Annotated, TypeAlias
 
@@ -23,9 +22,11 @@ from swarmcli.errors import CallRefused, NetworkError, ProtocolViolation
 from swarmcli.network.addresses import Address, Scope, format_address, parse_address, scope_of
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
+from swarmcli.network.token_bucket import Meter
 from swarmcli.network.wire.codec import decode_header, encode
-from swarmcli.reach.budgets import DialBudget
+from swarmcli.reach.budgets import DialLimits
 from swarmcli.reach.verdict import family_of, host_of, network_of
 
 logger = logging.getLogger(__name__)
@@ -92,9 +93,10 @@ class DialBackService:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._budget = DialBudget()  # for those who ask for themselves …
+        self._limits = DialLimits()
+        self._budget = self._limits.meter()  # for those who ask for themselves …
         # … and for those whom others name: what is only named must not use up what its neighbours ask for themselves.
-        self._callers, self._named = DialBudget(), DialBudget()
+        self._callers, self._named = self._limits.meter(), self._limits.meter()
         self._dials, self._dials_for = TaskOwner(), TaskOwner()
         self.dials = 0  # made so far, for anybody
 
@@ -146,11 +148,10 @@ class DialBackService:
         self._dials.spawn(self._carry_out(peer, address, request))
         return address
 
-    def _spend(self, dials: TaskOwner, peer: PeerID, *counted: tuple[DialBudget, str]) -> None:
+    def _spend(self, dials: TaskOwner, peer: PeerID, *counted: tuple[Meter, str]) -> None:
         """Raises CallRefused if no more dials are made for this peer, or for the network of a host, or at all."""
-        now = asyncio.get_running_loop().time()
-        busy = len(dials) >= self._budget.limits.under_way
-        if busy or not all(budget.take(peer, network_of(host), now) for budget, host in counted):
+        busy = len(dials) >= self._limits.under_way
+        if busy or not all(meter.take(loop_time(), peer=peer, network=network_of(host)) for meter, host in counted):
             raise CallRefused("busy", "enough dials for now; ask again in some minutes")
 
     async def _carry_out(self, peer: PeerID, address: str, request: DialBackRequest) -> None:

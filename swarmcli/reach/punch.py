@@ -27,28 +27,17 @@ from typing import Annotated
 
 import msgspec
 
+from swarmcli.backoff import Backoff
 from swarmcli.errors import CallRefused, ConnectError, NetworkError
-from swarmcli.events import Event, PeerConnected, PeerDisconnected
+from swarmcli.events import Event, PeerConnected
 from swarmcli.network.addresses import Address, is_direct, parse_address, scope_of
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, set_within
-from swarmcli.network.task_owner import TaskOwner, keep
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.transports.base import Connection, Family, LocalPort, Purpose
-from swarmcli.reach.budgets import DialBudget
-from swarmcli.reach.punch_rules import (
-    ASK_LIMITS,
-    BULK_LIMITS,
-    CONTROL_LIMITS,
-    CROSSING,
-    NEAR_LIMITS,
-    TRIES,
-    Pair,
-    Patience,
-    behind_one_router,
-    nearby,
-    pairs_of,
-)
+from swarmcli.reach.budgets import ASK_LIMITS, BULK_LIMITS, CONTROL_LIMITS, NEAR_LIMITS, TRIES
+from swarmcli.reach.punch_rules import CROSSING, Pair, Patience, behind_one_router, nearby, pairs_of
 from swarmcli.reach.translation import Translation, find_translation, outer_address
 from swarmcli.reach.verdict import Surroundings, family_of, host_of
 
@@ -150,14 +139,13 @@ class Puncher:
         self._endpoint = endpoint
         self._around = around
         self._patience = Patience()
-        self._control_budget, self._bulk_budget = DialBudget(CONTROL_LIMITS), DialBudget(BULK_LIMITS)
-        self._near_budget = DialBudget(NEAR_LIMITS)
-        self._asks = {Purpose.CONTROL: DialBudget(ASK_LIMITS), Purpose.BULK: DialBudget(BULK_LIMITS)}
+        self._bulk_pauses = Backoff[PeerID](_BULK_PAUSE, _BULK_PAUSE)
+        self._dials = {Purpose.CONTROL: CONTROL_LIMITS.meter(), Purpose.BULK: BULK_LIMITS.meter()}
+        self._asks = {Purpose.CONTROL: ASK_LIMITS.meter(), Purpose.BULK: BULK_LIMITS.meter()}
+        self._near_dials = NEAR_LIMITS.meter()
         self._bulk_turns = asyncio.Semaphore(_MAX_OWN_BULK)
-        self._bulk_paused: dict[PeerID, float] = {}
         self._translations: dict[Family, tuple[Translation, float]] = {}  # with the time at which it was found
         self._outer_hosts: dict[Family, str] = {}  # where this peer was seen last, when somebody said so
-        self._connected: dict[PeerID, None] = {}
         self._relayed: set[PeerID] = set()  # of these, as far as it was noticed …
         self._looked_at = float("-inf")  # … when all were looked at
         self._under_way: set[PeerID] = set()
@@ -165,17 +153,15 @@ class Puncher:
         self._next_number = 0
         self._event = asyncio.Event()
         self._tasks = TaskOwner()
-        self._unsubscribe: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
         self._endpoint.serve(ASK, Ask, self._asked)
         self._endpoint.serve(GO, Go, self._go)
         self._endpoint.punch_bulk = self.bulk
-        self._unsubscribe = self._endpoint.events.subscribe(self._on_event)
-        self._tasks.spawn(keep(self._keep, self._endpoint.events))
+        self._tasks.hear(self._endpoint.events, self._on_event)
+        self._tasks.keep(self._endpoint.events, self._keep)
 
     async def close(self) -> None:
-        self._unsubscribe()
         self._endpoint.punch_bulk = None
         self._endpoint.withdraw(ASK, GO)
         await self._tasks.close()
@@ -187,7 +173,7 @@ class Puncher:
         self._patience.forget()
         self._translations.clear()
         self._outer_hosts.clear()
-        self._bulk_paused.clear()
+        self._bulk_pauses.clear()
         self._event.set()
 
     def translation(self, family: Family) -> Translation | None:
@@ -198,17 +184,9 @@ class Puncher:
     # ---- when
 
     def _on_event(self, event: Event) -> None:
-        match event:
-            case PeerConnected(text, address):
-                peer = PeerID.parse(text)
-                self._connected[peer] = None
-                if not is_direct(address):
-                    self._relayed.add(peer)
-                    self._event.set()
-            case PeerDisconnected(text):
-                peer = PeerID.parse(text)
-                self._connected.pop(peer, None)
-                self._relayed.discard(peer)
+        if isinstance(event, PeerConnected) and not is_direct(event.address):
+            self._relayed.add(PeerID.parse(event.peer))
+            self._event.set()
 
     async def _keep(self) -> None:
         self._event.clear()
@@ -219,7 +197,7 @@ class Puncher:
         now, own = loop_time(), self._endpoint.peer_id
         if now - self._looked_at >= _LOOK_ANYWAY:
             self._looked_at = now
-            self._relayed = set(self._connected)
+            self._relayed = set(self._endpoint.connected())
         soonest = now + _LOOK_ANYWAY
         for peer in sorted(self._relayed - self._under_way):
             seen = self._endpoint.seen(peer)
@@ -275,21 +253,16 @@ class Puncher:
         Raises NetworkError; then a relay has to carry it.
         """
         async with self._bulk_turns:
-            if self._bulk_paused.get(peer, 0.0) > loop_time():
+            if self._bulk_pauses.rests(peer, loop_time()):
                 raise ConnectError(f"no direct connection to {peer.short} came about lately")
             try:
                 connection = await self._punch(peer, Purpose.BULK)
             except NetworkError as error:
                 if not (isinstance(error, CallRefused) and error.code == "busy"):
-                    self._pause_bulk(peer)
+                    self._bulk_pauses.add(peer, loop_time())
                 raise
         assert connection is not None
         return connection
-
-    def _pause_bulk(self, peer: PeerID) -> None:
-        now = loop_time()
-        self._bulk_paused = {each: until for each, until in self._bulk_paused.items() if until > now}
-        self._bulk_paused[peer] = now + _BULK_PAUSE
 
     # ---- the end that asks
 
@@ -367,7 +340,7 @@ class Puncher:
         key = peer, ask.number
         if key in self._kept or len(self._kept) >= _MAX_KEPT or of_peer >= _MAX_KEPT_PER_PEER:
             raise CallRefused("busy", "too many ports are open for others")
-        if not self._asks[ask.purpose].take(peer, "", loop_time()):
+        if not self._asks[ask.purpose].take(loop_time(), peer=peer, network=""):
             raise CallRefused("budget", "ports were opened often enough for now")
         expiry = asyncio.get_running_loop().call_later(_KEEP_SECONDS, self._drop, key)
         kept = self._kept[key] = _Kept(_OwnEnd(), ask.purpose, expiry)
@@ -453,7 +426,8 @@ class Puncher:
         these dialed, so not where a peer merely says that it is."""
         found: dict[Family, dict[Address, None]] = {}
         around = self._around()
-        for peer in sorted(self._connected, key=lambda peer: self._endpoint.round_trip(peer) or float("inf")):
+        trip = self._endpoint.round_trip
+        for peer in sorted(self._endpoint.connected(), key=lambda peer: trip(peer) or float("inf")):
             seen = self._endpoint.seen(peer)
             if seen is None or not seen.dialed or seen.relayed or seen.punched:
                 continue
@@ -473,8 +447,7 @@ class Puncher:
 
     def _spend(self, peer: PeerID, purpose: Purpose, address: str) -> None:
         """Raises ConnectError if this peer has had others dialed often enough."""
-        budget = self._control_budget if purpose is Purpose.CONTROL else self._bulk_budget
-        if not budget.take(peer, host_of(address), loop_time()):
+        if not self._dials[purpose].take(loop_time(), peer=peer, network=host_of(address)):
             raise ConnectError(f"{address} was dialed often enough for now")
 
     async def _meet(
@@ -493,7 +466,7 @@ class Puncher:
             return False
         end = loop_time() + _NEARBY_SECONDS
         found = nearby(addresses, self._around().is_near)
-        if found and self._near_budget.take(peer, "", loop_time()):
+        if found and self._near_dials.take(loop_time(), peer=peer):
             try:
                 async with asyncio.timeout_at(end):
                     await self._endpoint.dial_directly(peer, found)

@@ -6,47 +6,22 @@ Pure logic, no I/O. What the other end names is hostile: it may be the address o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from swarmcli.backoff import Backoff
 from swarmcli.errors import AddressError
 from swarmcli.network.addresses import Address, Scope, parse_address, scope_of
 from swarmcli.network.identity import PeerID
-from swarmcli.reach.budgets import DialLimits
+from swarmcli.reach.budgets import MAX_NEARBY
 from swarmcli.reach.verdict import Family, family_of
-from swarmcli.recent import Recent
 
-TRIES = 3  # of one attempt; each sends one SYN
 # Seconds that a SYN has to cross the other end's. Systems send it again after 1 s (RFC 6298): a try shorter than that
 # costs a wrong address one packet. The two ends of a pair that is farther apart than this stay with their relay.
 CROSSING = 0.9
-MAX_NEARBY = 3  # addresses of one LAN that are dialed
-
-# Addresses that peers name without proof of being there. One who names somebody else's has three SYNs sent to it every
-# two minutes; a crowd of identities that names the same host has 24 sent, and then one every 20 s.
-CONTROL_LIMITS = DialLimits(
-    peer_burst=TRIES, peer_rate=TRIES / 120, network_burst=24, network_rate=1 / 20, all_burst=120, all_rate=1.0
-)
-# Further connections of two that are connected directly: they lead to the host at which the other end is known to be,
-# but perhaps to a neighbour's port there.
-BULK_LIMITS = DialLimits(peer_burst=96, peer_rate=1.0, network_burst=96, network_rate=1.0, all_burst=960, all_rate=10.0)
-# Asks alone: each has this end dial a listener or two. An honest peer asks once in two minutes.
-ASK_LIMITS = DialLimits(
-    peer_burst=4, peer_rate=1 / 60, network_burst=120, network_rate=1.0, all_burst=120, all_rate=1.0
-)
-# Dials inside this end's own network, each at up to MAX_NEARBY addresses. That both ends are seen at one host is what
-# the other end says alone, so whoever is served may be a stranger who wants this LAN scanned.
-NEAR_LIMITS = DialLimits(
-    peer_burst=2, peer_rate=1 / 120, network_burst=12, network_rate=1 / 20, all_burst=12, all_rate=1 / 20
-)
 
 Pair: TypeAlias = tuple[Family, str, str]  # a family, and in it where this end and the other one are seen
 
 _LEAST_PORT = 1024  # routers show no client at a lower one; servers of others listen there
-_FIRST_PAUSE = 120.0  # seconds after an attempt that failed …
-_LONGEST_PAUSE = 3600.0  # … which doubles with each in a row, up to this
-_LASTING = 600.0  # seconds for which a direct connection has to have stood for older failures to be forgotten
-_MAX_PAIRS = 1024
 
 
 def acceptable(text: str, own: str) -> Address | None:
@@ -97,49 +72,27 @@ def nearby(addresses: Iterable[str], is_near: Callable[[str], bool]) -> tuple[st
     return tuple(found)[:MAX_NEARBY]
 
 
-@dataclass(slots=True)
-class _Past:
-    failures: int = 0  # in a row
-    worked_at: float | None = None  # the last time that a direct connection came about
-    until: float = 0.0  # no attempt before
-
-
 class Patience:
-    """Which pairs are left alone for how long. Times are the loop's, handed in. Bounded: pairs that were tried longest
-    ago are forgotten first."""
+    """How long pairs are left alone, in seconds of the loop. Each attempt in a row that failed doubles the pause; so
+    does each connection that was lost before it had stood for ten minutes."""
 
     def __init__(self) -> None:
-        self._pairs: Recent[PeerID, _Past] = Recent(_MAX_PAIRS)
+        self._failures = Backoff[PeerID](first=120.0, longest=3600.0)
+        self._connections = Backoff[PeerID](first=120.0, longest=3600.0, quiet=600.0)
 
     def due(self, peer: PeerID) -> float:
         """When this pair may be tried."""
-        pair = self._pairs.get(peer)
-        return pair.until if pair is not None else 0.0
+        return max(self._failures.until(peer), self._connections.until(peer))
 
     def failed(self, peer: PeerID, now: float) -> None:
-        pair = self._pair(peer)
-        if pair.worked_at is not None and now - pair.worked_at >= _LASTING:
-            pair.failures = 0
-        pair.failures += 1
-        pair.worked_at = None
-        pair.until = now + _pause(pair.failures)
+        self._failures.add(peer, now)
 
     def worked(self, peer: PeerID, now: float) -> None:
         """Should the connection be lost soon, the next attempt waits as if this one had failed."""
-        pair = self._pair(peer)
-        brief = pair.worked_at is not None and now - pair.worked_at < _LASTING
-        pair.failures = pair.failures + 1 if brief else 0
-        pair.worked_at = now
-        pair.until = now + _pause(pair.failures + 1)
+        self._failures.forget(peer)
+        self._connections.add(peer, now)
 
     def forget(self) -> None:
         """This machine is in another network: nothing of what was tried says anything now."""
-        self._pairs.clear()
-
-    def _pair(self, peer: PeerID) -> _Past:
-        pair = self._pairs[peer] = self._pairs.get(peer) or _Past()
-        return pair
-
-
-def _pause(failures: int) -> float:
-    return min(_FIRST_PAUSE * 2.0 ** min(failures - 1, 10), _LONGEST_PAUSE)
+        self._failures.clear()
+        self._connections.clear()

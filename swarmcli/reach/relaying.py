@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,10 +24,11 @@ from swarmcli.errors import CallRefused, CallTimeout, EndOfStream, NetworkError,
 from swarmcli.network.budgets import allow_descriptors
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.task_owner import TaskOwner, keep
-from swarmcli.network.token_bucket import TokenBucket
+from swarmcli.network.token_bucket import Meter, TokenBucket
 from swarmcli.reach import relay_messages as messages
 from swarmcli.reach.relay_records import Publish, RelayRecord, advertise
 
@@ -35,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 _DATA = messages.Data()
 _LEAST = 1024  # bytes that any message counts for: what it costs the processor, when it is small or empty
-_BUCKETS = 4096  # peers and networks whose pace is remembered
 _OTHER_DESCRIPTORS = 256  # that this process may need besides those of its relay
 
 
@@ -65,6 +65,10 @@ class RelayBudgets:
     idle: float = 180.0  # without a byte, after which a circuit ends; the ends ping each other more often
     half_open: float = 10.0  # that a circuit is given after one end has said its last word
 
+    def burst(self, rate: float) -> float:
+        """Bytes that pass at once at this rate."""
+        return max(rate * self.burst_seconds, messages.PIECE)
+
     @classmethod
     def with_rate(cls, rate: float) -> RelayBudgets:
         """So many bytes per second in all, half of them for one peer. Raises ValueError."""
@@ -88,14 +92,13 @@ class _Circuit:
 
     def __init__(self, ends: tuple[PeerID, PeerID], deadline: asyncio.Timeout, budgets: RelayBudgets) -> None:
         self.ends, self._deadline, self._budgets = ends, deadline, budgets
-        self._loop = asyncio.get_running_loop()
         self._moved_at = -math.inf
         self._halved = False
         self.moved()
 
     def moved(self) -> None:
         """Bytes have come. To the second is exact enough: setting a timer for each piece would cost more than that."""
-        now = self._loop.time()
+        now = loop_time()
         if not self._halved and now - self._moved_at >= 1.0:
             self._moved_at = now
             self._deadline.reschedule(now + self._budgets.idle)
@@ -104,7 +107,7 @@ class _Circuit:
         """One end has said its last word."""
         if not self._halved:
             self._halved = True
-            self._deadline.reschedule(self._loop.time() + self._budgets.half_open)
+            self._deadline.reschedule(loop_time() + self._budgets.half_open)
 
 
 class Relay:
@@ -123,8 +126,13 @@ class Relay:
         self._circuits = 0
         self._passed = 0
         self._refusals: Counter[str] = Counter()
-        self._pace: OrderedDict[Hashable, TokenBucket] = OrderedDict()
-        self._attempts: OrderedDict[Hashable, TokenBucket] = OrderedDict()
+        one = budgets.rate_per_peer
+        self._pace = Meter(payer=None if one is None else (one, budgets.burst(one)))
+        self._whole = math.inf  # bytes per second of all circuits, as they were when …
+        self._whole_pace: TokenBucket | None = None  # … this was made for them; None: any
+        client = budgets.connects_per_second, budgets.connects_at_once
+        pair = budgets.connects_per_second_to_target, budgets.connects_at_once_to_target
+        self._attempts = Meter(network=client, target=client, pair=pair)
 
     @property
     def load(self) -> float:
@@ -170,7 +178,7 @@ class Relay:
         network = self._reservable(peer)
         if isinstance(network, CallRefused):
             self._refuse(network.code, str(network))
-        self._clients[peer] = asyncio.get_running_loop().time() + self._budgets.reservation_seconds, network
+        self._clients[peer] = loop_time() + self._budgets.reservation_seconds, network
         return messages.Reserved(self._budgets.reservation_seconds)
 
     def _reservable(self, peer: PeerID) -> Prefix | CallRefused:
@@ -195,7 +203,7 @@ class Relay:
         """Whether it has a reservation, and the connection over which it made it."""
         until, _ = self._clients.get(client, (0.0, None))
         seen = self._endpoint.seen(client)
-        return until > asyncio.get_running_loop().time() and seen is not None and not seen.relayed
+        return until > loop_time() and seen is not None and not seen.relayed
 
     def _expire(self) -> None:
         self._clients = {client: told for client, told in self._clients.items() if self._reachable(client)}
@@ -225,14 +233,16 @@ class Relay:
         if near.relayed or seen is None or seen.relayed:
             self._refuse("relayed", "a circuit does not lead through another one")
         network = prefix_of_address(seen.remote_address)
-        if not self._attempt(network):
+        now = loop_time()
+        if not self._attempts.take(now, network=network):
             self._refuse("busy", "too many attempts from your network")
         if there is None or not self._reachable(target):
             self._refuse("unreserved", f"{target.short} has no reservation here")
         shared = (network, target)
-        if not self._attempt(shared, budgets.connects_per_second_to_target, budgets.connects_at_once_to_target):
+        if not self._attempts.take(now, pair=shared):
             self._refuse("busy", "too many attempts from your network to reach this peer")
-        if not self._attempt(target):  # after the others: what they refuse is not taken from the client's
+        # After the others: what they refuse is not taken from the client's.
+        if not self._attempts.take(now, target=target):
             self._refuse("busy", "too many attempts to reach this peer")
         bounds: dict[Hashable, int] = {
             ("from", source): budgets.circuits_per_peer,
@@ -243,11 +253,6 @@ class Relay:
         if self._circuits >= budgets.circuits or any(self._used[key] >= bound for key, bound in bounds.items()):
             self._refuse("full", "no circuit is left for these two")
         return tuple(bounds)
-
-    def _attempt(self, who: Hashable, rate: float | None = None, burst: float | None = None) -> bool:
-        now = asyncio.get_running_loop().time()
-        rate, burst = rate or self._budgets.connects_per_second, burst or self._budgets.connects_at_once
-        return _remembered(self._attempts, who, rate, burst, now).take_now(1, now)
 
     async def _join(self, circuit: _Circuit, near: Stream) -> None:
         """Opens the stream to the client, and passes everything on until both ends are done. Raises CallRefused."""
@@ -278,45 +283,35 @@ class Relay:
             while True:
                 _, payload = await source.receive(messages.Data)
                 circuit.moved()
-                # One after the other: who waits for its own pace takes nothing from all.
-                for bucket in self._paces(circuit.ends):
-                    await bucket.wait(max(payload.nbytes, _LEAST))
+                amount = max(payload.nbytes, _LEAST)
+                for payer in self._payers(circuit.ends):
+                    await self._pace.wait(amount, payer=payer)
+                # After these: a circuit that waits for its own pace takes nothing from all.
+                if (whole := self._pace_of_all()) is not None:
+                    await whole.wait(amount)
                 await target.send(_DATA, payload)
                 self._passed += payload.nbytes
         except EndOfStream:  # `source` has said its last word, or `target` reads nothing more
             circuit.halved()
             await target.finish()
 
-    def _paces(self, ends: tuple[PeerID, PeerID]) -> list[TokenBucket]:
-        """What bounds a circuit now. Keys cost nothing, so those of one network have the rate of one peer."""
-        budgets, lent, now = self._budgets, self._endpoint.rates.lower, asyncio.get_running_loop().time()
+    def _payers(self, ends: tuple[PeerID, PeerID]) -> set[Hashable]:
+        """Whose pace bounds a circuit now. Keys cost nothing, so those of one network have the rate of one peer."""
         networks = {peer: self._endpoint.prefix(peer) for peer in ends}
-        payers = (peer if network is None or network.shared else network for peer, network in networks.items())
-        rates: dict[Hashable, float] = dict.fromkeys(payers, budgets.rate_per_peer or math.inf)
-        rates["all"] = min(budgets.rate or math.inf, math.inf if lent is None else lent / 2)
-        return [
-            _remembered(self._pace, (who, rate), rate, max(rate * budgets.burst_seconds, messages.PIECE), now)
-            for who, rate in rates.items()
-            if rate < math.inf
-        ]
+        return {peer if network is None or network.shared else network for peer, network in networks.items()}
+
+    def _pace_of_all(self) -> TokenBucket | None:
+        """It follows what the user lends of the link."""
+        lent = self._endpoint.rates.lower
+        rate = min(self._budgets.rate or math.inf, math.inf if lent is None else lent / 2)
+        if rate != self._whole:
+            self._whole = rate
+            self._whole_pace = None if rate == math.inf else TokenBucket(rate, self._budgets.burst(rate))
+        return self._whole_pace
 
     def _refuse(self, code: str, words: str) -> NoReturn:
         self._refusals[code] += 1
         raise CallRefused(code, words)
-
-
-def _remembered(
-    buckets: OrderedDict[Hashable, TokenBucket], key: Hashable, rate: float, burst: float, now: float
-) -> TokenBucket:
-    """The bucket of this key. When there are too many, those go first that are full, as new ones are."""
-    bucket = buckets.setdefault(key, TokenBucket(rate, burst))
-    buckets.move_to_end(key)
-    if len(buckets) > _BUCKETS:
-        for other in [other for other, each in buckets.items() if each is not bucket and each.is_full(now)]:
-            del buckets[other]
-        while len(buckets) > _BUCKETS:
-            buckets.popitem(last=False)
-    return bucket
 
 
 def _affordable(budgets: RelayBudgets) -> RelayBudgets:

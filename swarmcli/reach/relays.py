@@ -11,14 +11,15 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass
 
+from swarmcli.backoff import Backoff
 from swarmcli.errors import CallRefused, NetworkError, SwarmError, UnknownMethod
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
 from swarmcli.network.addresses import Address, format_address
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.loop_thread import set_within
+from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.prefix import Prefix, in_turns, prefix_of_address
-from swarmcli.network.task_owner import TaskOwner, keep
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.reach.circuits import RelayTransport
 from swarmcli.reach.relay_messages import OFFER, RESERVE, Ask, Offer, Reserve, Reserved
 from swarmcli.reach.relay_records import Find
@@ -33,11 +34,8 @@ _GIVING_BACK = 1.0  # seconds, at the end
 _SHORTEST = 30.0  # seconds; a reservation that ends sooner is not worth its renewals
 _RENEWALS = 3  # that are tried while a reservation lasts
 _SEARCH_AGAIN = (2.0, 60.0)  # seconds between searches while relays are missing: at first, and at most
-_NOT_NOW = 60.0  # seconds for which who refused or did not answer is not asked again …
-_NOT_A_RELAY = 600.0  # … and who knows no such method
 _SETTLED = 1.0  # seconds after the last of several connections that came about, before contacts are looked at again
 _AFTER_A_SEARCH = 10.0  # seconds, at least, until new contacts make a peer search that has one relay
-_MAX_AVOIDED = 1024  # peers that are not asked for a while
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,8 @@ class Relays:
         self._endpoint, self._transport, self._find = endpoint, transport, find
         self._held: dict[PeerID, HeldRelay] = {}
         self._former: list[PeerID] = []  # relays that were held: it may be this machine that slept, or moved
-        self._avoided: dict[PeerID, float] = {}  # until when, in the loop's time
+        # Peers that refused, did not answer, or know no such method are not asked again for a while.
+        self._avoided = Backoff[PeerID](first=60.0, longest=600.0)
         self._announced: tuple[str, ...] = ()
         self._news = asyncio.Event()
         self._tasks = TaskOwner()
@@ -83,7 +82,8 @@ class Relays:
         """Begins to search. Idempotent."""
         if not len(self._tasks):
             self._search_at = 0.0
-            self._tasks.spawn(self._keep_all())
+            self._tasks.hear(self._endpoint.events, self._on_event)
+            self._tasks.keep(self._endpoint.events, self._keep)
 
     async def close(self) -> None:
         """Announces no relay any more, and gives the reservations back, within a second. Idempotent."""
@@ -99,13 +99,6 @@ class Relays:
         self._search_at = 0.0
         self._news.set()
 
-    async def _keep_all(self) -> None:
-        unsubscribe = self._endpoint.events.subscribe(self._on_event)
-        try:
-            await keep(self._keep, self._endpoint.events)
-        finally:
-            unsubscribe()
-
     async def _keep(self) -> None:
         self._news.clear()
         await set_within(self._news, await self._hold())
@@ -115,10 +108,10 @@ class Relays:
             logger.info("relay %s is gone: %s", event.peer[:8], event.reason)
             self.look_again()
         elif isinstance(event, PeerConnected) and len(self._held) < WANTED:
-            self._avoided.pop(PeerID.parse(event.peer), None)  # that it did not answer is over
+            self._avoided.forget(PeerID.parse(event.peer))  # that it did not answer is over
             # Each search makes connections itself, which must not bring about the next one.
             soonest = self._searched_at + (_AFTER_A_SEARCH if self._held else _SETTLED)
-            settled = asyncio.get_running_loop().time() + _SETTLED
+            settled = loop_time() + _SETTLED
             self._search_at = min(self._search_at, max(soonest, settled))
             self._news.set()
 
@@ -154,11 +147,11 @@ class Relays:
 
     async def _renew(self, relay: HeldRelay) -> bool:
         """Whether the reservation holds on; one that could not be renewed in time may be tried again."""
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         try:
             await self._reserve(relay.peer, relay.round_trip)
         except (CallRefused, UnknownMethod):
-            self._avoid(relay.peer, _NOT_NOW)
+            self._avoided.add(relay.peer, now)
             return False
         except NetworkError:
             pause = (relay.until - relay.renew_at) / _RENEWALS
@@ -177,7 +170,7 @@ class Relays:
             if peer not in self._held:
                 self._transport.relays.discard(peer)
             raise
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         round_trip = self._endpoint.ping_time(peer) or round_trip
         self._held[peer] = HeldRelay(peer, round_trip, now + answer.seconds / _RENEWALS, now + answer.seconds)
 
@@ -197,7 +190,7 @@ class Relays:
                 logger.info("relay %s, %.0f ms away", best.peer.short, 1000 * best.round_trip)
             except NetworkError as error:
                 logger.debug("relay %s gives no reservation: %s", best.peer.short, error)
-                self._avoid(best.peer, _NOT_NOW)
+                self._avoided.add(best.peer, loop_time())
 
     def _best(self, candidates: list[_Candidate]) -> _Candidate:
         """The nearest; beside one that is held, one by lot, rather in another network, which does not fail with it.
@@ -213,19 +206,21 @@ class Relays:
 
     async def _candidates(self) -> list[_Candidate]:
         """Who would relay, by asking: the connected contacts, and some of those that advertise themselves."""
-        now = asyncio.get_running_loop().time()
-        self._avoided = {peer: until for peer, until in self._avoided.items() if until > now}
-        passed_over = {*self._held, *self._avoided, self._endpoint.peer_id}
-        near = [peer for peer in self._endpoint.connected() if peer not in passed_over and self._connected(peer)]
+        now, own = loop_time(), self._endpoint.peer_id
+
+        def may_be_asked(peer: PeerID) -> bool:
+            return peer != own and peer not in self._held and not self._avoided.rests(peer, now)
+
+        near = [peer for peer in self._endpoint.connected() if may_be_asked(peer) and self._connected(peer)]
         near = in_turns(near, self._network, self._endpoint.random)[: 2 * MEASURED]
-        near += [peer for peer in self._former if peer not in passed_over and peer not in near]
+        near += [peer for peer in self._former if may_be_asked(peer) and peer not in near]
         asked = [asyncio.create_task(self._ask(peer)) for peer in near]
         try:
             with suppress(TimeoutError, SwarmError):
                 async with asyncio.timeout(_ASKING):
                     records = await self._find()
                     far = {peer: prefix_of_address(records[peer].addresses[0]) for peer in records}
-                    new = [peer for peer in far if peer not in passed_over and peer not in near]
+                    new = [peer for peer in far if may_be_asked(peer) and peer not in near]
                     for peer in in_turns(new, far.__getitem__, self._endpoint.random)[:MEASURED]:
                         self._endpoint.learn(peer, records[peer].addresses)
                         asked.append(asyncio.create_task(self._ask(peer)))
@@ -244,18 +239,14 @@ class Relays:
             offer = await self._endpoint.call(peer, OFFER, Ask(), Offer, timeout=_ASKING)
             if self._endpoint.ping_time(peer) is None:  # a new connection: its first pong comes before a second answer
                 offer = await self._endpoint.call(peer, OFFER, Ask(), Offer, timeout=_ASKING)
-        except NetworkError as error:
-            self._avoid(peer, _NOT_A_RELAY if isinstance(error, UnknownMethod) else _NOT_NOW)
+        except NetworkError:
+            self._avoided.add(peer, loop_time())
             return None
         seen, round_trip = self._endpoint.seen(peer), self._endpoint.ping_time(peer)
         if not offer.room or seen is None or seen.relayed or round_trip is None:
-            self._avoid(peer, _NOT_NOW)
+            self._avoided.add(peer, loop_time())
             return None
         return _Candidate(peer, round_trip, offer.load, prefix_of_address(seen.remote_address))
-
-    def _avoid(self, peer: PeerID, seconds: float) -> None:
-        if len(self._avoided) < _MAX_AVOIDED:
-            self._avoided[peer] = asyncio.get_running_loop().time() + seconds
 
     def _announce(self) -> None:
         own = self._endpoint.peer_id

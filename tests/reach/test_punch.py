@@ -13,9 +13,9 @@ import pytest
 from swarmcli.errors import CallRefused, ConnectionLost
 from swarmcli.events import Event, PeerConnected, WayChanged
 from swarmcli.network import Endpoint, PeerID, Purpose
+from swarmcli.reach.budgets import TRIES
 from swarmcli.reach.circuits import RelayTransport
 from swarmcli.reach.punch import ASK, GO, Ask, Go, Puncher, Ready, Went
-from swarmcli.reach.punch_rules import TRIES
 from swarmcli.reach.relaying import Relay
 from swarmcli.reach.verdict import Surroundings
 from swarmcli.testing import MemoryNetwork

@@ -1,0 +1,67 @@
+"""Bounds by several keys at once, under a time that the test makes up."""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarmcli.network.identity import Identity
+from swarmcli.network.prefix import prefix_of
+from swarmcli.network.token_bucket import Meter
+from swarmcli.testing import run
+
+A, B, C = (Identity.from_seed(seed).peer_id for seed in range(3))
+HERE, THERE = prefix_of("198.51.100.1"), prefix_of("203.0.113.1")
+
+
+def test_a_burst_and_then_a_rate() -> None:
+    meter = Meter(peer=(2.0, 4.0))
+    assert [meter.take(0.0, peer=A) for _ in range(5)] == [True] * 4 + [False]
+    assert meter.take(0.0, peer=B), "another peer has a budget of its own"
+    assert [meter.take(1.0, peer=A) for _ in range(3)] == [True, True, False]
+    assert [meter.take(1000.0, peer=A) for _ in range(5)] == [True] * 4 + [False]
+
+
+def test_many_peers_of_one_prefix_have_one_budget_unless_strangers_share_it() -> None:
+    meter = Meter(peer=(1.0, 10.0), prefix=(2.0, 20.0))
+    assert [meter.take(0.0, 10, peer=peer, prefix=HERE) for peer in (A, B, C)] == [True, True, False]
+    assert meter.take(0.0, 10, peer=C, prefix=THERE), "what was refused was not counted"
+    at_home = Meter(peer=(1.0, 10.0), prefix=(2.0, 20.0))
+    assert all(at_home.take(0.0, 10, peer=peer) for peer in (A, B, C)), "the caller names no prefix that is shared"
+
+
+def test_one_budget_for_everyone_is_asked_last() -> None:
+    meter = Meter(peer=(1.0, 2.0), everyone=(1.0, 3.0))
+    assert [meter.take(0.0, peer=peer) for peer in (A, A, A, B, B)] == [True, True, False, True, False]
+    meter.give_back(peer=A)
+    assert meter.take(0.0, peer=B) and not meter.take(0.0, peer=A)
+
+
+def test_a_bound_that_is_none_bounds_nothing() -> None:
+    meter = Meter(peer=None)
+    assert all(meter.take(0.0, 1e9, peer=A) for _ in range(3))
+
+
+def test_what_is_owed_is_missing_later() -> None:
+    meter = Meter(peer=(1.0, 10.0), prefix=(4.0, 40.0))
+    meter.owe(0.0, 15, peer=A, prefix=HERE)
+    assert not meter.take(5.0, peer=A, prefix=HERE)
+    assert meter.take(6.0, peer=A, prefix=HERE)
+
+
+def test_keys_are_forgotten_when_there_are_too_many() -> None:
+    meter = Meter(peer=(1.0, 4.0), most=2)
+    for peer in (A, A, A, A, B, C):
+        assert meter.take(0.0, peer=peer)
+    assert meter.take(0.0, peer=A)
+
+
+def test_waiting_follows_the_slowest_of_the_keys() -> None:
+    async def main() -> None:
+        meter, loop = Meter(payer=(100.0, 100.0)), asyncio.get_running_loop()
+        for _ in range(3):
+            await meter.wait(100, payer=A)
+        assert abs(loop.time() - 2.0) < 0.01
+        await meter.wait(100, payer=B)
+        assert abs(loop.time() - 2.0) < 0.01
+
+    run(main(), timeout=60)
