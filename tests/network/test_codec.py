@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.network import Identity, PeerID, wire
-from swarmcli.network.wire.messages import BulkMessage, ControlMessage, IncomingRequest, Ping, Request
+from swarmcli.network.wire.messages import BulkMessage, ControlMessage, Ping, Request
 
 
 class Letter(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ def test_peer_ids_travel_as_their_bytes() -> None:
 
 def test_a_request_carries_its_body_undecoded() -> None:
     data = wire.encode(Request(3, "post", Letter(PEER)))
-    request = wire.decode(IncomingRequest, data)
+    request = wire.decode(Request, data)
     assert wire.decode(Letter, request.body) == Letter(PEER)
 
 

@@ -12,7 +12,7 @@ from swarmcli.network import Identity, Limits, Stream, wire
 from swarmcli.network.budgets import BUDGETS, Budget
 from swarmcli.network.ledger import Account, Ledger
 from swarmcli.network.prefix import prefix_of
-from swarmcli.network.wire.messages import IncomingPiece, Piece
+from swarmcli.network.wire.messages import Piece
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import simulated
 
@@ -48,7 +48,7 @@ class FakeChannel:
 
     def begin(self, n: int, size: int) -> memoryview:
         """The header of a message has arrived; returns where its payload will go."""
-        self._piece = wire.decode(IncomingPiece, wire.encode(Piece(Number(n))))
+        self._piece = wire.decode(Piece, wire.encode(Piece(Number(n))))
         return self.stream.payload_buffer(self._piece, size)
 
     def complete(self) -> None:

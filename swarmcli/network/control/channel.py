@@ -23,14 +23,13 @@ from swarmcli.network.prefix import Prefix
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.codec import decode_body, decode_header, encode, encode_body
 from swarmcli.network.wire.messages import (
+    Answer,
     BulkDenied,
     Cancel,
     ControlMessage,
     Failure,
     Goodbye,
     Hello,
-    IncomingAnswer,
-    IncomingRequest,
     Ping,
     Pong,
     Request,
@@ -230,10 +229,10 @@ class ControlChannel:
         if isinstance(message, Hello) != (self.boot_id is None):
             raise ProtocolViolation("unexpected message: no greeting before it, or a second one")
         match message:
-            case IncomingRequest():
+            case Request():
                 self.used_at = self._loop.time()
                 self._serving.request_received(message)
-            case IncomingAnswer():
+            case Answer():
                 self._answer_received(message)
             case Failure():
                 call = self._replied(message.id)
@@ -271,7 +270,7 @@ class ControlChannel:
 
     # Inside
 
-    def _answer_received(self, answer: IncomingAnswer) -> None:
+    def _answer_received(self, answer: Answer) -> None:
         call = self._replied(answer.id)
         if call is None:
             return

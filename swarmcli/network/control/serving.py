@@ -13,7 +13,7 @@ from swarmcli.network.ledger import Account
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.codec import decode_body, encode, encode_body
-from swarmcli.network.wire.messages import Answer, BulkDenied, Cancel, Failed, Failure, IncomingRequest, failed
+from swarmcli.network.wire.messages import Answer, BulkDenied, Cancel, Failed, Failure, Request, failed
 
 _UNREAD = "too many bytes of answers that were not read"
 
@@ -42,7 +42,7 @@ class IncomingCalls:
     def unfinished(self) -> bool:
         return bool(self._tasks or self._replying)
 
-    def request_received(self, request: IncomingRequest) -> None:
+    def request_received(self, request: Request) -> None:
         """Starts the handler. Raises ProtocolViolation."""
         limits = self._limits
         if request.id < self._next:

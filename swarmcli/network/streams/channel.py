@@ -19,10 +19,9 @@ from swarmcli.network.wire.messages import (
     Done,
     Failed,
     Finish,
-    IncomingOpen,
-    IncomingPiece,
     Offer,
     Open,
+    Piece,
     failed,
     raised,
 )
@@ -122,7 +121,7 @@ class StreamChannel:
 
     def payload_buffer(self, header: bytes, size: int) -> memoryview | None:
         self._message = message = decode_header(BulkMessage, header)
-        if not isinstance(message, IncomingPiece):
+        if not isinstance(message, Piece):
             raise ProtocolViolation(f"unexpected message: a payload behind {type(message).__name__}")
         stream = self._receiving()
         return _nowhere(size) if self._left else stream.payload_buffer(message, size)
@@ -131,9 +130,9 @@ class StreamChannel:
         message, self._message = self._message, None
         if message is None:
             message = decode_header(BulkMessage, header)
-        if isinstance(message, IncomingPiece):
+        if isinstance(message, Piece):
             self._piece_received(message, len(header))
-        elif isinstance(message, IncomingOpen):
+        elif isinstance(message, Open):
             self._open_received(message)
         elif isinstance(message, Offer):
             self._offer_received(message)
@@ -162,7 +161,7 @@ class StreamChannel:
             raise ProtocolViolation("unexpected message: no stream is open")
         return self.stream
 
-    def _piece_received(self, piece: IncomingPiece, header_size: int) -> None:
+    def _piece_received(self, piece: Piece, header_size: int) -> None:
         stream = self._receiving()
         if not self._left:
             stream.piece_received(piece, header_size)
@@ -171,7 +170,7 @@ class StreamChannel:
         if self.role is Role.OPENER:
             self.reset("nobody reads this stream any more")
 
-    def _open_received(self, message: IncomingOpen) -> None:
+    def _open_received(self, message: Open) -> None:
         if self.role is Role.OPENER or self.stream is not None:
             raise ProtocolViolation("unexpected message: a stream is opened out of turn")
         self.role = Role.SERVER

@@ -18,7 +18,7 @@ from swarmcli.network.ledger import Account
 from swarmcli.network.limits import Limits
 from swarmcli.network.transports.base import Buffer, Connection
 from swarmcli.network.wire.codec import decode_body, encode
-from swarmcli.network.wire.messages import Finish, IncomingPiece, Piece
+from swarmcli.network.wire.messages import Finish, Piece
 
 M = TypeVar("M")
 
@@ -41,7 +41,7 @@ class _Reader:
 
 @dataclass(slots=True)
 class _Arrived:
-    piece: IncomingPiece
+    piece: Piece
     payload: memoryview
     size: int
     charged: int  # bytes of the account
@@ -197,7 +197,7 @@ class Stream:
         if self.starved:
             self._resume()
 
-    def payload_buffer(self, piece: IncomingPiece, size: int) -> memoryview | None:
+    def payload_buffer(self, piece: Piece, size: int) -> memoryview | None:
         """Where a payload belongs. Memory of this peer's user costs no budget; all other is charged before it is taken,
         and where there is none, the other end waits until somebody receives, or there is some."""
         if size > self._largest:
@@ -225,7 +225,7 @@ class Stream:
         self._arriving = _Arrived(piece, memory, size, 0, placed=True, message=message)
         return memory
 
-    def piece_received(self, piece: IncomingPiece, header_size: int) -> None:
+    def piece_received(self, piece: Piece, header_size: int) -> None:
         arrived = self._arriving or _Arrived(piece, _EMPTY, 0, 0, placed=False)
         self._arriving = None
         self.bytes_received += arrived.size

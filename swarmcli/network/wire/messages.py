@@ -7,7 +7,7 @@ message of a user is embedded in `body` as it is; the channel decodes it once it
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -44,25 +44,12 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 class Request(msgspec.Struct, frozen=True, tag="call"):
     id: Number  # counts up from 0 on each connection and in each direction
     method: Method
-    body: Any  # a struct when sent; msgspec.Raw in `IncomingRequest`
-
-
-class IncomingRequest(msgspec.Struct, frozen=True, tag="call"):
-    id: Number
-    method: Method
-    body: msgspec.Raw
+    body: msgspec.Raw  # here and below: as it came, or any message that is to be sent
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
     """`received` and `replied` are the answerer's raw clock, for NTP."""
 
-    id: Number
-    received: float
-    replied: float
-    body: Any
-
-
-class IncomingAnswer(msgspec.Struct, frozen=True, tag="answer"):
     id: Number
     received: float
     replied: float
@@ -126,17 +113,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
 
 
 ControlMessage: TypeAlias = (
-    Hello
-    | IncomingRequest
-    | IncomingAnswer
-    | Failure
-    | Cancel
-    | Ping
-    | Pong
-    | AddressesChanged
-    | BulkWanted
-    | BulkDenied
-    | Goodbye
+    Hello | Request | Answer | Failure | Cancel | Ping | Pong | AddressesChanged | BulkWanted | BulkDenied | Goodbye
 )
 
 
@@ -150,21 +127,12 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
     """Begins a stream."""
 
     method: Method
-    body: Any
-
-
-class IncomingOpen(msgspec.Struct, frozen=True, tag="open"):
-    method: Method
     body: msgspec.Raw
 
 
 class Piece(msgspec.Struct, frozen=True, tag="m"):
     """A message of a stream, in front of its payload."""
 
-    body: Any
-
-
-class IncomingPiece(msgspec.Struct, frozen=True, tag="m"):
     body: msgspec.Raw
 
 
@@ -176,7 +144,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """The handler has returned: a `Finish` after which nothing is read either."""
 
 
-BulkMessage: TypeAlias = Offer | IncomingOpen | IncomingPiece | Finish | Done | Failed
+BulkMessage: TypeAlias = Offer | Open | Piece | Finish | Done | Failed
 
 
 def failed(error: Exception, method: str, peer: PeerID) -> Failed:
