@@ -9,7 +9,6 @@ from typing import Generic, TypeVar
 from swarmcli.recent import Recent
 
 K = TypeVar("K", bound=Hashable)
-MOST_KEYS = 4096  # that are remembered, the latest
 
 
 class Backoff(Generic[K]):
@@ -17,10 +16,13 @@ class Backoff(Generic[K]):
     needed none for `quiet` (unless given, for `longest`) begins anew. Moments are handed in: seconds by the loop, or
     epochs."""
 
-    def __init__(self, first: float, longest: float, growth: float = 2.0, quiet: float | None = None) -> None:
+    def __init__(
+        self, first: float, longest: float, growth: float = 2.0, *, quiet: float | None = None, most: int = 4096
+    ) -> None:
+        """`most`: keys that are remembered, the latest."""
         self._first, self._longest, self._growth = first, longest, growth
         self._quiet = longest if quiet is None else quiet
-        self._pauses: Recent[K, tuple[float, float]] = Recent(MOST_KEYS)  # key → until when, seconds of the last one
+        self._pauses: Recent[K, tuple[float, float]] = Recent(most)  # key → until when, seconds of the last one
 
     def rests(self, key: K, now: float) -> bool:
         """Whether a pause of this key lasts."""

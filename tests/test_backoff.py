@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from swarmcli import backoff
 from swarmcli.backoff import Backoff
 
 
@@ -44,9 +41,8 @@ def test_whoever_needed_no_pause_for_long_or_is_forgiven_begins_anew() -> None:
     assert not known.rests("one", 83 + 65)
 
 
-def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backoff, "MOST_KEYS", 2)
-    known = Backoff[int](1, 64)
+def test_memory_is_bounded() -> None:
+    known = Backoff[int](1, 64, most=2)
     for key in range(5):
         known.add(key, 0)
     assert [key for key in range(5) if known.rests(key, 0)] == [3, 4]

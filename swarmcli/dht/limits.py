@@ -49,3 +49,6 @@ class DHTLimits:
     sync_interval: float = 120.0  # between comparisons of what the replicas of a key hold
     sync_delay: float = 0.5  # after a change among the replicas, for others that follow at once
     max_evicted: int = 256  # lost contacts that are remembered
+    first_probe: float = 2.0  # until a contact that did not answer is tried again: four times as long each time …
+    longest_probe: float = 600.0  # … up to this
+    ban: float = 300.0  # for which a node is not asked that has sent what no honest node sends

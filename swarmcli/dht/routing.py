@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from swarmcli.backoff import Backoff
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import ID_BITS, node_id
 from swarmcli.network.identity import PeerID
@@ -241,18 +242,6 @@ class RoutingTable:
             farther ^= lowest
 
 
-_FIRST_PAUSE = 2.0  # seconds until a lost contact is probed: it may only have been busy. Grows with each failure
-_LONGEST_PAUSE = 600.0
-_BAN = 300.0  # seconds
-
-
-@dataclass(slots=True)
-class _Lost:
-    contact: Contact
-    next_probe: float  # loop time
-    pause: float
-
-
 class Contacts:
     """The routing table, with a memory of the contacts that left it. Times are the loop's, handed in."""
 
@@ -266,8 +255,10 @@ class Contacts:
         self.table = RoutingTable(own, bucket_size, prefix)
         self.listeners: list[Callable[[Change, Contact], None]] = []
         self._own = own
-        self._lost: Recent[PeerID, _Lost] = Recent(limits.max_evicted)
-        self._banned: Recent[PeerID, float] = Recent(limits.max_evicted)  # until when, in loop time
+        self._lost: Recent[PeerID, Contact] = Recent(limits.max_evicted)
+        # Until a lost contact is probed: it may only have been busy.
+        self._probes = Backoff[PeerID](limits.first_probe, limits.longest_probe, growth=4.0, most=limits.max_evicted)
+        self._bans = Backoff[PeerID](limits.ban, limits.ban, most=limits.max_evicted)
 
     def heard_from(self, contact: Contact, now: float) -> None:
         """A peer has called or answered, and this is where it has answered before or says that it is: never what others
@@ -277,7 +268,7 @@ class Contacts:
         if not contact.addresses:
             self.withdrawn(contact.peer_id)
             return
-        self._lost.pop(contact.peer_id, None)
+        self._find(contact.peer_id)
         if (displaced := self.table.make_room(contact)) is not None:
             self._tell("lost", displaced)
         appeared, doubtful = self.table.seen(contact)
@@ -290,17 +281,16 @@ class Contacts:
         """It does not answer: it leaves the table, and is remembered for probes that come ever less often."""
         lost, successor = self.table.failed(peer)
         if lost is not None:
-            self._lost[peer] = _Lost(lost, now + _FIRST_PAUSE, _FIRST_PAUSE)
+            self._lost[peer] = lost
             self._tell("lost", lost)
-        elif known := self._lost.get(peer):
-            known.pause = min(4 * known.pause, _LONGEST_PAUSE)
-            known.next_probe = now + known.pause
+        if peer in self._lost:
+            self._probes.add(peer, now)
         if successor is not None:
             self._tell("appeared", successor)
 
     def withdrawn(self, peer: PeerID) -> None:
         """It says that it cannot be dialed: it leaves the table, and nobody looks for it."""
-        self._lost.pop(peer, None)
+        self._find(peer)
         lost, successor = self.table.failed(peer)
         if lost is not None:
             self._tell("lost", lost)
@@ -310,27 +300,28 @@ class Contacts:
     def ban(self, peer: PeerID, now: float) -> None:
         """It has sent what no honest node sends: it leaves the table and is not asked for a while."""
         self.gone(peer, now)
-        self._lost.pop(peer, None)
-        self._banned[peer] = now + _BAN
+        self._find(peer)
+        self._bans.add(peer, now)
 
     def is_banned(self, peer: PeerID, now: float) -> bool:
-        until = self._banned.get(peer)
-        if until is not None and until <= now:
-            del self._banned[peer]
-        return peer in self._banned
+        return self._bans.rests(peer, now)
 
     def lost_contacts(self, now: float, count: int) -> list[Contact]:
         """At most `count` lost contacts whose next probe is due."""
-        due = [lost.contact for lost in self._lost.values() if lost.next_probe <= now]
-        return due[:count]
+        return [contact for peer, contact in self._lost.items() if not self._probes.rests(peer, now)][:count]
 
     def next_probe(self) -> float:
         """The loop time at which the next of them is due; infinity if none is lost."""
-        return min((lost.next_probe for lost in self._lost.values()), default=math.inf)
+        return min(map(self._probes.until, self._lost), default=math.inf)
 
     def last_resort(self, count: int) -> list[Contact]:
         """Those lost most recently, for when the table is empty: then all of them may be there again."""
-        return [lost.contact for lost in list(self._lost.values())[-count:]]
+        return list(self._lost.values())[-count:]
+
+    def _find(self, peer: PeerID) -> None:
+        """It is not looked for any more."""
+        self._lost.pop(peer, None)
+        self._probes.forget(peer)
 
     def _tell(self, change: Change, contact: Contact) -> None:
         for listener in self.listeners:
