@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 from swarmcli.backoff import Backoff
@@ -26,7 +25,6 @@ from swarmcli.errors import (
     EndOfStream,
     HandshakeError,
     NetworkError,
-    NotAMember,
     OwnAddressError,
     WrongPeerError,
 )
@@ -40,7 +38,6 @@ from swarmcli.network.token_bucket import Meter
 from swarmcli.network.transports.base import Accept, Connection, Purpose
 from swarmcli.network.transports.tcp import handshake
 from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
-from swarmcli.network.transports.tcp.tls import TLSEngine
 from swarmcli.reach.relay_messages import CONNECT, INCOMING, PIECE, WINDOW, Connect, Data, Incoming
 
 logger = logging.getLogger(__name__)
@@ -217,7 +214,7 @@ class RelayTransport:
         self._endpoint = endpoint
         self._lookup = lookup
         self.membership = endpoint.membership
-        self._shared = Shared(endpoint.limits)
+        self._shared = Shared(endpoint.identity, endpoint.limits)
         self._tasks = TaskOwner()
         self._needed: Counter[PeerID] = Counter()  # relays to which a stream is being opened
         # Seconds until a relay that was not found is looked up again: any peer may name any relay.
@@ -229,15 +226,6 @@ class RelayTransport:
     def refusals(self) -> Counter[str]:
         """Connections that ended by a broken rule, by the class of the error."""
         return Counter(self._shared.refusals)
-
-    # Their contexts are made when they are needed: most peers of a swarm need neither.
-    @cached_property
-    def _dialer_context(self) -> Any:
-        return handshake.dialer_context()
-
-    @cached_property
-    def _listener_context(self) -> Any:
-        return handshake.listener_context(self.identity)
 
     async def listen(self, accept: Accept) -> tuple[str, ...]:
         """Takes the connections that relays bring from now on. Which addresses that makes, `relays.py` knows."""
@@ -294,26 +282,18 @@ class RelayTransport:
         return any(map(is_direct, self._endpoint.addresses_of(relay)))
 
     async def _dial(self, relay: PeerID, target: PeerID, purpose: Purpose, address: str) -> TCPConnection:
-        def greet(engine: TLSEngine) -> handshake.Greeting:
-            listener = handshake.certified_peer(engine.peer_certificate)
-            handshake.check_listener(listener, target, self.identity.peer_id)
-            return handshake.greet_listener(self.identity, listener, purpose, self.membership)
-
-        engine = TLSEngine(self._dialer_context, server_side=False)
-        connection = TCPConnection(engine, greet, self._shared, dialed=True, relayed=True)
+        connection = self._shared.leading(target, purpose, self.membership, relayed=True)
         socket = CircuitSocket(connection)
         connection.connection_made(socket)  # its first words go out with the first message of the stream
         carrier = self._tasks.spawn(self._carry(socket, relay, target))
         try:
-            await connection.ready
+            await connection.made()
         except (HandshakeError, ConnectionLost) as error:
             if isinstance(socket.failure, CallError):  # by the relay, or on the way to it
                 raise ConnectError(f"{address}: {socket.failure}", address=address) from error
-            kind = type(error) if isinstance(error, WrongPeerError | OwnAddressError | NotAMember) else HandshakeError
-            raise kind(f"{address}: {error}", address=address) from error
+            raise handshake.at(address, error) from error
         finally:
-            if not connection.is_open:  # cancelled or failed; nothing of it may be left
-                connection.abort("dialing was given up")
+            if not connection.is_open:
                 carrier.cancel()  # it may still be opening the stream
         return _named(connection, relay)
 
@@ -348,12 +328,7 @@ class RelayTransport:
             raise CallRefused("unwanted", "this peer has no reservation there")
         if self._handshakes[relay] >= _MAX_HANDSHAKES or not self._rates.take(loop_time(), relay=relay):
             raise CallRefused("busy", "too many handshakes at once")
-        engine = TLSEngine(self._listener_context, server_side=True)
-
-        def greet(engine: TLSEngine) -> handshake.Greeting:
-            return handshake.greet_dialer(self.identity, "", self.membership)  # nothing is seen of where the dialer is
-
-        connection = TCPConnection(engine, greet, self._shared, dialed=False, relayed=True)
+        connection = self._shared.listening(self.membership, relayed=True)
         self._admit(connection, relay, accept)
         socket = CircuitSocket(connection)
         connection.connection_made(socket)

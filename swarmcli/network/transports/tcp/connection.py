@@ -15,17 +15,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import cached_property
 from typing import cast
 
 from swarmcli.errors import ConnectionLost, HandshakeError, NetworkError, ProtocolViolation
 from swarmcli.network.addresses import Scope, scope_of
-from swarmcli.network.identity import PeerID
+from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.ledger import Ledger
 from swarmcli.network.limits import Limits
+from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import prefix_of
 from swarmcli.network.rates import LinkRates, Way
 from swarmcli.network.transports.base import Buffer, Purpose, Receiver
 from swarmcli.network.transports.frames import goodbye_frame
+from swarmcli.network.transports.tcp import handshake
 from swarmcli.network.transports.tcp.handshake import ALPN, Greeted, Greeting, Refused, take_message, tls_failure
 from swarmcli.network.transports.tcp.system import bound_window
 from swarmcli.network.transports.tcp.tls import TLSEngine, TLSReader, TLSWriter
@@ -46,11 +49,12 @@ class Phase(Enum):
 
 @dataclass
 class Shared:
-    """What the connections of one transport have in common.
+    """Makes the connections of one transport, and holds what they have in common.
 
     The read buffers can be shared because each is filled and emptied within one callback on one loop.
     """
 
+    identity: Identity
     limits: Limits
     rates: LinkRates = field(default_factory=LinkRates)  # without limits where somebody else's connections carry these
     live: set[TCPConnection] = field(default_factory=set)  # with an open socket
@@ -61,6 +65,39 @@ class Shared:
 
     def __post_init__(self) -> None:
         self._heads = Ledger(self.limits.budgets.heads)
+
+    # The contexts are made when they are needed: some peers dial nobody, others are dialed by nobody.
+    @cached_property
+    def _dialer_context(self) -> ssl.SSLContext:
+        return handshake.dialer_context()
+
+    @cached_property
+    def _listener_context(self) -> ssl.SSLContext:
+        return handshake.listener_context(self.identity)
+
+    def leading(
+        self, expected: PeerID | None, purpose: Purpose, membership: Membership | None, **way: bool
+    ) -> TCPConnection:
+        """A connection of which this end leads the handshake. `way`: relayed or punched."""
+
+        def greet(engine: TLSEngine) -> handshake.Greeting:
+            listener = handshake.certified_peer(engine.peer_certificate)
+            handshake.check_listener(listener, expected, self.identity.peer_id)
+            return handshake.greet_listener(self.identity, listener, purpose, membership)
+
+        engine = TLSEngine(self._dialer_context, server_side=False)
+        return TCPConnection(engine, greet, self, dialed=True, **way)
+
+    def listening(self, membership: Membership | None, **way: bool) -> TCPConnection:
+        """A connection of which the other end leads the handshake."""
+
+        def greet(engine: TLSEngine) -> handshake.Greeting:
+            seen = "" if connection.relayed else connection.remote_address  # nothing is seen of who comes by a relay
+            return handshake.greet_dialer(self.identity, seen, membership)
+
+        engine = TLSEngine(self._listener_context, server_side=True)
+        connection = TCPConnection(engine, greet, self, dialed=False, **way)
+        return connection
 
     def follow_rates(self) -> None:
         for connection in self.live:
@@ -102,10 +139,9 @@ class TCPConnection(asyncio.BufferedProtocol):
         dialed: bool,
         relayed: bool = False,
         punched: bool = False,
-        on_made: Callable[[TCPConnection], None] | None = None,
     ) -> None:
-        """`greeting` is begun when the TLS handshake is complete; `on_made` is called when the socket is there.
-        `relayed`: what stands for the socket leads through another peer."""
+        """`greeting` is begun when the TLS handshake is complete. `relayed`: what stands for the socket leads through
+        another peer."""
         loop = asyncio.get_running_loop()
         self.dialed, self.relayed, self.punched = dialed, relayed, punched
         self.observed_address: str | None = None
@@ -123,7 +159,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._head = 0  # bytes charged for a message that is not whole yet
         self._reader = TLSReader(engine, shared.limits, shared.decrypted)
         self._receiver: Receiver | None = None
-        self._on_made = on_made
+        self.on_made: Callable[[TCPConnection], None] | None = None  # called when the socket is there
         self._phase = Phase.TLS
         self._error: Exception | None = None
         self._socket: asyncio.Transport
@@ -195,6 +231,14 @@ class TCPConnection(asyncio.BufferedProtocol):
     def abort(self, reason: str) -> None:
         self._end_now(ConnectionLost(f"closed by us: {reason}"))
 
+    async def made(self) -> None:
+        """Waits for the handshake, for this end that dials. Raises HandshakeError, ConnectionLost."""
+        try:
+            await self.ready
+        finally:
+            if not self.is_open:  # cancelled or failed; nothing of it may be left
+                self.abort("dialing was given up")
+
     def refuse(self, rule: str, message: str) -> None:
         """Ends a handshake that is still under way."""
         if not self.ready.done():
@@ -216,8 +260,8 @@ class TCPConnection(asyncio.BufferedProtocol):
             self._way_in = self._writer.way = Way()
         self._writer.attach(self._socket)
         self._reader.attach(self._socket)
-        if self._on_made is not None:
-            self._on_made(self)
+        if self.on_made is not None:
+            self.on_made(self)
         self._advance_handshake()
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -180,6 +180,12 @@ def check_listener(found: PeerID, expected: PeerID | None, own: PeerID) -> None:
         raise OwnAddressError("this peer itself answers there")
 
 
+def at(address: str, error: Exception) -> HandshakeError:
+    """The same failure for a dialer, with the address that was dialed."""
+    kind = type(error) if isinstance(error, WrongPeerError | OwnAddressError | NotAMember) else HandshakeError
+    return kind(f"{address}: {error}", address=address)
+
+
 def _observed(welcome: bytes) -> str | None:
     """One peer's word, which may be a lie; None for one that cannot be an address, and over a relay, which hides it."""
     try:

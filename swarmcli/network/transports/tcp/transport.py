@@ -8,12 +8,10 @@ import ipaddress
 import logging
 import os
 import socket
-import ssl
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 
 from swarmcli.errors import (
     AddressError,
@@ -22,8 +20,6 @@ from swarmcli.errors import (
     ConnectStep,
     HandshakeError,
     ListenError,
-    NotAMember,
-    OwnAddressError,
     WrongPeerError,
 )
 from swarmcli.network.addresses import Address, Scheme, parse_address
@@ -40,7 +36,6 @@ from swarmcli.network.transports.tcp import handshake
 from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
 from swarmcli.network.transports.tcp.interfaces import announced_addresses
 from swarmcli.network.transports.tcp.local_port import TCPLocalPort
-from swarmcli.network.transports.tcp.tls import TLSEngine
 
 logger = logging.getLogger(__name__)
 
@@ -74,20 +69,15 @@ class TCPTransport:
         self._host, self._port, self._preferred_port = host, port, preferred_port
         self.limits = limits = _affordable(limits)
         self.membership: Membership | None = None
-        self._shared = Shared(limits)
+        self._shared = Shared(identity, limits)
         self.rates = self._shared.rates
         self.rates.on_change = self._shared.follow_rates
-        self._dialer_context = handshake.dialer_context()
         self._pending: dict[TCPConnection, float] = {}  # incoming, handshake under way → when it came; oldest first
         self._handshakes = Ledger(limits.budgets.handshakes)  # of these
         self._rates = HandshakeRates()
         self._room = asyncio.Event()
         self._accepting: asyncio.Task[None] | None = None
         self._closed = False
-
-    @cached_property
-    def _listener_context(self) -> ssl.SSLContext:
-        return handshake.listener_context(self.identity)
 
     @property
     def refusals(self) -> Counter[str]:
@@ -138,8 +128,10 @@ class TCPTransport:
     async def _accept_forever(self, listener: socket.socket, accept: Accept) -> None:
         loop = asyncio.get_running_loop()
 
-        def admit(connection: TCPConnection) -> None:
-            self._admit(connection, accept)
+        def taken_in() -> TCPConnection:
+            connection = self._shared.listening(self.membership)
+            connection.on_made = partial(self._admit, accept)
+            return connection
 
         while True:
             incoming: socket.socket | None = None
@@ -149,7 +141,7 @@ class TCPTransport:
                 if not self._admits(incoming):
                     incoming.close()
                     continue
-                await loop.connect_accepted_socket(lambda: self._listening(on_made=admit), incoming)
+                await loop.connect_accepted_socket(taken_in, incoming)
             except OSError as error:
                 logger.warning("a connection could not be accepted: %s", error)
                 if error.errno in _OUT_OF_RESOURCES:
@@ -188,19 +180,7 @@ class TCPTransport:
                 oldest.refuse("too many handshakes", _TOO_MANY)
             await set_within(self._room, patience if patience > 0 else None)
 
-    def _listening(
-        self, *, on_made: Callable[[TCPConnection], None] | None = None, punched: bool = False
-    ) -> TCPConnection:
-        """A connection of which this end does not lead the handshake."""
-
-        def greet(engine: TLSEngine) -> handshake.Greeting:
-            return handshake.greet_dialer(self.identity, connection.remote_address, self.membership)
-
-        engine = TLSEngine(self._listener_context, server_side=True)
-        connection = TCPConnection(engine, greet, self._shared, dialed=False, punched=punched, on_made=on_made)
-        return connection
-
-    def _admit(self, connection: TCPConnection, accept: Accept) -> None:
+    def _admit(self, accept: Accept, connection: TCPConnection) -> None:
         loop = asyncio.get_running_loop()
         self._pending[connection] = loop.time()
         prefix = connection.prefix
@@ -237,8 +217,7 @@ class TCPTransport:
             async with asyncio.timeout(timeout):
                 return await self._dial(place, expected or place.peer_id, purpose, steps)
         except (HandshakeError, ConnectionLost) as error:
-            kind = type(error) if isinstance(error, WrongPeerError | OwnAddressError | NotAMember) else HandshakeError
-            raise kind(f"{address}: {error}", address=address) from error
+            raise handshake.at(address, error) from error
         except OSError as error:
             message = f"{address}: {steps[-1]} failed: {_why(error, steps[-1], timeout)}"
             if steps[-1] == "handshake":
@@ -252,31 +231,16 @@ class TCPTransport:
         if not _is_ip_address(place.host):  # resolved by itself, so that a failure of this step can be named
             await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
         steps.append("connect")
-        connection = self._leading(expected, purpose)
+        connection = self._shared.leading(expected, purpose, self.membership)
         await loop.create_connection(lambda: connection, place.host, place.port, happy_eyeballs_delay=DIAL_STAGGER)
         steps.append("handshake")
         return await self._ready(connection)
-
-    def _leading(self, expected: PeerID | None, purpose: Purpose, *, punched: bool = False) -> TCPConnection:
-        """A connection of which this end leads the handshake."""
-
-        def greet(engine: TLSEngine) -> handshake.Greeting:
-            listener = handshake.certified_peer(engine.peer_certificate)
-            handshake.check_listener(listener, expected, self.identity.peer_id)
-            return handshake.greet_listener(self.identity, listener, purpose, self.membership)
-
-        engine = TLSEngine(self._dialer_context, server_side=False)
-        return TCPConnection(engine, greet, self._shared, dialed=True, punched=punched)
 
     async def _ready(self, connection: TCPConnection) -> TCPConnection:
         """Waits for its handshake."""
         if self._closed:
             connection.abort("shutting down")
-        try:
-            await connection.ready
-        finally:
-            if not connection.is_open:  # cancelled or failed; nothing of it may be left
-                connection.abort("dialing was given up")
+        await connection.made()
         return connection
 
     # ---- from one port
@@ -290,7 +254,10 @@ class TCPTransport:
     ) -> TCPConnection:
         """The handshake on a socket that is connected, with this peer and for this purpose alone."""
         punched = purpose is not Purpose.PROBE
-        connection = self._leading(peer, purpose, punched=punched) if leads else self._listening(punched=punched)
+        if leads:
+            connection = self._shared.leading(peer, purpose, self.membership, punched=punched)
+        else:
+            connection = self._shared.listening(self.membership, punched=punched)
         await asyncio.get_running_loop().create_connection(lambda: connection, sock=connected)
         await self._ready(connection)
         if (connection.peer_id, connection.purpose) != (peer or connection.peer_id, purpose):
