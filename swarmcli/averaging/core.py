@@ -43,7 +43,7 @@ from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.state.assembly import DownloadedState
-from swarmcli.state.sharing import StateOffer, StateSharing
+from swarmcli.state.sharing import SharingOptions, StateOffer, StateSharing
 from swarmcli.state.snapshot import Snapshot, copies_of
 from swarmcli.tasks import on_executor
 
@@ -114,8 +114,7 @@ class AveragerCore:
             node,
             config.prefix,
             self._snapshot,
-            donates=config.share_state,
-            period=config.declare_state_period,
+            SharingOptions(config.share_state, config.declare_state_period),
             courtesy=self.at_rest,
         )
         self._round_time = pace.RoundTime(config.allreduce.allreduce_timeout)

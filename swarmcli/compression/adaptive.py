@@ -29,7 +29,7 @@ class AdaptiveCompressionBase(CompressionBase):
     goes by the tensor alone, which has neither key nor role.
     """
 
-    name = "adaptive"  # in `description`, for people; messages name what was chosen
+    name = "adaptive"  # in `description`, for people; messages name the codec that was chosen
 
     @abstractmethod
     def choose_compression(self, info: CompressionInfo) -> CompressionBase:
@@ -37,7 +37,7 @@ class AdaptiveCompressionBase(CompressionBase):
 
     @abstractmethod
     def choices(self) -> Iterable[CompressionBase]:
-        """All that may be chosen: `extract` reads their messages, and none has a larger payload than they."""
+        """All codecs that may be chosen: `extract` reads their messages, and they bound the payload."""
 
     def codec_for(self, info: CompressionInfo) -> CompressionBase:
         return self.choose_compression(info).codec_for(info)
@@ -57,7 +57,7 @@ class AdaptiveCompressionBase(CompressionBase):
         return max((codec.payload_bound(descriptor) for codec in self.choices()), default=descriptor.nbytes)
 
     def _leaves(self) -> Iterable[CompressionBase]:
-        """The codecs at the ends of all choices; and none, which tensors travel with that a codec is not for."""
+        """The codecs at the ends of all choices; and NoCompression, for tensors that a codec does not handle."""
         for choice in self.choices():
             if isinstance(choice, AdaptiveCompressionBase):
                 yield from choice._leaves()
@@ -154,7 +154,7 @@ class PerTensorCompression(AdaptiveCompressionBase):
 
 
 def _codec(name: str, codec: object) -> CompressionBase:
-    """Raises TypeError for what is none: a class instead of an instance of it is a common slip."""
+    """Raises TypeError for anything but a codec: a class instead of an instance of it is a common slip."""
     if not isinstance(codec, CompressionBase):
         raise TypeError(f"{name} must be a codec such as Float16Compression(), got {codec!r}")
     return codec

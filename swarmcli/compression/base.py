@@ -42,7 +42,7 @@ _DTYPES = {
 
 
 class TensorRole(Enum):
-    """What a tensor is to the one who sends it; codecs may treat roles differently."""
+    """The use that its sender has for a tensor; codecs may treat roles differently."""
 
     UNSPECIFIED = "unspecified"
     ACTIVATION = "activation"
@@ -73,7 +73,7 @@ class TensorDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class CompressionInfo:
-    """What a codec may base its choices on besides the values."""
+    """A codec may choose by these, besides the values."""
 
     descriptor: TensorDescriptor
     key: int | str | None = None  # the tensor's index or name among those that travel together
@@ -89,7 +89,7 @@ class CompressionInfo:
 
 
 class TensorHeader(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the receiver must know to read the payload."""
+    """The receiver needs this to read the payload."""
 
     codec: str
     dtype: str  # of the tensor, without "torch."
@@ -125,7 +125,7 @@ class TensorMessage:
 class CompressionBase(ABC):
     """A codec. Instances hold no state between calls and may be used from several threads.
 
-    name         what headers call the codec, with all that its messages cannot be read without
+    name         the codec's name in headers, with all parameters that a reader of its messages needs
     by_content   whether an element's error depends on the others in its message. What is averaged is then cut at the
                  ends of tensors, so that small numbers do not share a message with those of a larger tensor.
     """
@@ -146,8 +146,8 @@ class CompressionBase(ABC):
     def compress(self, tensor: torch.Tensor, info: CompressionInfo | None = None) -> TensorMessage:
         """Encodes a tensor. The message may be a view of it: it must not change until the message is used up.
 
-        Tensors that the codec is not for (integers, to a codec of floating point numbers) are sent unchanged. Raises
-        CompressionError for NaN and infinity if the codec cannot stand for them.
+        A codec sends tensors that it does not handle unchanged, such as integers where it encodes floating point
+        numbers. Raises CompressionError for NaN and infinity if the codec cannot stand for them.
         """
 
     @abstractmethod
@@ -205,7 +205,7 @@ def all_finite(tensor: torch.Tensor) -> bool:
 
 
 def check_header(message: TensorMessage, codec: str, out: torch.Tensor | None) -> TensorDescriptor:
-    """What a message claims to hold. Raises CompressionError if that is not what `codec` and `out` expect."""
+    """The tensor that a message claims to hold. Raises CompressionError if `codec` or `out` expect another."""
     if message.header.codec != codec:
         raise CompressionError(f"expected codec {codec}, got {message.header.codec[:40]!r}")
     descriptor = message.header.descriptor()

@@ -132,7 +132,7 @@ def _standard_deviations(rows: torch.Tensor, means: torch.Tensor, furthest: torc
 
 
 def _shorten(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rounds to a type of smaller range; what is beyond its range comes to its end."""
+    """Rounds to a type of smaller range; numbers beyond that range are put at its end."""
     short = tensor.to(dtype)
     if all_finite(short):
         return short

@@ -1,4 +1,4 @@
-"""What codecs of floating point numbers have in common: whatever is none travels unchanged."""
+"""The common base of codecs of floating point numbers: tensors of other types travel unchanged."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class FloatCodec(CompressionBase):
 
 
 def working_type(dtype: torch.dtype) -> torch.dtype:
-    """What numbers of a type are computed in, and sent as where they describe others: float64, otherwise float32."""
+    """The type in which codecs compute with numbers of a type, and send scales and levels: float64 or float32."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
@@ -101,7 +101,7 @@ def smallest(dtype: torch.dtype) -> float:
 def keep_within_(values: torch.Tensor, dtype: torch.dtype, largest: float) -> None:
     """Rounding may carry numbers beyond the range of `dtype`; those are put at its end.
 
-    `largest`: what their magnitudes cannot exceed but for rounding. Nothing is done where that is far from the end.
+    `largest`: the bound of their magnitudes before rounding. Nothing is done where that is far from the end.
     """
     limit = torch.finfo(dtype).max
     if not largest < 0.99 * limit:

@@ -1,9 +1,9 @@
-"""A state in the making: where its chunks come to lie, which of them nobody has fetched, and whose hashes they have.
+"""A state in the making: where its chunks lie, which of them nobody has fetched, and whose hashes count.
 
 Donors hash their chunks as they are asked for, so nobody knows all hashes of a state when its download begins. One
 donor is the *reference*: a chunk that another one gave counts if its hash is the reference's for that chunk. When the
-reference is lost or found to lie, another donor takes its place, and of what has arrived everything stays that is
-equal in its state too. So what comes out is one donor's state to the last bit, whoever sent the pieces.
+reference is lost or found to lie, another donor takes its place, and only those chunks stay that are equal in its state
+too. So the result is one donor's state to the last bit, whoever sent the pieces.
 """
 
 from __future__ import annotations
@@ -26,15 +26,28 @@ from swarmcli.network import Endpoint, PeerID
 from swarmcli.network.loop_thread import loop_time, to_its_end
 from swarmcli.state.distant import AnyTensor, DistantTensor, loaded, pieces
 from swarmcli.state.donor import MAX_DIGESTS_AT_ONCE, DigestAnswer, DigestQuestion, digest_method
-from swarmcli.state.snapshot import StateOutline, TensorEntry, digest_of_chunk
+from swarmcli.state.snapshot import DIGEST_BYTES, StateOutline, TensorEntry, digest_of_chunk
 from swarmcli.state.unnamed_file import UnnamedFile
 from swarmcli.state.witnesses import state_root
 from swarmcli.tasks import Bell
 
 Visit: TypeAlias = asyncio.Task[None]  # fetches chunks from one donor
 
-_HASH = 32
-_TIMEOUT = 20.0  # seconds for hashes, in one answer and in all of the first reference's: gigabytes of them in a second
+
+@dataclass(frozen=True, slots=True)
+class DownloadOptions:
+    """How a download deals with its donors. Times in seconds."""
+
+    parallel: int = 4  # donors that give something at a time
+    most_visits: int = 8  # those included in whose line this peer waits
+    most_hearsay: int = 64  # donors that others named
+    busy_pause: float = 0.5  # before donors that were busy are asked again
+    opening: float = 60.0  # without a word before the manifest: the donor may have to copy its state
+    silence: float = 20.0  # without a byte of a chunk that was asked for
+    patience: float = 10.0  # for what others have taken; a donor whose own round runs gives a chunk in 2 s
+    stalled: float = 20.0  # without a chunk that counts, after which a visit keeps no other donor from being asked
+    batch_time: float = 0.5  # of a donor's speed in one request: at the end nobody waits long for the slowest
+    digests: float = 20.0  # for hashes, in one answer and in all of the first reference's: a donor hashes 1 GB a second
 
 
 class Unequal(Exception):
@@ -47,7 +60,7 @@ class DownloadedState:
 
     contents  its tensors by name. They share one memory: copy those that are to outlive the others. Those of a state
               that went through a file lie there
-    donors    who gave something of it
+    donors    the peers that gave something of it
     received  bytes of all chunks that came, those included that had to be fetched again
     exact     every bit as the donor has it; False where tensors travelled with a lossy codec
     manifest  and digests of all chunks, with which it can be handed on
@@ -77,9 +90,13 @@ class DownloadedState:
 class DonorDigests:
     """The digests of one donor's snapshot, asked for when they are needed."""
 
-    def __init__(self, endpoint: Endpoint, prefix: str, peer: PeerID, pin: bytes, chunks: int) -> None:
+    def __init__(
+        self, endpoint: Endpoint, prefix: str, peer: PeerID, pin: bytes, chunks: int, *, timeout: float
+    ) -> None:
+        """`timeout`: seconds for one answer."""
         self.peer = peer
         self._endpoint, self._method, self._pin, self._chunks = endpoint, digest_method(prefix), pin, chunks
+        self._timeout = timeout
         self._known: dict[int, bytes] = {}
         self._asking = asyncio.Lock()
         self._spent = 0.0  # seconds
@@ -90,35 +107,40 @@ class DonorDigests:
             raise ValueError(f"it names two hashes for chunk {chunk} of one state")
 
     async def digest(self, chunk: int, patience: float) -> bytes:
-        """Raises NetworkError, also when all answers took longer than `patience` (seconds), and ValueError for what no
-        honest donor answers."""
+        """Raises NetworkError, also when all answers took longer than `patience` (seconds), and ValueError for an
+        answer that no honest donor gives."""
         async with self._asking:
             if chunk not in self._known:
                 first = chunk - chunk % MAX_DIGESTS_AT_ONCE
                 count = min(MAX_DIGESTS_AT_ONCE, self._chunks - first)
                 question = DigestQuestion(self._pin, first, count)
-                asked, timeout = loop_time(), max(min(_TIMEOUT, patience - self._spent), 0.1)
+                asked, timeout = loop_time(), max(min(self._timeout, patience - self._spent), 0.1)
                 answer = await self._endpoint.call(self.peer, self._method, question, DigestAnswer, timeout=timeout)
                 self._spent += loop_time() - asked
-                if len(answer.digests) != count * _HASH:
-                    raise ValueError(f"it names {len(answer.digests) // _HASH} hashes for {count} chunks")
+                if len(answer.digests) != count * DIGEST_BYTES:
+                    raise ValueError(f"it names {len(answer.digests) // DIGEST_BYTES} hashes for {count} chunks")
                 for place in range(count):
-                    self.note(first + place, answer.digests[place * _HASH : (place + 1) * _HASH])
+                    self.note(first + place, answer.digests[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES])
         return self._known[chunk]
 
 
 class Assembly:
     """Visits take chunks, read them into their slots, settle them, and have them accepted or leave them to others.
 
-    Where none is open, an idle visit fetches one that another has taken, beside its place: that is the other's until it
-    has ended, which the idle one sees to when it has the chunk first.
+    Where no chunk is open, an idle visit fetches one that another visit has taken, into memory of its own: the chunk's
+    place is the other's until that visit has ended. If the idle one has the chunk first, it ends the other.
 
     The place is memory or, with `spool`, an unnamed file in that directory; then only the chunks that are on their way
     are in memory.
     """
 
     def __init__(
-        self, manifest: bytes, outline: StateOutline, spool: Path | None = None, known: Sequence[bytes] | None = None
+        self,
+        manifest: bytes,
+        outline: StateOutline,
+        spool: Path | None = None,
+        known: Sequence[bytes] | None = None,
+        options: DownloadOptions = DownloadOptions(),
     ) -> None:
         """Takes the place for the whole state. Raises ValueError if there is none. `known`: the hashes of all chunks,
         where they need no donor's word."""
@@ -138,10 +160,10 @@ class Assembly:
         self._bytes, self._spool = tensor_memory(self._memory), spool
         self._open = deque(range(layout.chunks))  # nobody fetches these
         self.taken: dict[int, Visit] = {}  # chunk → the visit that fetches it, and may write to its place
-        self._arrived: dict[int, tuple[bytes, PeerID]] = {}  # chunk → its digest, and who gave it
+        self._arrived: dict[int, tuple[bytes, PeerID]] = {}  # chunk → its digest, and the donor that gave it
         self._changed = Bell()
         self._reference: DonorDigests | None = None
-        self._patience = _TIMEOUT
+        self._patience = options.digests
         self._choosing = asyncio.Lock()
 
     @property
@@ -150,7 +172,7 @@ class Assembly:
 
     @property
     def donors(self) -> tuple[PeerID, ...]:
-        """Who gave something of what has arrived."""
+        """The peers that gave what has arrived."""
         return tuple(dict.fromkeys(peer for _, peer in self._arrived.values()))
 
     # Chunks, and where they lie
@@ -166,8 +188,8 @@ class Assembly:
         return range(first, last + 1)
 
     async def take(self, visit: Visit, most: int, patience: float) -> range:
-        """The same, but waits while others may still put chunks back; after so many seconds it is the chunk that was
-        taken first, and stays the other's. Empty only when the state is complete."""
+        """The same, but waits while others may still put chunks back. After `patience` seconds it returns the chunk
+        that was taken first, which stays the other visit's. Empty only when the state is complete."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 while not self._open and not self.complete:
@@ -181,8 +203,8 @@ class Assembly:
         return self._bytes[begin:end] if in_place else unwritten(end - begin)
 
     async def take_over(self, chunk: int, visit: Visit, content: memoryview) -> None:
-        """This visit has a chunk that another one waits for: it ends that one, and has taken the chunk then, unless it
-        has come there meanwhile."""
+        """This visit has a chunk that another visit waits for: it ends the other and takes the chunk, unless that has
+        arrived meanwhile."""
         if slow := self.taken.get(chunk):
             self.taken[chunk] = visit
             if not slow.cancelling():
@@ -202,7 +224,7 @@ class Assembly:
         return digest_of_chunk(content)
 
     def leave(self, visit: Visit) -> None:
-        """This visit writes into no slot any more: what it has taken, and did not give, is for others."""
+        """This visit writes into no slot any more: others may fetch the chunks that it has taken and not given."""
         self._put_back(chunk for chunk, other in self.taken.items() if other is visit)
 
     def _put_back(self, chunks: Iterable[int]) -> None:
@@ -243,7 +265,7 @@ class Assembly:
                     raise
                 continue
             if reference is not self._reference:
-                continue  # it was forsaken while it was asked: another donor's hashes count now
+                continue  # the reference was forsaken while it was asked: another donor's hashes count now
             if named != digest:
                 raise Unequal
             return
@@ -254,7 +276,7 @@ class Assembly:
             self._reference = None
 
     async def _choose(self, source: DonorDigests) -> DonorDigests:
-        """The reference; if there is none, this source becomes it, and what is unlike in its state is put back."""
+        """The reference. If there is none, this source becomes it, and chunks that differ in its state are put back."""
         async with self._choosing:
             if self._reference is None:
                 arrived = list(self._arrived.items())
@@ -279,7 +301,7 @@ class Assembly:
         )
 
     def _tensors_of(self, file: UnnamedFile) -> dict[str, AnyTensor]:
-        """What a codec made is decoded one tensor at a time, into another file."""
+        """Tensors that a codec made are decoded one at a time, into another file."""
         assert self._spool is not None
         tensors: dict[str, AnyTensor] = {}
         decoded, end = UnnamedFile(self._spool), 0
@@ -310,7 +332,7 @@ class FileTensor(DistantTensor):
 
 
 def _check_booleans(tensor: FileTensor) -> None:
-    """Raises CompressionError for booleans that are none; of other types every byte will do."""
+    """Raises CompressionError for booleans with bytes other than 0 and 1; other types may have any bytes."""
     if tensor.dtype is torch.bool:
         header = TensorEntry.of("", tensor).header
         for begin, end in pieces(tensor.nbytes):

@@ -18,7 +18,7 @@ class DistantTensor(ABC):
     """A tensor of a snapshot that lies elsewhere: in another process of a site, or in a file.
 
     It does not change, and it can be read for as long as this object lives. The process or file that keeps it for the
-    snapshot's sake lets go of it when the last object is gone.
+    snapshot lets go of it when the last object is gone.
     """
 
     def __init__(self, descriptor: TensorDescriptor) -> None:

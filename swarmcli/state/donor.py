@@ -2,7 +2,8 @@
 
 A few peers download at a time. The others wait in line, and the donor tells them which peers have finished and so have
 the state by now. So many newcomers spread over each other, and a donor's link is not cut into ever thinner slices.
-Places go to the network that has the fewest. While somebody waits, who takes next to nothing gives way.
+Places go to the network that has the fewest. While peers wait in line, a downloader that takes next to nothing gives
+way.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import torch
 
 from swarmcli.errors import CallRefused, EndOfStream, SiteError
 from swarmcli.network import Endpoint, PeerID, Stream
-from swarmcli.network.loop_thread import offload
+from swarmcli.network.loop_thread import loop_time, offload
 from swarmcli.network.prefix import Prefix
 from swarmcli.state.pins import Pin, Pins
-from swarmcli.state.snapshot import MAX_VERSION, PinnedState, Snapshot
+from swarmcli.state.snapshot import DIGEST_BYTES, MAX_VERSION, PinnedState, Snapshot
 from swarmcli.state.witnesses import RootAnswer, RootQuestion, root_method, state_root
 from swarmcli.tasks import Bell, beside, unless_stuck
 
@@ -35,15 +36,21 @@ MAX_CHUNKS_AT_ONCE = 64  # of one request
 MAX_DIGESTS_AT_ONCE = 64
 MAX_NAMED = 8  # other holders of the state in one message
 
-_MAX_IN_LINE = 256
-_MOST_VERSIONS = 2  # downloaded at once, beside what was lent: each may take as much memory as the state
-_SIGN_OF_LIFE = 10.0  # seconds between messages to those in line
-_PATIENCE = 20.0  # seconds for which a downloader may take nothing; or, while others wait, less than the next line says
-_LEAST_TAKEN = 20 << 10  # bytes in that time, half of what a link of 10 kB/s takes from each of four donors
-_BETWEEN_ROOTS = 5.0  # seconds between two states that are copied only to be hashed
-_COURTESY = 2.0  # seconds for which a chunk waits for this peer's own work at most
-
 Token = Annotated[bytes, msgspec.Meta(max_length=16)]
+
+
+@dataclass(frozen=True, slots=True)
+class DonorOptions:
+    """Bounds on the downloads that a donor serves. Times in seconds."""
+
+    max_in_line: int = 256  # downloaders that wait
+    most_versions: int = 2  # downloaded at once, beside those lent: each may take as much memory as the state
+    sign_of_life: float = 10.0  # between messages to those in line
+    patience: float = 20.0  # for which a downloader may take nothing; or, while others wait, less than `least_taken`
+    least_taken: int = 20 << 10  # bytes in that time, half of what a link of 10 kB/s takes from each of four donors
+    between_roots: float = 5.0  # between two states that are copied only to be hashed
+    courtesy: float = 2.0  # for which a chunk waits for this peer's own work at most
+    linger: float = 5.0  # for which a snapshot is kept after its last download: newcomers tend to come together
 
 
 class StateRequest(msgspec.Struct, frozen=True):
@@ -84,11 +91,11 @@ class ChunkHeader(msgspec.Struct, frozen=True):
     """In front of each chunk, in the order in which they were asked for."""
 
     chunk: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-    digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    digest: Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 
 
 class DigestQuestion(msgspec.Struct, frozen=True):
-    """What are the hashes of these chunks of that snapshot?"""
+    """Asks for the hashes of these chunks of that snapshot."""
 
     pin: Token
     first: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -96,16 +103,16 @@ class DigestQuestion(msgspec.Struct, frozen=True):
 
 
 class DigestAnswer(msgspec.Struct, frozen=True):
-    """32 bytes for each chunk."""
+    """DIGEST_BYTES for each chunk."""
 
-    digests: Annotated[bytes, msgspec.Meta(max_length=32 * MAX_DIGESTS_AT_ONCE)]
+    digests: Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES * MAX_DIGESTS_AT_ONCE)]
 
 
 @dataclass(eq=False)
 class _Ticket:
     """A download, in line or under way."""
 
-    network: Prefix | None  # None: of those whose control connection has gone
+    network: Prefix | None  # None: its control connection has gone
     version: bytes
 
 
@@ -131,20 +138,21 @@ class StateDonor:
         max_downloads: int = 4,
         donated: Callable[[PeerID, Snapshot, int], None] | None = None,
         courtesy: Callable[[], Awaitable[None]] | None = None,
+        options: DonorOptions = DonorOptions(),
     ) -> None:
         """`provide(version)` gives a snapshot of that version (b"": of the newest), or None if it is not here.
-        `donated` is called after each download with who got how many bytes of what. `courtesy` returns when this
-        peer does not need its link for itself: before each chunk, it is waited for a moment."""
-        self._endpoint = endpoint
+        `donated` is called after each download with the downloader, the snapshot and the bytes given. `courtesy`
+        returns when this peer does not need its link for itself: each chunk waits a moment for that."""
+        self._endpoint, self._options = endpoint, options
         self._method, self._digest_method = state_method(prefix), digest_method(prefix)
         self._root_method = root_method(prefix)
-        self._last_root = -math.inf  # loop time at which a state was last copied for nobody but a witness's word
+        self._last_root = -math.inf  # loop time at which a state was last copied only to be hashed
         self._donated, self._courtesy = donated, courtesy
         self._max_downloads = max_downloads
         self._served: list[_Ticket] = []
         self._line: list[_Ticket] = []  # in order of arrival
-        self._done: dict[bytes, deque[Holder]] = {}  # version → who downloaded it here and has it as well, newest last
-        self._pins = Pins(provide, endpoint.random)
+        self._done: dict[bytes, deque[Holder]] = {}  # version → peers that downloaded it here, newest last
+        self._pins = Pins(provide, endpoint.random, options.linger)
         self.expecting = self._pins.expecting  # for a state that this peer downloads itself
         self._news = Bell()
         # Reads of other processes wait for each other anyway. With the lock they wait here, and not each in a thread of
@@ -167,9 +175,17 @@ class StateDonor:
             self._pins.close()
 
     async def _serve(self, peer: PeerID, request: StateRequest, stream: Stream) -> None:
-        asked = asyncio.get_running_loop().time()
+        asked = loop_time()
         ticket = _Ticket(self._endpoint.prefix(peer), request.version)
-        taking = unless_stuck(stream, _PATIENCE, lambda taken: self._gives_way(ticket, taken))
+
+        def gives_way(taken: int) -> bool:
+            """Whether it takes next to nothing, or its network has more places than that of one in line. Its peer comes
+            again, and goes on from there."""
+            idle = taken < (self._options.least_taken if self._line else 1)
+            idle = idle and not self._elsewhere.locked()  # reads of other processes may take long
+            return idle or any(self._places(ticket) > self._places(each) + 1 for each in self._line)
+
+        taking = unless_stuck(stream, self._options.patience, gives_way)
         async with self._turn(ticket, stream), self._pins.use(request.version, asked) as pin, taking:
             given = await self._give(pin, stream)
         if given and request.version and (addresses := self._endpoint.own_word(peer)):
@@ -182,7 +198,7 @@ class StateDonor:
     async def _turn(self, ticket: _Ticket, stream: Stream) -> AsyncIterator[None]:
         """Waits in line. Raises CallRefused if the line is too long, or when the download has to give way."""
         self._line.append(ticket)
-        if len(self._line) > (_MAX_IN_LINE if self._max_downloads else 0):
+        if len(self._line) > (self._options.max_in_line if self._max_downloads else 0):
             fullest = Counter(each.network for each in self._line).most_common(1)[0][0]
             self._line.remove(next(each for each in reversed(self._line) if each.network == fullest))
         try:
@@ -199,43 +215,37 @@ class StateDonor:
             self._admit()
 
     def _admit(self) -> None:
-        """Gives free places to those in line, where there is memory for what they want."""
-        while fitting := [each for each in self._line if self._has_room(each.version)]:
+        """Gives free places to those in line, where there is memory for the state that they want."""
+        while self._line and len(self._served) < self._max_downloads:
+            copies = {each.version for each in self._served} - self._pins.lent
+            here = copies | self._pins.lent
+            fitting = [t for t in self._line if t.version in here or len(copies) < self._options.most_versions]
+            if not fitting:
+                break
             ticket = min(fitting, key=self._places)  # of equals the one that came first
             self._line.remove(ticket)
             self._served.append(ticket)
         self._news.ring()
 
-    def _has_room(self, version: bytes) -> bool:
-        copies = {each.version for each in self._served} - self._pins.lent
-        fits = version in copies or version in self._pins.lent or len(copies) < _MOST_VERSIONS
-        return fits and len(self._served) < self._max_downloads
-
     def _places(self, ticket: _Ticket) -> int:
         """How many downloads its network has under way."""
         return sum(each.network == ticket.network for each in self._served)
-
-    def _gives_way(self, ticket: _Ticket, taken: int) -> bool:
-        """A download that takes next to nothing, or whose network has more places than that of one in line. Its peer
-        comes again, and goes on from there."""
-        idle = taken < (_LEAST_TAKEN if self._line else 1) and not self._elsewhere.locked()  # which may take long
-        return idle or any(self._places(ticket) > self._places(each) + 1 for each in self._line)
 
     async def _wait_in_line(self, ticket: _Ticket, stream: Stream) -> None:
         told: set[Holder] = set()
         while ticket in self._line:
             others = [holder for holder in self._done.get(ticket.version, ()) if holder not in told]
             told.update(others)
-            async with unless_stuck(stream, _PATIENCE):
+            async with unless_stuck(stream, self._options.patience):
                 await stream.send(InLine(tuple(others)))
             with suppress(TimeoutError):
-                async with asyncio.timeout(_SIGN_OF_LIFE):
+                async with asyncio.timeout(self._options.sign_of_life):
                     await self._news.wait()
         if ticket not in self._served:
             raise CallRefused("busy", f"{len(self._served) + len(self._line)} others are downloading from this peer")
 
     async def _give(self, pin: Pin, stream: Stream) -> int:
-        """Sends what is asked for; returns how many bytes of chunks that were."""
+        """Sends the chunks that are asked for; returns how many bytes they have."""
         given, state = 0, pin.state
         await stream.send(ManifestHeader(pin.token, LIBRARY), state.manifest)
         while True:
@@ -252,7 +262,7 @@ class StateDonor:
     async def _give_chunk(self, state: PinnedState, chunk: int, stream: Stream) -> int:
         if self._courtesy is not None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_COURTESY):
+                async with asyncio.timeout(self._options.courtesy):
                     await self._courtesy()
         if state.is_distant(chunk):
             digest, pieces = await self._from_elsewhere(state.read, chunk)
@@ -276,10 +286,11 @@ class StateDonor:
         return DigestAnswer(await (self._from_elsewhere(hash_all) if elsewhere else offload(hash_all)))
 
     async def _tell_root(self, peer: PeerID, question: RootQuestion) -> RootAnswer:
-        """Hashes the whole state, once for all who ask for it while it is kept, and not for each version."""
-        asked = asyncio.get_running_loop().time()
+        """Hashes the whole state, once for all peers that ask while it is kept; other versions are refused for a
+        while."""
+        asked = loop_time()
         if not self._pins.has(question.version):
-            if asked < self._last_root + _BETWEEN_ROOTS:
+            if asked < self._last_root + self._options.between_roots:
                 raise CallRefused("busy", "this peer has just told the root of another state")
             self._last_root = asked
         async with self._hashing, self._pins.use(question.version, asked) as pin:  # one copy more than for downloads
@@ -291,7 +302,7 @@ class StateDonor:
             return RootAnswer(state_root(state.manifest, [each for each in state.digests if each is not None]))
 
     async def _from_elsewhere(self, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Raises CallRefused when it cannot be read any more."""
+        """Reads what another process or a file has. Raises CallRefused when that cannot be read any more."""
         async with self._elsewhere:
             try:
                 return await offload(read, *args, **kwargs)

@@ -1,8 +1,8 @@
-"""Downloads a state from several donors at once. What each gives is checked; a donor that fails is replaced.
+"""Downloads a state from several donors at once. Each chunk is checked; a donor that fails is replaced.
 
 Donors with equal manifests give parts of one state (see `assembly`). A donor whose state differs (unlike processors
-may differ in the last bit) is put aside: only if all equal ones fail, its state is taken instead, with what of the
-other is equal. All or nothing: every chunk of what comes out has the hash that one donor names for it.
+may differ in the last bit) is put aside: only if all equal ones fail, its state is taken instead, with the chunks of
+the other that are equal. All or nothing: one donor names the hashes of all chunks of the result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from swarmcli.events import PeerRefused
 from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.network.addresses import is_direct
 from swarmcli.network.loop_thread import offload
-from swarmcli.state.assembly import Assembly, DonorDigests, DownloadedState, Unequal
+from swarmcli.state.assembly import Assembly, DonorDigests, DownloadedState, DownloadOptions, Unequal
 from swarmcli.state.donor import (
     LIBRARY,
     MAX_CHUNKS_AT_ONCE,
@@ -35,16 +35,6 @@ from swarmcli.state.snapshot import MAX_MANIFEST, StateOutline, digest_of_chunk,
 from swarmcli.tasks import Bell, beside, unless_silent
 from swarmcli.words import amount, printable, roughly
 
-_PARALLEL = 4  # donors that give something at a time
-_MOST_VISITS = 8  # those included in whose line this peer waits
-_MOST_HEARSAY = 64  # donors that others named
-_BUSY_PAUSE = 0.5  # seconds before donors that were busy are asked again
-_OPENING = 60.0  # seconds without a word before the manifest: the donor may have to copy its state
-_SILENCE = 20.0  # seconds without a byte of a chunk that was asked for
-_PATIENCE = 10.0  # seconds for what others have taken; a donor whose own round runs gives a chunk in 2 s
-_STALLED = 20.0  # seconds without a chunk that counts, after which a visit keeps no other donor from being asked
-_BATCH_TIME = 0.5  # seconds of a donor's speed in one request: at the end nobody waits long for the slowest
-
 Check = Callable[[StateOutline], Sequence[bytes] | None]
 
 
@@ -54,7 +44,7 @@ class DownloadProgress:
 
     clock: Callable[[], float]
     total: int = 0  # bytes of the state; 0: no donor has answered yet
-    received: int = 0  # bytes that have come, those included that had to come again
+    received: int = 0  # bytes that have arrived, those included that had to be sent again
     what: str = "the state"
     began: float = field(init=False)
 
@@ -62,8 +52,8 @@ class DownloadProgress:
         self.began = self.clock()
 
     def sentence(self, limit: float | None) -> str:
-        """For people: how much there is to come, and how long that takes, where it can be told. `limit`: bytes per
-        second that this peer's user lets come in."""
+        """For people: how many bytes are missing, and how long they take, where that is known. `limit`: bytes per
+        second that this peer's user allows it to receive."""
         total, received, seconds = self.total, min(self.received, self.total), self.clock() - self.began
         if not total:
             return f"downloading {self.what}: no donor has answered for {roughly(seconds)}"
@@ -85,16 +75,17 @@ async def download_state(
     check: Check | None = None,
     spool: Path | None = None,
     progress: DownloadProgress | None = None,
+    options: DownloadOptions = DownloadOptions(),  # noqa: B008  # frozen
 ) -> DownloadedState:
     """Downloads the state `version` (b"": the one that the first donor to answer has), from several at a time.
 
-    `donors` come best first; those that are `relayed` are asked when no other one is left, since their bytes cost
-    others their links. `check` raises ValueError for an outline that does not fit here, before memory is
-    allocated for it; where the hashes of all chunks are known before, it returns them, and no donor's word counts for
-    any. With `spool`, a directory, the state is put together in a file there, which has no name and is
-    gone with the last tensor: only the chunks on their way are in memory. Where donors let this peer wait in line, it
-    waits until `timeout`, which bounds the whole in seconds. `progress` is kept up to date meanwhile. Raises
-    StateDownloadError, whose `attempts` say what happened with each donor.
+    `donors` come best first; those that are `relayed` are asked when no other one is left, since their bytes use the
+    links of others. `check` raises ValueError for an outline that does not fit here, before memory is allocated for it;
+    where the hashes of all chunks are known before, it returns them, and no donor's word counts. With `spool`, a
+    directory, the state is put together in a file there, which has no name and is gone with the last tensor: only the
+    chunks on their way are in memory. Where donors let this peer wait in line, it waits until `timeout`, which bounds
+    the whole in seconds. `progress` is kept up to date meanwhile. Raises StateDownloadError, whose `attempts` say what
+    happened with each donor.
     """
 
     def make_room(manifest: bytes) -> Assembly:
@@ -102,11 +93,10 @@ async def download_state(
         if version and outline.version != version:
             raise ValueError("a state of another version than the one that was asked for")
         known = check(outline) if check is not None else None
-        return Assembly(manifest, outline, spool, known)
+        return Assembly(manifest, outline, spool, known, options)
 
-    download = _Download(
-        endpoint, prefix, version, make_room, progress or DownloadProgress(asyncio.get_running_loop().time)
-    )
+    progress = progress or DownloadProgress(asyncio.get_running_loop().time)
+    download = _Download(endpoint, prefix, version, make_room, progress, options)
     try:
         async with asyncio.timeout(timeout):
             return await download.run(donors, relayed)
@@ -115,7 +105,7 @@ async def download_state(
 
 
 class _Download:
-    """Whom to ask next, and which state is being put together."""
+    """Decides which donor is asked next, and which state is put together."""
 
     def __init__(
         self,
@@ -124,11 +114,12 @@ class _Download:
         version: bytes,
         make_room: Callable[[bytes], Assembly],
         progress: DownloadProgress,
+        options: DownloadOptions,
     ) -> None:
         """`make_room` raises ValueError for a manifest of a state that is not wanted, or has no room."""
         self.endpoint, self.prefix, self.version = endpoint, prefix, version
-        self.progress = progress
-        self._patience = _STALLED
+        self.progress, self.options = progress, options
+        self._patience = options.stalled
         self.pace = 0.0  # seconds for a chunk from the quickest donor
         self.news = Bell()  # whenever another donor may be visited, or no more need to be
         self._make_room = make_room
@@ -165,13 +156,13 @@ class _Download:
                 except OSError as error:
                     raise self.failure(f"the state that came cannot be kept here: {error}") from error
             if self._busy:
-                await asyncio.sleep(_BUSY_PAUSE * (1 + self.endpoint.random.random()))
+                await asyncio.sleep(self.options.busy_pause * (1 + self.endpoint.random.random()))
                 self._waiting.extend(self._busy)
                 self._busy.clear()
             elif self._relayed:
                 self._waiting.extend(self._relayed)
                 self._relayed.clear()
-            else:  # all donors of this state have failed, or stall: now the ones whose state is another one
+            else:  # all donors of this state have failed, or stall: next come those that have another state
                 self._stalled.extend(self._waiting)
                 if not self._unequal:
                     self._unequal, self._stalled = self._stalled, []
@@ -188,8 +179,9 @@ class _Download:
                     if (not visit.fetching or visit.expected) and not visit.task.cancelling():
                         visit.task.cancel()  # it waits in line, or for what another one has given
                 return
-            active = self._active()
-            if self._waiting and len(active) < _MOST_VISITS and sum(not each.in_line for each in active) < _PARALLEL:
+            active, most = self._active(), self.options.most_visits
+            giving = sum(not each.in_line for each in active)
+            if self._waiting and len(active) < most and giving < self.options.parallel:
                 visit = _Visit(self, self._waiting.popleft())
                 visit.task = tasks.create_task(self._visit(visit))
                 self._visits.add(visit)
@@ -217,7 +209,7 @@ class _Download:
         donor = visit.peer
         try:
             await visit.run()
-        except asyncio.CancelledError:  # others were quicker: it comes behind those that wait
+        except asyncio.CancelledError:  # others were quicker: this donor is asked after those that wait
             self._attempts.setdefault(donor.text, "it had not given what was asked for")
             self._waiting.append(donor)
             raise
@@ -246,9 +238,9 @@ class _Download:
     # For visits
 
     def hear(self, donor: PeerID, others: Sequence[Holder]) -> None:
-        """The donor in whose line this peer waits names others who have the state."""
+        """The donor in whose line this peer waits names others that have the state."""
         for other in others:
-            if other.peer_id not in self._known and len(self._known) < _MOST_HEARSAY:
+            if other.peer_id not in self._known and len(self._known) < self.options.most_hearsay:
                 self._known.add(other.peer_id)
                 self.endpoint.learn(other.peer_id, other.addresses, horizon=self.endpoint.horizon(donor))
                 queue = self._waiting if any(map(is_direct, other.addresses)) else self._relayed
@@ -276,7 +268,7 @@ class _Visit:
     def __init__(self, download: _Download, donor: PeerID) -> None:
         self.peer = donor
         self.in_line = self.fetching = False
-        self.gave = 0  # chunks that count
+        self.gave = 0  # chunks that count, from this donor
         self.expected = 0  # chunks that were asked for and have not been verified
         self.moved = download.progress.clock()  # when the last one that counts came
         self._download = download
@@ -284,13 +276,14 @@ class _Visit:
     async def run(self) -> None:
         """Fetches whatever is missing, until nothing is.
 
-        Raises what it failed with (Unequal, ValueError for what no honest donor sends, NetworkError and TimeoutError,
-        OSError when what comes cannot be kept here); what the donor gave until then is kept.
+        Raises Unequal, ValueError for messages that no honest donor sends, NetworkError and TimeoutError, OSError when
+        a chunk cannot be kept here. The chunks that the donor gave until then are kept.
         """
         download, assembly, digests = self._download, None, None
         request, method = StateRequest(download.version), state_method(download.prefix)
         try:
-            async with download.endpoint.stream(self.peer, method, request, timeout=_OPENING) as stream:
+            opening = download.options.opening
+            async with download.endpoint.stream(self.peer, method, request, timeout=opening) as stream:
                 header, manifest = await self._wait_in_line(stream)
                 try:
                     assembly = download.join(bytes(manifest))
@@ -299,8 +292,14 @@ class _Visit:
                         raise
                     there = printable(header.library, 40) or "an unknown library"
                     raise ValueError(f"{error} (it has {there}, this peer {LIBRARY})") from error
-                chunks = assembly.layout.chunks
-                digests = DonorDigests(download.endpoint, download.prefix, self.peer, header.pin, chunks)
+                digests = DonorDigests(
+                    download.endpoint,
+                    download.prefix,
+                    self.peer,
+                    header.pin,
+                    assembly.layout.chunks,
+                    timeout=download.options.digests,
+                )
                 self.in_line, self.fetching, self.moved = False, True, download.progress.clock()
                 download.news.ring()
                 await self._fetch(assembly, digests, stream)
@@ -313,7 +312,7 @@ class _Visit:
     async def _wait_in_line(self, stream: Stream) -> tuple[ManifestHeader, memoryview]:
         answers: Any = ManifestHeader | InLine
         while True:
-            async with unless_silent(stream, _OPENING):
+            async with unless_silent(stream, self._download.options.opening):
                 header, manifest = await stream.receive(answers, _memory_for_manifest)
             if isinstance(header, ManifestHeader):
                 return header, manifest
@@ -322,7 +321,7 @@ class _Visit:
             self._download.news.ring()
 
     async def _fetch(self, assembly: Assembly, digests: DonorDigests, stream: Stream) -> None:
-        clock = self._download.progress.clock
+        clock, options = self._download.progress.clock, self._download.options
         arrived: asyncio.Queue[tuple[int, bytes, memoryview]] = asyncio.Queue(2)
         coming: deque[int] = deque()  # asked for and not received
         batch, got, began = 1, 0, clock()
@@ -331,26 +330,28 @@ class _Visit:
                 while len(coming) < batch:  # the next request is on its way before this one is answered
                     chunks = assembly.take_nowait(self.task, batch)
                     if not chunks and not coming:
-                        await arrived.join()  # whoever waits for others has nothing that they wait for
-                        chunks = await assembly.take(self.task, batch, max(_PATIENCE, 2 * self._download.pace))
+                        await arrived.join()  # a visit that waits for others has no chunk that they wait for
+                        patience = max(options.patience, 2 * self._download.pace)
+                        chunks = await assembly.take(self.task, batch, patience)
                     if not chunks:
                         break
                     if assembly.taken[chunks.start] is not self.task:
-                        batch = 1  # what is another's is fetched, and taken over, alone
+                        batch = 1  # a chunk of another visit is fetched, and taken over, alone
                     coming.extend(chunks)
                     self.expected += len(chunks)
                     await stream.send(ChunkRequest(chunks.start, len(chunks)))
                 if not coming:
                     break
                 slot = assembly.slot(coming[0], self.task)
-                digest = await _receive_chunk(stream, slot, coming[0])
+                async with unless_silent(stream, options.silence):
+                    digest = await _receive_chunk(stream, slot, coming[0])
                 await arrived.put((coming[0], digest, slot))
                 if assembly.taken.get(coming.popleft()) is not self.task:
                     await arrived.join()
                 got += 1
                 pace = max(clock() - began, 1e-3) / got
                 self._download.pace = min(pace, self._download.pace or pace)
-                batch = max(1, min(MAX_CHUNKS_AT_ONCE, 2 * batch, int(_BATCH_TIME / pace)))
+                batch = max(1, min(MAX_CHUNKS_AT_ONCE, 2 * batch, int(options.batch_time / pace)))
 
     async def _verify(
         self, assembly: Assembly, digests: DonorDigests, arrived: asyncio.Queue[tuple[int, bytes, memoryview]]
@@ -385,8 +386,7 @@ async def _receive_chunk(stream: Stream, slot: memoryview, chunk: int) -> bytes:
             raise ProtocolViolation(f"expected chunk {chunk} of {len(slot)} bytes, got {header.chunk} of {size}")
         return slot
 
-    async with unless_silent(stream, _SILENCE):
-        header, payload = await stream.receive(ChunkHeader, into)
+    header, payload = await stream.receive(ChunkHeader, into)
     if not payload:
         raise ProtocolViolation(f"chunk {header.chunk} is empty")
     return header.digest

@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from swarmcli.errors import CallRefused
-from swarmcli.network.loop_thread import offload
+from swarmcli.network.loop_thread import loop_time, offload
 from swarmcli.state.snapshot import PinnedState, Snapshot
-
-LINGER = 5.0  # seconds for which a snapshot is kept after its last download: newcomers tend to come together
 
 Lend: TypeAlias = Callable[[Snapshot, bytes, Sequence[bytes]], None]  # a state, its manifest, its chunks' digests
 
 
 @dataclass(eq=False)
 class Pin:
-    """A snapshot in use. `token` names it in messages, `version` is what was asked for."""
+    """A snapshot in use. `token` names it in messages, `version` is the one that was asked for."""
 
     state: PinnedState
     version: bytes
@@ -33,8 +31,11 @@ class Pin:
 class Pins:
     """The snapshots of one donor. Of version b"", the newest state, several may be in use: each is soon outdated."""
 
-    def __init__(self, provide: Callable[[bytes], Awaitable[Snapshot | None]], random: random.Random) -> None:
-        self._provide, self._random = provide, random
+    def __init__(
+        self, provide: Callable[[bytes], Awaitable[Snapshot | None]], random: random.Random, linger: float
+    ) -> None:
+        """`linger`: seconds for which a snapshot is kept after its last use."""
+        self._provide, self._random, self._linger = provide, random, linger
         self._pins: dict[bytes, Pin] = {}  # by token, the newest last
         self._coming: dict[bytes, asyncio.Event] = {}
         self._pinning = asyncio.Lock()  # one state is copied at a time
@@ -71,7 +72,7 @@ class Pins:
         async with self._pinning:  # newcomers come together: the first one's copy is for all of them
             pin = self._find(version)
             if pin is None or (not version and pin.taken < since):
-                taken = _now()  # before the state is copied: a peer that asks meanwhile gets a newer copy
+                taken = loop_time()  # before the state is copied: a peer that asks meanwhile gets a newer copy
                 snapshot = await self._provide(version)
                 if snapshot is None:
                     raise CallRefused("version", "this peer does not have that state")
@@ -93,7 +94,7 @@ class Pins:
         def lend(snapshot: Snapshot, manifest: bytes, digests: Sequence[bytes]) -> None:
             state = PinnedState(snapshot, digests)
             if self._find(version) is None and not self._closed and state.manifest == manifest:
-                self._let_go_later(self._add(version, state, _now(), lent=True))
+                self._let_go_later(self._add(version, state, loop_time(), lent=True))
 
         coming = self._coming[version] = asyncio.Event()
         try:
@@ -118,12 +119,8 @@ class Pins:
         if self._find(pin.version) is not pin:
             self._let_go(pin)  # nobody will ask for it again: there is a newer one
         elif not pin.users:
-            asyncio.get_running_loop().call_later(LINGER, self._let_go, pin)
+            asyncio.get_running_loop().call_later(self._linger, self._let_go, pin)
 
     def _let_go(self, pin: Pin) -> None:
         if not pin.users:
             self._pins.pop(pin.token, None)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Annotated
 
@@ -27,6 +27,7 @@ from swarmcli.network import wire
 from swarmcli.network.addresses import bounded
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.network.wire.messages import MOST
 from swarmcli.state.assembly import DownloadedState
@@ -34,14 +35,21 @@ from swarmcli.state.donor import StateDonor
 from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import Snapshot
 
-LONGEST_DOWNLOAD = 3600.0  # seconds, where the caller sets no bound
-WITHDRAWAL_TIMEOUT = 2.0  # seconds that an ending donor takes to withdraw its offer
-
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class SharingOptions:
+    """How a state is offered, and looked for. Times in seconds."""
+
+    donates: bool | None = None  # whether others may download it, until `share` says otherwise; None: see `share`
+    period: float = 30.0  # between two repetitions of the offer
+    withdrawal: float = 2.0  # that an ending donor takes to withdraw its offer
+    longest_download: float = 3600.0  # where the caller sets no bound
+
+
 class StateOffer(msgspec.Struct, frozen=True):
-    """What a donor says about its state. Decoding raises ValueError for what no honest donor says."""
+    """A donor's description of its state. Decoding raises ValueError for values that no honest donor sends."""
 
     priority: float = 0.0  # the higher is asked first
     epoch: Annotated[int, msgspec.Meta(ge=-1, le=2**62)] = -1
@@ -65,19 +73,16 @@ class StateSharing:
         node: DHTNode,
         prefix: str,
         provide: Callable[[], Awaitable[Snapshot]],
+        options: SharingOptions = SharingOptions(),
         *,
-        donates: bool | None,
-        period: float,
         courtesy: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`provide` gives the present state; `donates`: whether others may download it, until `share` says otherwise;
-        None: while they can reach this peer; `period`: seconds between two repetitions of the offer; `courtesy`: see
-        StateDonor."""
+        """`provide` gives the present state; `courtesy`: see StateDonor."""
         self.offer = StateOffer()
         self._node = node
         self._prefix, self._key = prefix, f"{prefix}.state"
         self._provide, self._courtesy = provide, courtesy
-        self._donates, self._period = donates, period
+        self._options, self._donates = options, options.donates
         self._offered = False  # others may find an offer of this peer
         self._changed = asyncio.Event()
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -101,7 +106,8 @@ class StateSharing:
         await self._withdraw()
 
     def share(self, donates: bool | None) -> None:
-        """Whether others may download from now on; see __init__. Downloads under way go on."""
+        """Whether others may download from now on; None: while they can reach this peer, directly or over a relay.
+        Downloads under way go on."""
         self._donates = donates
         self._changed.set()
         if donates is not False and self._donor is None:
@@ -123,8 +129,8 @@ class StateSharing:
         self._changed.set()
 
     async def donors(self) -> list[tuple[PeerID, StateOffer]]:
-        """Everyone else who offers a state, the best first. Of equals those that can be dialed directly come first, and
-        otherwise the order is random, so that newcomers spread."""
+        """The other peers that offer a state, the best first. Among equals those that can be dialed directly come
+        first, and otherwise the order is random, so that newcomers spread."""
         found = await self._node.get(self._key, latest=True)
         entries = found.value.items() if found is not None and isinstance(found.value, dict) else ()
         offers = [(subkey.owner, offer) for subkey, entry in entries if (offer := _offer(subkey, entry.value))]
@@ -139,8 +145,8 @@ class StateSharing:
 
         Those of the highest priority and epoch are asked together; only if none of them gives it, the next ones are.
         """
-        began = _now()
-        deadline = began + (LONGEST_DOWNLOAD if timeout is None else timeout)
+        began = loop_time()
+        deadline = began + (self._options.longest_download if timeout is None else timeout)
         offers = await self.donors()
         if not offers:
             return None
@@ -156,7 +162,7 @@ class StateSharing:
                     [peer for peer, listening in like.items() if listening],
                     relayed=[peer for peer, listening in like.items() if not listening],
                     version=_version(tag),  # where states have tags: donors keep others for a while
-                    timeout=max(deadline - _now(), 0.0),
+                    timeout=max(deadline - loop_time(), 0.0),
                     max_bytes=psutil.virtual_memory().total,
                 )
             except StateDownloadError as error:
@@ -164,7 +170,7 @@ class StateSharing:
                 continue
             lineage = peers[state.donors[0]].tag.hex() if state.donors else ""
             donors = tuple(peer.text for peer in state.donors)
-            event = StateDownloaded(epoch, lineage, donors, state.received, _now() - began, "asked for")
+            event = StateDownloaded(epoch, lineage, donors, state.received, loop_time() - began, "asked for")
             self._node.endpoint.events.emit(event)
             return state
         words = "; ".join(f"{peer[:10]}: {reason}" for peer, reason in attempts.items())
@@ -173,24 +179,20 @@ class StateSharing:
     async def _keep_offering(self) -> None:
         while True:
             self._changed.clear()
-            offers = self._can_be_reached() if self._donates is None else self._donates
-            if offers:
+            if bool(self._node.endpoint.addresses) if self._donates is None else self._donates:
                 await self._make_offer()
             else:
                 await self._withdraw()
             with suppress(TimeoutError):
-                async with asyncio.timeout(None if self._donates is False else self._period):
+                async with asyncio.timeout(None if self._donates is False else self._options.period):
                     await self._changed.wait()
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, OwnAddressesChanged):
             self._changed.set()
 
-    def _can_be_reached(self) -> bool:
-        return bool(self._node.endpoint.addresses)
-
     async def _make_offer(self) -> None:
-        expiration = self._node.endpoint.clock.now() + 2 * self._period
+        expiration = self._node.endpoint.clock.now() + 2 * self._options.period
         self._offered = True  # also where storing fails: part of it may have been stored
         try:
             node = self._node
@@ -203,7 +205,7 @@ class StateSharing:
         if not self._offered:
             return
         try:
-            async with asyncio.timeout(WITHDRAWAL_TIMEOUT):
+            async with asyncio.timeout(self._options.withdrawal):
                 await self._node.withdraw(self._key, self._node.own_subkey())
             self._offered = False
         except (NetworkError, DHTError, TimeoutError) as error:
@@ -217,10 +219,6 @@ class StateSharing:
 def _version(tag: bytes) -> bytes:
     """Under which the state of a tag is asked for; b"" where states have none: whichever a donor has."""
     return hashlib.sha256(b"swarm state" + tag).digest() if tag else b""
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def _offer(subkey: object, value: object) -> StateOffer | None:

@@ -42,10 +42,11 @@ MAX_TENSORS = 1 << 18
 MAX_NAME = 256
 MAX_METADATA = 4 << 20  # bytes
 MAX_MANIFEST = 16 << 20  # bytes
+DIGEST_BYTES = 32  # BLAKE3
 
 _ALIGNMENT = 64
 _MIN_CHUNK, _USUAL_CHUNK, _MAX_CHUNK = 1 << 16, 1 << 20, 8 << 20  # bytes
-_FEW_CHUNKS = 256  # so many at least, where that leaves them above the least size: little is fetched twice
+_FEW_CHUNKS = 256  # at least, where that leaves them above the least size: little is fetched twice
 _MAX_CHUNKS = 1 << 15
 
 
@@ -92,7 +93,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, name: str, tensor: AnyTensor) -> TensorEntry:
-        """Of one that travels as it is."""
+        """The entry of a tensor that travels as it is."""
         return cls(name, NoCompression.name, dtype_name(tensor.dtype), tuple(tensor.shape), tensor.nbytes)
 
     @property
@@ -101,7 +102,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a donor offers."""
+    """The description of a state, which a donor sends before the first chunk."""
 
     version: Annotated[bytes, msgspec.Meta(max_length=MAX_VERSION)]
     metadata: Annotated[bytes, msgspec.Meta(max_length=MAX_METADATA)]
@@ -118,7 +119,7 @@ class ChunkLayout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> ChunkLayout:
-        """Of tensors as they are."""
+        """The layout of tensors as they are."""
         entries = tuple(TensorEntry.of(name, each) for name, each in tensors.items())
         return cls(entries, _chunk_size(sum(entry.nbytes for entry in entries)))
 
@@ -155,7 +156,7 @@ class ChunkLayout:
 
 @dataclass(frozen=True)
 class StateOutline:
-    """What a manifest promises, before memory is allocated for it."""
+    """The contents of a manifest, before memory is allocated for them."""
 
     version: bytes
     metadata: Any
@@ -220,7 +221,7 @@ class PinnedState:
 
     @property
     def digests(self) -> Sequence[bytes | None]:
-        """Of all chunks; None for those that have not been hashed yet."""
+        """The hashes of all chunks; None for those that have not been hashed yet."""
         return self._digests
 
     def _tensor_at(self, place: int) -> int:

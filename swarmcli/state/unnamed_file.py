@@ -16,7 +16,7 @@ import torch
 from swarmcli.memory import unwritten
 
 _WRITE = 8 << 20  # bytes in one call of the system
-_LEAVE_FREE = 1 << 30  # bytes of the disk that are not ours to take
+_LEAVE_FREE = 1 << 30  # bytes of the disk that this program leaves to others
 
 
 class UnnamedFile:
@@ -26,7 +26,7 @@ class UnnamedFile:
         """Raises OSError."""
         self._directory = directory
         self._file: Any = tempfile.TemporaryFile("w+b", 0, dir=directory)  # noqa: SIM115  # closed by `close`
-        self._place = threading.Lock()  # whoever holds it moves the file's position
+        self._place = threading.Lock()  # its holder alone moves the file's position
         self.close = weakref.finalize(self, self._file.close)
         self._mapping: weakref.ref[mmap.mmap] | None = None
         self._given_up = False
@@ -74,7 +74,7 @@ class UnnamedFile:
         return given_up
 
     def map(self, nbytes: int) -> torch.Tensor:
-        """What is in it, as bytes that nobody changes while the tensor is alive."""
+        """Its content, as bytes that nobody changes while the tensor is alive."""
         mapping = self._mapping() if self._mapping is not None else None
         if mapping is None:
             # Private and writable only because torch warns of memory that is read-only; nobody writes there.

@@ -2,9 +2,9 @@
 
     root = SHA-256("swarm state root" + SHA-256 of the manifest + the digests of all chunks)
 
-Whoever holds a version says its root on request; equal states have equal roots. A downloader asks a few of them while
-it downloads, and takes nothing over that more of them contradict than bear out. Replicas on unlike processors differ in
-their last bits: where every root is another one, nobody is contradicted by more than one, and the donor is believed.
+Peers that hold a version say its root on request; equal states have equal roots. A downloader asks a few of them while
+it downloads, and drops a state that more of them contradict than confirm. Replicas on unlike processors differ in their
+last bits: where every root is another one, each root contradicts with one voice, and the donor is believed.
 """
 
 from __future__ import annotations
@@ -12,28 +12,37 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 
 from swarmcli.errors import NetworkError
 from swarmcli.network import Endpoint, PeerID
-from swarmcli.state.snapshot import MAX_VERSION
+from swarmcli.state.snapshot import DIGEST_BYTES, MAX_VERSION
 
-MOST_WITNESSES = 4  # that are asked: each hashes its state once
-LEAST_WITNESSES = 3  # below that there is no majority against anybody
-_TIMEOUT = 60.0  # seconds for a root: who is asked may have to copy and hash its state
-PATIENCE = 5.0  # seconds for which a downloaded state waits for roots that have not come
+
+@dataclass(frozen=True, slots=True)
+class WitnessOptions:
+    """How many peers are asked, and for how long. Times in seconds."""
+
+    most: int = 4  # that are asked: each hashes its state once
+    least: int = 3  # below that there is no majority against anybody
+    timeout: float = 60.0  # for a root: the witness may have to copy and hash its state
+    patience: float = 5.0  # for which a downloaded state waits for roots that have not come
+
+
+WITNESSES = WitnessOptions()
 
 
 class RootQuestion(msgspec.Struct, frozen=True):
-    """What is the root of this version?"""
+    """Asks for the root of this version."""
 
     version: Annotated[bytes, msgspec.Meta(max_length=MAX_VERSION)]
 
 
 class RootAnswer(msgspec.Struct, frozen=True):
-    root: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    root: Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 
 
 def root_method(prefix: str) -> str:
@@ -42,7 +51,7 @@ def root_method(prefix: str) -> str:
 
 
 def state_root(manifest: bytes, digests: Iterable[bytes]) -> bytes:
-    """Of a state with this manifest and these digests of all its chunks."""
+    """The root of a state with this manifest and these digests of all its chunks."""
     root = hashlib.sha256(b"swarm state root" + hashlib.sha256(manifest).digest())
     for digest in digests:
         root.update(digest)
@@ -52,24 +61,32 @@ def state_root(manifest: bytes, digests: Iterable[bytes]) -> bytes:
 class Witnesses:
     """Asks some peers for the root of a version, from now on and until `close`."""
 
-    def __init__(self, endpoint: Endpoint, prefix: str, version: bytes, peers: Sequence[PeerID]) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        prefix: str,
+        version: bytes,
+        peers: Sequence[PeerID],
+        options: WitnessOptions = WITNESSES,
+    ) -> None:
         self._roots: dict[PeerID, bytes] = {}
-        asked = list(peers)[:MOST_WITNESSES] if len(peers) >= LEAST_WITNESSES else []
+        self._patience = options.patience
+        asked = list(peers)[: options.most] if len(peers) >= options.least else []
 
         async def ask(peer: PeerID) -> None:
             try:
                 question, method = RootQuestion(version), root_method(prefix)
-                answer = await endpoint.call(peer, method, question, RootAnswer, timeout=_TIMEOUT)
+                answer = await endpoint.call(peer, method, question, RootAnswer, timeout=options.timeout)
                 self._roots[peer] = answer.root
             except NetworkError:
-                return  # it has gone on, or is busy: it says nothing
+                return  # the peer has gone on, or is busy: it says nothing
 
         self._tasks = [asyncio.get_running_loop().create_task(ask(peer)) for peer in asked]
 
     async def roots(self) -> Mapping[PeerID, bytes]:
-        """What they said; who takes long is not waited for."""
+        """The roots by the peer that said it, after `patience` seconds at most."""
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=PATIENCE)
+            await asyncio.wait(self._tasks, timeout=self._patience)
         return self._roots
 
     async def close(self) -> None:

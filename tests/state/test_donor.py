@@ -11,7 +11,6 @@ import pytest
 from swarmcli.errors import CallRefused, StateDownloadError
 from swarmcli.network import Endpoint
 from swarmcli.state import donor as donor_module
-from swarmcli.state import pins as pins_module
 from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.donor import (
@@ -117,7 +116,7 @@ def test_a_newcomer_that_leaves_frees_its_place_in_line_and_its_snapshot() -> No
             await third
             assert asyncio.get_running_loop().time() < 1 + 1.2 * swarm.total / SPEED, "it had the link for itself"
             assert swarm.provided == [1]
-            await asyncio.sleep(pins_module.LINGER + 1)
+            await asyncio.sleep(donor_module.DonorOptions().linger + 1)
             await swarm.download()
             assert swarm.provided == [2], "the first one had been let go"
             for left in (first, second):
@@ -135,7 +134,7 @@ def test_a_newcomer_that_is_cut_off_in_the_middle_frees_the_snapshot() -> None:
             assert swarm.provided == [1]
             swarm.network.kill(swarm.endpoints[1].peer_id)
             coming.cancel()
-            await asyncio.sleep(pins_module.LINGER + 1)
+            await asyncio.sleep(donor_module.DonorOptions().linger + 1)
             await swarm.arrive(1)
             assert swarm.provided == [2]
             with suppress(asyncio.CancelledError):
@@ -191,10 +190,12 @@ def test_more_versions_than_memory_allows_wait() -> None:
 class Versions(Newcomers):
     """One donor, that has a state of any version, and keys that trickle. The last newcomer is honest."""
 
+    options = donor_module.DonorOptions()
+
     async def __aenter__(self) -> Versions:
         await super().__aenter__()
         self.donors[0].close()
-        self.donors[0] = StateDonor(self.endpoints[0], "test", self.version)
+        self.donors[0] = StateDonor(self.endpoints[0], "test", self.version, options=self.options)
         self.donors[0].start()
         return self
 
@@ -250,12 +251,12 @@ def test_one_network_takes_all_places_only_while_no_other_wants_one() -> None:
     virtual_time.run(main())
 
 
-def test_one_network_does_not_fill_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(donor_module, "_MAX_IN_LINE", 4)
-
+def test_one_network_does_not_fill_the_line() -> None:
     async def main() -> None:
         hosts = [f"8.8.8.{number}" for number in range(20)] + ["9.9.9.9"]
-        async with Versions(1, 21, 1, hosts=hosts) as swarm, swarm.trickling([b"v"] * 20):
+        swarm = Versions(1, 21, 1, hosts=hosts)
+        swarm.options = donor_module.DonorOptions(max_in_line=4)
+        async with swarm, swarm.trickling([b"v"] * 20):
             assert await swarm.fetch() < 25
 
     virtual_time.run(main())
@@ -306,11 +307,9 @@ def test_who_takes_only_the_manifest_has_not_been_given_anything() -> None:
     virtual_time.run(main())
 
 
-def test_a_line_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(donor_module, "_MAX_IN_LINE", 0)
-
+def test_a_line_that_is_too_long_is_refused() -> None:
     async def main() -> None:
-        async with Swarm(1) as swarm:
+        async with Swarm(1, options=donor_module.DonorOptions(max_in_line=0)) as swarm:
             with pytest.raises(StateDownloadError, match="others are downloading"):
                 await swarm.download(timeout=5)
 
