@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.weigh import circle, main, read, weigh
+from tests.weigh import ROOT, circle, floors, main, read, twice, weigh
 
 ONE = '''"""Who reads this."""
 
@@ -82,8 +83,19 @@ def test_what_is_read_is_counted(house: Path) -> None:
 
 
 def test_a_circle_of_imports_fails(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(house)]) is None, "what only the checker of types reads is no import"
+    assert circle(read(house)) == [], "what only the checker of types reads is no import"
     (house / "one.py").write_text(ONE.replace("from __future__ import annotations", "from .two import Two"))
     assert set(circle(read(house))) == {"house.one", "house.two"}
     assert "a circle of imports" in (main([str(house), str(house)]) or "")
     assert capsys.readouterr().out.splitlines()[-1].split()[-2:] == ["2", "2"]
+
+
+def test_a_class_has_a_name_of_its_own(house: Path) -> None:
+    assert twice(read(house)) == ["Both"] and "in two places: Both" in (main([str(house)]) or "")
+
+
+def test_the_map_of_the_floors_is_that_of_the_contract() -> None:
+    drawn = (ROOT / "docs" / "architecture.md").read_text().partition("<!-- floors -->\n```\n")[2].partition("```")[0]
+    rooms = [[f"swarmcli.{room}" for room in re.findall("[a-z_]+", floor)] for floor in drawn.splitlines()]
+    named = [[f"swarmcli.{room.removeprefix('swarmcli.')}" for room in floor] for floor in floors()]
+    assert rooms == named, "python tests/weigh.py --floors draws it"

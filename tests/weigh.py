@@ -1,6 +1,7 @@
 """How much there is to read: `python tests/weigh.py [FOLDER ...]`, one column for each folder, `swarmcli` without any.
 
-Fails on modules that import each other in a circle. That nothing is imported upwards, `lint-imports` shows.
+It fails on modules that import each other in a circle, and on classes of one name in two places. `lint-imports` shows
+that nothing is imported upwards. `python tests/weigh.py --floors` draws the floors for docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import re
 import statistics
 import sys
 import tokenize
+import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TypeAlias
 
+ROOT = Path(__file__).parents[1]
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 LONG = 60  # lines of a function
 INVERTED = re.compile(r"(Who|Whom|Whoever|Of|What)\b")  # the first word of a sentence whose actor comes late
@@ -40,14 +44,28 @@ class Module:
         self.is_package = parts[-1] == "__init__"
         self.tree = ast.parse(source)
         self.nodes = list(ast.walk(self.tree))
-        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-        self.comments = [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
-        docstrings = [found for node in self.nodes if (found := _docstring(node)) is not None]
-        self.docstrings = [str(node.value).strip() for node in docstrings]
-        code = {n for token in tokens if token.type not in NO_CODE for n in range(token.start[0], token.end[0] + 1)}
-        for node in docstrings:
+        self._source = source
+        self._docstrings = [found for node in self.nodes if (found := _docstring(node)) is not None]
+        self.docstrings = [str(node.value).strip() for node in self._docstrings]
+
+    @cached_property
+    def _tokens(self) -> list[tokenize.TokenInfo]:
+        return list(tokenize.generate_tokens(io.StringIO(self._source).readline))
+
+    @cached_property
+    def comments(self) -> list[str]:
+        return [token.string.lstrip("# ") for token in self._tokens if token.type == tokenize.COMMENT]
+
+    @cached_property
+    def code(self) -> set[int]:
+        """The numbers of the lines that are neither blank nor comment nor docstring."""
+        code = set[int]()
+        for token in self._tokens:
+            if token.type not in NO_CODE:
+                code |= set(range(token.start[0], token.end[0] + 1))
+        for node in self._docstrings:
             code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        self.code = code
+        return code
 
     def lines(self, node: ast.stmt) -> int:
         """Of code, without blanks, comments and docstrings."""
@@ -133,7 +151,9 @@ def _used_once(module: Module) -> Iterator[int]:
 
 
 def read(root: Path) -> list[Module]:
-    return [Module(path, root) for path in sorted(root.rglob("*.py"))]
+    """A package, or a single module."""
+    files = sorted(root.rglob("*.py")) if root.is_dir() else [root.with_suffix(".py")]
+    return [Module(path, root) for path in files]
 
 
 def weigh(modules: list[Module]) -> dict[str, str]:
@@ -150,7 +170,6 @@ def weigh(modules: list[Module]) -> dict[str, str]:
         for module in modules
         for node in module.tree.body
     )
-    twice = [name for name, count in Counter(node.name for node in classes).items() if count > 1]
     said = [text for module in modules for text in (*module.docstrings, *module.comments)]
     methods = [node for each in classes for node in each.body if isinstance(node, Function)]
     return {
@@ -158,7 +177,7 @@ def weigh(modules: list[Module]) -> dict[str, str]:
         "files": f"{len(modules):,}",
         "classes": f"{len(classes):,}",
         "  without a method": f"{sum(not any(isinstance(n, Function) for n in each.body) for each in classes):,}",
-        "  names of several": f"{len(twice):,}",
+        "  names of several": f"{len(twice(modules)):,}",
         "functions": f"{len(functions):,}",
         "  median lines": f"{statistics.median(lengths or [0]):g}",
         f"  over {LONG} lines": f"{sum(lines > LONG for lines in lengths):,}",
@@ -180,14 +199,39 @@ def circle(modules: list[Module]) -> list[str]:
     return []
 
 
-def main(folders: Iterable[str]) -> str | None:
-    roots = [Path(folder).resolve() for folder in folders] or [Path(__file__).parents[1] / "swarmcli"]
+def twice(modules: list[Module]) -> list[str]:
+    """The names that several classes have."""
+    found = Counter(node.name for module in modules for node in module.nodes if isinstance(node, ast.ClassDef))
+    return sorted(name for name, count in found.items() if count > 1)
+
+
+def floors() -> list[list[str]]:
+    """The rooms of each floor, the highest first, by the contract of pyproject.toml. No room imports from a floor above
+    it, or from another room of its floor."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    return [[room.strip(" ()") for room in layer.split("|")] for layer in contracts[0]["layers"]]
+
+
+def _drawn(room: str) -> str:
+    """With its lines of code, in hundreds where it has so many."""
+    lines = sum(len(module.code) for module in read(ROOT.joinpath(*room.split("."))))
+    return f"{room.removeprefix('swarmcli.')} {round(lines, -2) or lines:,}"
+
+
+def main(folders: list[str]) -> str | None:
+    if folders == ["--floors"]:
+        print("\n".join("   ".join(map(_drawn, rooms)) for rooms in floors()))
+        return None
+    roots = [Path(folder).resolve() for folder in folders] or [ROOT / "swarmcli"]
     houses = list(map(read, roots))
     weighed = list(map(weigh, houses))
     for name in weighed[0]:
         print(f"{name:<38}" + "".join(f"{each[name]:>10}" for each in weighed))
-    found = circle(houses[-1])
-    return f"a circle of imports: {' ← '.join(found)}" if found else None
+    if found := circle(houses[-1]):
+        return f"a circle of imports: {' ← '.join(found)}"
+    if found := twice(houses[-1]):
+        return f"classes of one name in two places: {', '.join(found)}"
+    return None
 
 
 if __name__ == "__main__":
