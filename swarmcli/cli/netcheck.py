@@ -20,6 +20,7 @@ from swarmcli.journal import printable
 
 if TYPE_CHECKING:
     from swarmcli.peer.netcheck import FamilyReport, MappingReport, NetReport, PeerReport
+    from swarmcli.recipe import Link, Recipe
     from swarmcli.run.asking import Visitor
 
 Run = Annotated[
@@ -43,7 +44,12 @@ def netcheck(
     swarm netcheck "swarm://…"
     """
     setup_logging(verbose)
-    options = options_of(run, peer)
+    from swarmcli.recipe import is_link, load_recipe, parse_link
+
+    read = None if run is None else parse_link(run) if is_link(run) else load_recipe(Path(run))
+    options = options_of(read, peer)
+    if run is not None and not options["initial_peers"]:
+        err.print(f"{run} names no first contact, so no peer is asked; name one with --peer", soft_wrap=True)
     if host is not None:
         options["host"] = host
     if port is not None:
@@ -59,30 +65,26 @@ def netcheck(
         out.print(report(found))
 
 
-def options_of(run: str | None, peers: Sequence[str]) -> dict[str, Any]:
-    """How a peer of this run would listen on this machine, and whom it would dial first."""
+def options_of(run: Link | Recipe | None, peers: Sequence[str]) -> dict[str, Any]:
+    """How a peer of this run would listen on this machine, and whom it would dial first. Raises MembershipError,
+    IdentityError."""
     from swarmcli.owner.invitations import of_recipe
     from swarmcli.peer.linked import LinkedRun
-    from swarmcli.recipe import is_link, load_recipe, parse_link
+    from swarmcli.recipe import Recipe
 
     if run is None:
         return {"initial_peers": list(peers)}
-    if is_link(run):
-        link = parse_link(run)
-        return {"initial_peers": [*peers, *link.addresses], "visitor": LinkedRun(link).visitor()}
-    recipe = load_recipe(Path(run))
-    contacts = list(peers) or list(recipe.network.initial_peers)
-    if not contacts:
-        err.print(f"{run} names no first contact, so no peer is asked; name one with --peer", soft_wrap=True)
-    local = recipe.local
+    if not isinstance(run, Recipe):
+        return {"initial_peers": [*peers, *run.addresses], "visitor": LinkedRun(run).visitor()}
+    local = run.local
     return {
-        "initial_peers": contacts,
+        "initial_peers": list(peers) or list(run.network.initial_peers),
         "client_mode": local.client_mode,
         "host": local.host or "",
         "port": local.port,
         "announce_addresses": local.announce_addresses,
         "port_mapping": local.port_mapping,
-        "visitor": of_recipe(recipe) if recipe.access == "invite" else None,
+        "visitor": of_recipe(run) if run.access == "invite" else None,
     }
 
 

@@ -89,7 +89,7 @@ def of_recipe(recipe: Recipe) -> Visitor:
     Raises MembershipError where there is neither, IdentityError for a key that others may read."""
     if key_file(recipe).exists():
         return _visitor(recipe, recipe.directory, Identity.generate())
-    why = "this computer has no peer of it"
+    why = "this computer has no peer of it; ask its owner for a link with an invitation (`swarm invite`)"
     for file in sorted((recipe.output_dir / recipe.run_id).glob(f"*/{MEMBERSHIP}")):
         try:
             return _visitor(recipe, file.parent, Identity.load_or_create(file.with_name("identity.key")))

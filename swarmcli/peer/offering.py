@@ -148,11 +148,13 @@ async def ask_for_recipe(link: Link, visitor: Visitor | None = None, *, timeout:
         sane = math.isfinite(pace) and 0.0 <= pace <= 7 * 86_400.0 and 0 <= answer.epoch < 1 << 53
         return answer if sane else msgspec.structs.replace(answer, epoch=0, epoch_seconds=0.0)
     except CallRefused as error:
-        raise FingerprintError(f"{link.peer_id.short} does not offer the run {link.run_id!r}: {_safe(error)}") from None
+        raise FingerprintError(
+            f"{link.peer_id.short} does not offer the run {link.run_id!r} ({_safe(error)}); ask for a new link"
+        ) from None
     except UnknownMethod:
         raise FingerprintError(
             f"{link.peer_id.short} answers, but hands out no recipe: its run is not one that links can join, or its "
-            "version of swarm is older; ask for the recipe file"
+            "version of swarm is older; ask for a new link, or for the recipe file"
         ) from None
     except NetworkError as error:  # of the call, and of the connection, which the contact may end
         raise SwarmError(f"the recipe did not come from {link.peer_id.short}: {_safe(error)}; try again") from None

@@ -13,6 +13,7 @@ from rich.console import Console
 from swarmcli.cli.netcheck import options_of, report
 from swarmcli.network.addresses import Scope
 from swarmcli.peer.netcheck import FamilyReport, MappingReport, NetReport, PeerReport, alone_in_words
+from swarmcli.recipe import load_recipe, parse_link
 
 FOUND = NetReport(
     sentence="others can dial this peer at tcp://203.0.113.7:31330, by a port that its router has opened for it",
@@ -108,7 +109,7 @@ def test_without_peers_it_says_no_more_than_it_knows(scope: Scope, address: str,
 def test_a_link_names_whom_to_ask_and_a_recipe_how_to_listen_too(tmp_path: Path) -> None:
     peer = "a" * 52
     link = f"swarm://{peer}@203.0.113.7:31330,198.51.100.4:1/run?fingerprint={'a' * 32}"
-    assert options_of(link, ())["initial_peers"] == [
+    assert options_of(parse_link(link), ())["initial_peers"] == [
         f"tcp://203.0.113.7:31330/{peer}",
         f"tcp://198.51.100.4:1/{peer}",
     ]
@@ -116,6 +117,6 @@ def test_a_link_names_whom_to_ask_and_a_recipe_how_to_listen_too(tmp_path: Path)
     recipe = tmp_path / "recipe.yaml"
     text = (Path(__file__).parents[2] / "recipes" / "stdlib-lm.yaml").read_text()
     recipe.write_text(text + "\nnetwork: {initial_peers: ['tcp://203.0.113.9:31330']}\n")
-    found = options_of(str(recipe), ())
+    found = options_of(load_recipe(recipe), ())
     assert found["initial_peers"] == ["tcp://203.0.113.9:31330"]
     assert (found["port_mapping"], found["client_mode"]) == (True, False)

@@ -1,20 +1,22 @@
-"""What a check finds, what it may know, and how checks are run: each bounded in time, none able to end the others."""
+"""What a check finds, what it may know, and how checks are run: none is able to end the others."""
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from swarmcli.errors import SwarmError
+from swarmcli.errors import AddressError, MembershipError, SwarmError
 from swarmcli.machine.registry import LocalPeers
 
 if TYPE_CHECKING:
     from swarmcli.recipe import Link, Recipe
 
+NAMES = {AddressError: "link", MembershipError: "invitation"}  # of what an error says, whichever check finds it
 Outcome = Literal["OK", "WARN", "FAIL", "SKIP"]
 
 
@@ -45,68 +47,51 @@ class Context:
 
 
 class Check(NamedTuple):
-    """`look` may take `seconds`."""
-
-    name: str
+    name: str  # of what it finds where it fails as a whole
     look: Callable[[Context], Iterable[Finding]]
-    seconds: float = 30.0
+    seconds: float = 0.0  # after which it is given up, where torch or a network may hang; 0: it hangs on neither
     doing: str = ""  # in words, for who waits; "": that it looks at what `name` says
 
 
-def bounded(check: Check, context: Context) -> Iterator[Finding]:
-    """A check that raises has failed, and one that takes too long too; the next ones go on.
-
-    It runs in a thread that nobody waits for at the end: a hanging driver, name server or network disk cannot be
-    interrupted.
-    """
+def findings(check: Check, context: Context) -> Iterator[Finding]:
+    """A check that raises has failed, and one that takes too long too; the next ones go on."""
+    if not check.seconds:
+        yield from _told(check, context)
+        return
     found: queue.SimpleQueue[Finding | None] = queue.SimpleQueue()
-    given_up = threading.Event()
 
     def run() -> None:
-        try:
-            for finding in check.look(context):
-                found.put(finding)
-        except Exception as error:
-            found.put(of_error(check.name, error, fix="please report this with `swarm doctor --report`"))
-        finally:
-            found.put(None)
-
-    threading.Thread(target=run, name=f"doctor {check.name}", daemon=True).start()
-
-    def give_up() -> None:
-        given_up.set()
+        for finding in _told(check, context):
+            found.put(finding)
         found.put(None)
 
-    timer = threading.Timer(check.seconds, give_up)
-    timer.daemon = True
-    timer.start()
-    while (finding := found.get()) is not None:
-        yield finding
-    timer.cancel()
-    if given_up.is_set():
-        yield Finding(
-            check.name,
-            "FAIL",
-            f"no answer within {check.seconds:g} s",
-            "a device, disk or name server hangs, or this computer is very busy; try again, and restart it if it stays",
-        )
+    # Nobody waits for this thread at the end: a driver or a name server that hangs cannot be interrupted.
+    threading.Thread(target=run, name=f"doctor {check.name}", daemon=True).start()
+    deadline = time.monotonic() + check.seconds
+    try:
+        while (finding := found.get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
+            yield finding
+    except queue.Empty:
+        text = f"no answer within {check.seconds:g} s"
+        fix = "a device or name server hangs, or this computer is very busy; try again, and restart it if it stays"
+        yield Finding(check.name, "FAIL", text, fix)
 
 
-NO_FIX = "docs/troubleshooting.md goes through what helps, by what you see"
+def _told(check: Check, context: Context) -> Iterator[Finding]:
+    try:
+        yield from check.look(context)
+    except SwarmError as error:
+        yield from of_error(next((name for kind, name in NAMES.items() if isinstance(error, kind)), check.name), error)
+    except Exception as error:
+        fix = "please report this with `swarm doctor --report`"
+        yield Finding(check.name, "FAIL", f"{type(error).__name__}: {error}", fix)
 
 
-def of_error(
-    check: str, error: Exception, *, fix: str = "", outcome: Outcome = "FAIL", otherwise: str = NO_FIX
-) -> Finding:
-    """Errors of this project end with what helps, behind a semicolon or in a last line; `fix` says something better,
-    `otherwise` stands in where an error says nothing."""
+def of_error(check: str, error: SwarmError) -> Iterator[Finding]:
+    """Errors of this project end with what helps, behind a semicolon or in a last line. One that names several problems
+    has a line for each, none of them further in."""
     said = str(error).strip() or type(error).__name__
-    if fix:
-        what = said if isinstance(error, SwarmError) else f"{type(error).__name__}: {said}"
-        return Finding(check, outcome, _line(what), fix)
-    head, _, tail = said.rpartition("\n") if "\n" in said else said.partition("; ")
-    return Finding(check, outcome, _line(head), _line(tail) or otherwise)
-
-
-def _line(text: str) -> str:
-    return ", ".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
+    for problem in [said] if "\n  " in said else said.splitlines():
+        parts = problem.rpartition("\n") if "\n" in problem else problem.partition("; ")
+        text, _, fix = (", ".join(" ".join(line.split()) for line in part.splitlines()) for part in parts)
+        yield Finding(check, "FAIL", text, fix or "docs/troubleshooting.md goes through what helps, by what you see")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import socket
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -16,33 +15,38 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from swarmcli.cli.doctor.finding import Context, Finding, of_error
+from swarmcli.cli.doctor.finding import Context, Finding
 from swarmcli.clock import MAX_OFFSET, Clock
 from swarmcli.errors import (
-    AddressError,
-    BootstrapError,
     ConnectError,
-    DataError,
     FingerprintError,
     IdentityError,
     MembershipError,
     NetworkError,
     NotAMember,
     RecipeError,
-    SwarmError,
     WrongPeerError,
 )
+from swarmcli.network.addresses import format_address, parse_address
+from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.identity import Identity
+from swarmcli.network.loop_thread import LoopThread
+from swarmcli.network.transports.tcp.handshake import Refused
+from swarmcli.network.transports.tcp.transport import TCPTransport
 
 if TYPE_CHECKING:
+    from swarmcli.network.membership import Membership
     from swarmcli.run.asking import Visitor
+
+    Met = tuple[Finding, float | None]  # one contact, and by how many seconds its clock is ahead
 
 CONTACT_SECONDS = 10.0  # for all that is asked of one contact
 CLOCK_SECONDS = 5.0  # for its answer to the ping with which a connection begins, which tells its clock
 MOST_CONTACTS = 16
 OFF_SECONDS = 30.0  # of the clock: the swarm corrects it, but hours and ends of invitations come at other times
-LAYERS = ("name", "TCP", "TLS", "identity", "version", "invitation", "recipe")
+NOWHERE = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 OFFLINE = "this computer has no network that leads there: see that it is online"
-FIXES = {
+FIXES = {  # by layer, in the order in which a dial passes them
     "name": "see that this computer is online and that its name server works; or ask for a link with another address",
     "TCP": "the computer there may be off, or its peer has ended: ask for another link (`swarm link` prints it there); "
     "if no contact answers, a firewall here may be in the way: `swarm netcheck`",
@@ -57,246 +61,135 @@ FIXES = {
 
 def check_recipe(context: Context) -> Iterator[Finding]:
     """A file is read and checked; a link is read, and its invitation must not have ended."""
-    from swarmcli.recipe import is_link, load_recipe
-
-    if not context.target:
-        return
-    if is_link(context.target):
-        yield from _check_link(context)
-        return
-    try:
-        context.recipe = load_recipe(context.target, context.overrides)
-    except RecipeError as error:
-        for line in str(error).splitlines():
-            yield of_error("recipe", RecipeError(line))
-        return
-    yield Finding("recipe", "OK", f"{context.target} is in order, run {context.recipe.run_id}")
-
-
-def _check_link(context: Context) -> Iterator[Finding]:
     from swarmcli.cli.linking import check_not_ended, chosen
     from swarmcli.peer.linked import LinkedRun
-    from swarmcli.recipe import parse_link
+    from swarmcli.recipe import is_link, load_recipe, parse_link
 
-    try:
+    if context.target and not is_link(context.target):
+        context.recipe = load_recipe(context.target, context.overrides)
+        yield Finding("recipe", "OK", f"{context.target} is in order, run {context.recipe.run_id}")
+    elif context.target:
         context.link = link = parse_link(context.target)
-    except AddressError as error:
-        yield of_error("link", error)
-        return
-    run = LinkedRun(link)
-    yield Finding("link", "OK", f"leads to {link.named} in the run {link.run_id}")
-    if link.ticket is not None:
-        try:
+        yield Finding("link", "OK", f"leads to {link.named} in the run {link.run_id}")
+        run = LinkedRun(link)
+        context.downloaded = (kept := run.kept()) is not None
+        if kept is not None:
+            context.recipe = chosen(run, kept, context.overrides)
+        if link.ticket is not None:
             check_not_ended(link.ticket)
             yield Finding("invitation", "OK", "the link carries one that still holds")
-        except MembershipError as error:
-            yield of_error("invitation", error)
-    kept = run.kept()
-    context.downloaded = kept is not None
-    if kept is not None:
-        try:
-            context.recipe = chosen(run, kept, context.overrides)
-        except RecipeError as error:
-            yield of_error("recipe", error)
-
-
-def check_names(context: Context) -> Iterator[Finding]:
-    """Whether the names of first contacts lead anywhere. Numbers need no name server."""
-    from swarmcli.network.addresses import parse_address, scope_of
-
-    names = {}
-    for address in _contacts(context):
-        try:
-            place = parse_address(address)
-        except AddressError as error:
-            yield of_error("names", error)
-            continue
-        if place.scheme == "tcp" and scope_of(place.host) is None:
-            names[place.host] = place.port
-    for name, port in names.items():
-        try:
-            found = {each[4][0] for each in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)}
-        except OSError as error:
-            yield Finding("names", "FAIL", f"{name} cannot be resolved: {error.strerror or error}", FIXES["name"])
-        else:
-            yield Finding("names", "OK", f"{name} is {', '.join(sorted(map(str, found)))}")
-
-
-def _contacts(context: Context) -> list[str]:
-    """Whom a peer of the run would dial first."""
-    own = list(context.peers)
-    if context.link is not None:
-        return [*own, *context.link.addresses][:MOST_CONTACTS]
-    # As `swarm join` has it: named ones stand in for those of the recipe.
-    return (own or list(context.recipe.network.initial_peers if context.recipe is not None else ()))[:MOST_CONTACTS]
 
 
 def check_contacts(context: Context) -> Iterator[Finding]:
     """Each first contact, from its name up to its recipe, and what their clocks say of this one."""
-    addresses = _contacts(context)
-    if not addresses:
-        if context.recipe is not None:
-            yield Finding(
-                "contacts", "SKIP", "the recipe names none: a peer joins one beside it, or begins a network of its own"
-            )
-        return
-    try:
-        visitor = _visitor(context)
-    except (MembershipError, IdentityError) as error:
-        in_use = "in use" in str(error)  # by this user's peer of the run: then it is in the run already
-        yield of_error("invitation", error, outcome="SKIP" if in_use else "FAIL", otherwise=FIXES["invitation"])
-        if in_use:
-            yield Finding("contacts", "SKIP", "your own peer of this closed run has them; `swarm status` asks it")
-        return
-    from swarmcli.network.loop_thread import LoopThread
+    from swarmcli.cli.netcheck import options_of
 
+    try:
+        options = options_of(context.link or context.recipe, context.peers)
+    except (MembershipError, IdentityError) as error:
+        if "in use" not in str(error):
+            raise
+        # By this user's peer of the run: then it is in the run already.
+        yield Finding("contacts", "SKIP", "your own peer of this closed run has them; `swarm status` asks it")
+        return
     thread = LoopThread.acquire()
     try:
-        found, offsets = thread.run(_meet_all(context, addresses, visitor))
+        met = thread.run(_meet_all(context, options["initial_peers"][:MOST_CONTACTS], options.get("visitor")))
     finally:
         thread.release()
-    context.reached = any(each.outcome == "OK" for each in found)
-    # One of several that does not answer keeps nobody from joining.
-    yield from (
-        Finding(each.check, "WARN", each.text, each.fix) if context.reached and each.outcome == "FAIL" else each
-        for each in found
-    )
-    if offsets:
+    context.reached = any(finding.outcome == "OK" for finding, _ in met)
+    for finding, _ in met:
+        # One of several that does not answer keeps nobody from joining.
+        warns = context.reached and finding.outcome == "FAIL"
+        yield replace(finding, outcome="WARN") if warns else finding
+    if offsets := [offset for _, offset in met if offset is not None]:
         yield clock_finding(statistics.median(offsets))
     elif context.reached:
         yield Finding("clock", "SKIP", "no contact has told its own")
+    elif context.recipe is not None and not met:
+        text = "the recipe names none: a peer joins one beside it, or begins a network of its own"
+        yield Finding("contacts", "SKIP", text)
 
 
-def _visitor(context: Context) -> Visitor | None:
-    """Who asks: of an open run nobody in particular."""
-    from swarmcli.owner.invitations import of_recipe
-    from swarmcli.peer.linked import LinkedRun
-
-    if context.link is not None:
-        return LinkedRun(context.link).visitor()
-    return of_recipe(context.recipe) if context.recipe is not None and context.recipe.access == "invite" else None
-
-
-async def _meet_all(
-    context: Context, addresses: Sequence[str], visitor: Visitor | None
-) -> tuple[list[Finding], list[float]]:
+async def _meet_all(context: Context, addresses: Sequence[str], visitor: Visitor | None) -> list[Met]:
     """Strangers are met at the same time; as one peer, a visitor, only one after the other."""
-    from swarmcli.network.identity import Identity
-
-    met = []
     if visitor is None:
-        met = list(await asyncio.gather(*(_meet(context, each, Identity.generate(), None) for each in addresses)))
-    else:
-        try:
-            met = [await _meet(context, each, visitor.identity, visitor.membership) for each in addresses]
-        finally:
-            visitor.identity.close()
-    return [finding for finding, _ in met], [offset for _, offset in met if offset is not None]
+        return await asyncio.gather(*(_meet(context, each, Identity.generate(), None) for each in addresses))
+    try:
+        return [await _meet(context, each, visitor.identity, visitor.membership) for each in addresses]
+    finally:
+        visitor.identity.close()
 
 
 class _WatchedClock(Clock):
-    """Keeps the last offset of a contact's clock, also one that the swarm would take for broken."""
-
-    measured: float | None = None
+    """Tells the offset of a contact's clock, also one that the swarm would take for broken."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told = asyncio.Event()
+        self.ahead = asyncio.get_running_loop().create_future()
 
     def observe(self, peer: bytes, sent: float, received: float, replied: float, returned: float, **how: Any) -> None:
-        self.measured = ((received - sent) + (replied - returned)) / 2
-        self.told.set()
+        if not self.ahead.done():
+            self.ahead.set_result(((received - sent) + (replied - returned)) / 2)
         super().observe(peer, sent, received, replied, returned, **how)
 
 
-async def _meet(context: Context, address: str, identity: Any, membership: Any) -> tuple[Finding, float | None]:
-    """One contact by one address, and by how much its clock is ahead."""
-    from swarmcli.network.endpoint import Endpoint
-    from swarmcli.network.transports.tcp.transport import TCPTransport
-
-    clock = _WatchedClock()
-    endpoint = Endpoint(TCPTransport(identity), client_mode=True, membership=membership, clock=clock)
-    began = time.monotonic()
-    try:
-        await endpoint.start()
-        peer = await endpoint.connect(address, timeout=CONTACT_SECONDS)
-        took = 1000 * (time.monotonic() - began)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(clock.told.wait(), CLOCK_SECONDS)
-        same = await _has_same_recipe(context, endpoint, peer)
-    except (NetworkError, FingerprintError) as error:
-        return _broken(address, error), clock.measured
-    finally:
-        await endpoint.close()
-    rest = "" if same is None else ", the same recipe" if same else ", but it does not say whether it is in the run"
-    closed = "" if membership is None else ", the invitation holds"
-    well = f"{_place(address)} answers in {took:.0f} ms: TCP, TLS, its identity, its version{closed}{rest}"
-    return Finding("contact", "OK", well), clock.measured
-
-
-async def _has_same_recipe(context: Context, endpoint: Any, peer: Any) -> bool | None:
-    """None: there is no recipe to show, as with a link that nobody has joined by; `check_offer` asks for that one.
-    Raises FingerprintError."""
+async def _meet(context: Context, address: str, identity: Identity, membership: Membership | None) -> Met:
+    """One contact by one address."""
     from swarmcli.peer.admission import Admission
     from swarmcli.recipe import fingerprint_of
 
-    if context.recipe is None:
-        return None
-    fingerprint = await asyncio.to_thread(fingerprint_of, context.recipe)  # it may read the tokenizer's files
-    return bool(await Admission(endpoint, context.recipe.run_id, fingerprint).ask([peer]))
-
-
-def _broken(address: str, error: Exception) -> Finding:
-    layer = layer_of(error)
-    passed = [each for each in LAYERS[1 : LAYERS.index(layer)] if each != "invitation"]
-    well = f"{' and '.join(passed)} {'is' if len(passed) == 1 else 'are'} well; " if passed else ""
-    said = str(error).removeprefix(f"{address}: ").removeprefix("connect failed: ").partition("; ")[0]
-    fix = OFFLINE if _has_no_way(error) else FIXES[layer]
-    return Finding("contact", "FAIL", f"{_place(address)}: {well}{layer}: {said}", fix)
-
-
-def _has_no_way(error: BaseException | None) -> bool:
-    """Whether it is this computer that has no network which leads there."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL):
-            return True
-        error = error.__cause__
-    return False
-
-
-def _place(address: str) -> str:
-    """Host and port, and how people call the peer."""
-    from swarmcli.network.addresses import format_address, parse_address
-
+    clock, ahead = _WatchedClock(), None
+    endpoint = Endpoint(TCPTransport(identity), client_mode=True, membership=membership, clock=clock)
+    began, place = time.monotonic(), parse_address(address)
+    called = format_address(replace(place, peer_id=None)).partition("://")[2]
+    if place.peer_id is not None:
+        called += f" ({place.peer_id.short})"
     try:
-        found = parse_address(address)
-    except AddressError:
-        return address
-    place = format_address(replace(found, peer_id=None)).partition("://")[2]
-    return place + (f" ({found.peer_id.short})" if found.peer_id is not None else "")
+        await endpoint.start()
+        peer = await endpoint.connect(address, timeout=CONTACT_SECONDS)
+        passed = f"answers in {1000 * (time.monotonic() - began):.0f} ms: TCP, TLS, its identity, its version"
+        if membership is not None:
+            passed += ", the invitation holds"
+        with suppress(TimeoutError):
+            ahead = await asyncio.wait_for(clock.ahead, CLOCK_SECONDS)
+        if context.recipe is not None:  # that of a link which nobody has joined by, `check_offer` asks for
+            fingerprint = await asyncio.to_thread(fingerprint_of, context.recipe)  # it may read the tokenizer's files
+            same = await Admission(endpoint, context.recipe.run_id, fingerprint).ask([peer])
+            passed += ", the same recipe" if same else ", but it does not say whether it is in the run"
+        return Finding("contact", "OK", f"{called} {passed}"), ahead
+    except (NetworkError, FingerprintError) as error:
+        said, fix = _broken(address, error)
+        return Finding("contact", "FAIL", f"{called}: {said}", fix), ahead
+    finally:
+        await endpoint.close()
 
 
-def layer_of(error: Exception) -> str:
-    """How far a dial came, as one of LAYERS."""
-    from swarmcli.network.transports.tcp.handshake import Refused
-
+def _broken(address: str, error: Exception) -> tuple[str, str]:
+    """How far a contact was reached, and what helps."""
+    causes: list[BaseException | None] = [error]
+    while causes[-1] is not None:
+        causes.append(causes[-1].__cause__)
     match error:
         case FingerprintError():
-            return "recipe"
+            layer = "recipe"
         case NotAMember():
-            return "invitation"
+            layer = "invitation"
         case WrongPeerError():
-            return "identity"
+            layer = "identity"
         case ConnectError(step="name resolution"):
-            return "name"
+            layer = "name"
         case ConnectError(step="connect"):
-            return "TCP"
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, Refused) and cause.rule == "another version":
-            return "version"
-        cause = cause.__cause__
-    return "TLS"
+            layer = "TCP"
+        case _:
+            refused = any(isinstance(each, Refused) and each.rule == "another version" for each in causes)
+            layer = "version" if refused else "TLS"
+    passed = [each for each in [*FIXES][1 : [*FIXES].index(layer)] if each != "invitation"]
+    well = f"{' and '.join(passed)} {'is' if len(passed) == 1 else 'are'} well; " if passed else ""
+    said = str(error).removeprefix(f"{address}: ").removeprefix("connect failed: ").partition("; ")[0]
+    said = said.replace("name resolution failed", f"{parse_address(address).host} cannot be resolved")
+    offline = any(isinstance(each, OSError) and each.errno in NOWHERE for each in causes)
+    return f"{well}{layer}: {said}", OFFLINE if offline else FIXES[layer]
 
 
 def clock_finding(ahead: float) -> Finding:
@@ -305,31 +198,24 @@ def clock_finding(ahead: float) -> Finding:
     if off < 1:
         return Finding("clock", "OK", "goes as that of the contacts")
     text = f"this computer's clock is {off:,.0f} s {'behind' if ahead > 0 else 'ahead of'} the contacts'"
-    fix = "set the clock, and switch on setting it by the network"
     if off < OFF_SECONDS:
         return Finding("clock", "OK", f"{text}, which the swarm corrects")
+    fix = "set the clock, and switch on setting it by the network"
     return Finding("clock", "FAIL" if off > MAX_OFFSET else "WARN", text, fix)
 
 
 def check_offer(context: Context) -> Iterator[Finding]:
-    """Whether the peer of a link hands out the very recipe that the link speaks of."""
+    """Whether the peer of a link that nobody has joined by here hands out the very recipe that the link speaks of."""
+    if context.link is None or context.recipe is not None or not context.reached:
+        return
     from swarmcli.cli.linking import chosen
     from swarmcli.peer.linked import LinkedRun
     from swarmcli.peer.offering import fetch_recipe
 
-    if context.link is None or not context.reached:
-        return
     run = LinkedRun(context.link)
-    try:
-        recipe, _ = fetch_recipe(context.link, run.path)
-        if context.recipe is None:
-            context.recipe = chosen(run, run.text_of(recipe), context.overrides)
-    except (FingerprintError, RecipeError, MembershipError) as error:
-        yield of_error("recipe", error, fix="ask for a new link; the one that you have is of another run or recipe")
-    except (BootstrapError, SwarmError) as error:
-        yield of_error("recipe", error)
-    else:
-        yield Finding("recipe", "OK", f"the contact hands out the recipe of {context.link.run_id} that the link names")
+    recipe, _ = fetch_recipe(context.link, run.path)
+    context.recipe = chosen(run, run.text_of(recipe), context.overrides)
+    yield Finding("recipe", "OK", f"the contact hands out the recipe of {context.link.run_id} that the link names")
 
 
 def check_memory(context: Context) -> Iterator[Finding]:
@@ -340,20 +226,15 @@ def check_memory(context: Context) -> Iterator[Finding]:
     from swarmcli.training import memory
     from swarmcli.training.outline import outline_of
 
-    try:
-        compute = compute_of(context.recipe, "trainer")
-        outline = outline_of(context.recipe)
-        told = memory.check_memory(context.recipe, outline, "trainer", compute, now=False)
-    except RecipeError as error:
-        yield of_error("memory", error)
-        return
+    compute = compute_of(context.recipe, "trainer")
+    outline = outline_of(context.recipe)
+    told = memory.check_memory(context.recipe, outline, "trainer", compute, now=False)
     try:
         memory.check_memory(context.recipe, outline, "trainer", compute)
+        yield Finding("memory", "OK", f"a trainer takes about {told}")
     except RecipeError:
         fix = "close other programs before you join, or help with `swarm aux`, which needs less"
         yield Finding("memory", "WARN", f"a trainer takes about {told}, and less is free at the moment", fix)
-    else:
-        yield Finding("memory", "OK", f"a trainer takes about {told}")
 
 
 def check_data(context: Context) -> Iterator[Finding]:
@@ -365,11 +246,7 @@ def check_data(context: Context) -> Iterator[Finding]:
         return
     from swarmcli.training import build_task
 
-    try:
-        batch = next(build_task(context.recipe).batches(context.recipe.seed))
-    except (DataError, RecipeError) as error:
-        yield of_error("data", error)
-        return
+    batch = next(build_task(context.recipe).batches(context.recipe.seed))
     shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
     yield Finding("data", "OK", f"the first batch was drawn: {shapes}")
 
@@ -379,16 +256,15 @@ def check_network(context: Context) -> Iterator[Finding]:
     if not context.network:
         yield Finding("reach", "SKIP", "takes up to a minute; --network looks whether others can dial this computer")
         return
-    from swarmcli.cli.netcheck import find, options_of
-
     if context.target and not context.reached:
         yield Finding("reach", "SKIP", "no contact of the run answers, so nobody can tell")
         return
-    found = find(options_of(context.target or None, context.peers))
+    from swarmcli.cli.netcheck import find, options_of
+
+    found = find(options_of(context.link or context.recipe, context.peers))
     alone = found.listening == () or "no network" in found.sentence
     yield Finding("reach", "WARN" if alone else "OK", found.sentence, "connect it to a network" if alone else "")
     for peer in found.peers:
         if peer.down is not None and peer.up is not None:
-            yield Finding(
-                "rates", "OK", f"{8e-6 * peer.down:.0f} Mbit/s down, {8e-6 * peer.up:.0f} Mbit/s up with {peer.peer}"
-            )
+            rates = f"{8e-6 * peer.down:.0f} Mbit/s down, {8e-6 * peer.up:.0f} Mbit/s up with {peer.peer}"
+            yield Finding("rates", "OK", rates)

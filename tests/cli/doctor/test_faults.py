@@ -24,8 +24,9 @@ import torch
 from swarmcli.checkpoints.layout import MODEL
 from swarmcli.checkpoints.shelf import Shelf
 from swarmcli.cli import service
-from swarmcli.cli.doctor import computer, homes, machine, run
-from swarmcli.cli.doctor.finding import Check, Context, Finding, bounded
+from swarmcli.cli.doctor import computer, peers, run
+from swarmcli.cli.doctor.finding import Check, Context, Finding, findings
+from swarmcli.cli.doctor.verb import CHECKS
 from swarmcli.cli.service import Systemd
 from swarmcli.clock import Clock
 from swarmcli.journal import JOURNAL_NAME
@@ -69,7 +70,7 @@ class World:
 
     def home(self, **how: object) -> Path:
         home = home_with(self.data, **how)  # type: ignore[arg-type]
-        list(homes.find_homes(self.context))
+        list(peers.find_homes(self.context))
         assert self.context.homes == [home]
         return home
 
@@ -88,37 +89,42 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 Findings = Iterable[Finding]
 
 
+def found_by(look: Callable[[Context], Iterable[Finding]], world: World) -> list[Finding]:
+    """As `swarm doctor` runs this check."""
+    return list(findings(next(check for check in CHECKS if check.look == look), world.context))
+
+
 def a_missing_package(world: World) -> Findings:
     world.set.setattr(metadata, "requires", lambda name: ["no-such-package>=1", "numpy>=2"])
-    return computer.check_python(world.context)
+    return found_by(computer.check_python, world)
 
 
 def an_old_package(world: World) -> Findings:
     world.set.setattr(metadata, "requires", lambda name: ["numpy>=99"])
-    return computer.check_python(world.context)
+    return found_by(computer.check_python, world)
 
 
 def a_product_that_is_wrong(world: World) -> Findings:
-    world.set.setattr(computer, "product", lambda one, other: (one @ other).roll(1, 0))
-    return computer.check_torch(world.context)
+    world.set.setattr(torch, "mm", lambda one, other: (one @ other).roll(1, 0))
+    return found_by(computer.check_torch, world)
 
 
 def a_device_that_fails(world: World) -> Findings:
     def fails(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no kernel image is available for execution on the device")
 
-    world.set.setattr(computer, "product", fails)
-    return computer.check_torch(world.context)
+    world.set.setattr(torch, "mm", fails)
+    return found_by(computer.check_torch, world)
 
 
 def a_device_that_is_not_there(world: World) -> Findings:
     world.recipe("local.device=cuda:77")
-    return computer.check_torch(world.context)
+    return found_by(computer.check_torch, world)
 
 
 def a_full_disk(world: World) -> Findings:
     world.set.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(10**12, 10**12, 10**7))
-    return computer.check_disk(world.context)
+    return found_by(computer.check_disk, world)
 
 
 def a_full_disk_of_a_running_peer(world: World) -> Findings:
@@ -134,18 +140,18 @@ def a_full_disk_of_a_running_peer(world: World) -> Findings:
 
     world.set.setattr(Path, "stat", of_another_disk)
     world.set.setattr(shutil, "disk_usage", lambda place: usage(10**12, 0, 10**7 if place == home else 10**12))
-    return computer.check_disk(world.context)
+    return found_by(computer.check_disk, world)
 
 
 def a_directory_of_others(world: World) -> Findings:
     world.data.mkdir()
     world.set.setattr(os, "access", lambda place, mode: Path(place) != world.data)
-    return computer.check_disk(world.context)
+    return found_by(computer.check_disk, world)
 
 
 def a_clock_without_battery(world: World) -> Findings:
     world.set.setattr(time, "time", lambda: 1000.0)
-    return computer.check_clock(world.context)
+    return found_by(computer.check_clock, world)
 
 
 def a_clock_that_is_off(world: World) -> Findings:
@@ -154,54 +160,54 @@ def a_clock_that_is_off(world: World) -> Findings:
 
 def an_unknown_limit(world: World) -> Findings:
     world.config("limits:\n  uplaod: 2 MB/s\n")
-    return computer.check_configuration(world.context)
+    return found_by(computer.check_configuration, world)
 
 
 def a_battery(world: World) -> Findings:
     world.config("limits:\n  on_battery: false\n")
     (world.here / "sensors.json").write_text(json.dumps({"on_battery": True}))
     world.set.setenv(SENSORS, str(world.here / "sensors.json"))
-    return computer.check_limits(world.context)
+    return found_by(computer.check_limits, world)
 
 
 def other_hours(world: World) -> Findings:
     world.config("limits:\n  hours: 22:00-08:00\n  time_zone: UTC\n")
     (world.here / "sensors.json").write_text(json.dumps({"now": 1_790_000_000 // 86400 * 86400 + 12 * 3600}))
     world.set.setenv(SENSORS, str(world.here / "sensors.json"))
-    return computer.check_limits(world.context)
+    return found_by(computer.check_limits, world)
 
 
 def an_unknown_key(world: World) -> Findings:
     (world.here / "small.yaml").write_text(SMALL.replace("sequence_len", "sequence_length"))
     world.context.target = "small.yaml"
-    return run.check_recipe(world.context)
+    return found_by(run.check_recipe, world)
 
 
 def a_recipe_that_is_not_there(world: World) -> Findings:
     world.context.target = "nowhere.yaml"
-    return run.check_recipe(world.context)
+    return found_by(run.check_recipe, world)
 
 
 def half_a_link(world: World) -> Findings:
     world.context.target = str(Link(PEER, ("203.0.113.7:1",), "small", "a" * 32))[:100]
-    return run.check_recipe(world.context)
+    return found_by(run.check_recipe, world)
 
 
 def an_ended_invitation(world: World) -> Findings:
     key = RunKey(OTHER.private_key)
     ticket = Ticket.for_bearer(OTHER.peer_id, *key.invite_bearer("a" * 32, PEER, 1_000_000))
     world.context.target = str(Link(PEER, ("203.0.113.7:1",), "small", "a" * 32, ticket))
-    return run.check_recipe(world.context)
+    return found_by(run.check_recipe, world)
 
 
 def no_invitation(world: World) -> Findings:
     world.recipe("access=invite", f"run_key={OTHER.peer_id}", "network.initial_peers=[tcp://127.0.0.1:1]")
-    return run.check_contacts(world.context)
+    return found_by(run.check_contacts, world)
 
 
 def missing_data(world: World) -> Findings:
     world.recipe("datasets=[{type: files, path: nowhere}]")
-    return run.check_data(world.context)
+    return found_by(run.check_data, world)
 
 
 def too_little_memory(world: World) -> Findings:
@@ -211,22 +217,22 @@ def too_little_memory(world: World) -> Findings:
     model = torch.nn.Linear(1 << 20, 1 << 20, device="meta")
     world.set.setattr(outline, "outline_of", lambda recipe: model)
     world.set.setattr(memory, "rooms", lambda compute: [memory.Room(memory.HOST, 8 << 30, 4 << 30)])
-    return run.check_memory(world.context)
+    return found_by(run.check_memory, world)
 
 
 def a_key_that_others_read(world: World) -> Findings:
     (world.home() / "identity.key").chmod(0o644)
-    return homes.check_identities(world.context)
+    return found_by(peers.check_identities, world)
 
 
 def a_torn_key(world: World) -> Findings:
     (world.home() / "identity.key").write_text("-----BEGIN PRIV")
-    return homes.check_identities(world.context)
+    return found_by(peers.check_identities, world)
 
 
 def a_torn_membership(world: World) -> Findings:
     (world.home() / "membership.json").write_text("{")
-    return homes.check_identities(world.context)
+    return found_by(peers.check_identities, world)
 
 
 def a_damaged_journal(world: World) -> Findings:
@@ -234,41 +240,41 @@ def a_damaged_journal(world: World) -> Findings:
     data = bytearray(file.read_bytes())
     data[4096:20_000] = b"\xff" * (20_000 - 4096)
     file.write_bytes(data)
-    return homes.check_journals(world.context)
+    return found_by(peers.check_journals, world)
 
 
 def a_journal_of_another_program(world: World) -> Findings:
     (world.home() / JOURNAL_NAME).write_bytes(b"not a journal" * 1000)
-    return homes.check_journals(world.context)
+    return found_by(peers.check_journals, world)
 
 
 def a_kill(world: World) -> Findings:
     world.home(ended=False)
-    return homes.check_journals(world.context)
+    return found_by(peers.check_journals, world)
 
 
 def a_torn_checkpoint(world: World) -> Findings:
     place = put(Shelf(world.home() / "checkpoints"), 1)
     (place / MODEL).write_bytes(b"weight")
-    return homes.check_checkpoints(world.context)
+    return found_by(peers.check_checkpoints, world)
 
 
 def a_flipped_bit(world: World) -> Findings:
     place = put(Shelf(world.home() / "checkpoints"), 1)
     (place / MODEL).write_bytes(b"weighty"[::-1])
-    return homes.check_checkpoints(world.context)
+    return found_by(peers.check_checkpoints, world)
 
 
 def a_killed_peer(world: World) -> Findings:
     registry = world.context.registry
     world.until.enter_context(registry.entered(LocalPeer(2**31 - 1, 1000.0, "trainer", "small", "/homes/one")))
-    return machine.check_leftovers(world.context)
+    return found_by(peers.check_leftovers, world)
 
 
 def a_silent_peer(world: World) -> Findings:
     entry = world.until.enter_context(LocalPeers().entered(LocalPeer.here("trainer", "small", world.here)))
     entry.announce(name="Ada", api=world.until.enter_context(nobody()).replace("tcp:", "http:"), token="secret")
-    return machine.check_peers(world.context)
+    return found_by(peers.check_peers, world)
 
 
 def a_service_that_ended(world: World) -> Findings:
@@ -277,12 +283,12 @@ def a_service_that_ended(world: World) -> Findings:
     file = Systemd().file("small")
     file.parent.mkdir(parents=True)
     file.write_text("")
-    return machine.check_services(world.context)
+    return found_by(peers.check_services, world)
 
 
 def contact(world: World, address: str) -> Findings:
     world.context.link = Link(PEER, (address.removeprefix("tcp://"),), "small", "a" * 32)
-    return [*run.check_names(world.context), *run.check_contacts(world.context)]
+    return found_by(run.check_contacts, world)
 
 
 def a_name_that_leads_nowhere(world: World) -> Findings:
@@ -312,7 +318,7 @@ def another_program(world: World) -> Findings:
 def another_version(world: World) -> Findings:
     world.context.peers = [world.until.enter_context(listener(speaks_version_9))]
     world.recipe()
-    return run.check_contacts(world.context)
+    return found_by(run.check_contacts, world)
 
 
 def another_peer(world: World) -> Findings:
@@ -328,7 +334,7 @@ def a_clock_two_hours_behind(world: World) -> Findings:
     world.until.callback(lambda: thread.run(endpoint.close()))
     place = endpoint.addresses[0].removeprefix("tcp://").partition("/")[0]
     world.context.link = Link(OTHER.peer_id, (place,), "small", "a" * 32)
-    return run.check_contacts(world.context)
+    return found_by(run.check_contacts, world)
 
 
 def a_port_that_is_filtered(world: World) -> Findings:
@@ -385,7 +391,7 @@ FAULTS = [
     Fault(a_killed_peer, "process 2147483647 was killed", "swarm log", "WARN"),
     Fault(a_silent_peer, "Ada (trainer of small) does not answer", "swarm stop --now"),
     Fault(a_service_that_ended, "small does not run (failed)", "journalctl --user -u swarm-small"),
-    Fault(a_name_that_leads_nowhere, "peer.example.org cannot be resolved", "name server"),
+    Fault(a_name_that_leads_nowhere, "name: peer.example.org cannot be resolved: Name or service", "name server"),
     Fault(nobody_there, "TCP: nothing listens there", "ask for another link"),
     Fault(no_network, "TCP: Network is unreachable", "this computer has no network"),
     Fault(another_program, "TCP is well; TLS: ", "another program answers there"),
@@ -410,14 +416,14 @@ def test_a_peer_of_the_run_is_well_and_one_with_another_recipe_is_not(world: Wor
         link = peer.link()
         assert link is not None
         world.context.link = parse_link(str(link))
-        found = [*run.check_contacts(world.context), *run.check_offer(world.context)]
+        found = found_by(run.check_contacts, world) + found_by(run.check_offer, world)
         assert [each.outcome for each in found] == ["OK"] * len(found) and world.context.reached
         assert {each.check for each in found} >= {"contact", "recipe"}
         assert found[0].text.startswith(f"{link.places[0]} ({peer.peer_id.short}) answers in ")
         assert world.context.recipe is not None and world.context.recipe.seed == 4
         world.context = Context(peers=link.addresses)
         world.recipe("seed=5")
-        (other,) = (each for each in run.check_contacts(world.context) if each.check == "contact")
+        (other,) = (each for each in found_by(run.check_contacts, world) if each.check == "contact")
         assert other.outcome == "FAIL" and "recipe: " in other.text and "seed" in other.text and other.fix
 
 
@@ -426,11 +432,11 @@ def test_a_check_that_raises_has_failed_and_one_that_hangs_too() -> None:
         yield Finding("odd", "OK", "so far")
         raise ZeroDivisionError("nobody thought of that")
 
-    before, failed = bounded(Check("odd", raises), Context())
+    before, failed = findings(Check("odd", raises), Context())
     assert before.outcome == "OK" and failed.outcome == "FAIL" and "nobody thought of that" in failed.text
     with ExitStack() as until:
         end = threading.Event()
         until.callback(end.set)
         hanging = Check("stuck", lambda context: [Finding("stuck", "OK", str(end.wait()))], 0.01)
-        (found,) = bounded(hanging, Context())
+        (found,) = findings(hanging, Context())
     assert found.outcome == "FAIL" and "no answer" in found.text and found.fix

@@ -16,9 +16,9 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from swarmcli.cli import service
-from swarmcli.cli.doctor import computer, homes, run, verb
+from swarmcli.cli.doctor import computer, peers, run, verb
 from swarmcli.cli.doctor.finding import Check, Context, Finding
-from swarmcli.cli.doctor.report import Mask, as_text, collect
+from swarmcli.cli.doctor.report import as_text, collect, masking
 from swarmcli.cli.service import Launchd
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.network.identity import Identity
@@ -79,12 +79,11 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     agent = Launchd().file("small")
     agent.parent.mkdir(parents=True)
     agent.write_text("")
-    peers = LocalPeers()
-    peers.write(LocalPeer.here("trainer", "small", home), SECRETS["token of the registry"])
+    LocalPeers().write(LocalPeer.here("trainer", "small", home), SECRETS["token of the registry"])
     (tmp_path / "small.yaml").write_text(SMALL + "network: {initial_peers: ['tcp://peer.example.org:1']}\n")
     context = Context(target=LINK, peers=["tcp://198.51.100.23:1"])
     list(run.check_recipe(context))
-    list(homes.find_homes(context))
+    list(peers.find_homes(context))
     return context
 
 
@@ -126,7 +125,7 @@ def test_no_secret_is_in_a_report_wherever_it_stood(planted: Context, tmp_path: 
     ],
 )
 def test_what_is_masked_and_what_is_not(text: str, masked: str) -> None:
-    assert Mask()(text) == masked
+    assert masking()(text) == masked
 
 
 def test_the_verb_ends_with_1_on_a_failure_and_writes_the_report(
@@ -139,7 +138,7 @@ def test_the_verb_ends_with_1_on_a_failure_and_writes_the_report(
     monkeypatch.setenv("HOME", str(tmp_path))
     outcomes = ["OK", "FAIL"]
     check = Check("odd", lambda context: [Finding("odd", each, "found", "mend it") for each in outcomes])  # type: ignore[arg-type]
-    monkeypatch.setattr(verb, "CHECKS", (check, Check("homes", homes.find_homes), Check("clock", computer.check_clock)))
+    monkeypatch.setattr(verb, "CHECKS", (check, Check("homes", peers.find_homes), Check("clock", computer.check_clock)))
     app = typer.Typer()
     app.command()(verb.doctor)
     done = CliRunner().invoke(app, ["--report"])
