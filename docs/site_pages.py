@@ -45,27 +45,23 @@ def _moved(markdown: str, source: str) -> str:
 
 
 def _commands() -> Iterator[str]:
-    from typer.main import get_command
+    from swarmcli.cli.main import VERBS
 
-    from swarmcli.cli.main import app
-
-    group: Any = get_command(app)
     yield "# Every command\n"
     yield "What `swarm COMMAND --help` says, for each of them.\n"
-    for name, command in group.commands.items():
-        yield from _command(command, f"swarm {name}", 2)
+    for name, verb in VERBS.items():
+        yield from _command(verb.load(), f"swarm {name}", 2)
 
 
 def _command(command: Any, title: str, level: int) -> Iterator[str]:
-    loaded = command.load() if hasattr(command, "load") else command
     yield f"{'#' * level} {title}\n"
-    yield _plain(loaded.help or "") + "\n"
-    rows = list(_options(loaded))
+    yield _plain(command.help or "") + "\n"
+    rows = list(_options(command))
     if rows:
         yield "| | |\n| --- | --- |"
         yield from rows
         yield ""
-    for name, each in getattr(loaded, "commands", {}).items():
+    for name, each in getattr(command, "commands", {}).items():
         yield from _command(each, f"{title} {name}", level + 1)
 
 

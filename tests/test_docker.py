@@ -18,11 +18,10 @@ from typing import Any, TextIO
 import pytest
 import yaml
 from fastapi.testclient import TestClient
-from typer.main import get_command
 
 from coordinator_web.app import create_app
 from swarmcli.cli.ending import ExitCode
-from swarmcli.cli.main import app
+from swarmcli.cli.main import VERBS
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.peer.home import Home
 
@@ -37,7 +36,7 @@ def parsed(name: str, **variables: str) -> dict[str, Any]:
     text = VARIABLE.sub(lambda found: variables.get(found[1]) or found[2], SERVICES[name]["command"])
     assert "$" not in text
     verb, *arguments = shlex.split(text)
-    context = get_command(app).commands[verb].make_context(verb, list(arguments))  # type: ignore[attr-defined]
+    context = VERBS[verb].load().make_context(verb, list(arguments))
     return {**context.params, "verb": verb}
 
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import io
 import signal
 import sys
+import traceback
 from collections.abc import Callable
-from functools import wraps
 from importlib import import_module
-from inspect import Parameter, signature
 from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from swarmcli import __version__, startup
+from swarmcli.cli.ending import ExitCode, exit_code, is_full, words
+from swarmcli.cli.processes import end_with_parent_of_environment
 from swarmcli.errors import SwarmError
+from swarmcli.words import printable
+
+HELP = ["-h", "--help"]
 
 
 class Verb(NamedTuple):
@@ -25,10 +30,13 @@ class Verb(NamedTuple):
     panel: str
     help: str  # the first paragraph of its own help
 
-    @property
-    def name(self) -> str:
-        module, _, function = self.where.partition(":")
-        return module if function == "app" else function
+    def load(self) -> Any:
+        """The click command, with --quiet and a variable for each option."""
+        module, _, name = self.where.partition(":")
+        found = getattr(import_module(f"swarmcli.cli.{module}"), name)
+        if isinstance(found, typer.Typer):
+            return _finished(get_command(found), f"SWARM_{module}")
+        return _finished(get_command(_one(found)), f"SWARM_{name}")
 
 
 _PANELS = {
@@ -73,108 +81,88 @@ _PANELS = {
         "than they are.",
     },
 }
-VERBS = tuple(Verb(where, panel, text) for panel, verbs in _PANELS.items() for where, text in verbs.items())
+VERBS = {
+    where.removesuffix(":app").rpartition(":")[2]: Verb(where, panel, text)
+    for panel, verbs in _PANELS.items()
+    for where, text in verbs.items()
+}
 
 
-class _TidyOptions:
-    """Each option has a variable that stands for it, named by the option and not by our argument. Help shows a flag as
-    it is typed (typer writes `<bool>` behind it, as if a value had to follow), and says once what the variables are."""
+def _hush(wanted: bool) -> None:
+    if wanted:
+        from swarmcli.cli.console import err
+
+        err.quiet = True
+
+
+_Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        callback=_hush,
+        expose_value=False,
+        help="Say nothing but what was asked for, warnings and errors.",
+    ),
+]
+
+
+def _quiet(quiet: _Quiet = False) -> None:
+    """Has the option that each verb takes, as typer makes it."""
+
+
+def _one(function: Callable[..., Any]) -> typer.Typer:
+    app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+    app.command()(function)
+    return app
+
+
+def _finished(command: Any, prefix: str) -> Any:
+    """Each verb takes --quiet, and has its options as people should see them."""
+    verbs = getattr(command, "commands", {})
+    for name, verb in verbs.items():
+        _finished(verb, f"{prefix}_{name}")
+    if (command.params or not verbs) and not any(param.name == "quiet" for param in command.params):
+        command.params += get_command(_one(_quiet)).params
+    _tidied(command.get_params(typer.Context(command, help_option_names=HELP)), prefix)
+    return command
+
+
+def _tidied(params: list[Any], prefix: str) -> list[Any]:
+    """Each option has a variable that stands for it, named by the option, not by our argument (SWARM_JOIN_WEB_HOST);
+    help says so once. It shows a flag as it is typed: typer writes `<bool>` behind it, as if a value had to follow."""
+    for param in params:
+        flag = next((name for name in param.opts if name.startswith("--")), None)
+        if flag is not None and not param.is_eager:
+            param.envvar = f"{prefix}_{flag.removeprefix('--')}".replace("-", "_").upper()
+            param.show_envvar = False
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+class _Verbs(TyperGroup):
+    """Imports a verb when it is called ("Lazily loading subcommands" in click's documentation). Help needs the table
+    alone."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, verb in VERBS.items():
+            self.add_command(TyperCommand(name, help=verb.help, rich_help_panel=verb.panel, rich_markup_mode="rich"))
 
     def get_params(self, ctx: Any) -> list[Any]:
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for param in params:
-            if getattr(param, "is_flag", False):
-                param.metavar = ""
-            if param.param_type_name == "option":
-                param.show_envvar = False
-                param.envvar = _variable(ctx.auto_envvar_prefix, param)
-        return params
+        return _tidied(super().get_params(ctx), "SWARM")
 
+    def resolve_command(self, ctx: Any, args: Any) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, VERBS[name].load() if name else None, rest
 
-def _variable(prefix: str | None, option: Any) -> str | None:
-    """For example SWARM_JOIN_WEB_HOST."""
-    flag = next((each for each in option.opts if each.startswith("--")), None)
-    if prefix is None or flag is None or option.is_eager:
-        return None
-    return f"{prefix}_{flag.removeprefix('--')}".replace("-", "_").upper()
-
-
-class _Command(_TidyOptions, TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:  # typer would end without a word
-            from swarmcli.cli.ending import ExitCode
-
             typer.echo("swarm: interrupted", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
-
-
-class _Group(_TidyOptions, TyperGroup):
-    """A verb with verbs of its own."""
-
-
-class _Unloaded(TyperCommand):
-    """A verb of which only the table is known: so `swarm --help` imports none of them, and a verb only itself."""
-
-    def __init__(self, verb: Verb) -> None:
-        super().__init__(verb.name, help=verb.help, rich_help_panel=verb.panel, rich_markup_mode="rich")
-        self._where = verb.where
-
-    def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        """Of the verb itself: all that is done with a verb but naming it begins here."""
-        return self.load().make_context(info_name, args, parent, **extra)
-
-    def load(self) -> Any:
-        module, _, name = self._where.partition(":")
-        found = getattr(import_module(f"swarmcli.cli.{module}"), name)
-        app = found if isinstance(found, typer.Typer) else typer.Typer(rich_markup_mode="rich", add_completion=False)
-        if app is not found:
-            app.command(name=self.name)(found)
-        return typer.main.get_command(_quietable(app))
-
-
-QUIET = typer.Option("--quiet", "-q", help="Say nothing but what was asked for, warnings and errors.")
-
-
-def _quietable(app: typer.Typer) -> typer.Typer:
-    """Each verb in it takes --quiet too."""
-    app.info.cls = _Group
-    begin = app.registered_callback
-    if begin is not None and begin.callback is not None and "quiet" not in signature(begin.callback).parameters:
-        begin.callback = _with_quiet(begin.callback)
-    for command in app.registered_commands:
-        command.cls = _Command
-        if command.callback is not None and "quiet" not in signature(command.callback).parameters:
-            command.callback = _with_quiet(command.callback)
-    for group in app.registered_groups:
-        assert group.typer_instance is not None
-        _quietable(group.typer_instance)
-    return app
-
-
-def _with_quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def verb(quiet: bool = False, **options: Any) -> Any:
-        if quiet:
-            from swarmcli.cli.console import err
-
-            err.quiet = True
-        return function(**options)
-
-    own = signature(function, eval_str=True)
-    added = Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, QUIET])
-    params = [*own.parameters.values(), added]
-    verb.__signature__ = own.replace(parameters=params)  # type: ignore[attr-defined]
-    verb.__annotations__ = {param.name: param.annotation for param in params}
-    return verb
-
-
-class _Verbs(_TidyOptions, TyperGroup):
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        for verb in VERBS:
-            self.add_command(_Unloaded(verb))
 
 
 app = typer.Typer(
@@ -186,7 +174,7 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "SWARM"},
+    context_settings={"help_option_names": HELP},
 )
 
 
@@ -215,17 +203,12 @@ def show_what_can_be_shown() -> None:
 
 def _say(text: str) -> None:
     """What an error tells may be a stranger's words."""
-    from swarmcli.words import printable
-
     for line in text.splitlines():
         typer.echo(printable(line, 4000), err=True)
 
 
 def main() -> None:
     """Runs a verb; errors of this project end in a line on stderr and an exit code, others in a traceback."""
-    from swarmcli.cli.ending import ExitCode, exit_code, is_full, words
-    from swarmcli.cli.processes import end_with_parent_of_environment
-
     startup.begin()
     end_with_parent_of_environment()
     show_what_can_be_shown()
@@ -240,8 +223,6 @@ def main() -> None:
         if is_full(error):
             _say("swarm: the disk is full; make room where this computer keeps its files, then start the same again")
             sys.exit(ExitCode.FAILURE)
-        import traceback
-
         _say(traceback.format_exc())
         typer.echo("swarm: this is a fault in swarm itself; please report it with the lines above", err=True)
         sys.exit(ExitCode.FAILURE)
