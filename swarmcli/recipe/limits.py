@@ -8,141 +8,92 @@ limit.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import tzinfo
 from functools import lru_cache
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, ByteSize, Field, field_validator
 
 from swarmcli.network.rates import LEAST_RATE
 from swarmcli.recipe.hours import Hours, parse_hours
 from swarmcli.recipe.section import Section, own
 from swarmcli.words import amount
 
-LEAST_SIZE = float(1 << 20)
-LEAST_SHARE = 0.01
 LONGEST_TEXT = 200  # characters of a value
 NO_LIMIT = frozenset(("", "none", "null", "no", "off", "false", "unlimited", "no limit"))
-
-_PREFIXES = {
-    "": 1.0,
-    "k": 1e3,
-    "m": 1e6,
-    "g": 1e9,
-    "t": 1e12,
-    "ki": 2.0**10,
-    "mi": 2.0**20,
-    "gi": 2.0**30,
-    "ti": 2.0**40,
-}
 _QUANTITY = re.compile(r"([0-9]+(?:[.][0-9]+)?(?:e[-+]?[0-9]+)?)\s*([^0-9\s].*)?", re.IGNORECASE)
+_IN_BITS = re.compile(r"(?i:bits?)$|b$")  # MB are bytes, Mb and Mbit bits
 
 
-def _split(value: Any) -> tuple[float, str]:
-    """A number, and the unit behind it. Raises ValueError for anything else."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value), ""
-    found = _QUANTITY.fullmatch(value.strip()[:LONGEST_TEXT]) if isinstance(value, str) else None
-    if found is None:
-        raise ValueError
-    return float(found[1]), (found[2] or "").strip()
+def _reader(
+    factor: Callable[[str], float], least: float, most: float, what: str, example: str, beyond: str = ""
+) -> Callable[[Any], float]:
+    """Reads a number and its unit, of which `factor` says how many base units it is; KeyError: it is none. `beyond`:
+    what a number is that is not from `least` to `most` base units; "": it is no `what` either."""
+
+    def read(value: Any) -> float:
+        found = _QUANTITY.fullmatch(str(value).strip()[:LONGEST_TEXT])
+        try:
+            number = float(found[1]) * factor((found[2] or "").strip()) if found else math.nan
+        except KeyError:
+            number = math.nan
+        if least <= number <= most:
+            return number
+        wrong = f"no {what}" if math.isnan(number) or not beyond else beyond
+        raise ValueError(f"{_shown(value)} is {wrong}; write for example {example}")
+
+    return read
 
 
-def _bytes(number: float, unit: str) -> float:
-    """A size in bytes. `MB` is a million bytes, `MiB` 2²⁰; a small b means bits."""
-    prefix, kind = (unit[:-1], unit[-1:]) if unit[-1:] in ("B", "b") else (unit, "B")
-    return number * _PREFIXES[prefix.strip().lower()] / (1 if kind == "B" else 8)
+def _bytes(unit: str) -> float:
+    unit = re.sub(r"bytes?$", "b", unit.lower())
+    return ByteSize.byte_sizes[unit if unit in ByteSize.byte_sizes else f"{unit}b"]
 
 
-def _read_rate(value: Any) -> float:
-    try:
-        number, unit = _split(value)
-        unit = re.sub(r"(/s|ps| a second)$", "", unit.strip(), flags=re.IGNORECASE)
-        unit = re.sub(r"bits?$", "b", unit, flags=re.IGNORECASE)
-        rate = _bytes(number, unit)
-    except (ValueError, KeyError, OverflowError):
-        raise ValueError(
-            f"{_shown(value)} is no rate; write for example 2 MB/s, 500 kB/s, 10 Mbit/s, or none"
-        ) from None
-    if not LEAST_RATE <= rate < 1e12:
-        raise ValueError(
-            f"{_shown(value)} is {'too fast to be meant' if rate >= 1e12 else 'too slow for a peer to stay in a run'}; "
-            "write for example 2 MB/s, at least 5 kB/s, or none"
-        )
-    return rate
+def _bytes_in_size(unit: str) -> float:
+    if _IN_BITS.search(unit):
+        raise KeyError(unit)
+    return _bytes(unit)
 
 
-def _read_share(value: Any) -> float:
-    try:
-        number, unit = _split(value)
-        if unit not in ("", "%"):
-            raise ValueError
-    except (ValueError, OverflowError):
-        raise ValueError(f"{_shown(value)} is no share; write for example 50%, or none") from None
-    share = number / 100 if unit else number
-    if not LEAST_SHARE <= share <= 1:
-        hint = f"{number:g}%" if 1 < number <= 100 and not unit else "50%"
-        raise ValueError(
-            f"{_shown(value)} is no share from 1% to 100%; write for example {hint} (`swarm pause` stops all)"
-        )
-    return share
+def _bytes_per_second(unit: str) -> float:
+    return _bytes(_IN_BITS.sub("bit", re.sub(r"(?i)\s*(/s|ps| a second)$", "", unit)))
+
+
+_SHARES = {"%": 0.01, "": 1.0}
+_MINUTES = {"s": 1 / 60} | dict.fromkeys(("h", "hour", "hours"), 60.0)
+_MINUTES |= dict.fromkeys(("", "m", "min", "minute", "minutes"), 1.0)
+_DEGREES = {"": 1.0, "c": 1.0, "°": 1.0, "°c": 1.0, "° c": 1.0}
+_read_rate = _reader(
+    _bytes_per_second,
+    LEAST_RATE,
+    1e12,
+    "rate",
+    "2 MB/s, 500 kB/s, 10 Mbit/s, at least 5 kB/s, or none",
+    "too slow for a peer to stay in a run, or too fast to be meant",
+)
+_read_share = _reader(_SHARES.__getitem__, 0.01, 1.0, "share from 1% to 100%", "50%, or none (`swarm pause` stops all)")
+_read_size = _reader(_bytes_in_size, 1 << 20, 1e18, "size", "8 GB, 500 MiB, 50%, or none")
+_read_minutes = _reader(
+    lambda unit: _MINUTES[unit.lower()], 1 / 60, 24 * 60, "time without keyboard and mouse", "10 min, or no"
+)
+_read_degrees = _reader(lambda unit: _DEGREES[unit.lower()], 30, 120, "temperature from 30 to 120 °C", "80, or none")
 
 
 def _read_amount(value: Any) -> float:
     """Bytes; or, at most 1, a share of what there is."""
-    try:
-        number, unit = _split(value)
-        if unit == "%" or (not unit and number <= 1):
-            return _read_share(value)
-        size = _bytes(number, re.sub("bytes?$", "B", unit, flags=re.IGNORECASE))
-        if unit.endswith("b") or not LEAST_SIZE <= size < 1e18:
-            raise ValueError
-    except (ValueError, KeyError, OverflowError):
-        raise ValueError(f"{_shown(value)} is no size; write for example 8 GB, 500 MiB, 50%, or none") from None
-    return size
+    with suppress(ValueError):
+        return _read_share(value)
+    return _read_size(value)
 
 
-_MINUTES = {
-    "": 1.0,
-    "min": 1.0,
-    "minute": 1.0,
-    "minutes": 1.0,
-    "m": 1.0,
-    "s": 1 / 60,
-    "h": 60.0,
-    "hour": 60.0,
-    "hours": 60.0,
-}
-
-
-def _read_minutes(value: Any) -> float:
-    if value is True or (isinstance(value, str) and value.strip().lower() in ("yes", "true", "on")):
-        return 5.0  # minutes without keyboard and mouse
-    try:
-        number, unit = _split(value)
-        minutes = number * _MINUTES[unit.lower()]
-        if not 0 < minutes <= 24 * 60:
-            raise ValueError
-    except (ValueError, KeyError, OverflowError):
-        raise ValueError(
-            f"{_shown(value)} is no time without keyboard and mouse; write for example 10 min, or no"
-        ) from None
-    return minutes
-
-
-def _read_degrees(value: Any) -> float:
-    try:
-        number, unit = _split(value)
-        if unit.replace("°", "").strip().lower() not in ("", "c") or not 30 <= number <= 120:
-            raise ValueError
-    except (ValueError, OverflowError):
-        raise ValueError(
-            f"{_shown(value)} is no temperature from 30 to 120 °C; write for example 80, or none"
-        ) from None
-    return number
+def _read_idle(value: Any) -> float:
+    return _read_minutes(5.0 if str(value).strip().lower() in ("yes", "true", "on") else value)
 
 
 def _read_hours(value: Any) -> str:
@@ -171,13 +122,16 @@ def hours_of(text: str) -> Hours:
     return parse_hours(text[:1000])
 
 
+def limit(default: Any, unit: str, phrase: str, meaning: str) -> Any:
+    """A field. `unit`: in which `as_text` shows it; `phrase`: how `in_words` says one that is set, with it as `{}`."""
+    field = own(default, meaning)
+    field.json_schema_extra |= {"unit": unit, "phrase": phrase}
+    return field
+
+
 Rate = Annotated[float, BeforeValidator(_read_rate)]
 Share = Annotated[float, BeforeValidator(_read_share)]
 Amount = Annotated[float, BeforeValidator(_read_amount)]
-Minutes = Annotated[float, BeforeValidator(_read_minutes)]
-Degrees = Annotated[float, BeforeValidator(_read_degrees)]
-HoursText = Annotated[str, BeforeValidator(_read_hours)]
-Zone = Annotated[str, BeforeValidator(_read_zone)]
 
 
 class Limits(Section):
@@ -186,23 +140,49 @@ class Limits(Section):
     `model_fields_set` names what somebody has written: a limit that is written as `none` takes away a weaker one.
     """
 
-    upload: Rate | None = own(None, "bytes per second that are sent at most, for example 2 MB/s or 10 Mbit/s")
-    download: Rate | None = own(None, "bytes per second that are received at most")
-    processor: Share | None = own(None, "share of the time in which the processors compute, for example 50%")
-    threads: Annotated[int, Field(ge=1, le=4096)] | None = own(None, "processor threads that compute at most")
-    gpu: Share | None = own(None, "share of the time in which the graphics card computes")
-    gpu_memory: Amount | None = own(None, "of the graphics card's memory at most: 6 GB, or 50%")
-    memory: Amount | None = own(None, "of this computer's memory at most: 8 GB, or 50%")
-    disk: Amount | None = own(None, "that the files of a run take at most: 20 GB, or 10%")
-    hours: HoursText | None = own(None, "when it runs: `22:00-08:00, sat-sun 00:00-24:00`")
-    time_zone: Zone | None = own(None, "of these hours, for example Europe/Berlin; null: as this computer's clock")
-    only_when_idle: Minutes | None = own(
-        None, "runs only after so many minutes without keyboard and mouse, while other programs need little; yes: 5"
+    upload: Rate | None = limit(
+        None, "B/s", "sends at most {}", "bytes per second that are sent at most, for example 2 MB/s or 10 Mbit/s"
     )
-    busy_above: Share = own(0.25, "share of the processors that other programs may use while it counts as idle")
-    on_battery: bool | None = own(None, "no: pauses on battery")
-    on_metered: bool | None = own(None, "no: pauses while the network is one that is paid by volume")
-    temperature: Degrees | None = own(None, "pauses at this many °C, and goes on when it is 5 °C cooler")
+    download: Rate | None = limit(None, "B/s", "receives at most {}", "bytes per second that are received at most")
+    processor: Share | None = limit(
+        None,
+        "%",
+        "the processors compute {} of the time",
+        "share of the time in which the processors compute, for example 50%",
+    )
+    threads: Annotated[int, Field(ge=1, le=4096)] | None = limit(
+        None, "", "at most {} processor threads", "processor threads that compute at most"
+    )
+    gpu: Share | None = limit(
+        None, "%", "the graphics card computes {} of the time", "share of the time in which the graphics card computes"
+    )
+    gpu_memory: Amount | None = limit(
+        None, "B", "at most {} of the graphics card's memory", "of the graphics card's memory at most: 6 GB, or 50%"
+    )
+    memory: Amount | None = limit(None, "B", "at most {} of memory", "of this computer's memory at most: 8 GB, or 50%")
+    disk: Amount | None = limit(None, "B", "at most {} of disk", "that the files of a run take at most: 20 GB, or 10%")
+    hours: Annotated[str, BeforeValidator(_read_hours)] | None = limit(
+        None, "", "runs {}", "when it runs: `22:00-08:00, sat-sun 00:00-24:00`"
+    )
+    time_zone: Annotated[str, BeforeValidator(_read_zone)] | None = limit(
+        None, "", "", "of these hours, for example Europe/Berlin; null: as this computer's clock"
+    )
+    only_when_idle: Annotated[float, BeforeValidator(_read_idle)] | None = limit(
+        None,
+        " min",
+        "runs after {} without keyboard and mouse",
+        "runs only after so many minutes without keyboard and mouse, while other programs need little; yes: 5",
+    )
+    busy_above: Share = limit(
+        0.25, "%", "", "share of the processors that other programs may use while it counts as idle"
+    )
+    on_battery: bool | None = limit(None, "", "pauses on battery", "no: pauses on battery")
+    on_metered: bool | None = limit(
+        None, "", "pauses on a metered network", "no: pauses while the network is one that is paid by volume"
+    )
+    temperature: Annotated[float, BeforeValidator(_read_degrees)] | None = limit(
+        None, " °C", "pauses at {}", "pauses at this many °C, and goes on when it is 5 °C cooler"
+    )
 
     @field_validator("*", mode="before")
     @classmethod
@@ -255,37 +235,27 @@ def amount_of(limit: float | None, whole: float) -> float | None:
 
 def as_text(key: str, value: Any) -> str:
     """A limit as a person would write it; it is read again as the same value, to six digits."""
+    unit = _shown_as(key, "unit")
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if key in ("upload", "download"):
-        return f"{amount(value, 6)}/s"
-    if key in ("processor", "gpu", "busy_above") or (key in ("gpu_memory", "memory", "disk") and value <= 1):
+    if unit == "%" or (unit == "B" and value <= 1):
         return f"{value * 100:.6g}%"
-    if key in ("gpu_memory", "memory", "disk"):
-        return amount(value, 6)
-    unit = {"only_when_idle": " min", "temperature": " °C"}.get(key, "")
+    if unit in ("B", "B/s"):
+        return amount(value, 6) + unit[1:]
     return f"{value:g}{unit}" if isinstance(value, float) else f"{value}{unit}"
-
-
-_WORDS = {
-    "upload": "sends at most {}",
-    "download": "receives at most {}",
-    "processor": "the processors compute {} of the time",
-    "threads": "at most {} processor threads",
-    "gpu": "the graphics card computes {} of the time",
-    "gpu_memory": "at most {} of the graphics card's memory",
-    "memory": "at most {} of memory",
-    "disk": "at most {} of disk",
-    "hours": "runs {}",
-    "only_when_idle": "runs after {} without keyboard and mouse",
-    "temperature": "pauses at {}",
-}
 
 
 def in_words(limits: Limits) -> list[str]:
     """Those that are set, as phrases for people."""
-    said = [words.format(as_text(key, getattr(limits, key))) for key, words in _WORDS.items() if getattr(limits, key)]
-    said += ["pauses on battery"] if limits.on_battery is False else []
-    return said + (["pauses on a metered network"] if limits.on_metered is False else [])
+    return [
+        phrase.format(as_text(key, value))
+        for key, value in limits
+        if (phrase := _shown_as(key, "phrase")) and value is not None and value is not True
+    ]
+
+
+def _shown_as(key: str, what: str) -> str:
+    extra = Limits.model_fields[key].json_schema_extra
+    return str(extra[what]) if isinstance(extra, dict) else ""
