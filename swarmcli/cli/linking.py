@@ -40,35 +40,30 @@ if TYPE_CHECKING:
 class Named:
     """The recipe to join with, and the contacts that came with it."""
 
-    recipe: Path
+    path: Path
+    recipe: Recipe  # with what this person has set
     contacts: Sequence[str] = ()
-    shown: Recipe | None = None  # as it was shown, with what this person has set
-
-    def load(self, settings: Sequence[str]) -> Recipe:
-        """With what this person has set: the same settings as when it was shown. Raises RecipeError."""
-        return self.shown or load_recipe(self.recipe, settings)
 
     def in_place_of(self, given: str, arguments: Sequence[str]) -> list[str]:
         """A command line with this recipe in place of the link, for processes that are not to ask again."""
-        words = [str(self.recipe) if word == given else word for word in arguments]
+        words = [str(self.path) if word == given else word for word in arguments]
         return [*words, *(part for address in self.contacts for part in ("--peer", address))]
 
 
 def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) -> Named:
-    """A link's recipe is fetched, checked, shown and kept; a path is taken as it is.
+    """A link's recipe is fetched, checked, shown and kept; one at a path is read.
 
     Asks at most once, and not at all about a recipe that was agreed to before. Ends the command when the answer is no;
-    then nothing was written.
+    then nothing was written. Raises RecipeError.
     """
     if not is_link(given):
-        return Named(Path(given))
+        return Named(Path(given), load_recipe(given, settings))
     link = parse_link(given)
     run = LinkedRun(link)
-    text, going = recipe_of(run)
-    recipe: Recipe | None = None
+    text, recipe, going = recipe_of(run, settings)
     if not run.has_agreed(role, text):
         with nullcontext() if yes else aloud():
-            recipe, outline = show_sheet(run, role, text, settings, going)
+            outline = show_sheet(run, role, recipe, going)
             from swarmcli.cli.consent import ask  # it stands on torch: `show_sheet` says before that it takes a while
             from swarmcli.training.outline import keep_outline
 
@@ -81,7 +76,7 @@ def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) 
         keep_outline(recipe, outline)  # an auxiliary is about to ask for it again
     if link.ticket is not None:
         run.keep_invitation(link.ticket)
-    return Named(run.recipe, link.addresses, recipe)
+    return Named(run.recipe, recipe, link.addresses)
 
 
 _OF_ROLES = ("swarmcli.peer.lifetime", "swarmcli.cli.session")
@@ -121,19 +116,33 @@ def importing_ahead(role: Role) -> Iterator[None]:
         thread.join()
 
 
-def recipe_of(run: LinkedRun) -> tuple[str, Going]:
-    """The recipe as this computer keeps it, from there or from the contact, and how the run goes, if that
-    was asked."""
+def recipe_of(run: LinkedRun, settings: Sequence[str]) -> tuple[str, Recipe, Going]:
+    """The recipe as this computer keeps it, from there or from the contact; the same with what a person has set; and
+    how the run goes, if that was asked."""
     if run.link.ticket is not None:
         check_not_ended(run.link.ticket)
-    text = run.kept()
-    if text is not None:
-        return text, UNKNOWN
+    if (kept := recipe_kept(run, settings)) is not None:
+        return *kept, UNKNOWN
     err.print(f"asking {run.link.named} for the recipe of {run.link.run_id}")
     from swarmcli.peer.offering import fetch_recipe
 
-    recipe, answer = fetch_recipe(run.link, run.path)
-    return run.text_of(recipe), answer.going
+    fetched, answer = fetch_recipe(run.link, run.path)
+    text = run.text_of(fetched)
+    return text, chosen(run, text, settings), answer.going
+
+
+def recipe_kept(run: LinkedRun, settings: Sequence[str]) -> tuple[str, Recipe] | None:
+    """The recipe of an earlier time, and the same with what a person has set; None: there is none that the link still
+    speaks of. Raises RecipeError for settings that do not fit it."""
+    try:
+        text = run.recipe.read_text(encoding="utf-8")
+        return text, chosen(run, text, settings)
+    except (OSError, UnicodeDecodeError):
+        return None
+    except RecipeError:
+        if run.kept() is not None:  # by itself it is in order
+            raise
+        return None
 
 
 def check_not_ended(ticket: Ticket) -> None:
@@ -145,11 +154,9 @@ def check_not_ended(ticket: Ticket) -> None:
         )
 
 
-def show_sheet(
-    run: LinkedRun, role: Role, text: str, settings: Sequence[str], going: Going
-) -> tuple[Recipe, nn.Module]:
-    """Tells what joining will do, with what this person has set, and writes nothing. Returns the recipe with that, and
-    the outline of its model. Raises RecipeError for what could not be joined."""
+def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: Going) -> nn.Module:
+    """Tells what joining will do, and writes nothing. Returns the outline of the model. Raises RecipeError for what
+    could not be joined."""
     err.print("looking at what that takes on this computer: some seconds")  # those of the imports count too
     from swarmcli.cli import consent
     from swarmcli.peer.collaboration import compute_of
@@ -158,17 +165,17 @@ def show_sheet(
     from swarmcli.training.memory import check_memory
     from swarmcli.training.outline import outline_of
 
-    recipe = chosen(run, text, settings)
     compute = compute_of(recipe, role)
     outline = outline_of(recipe)
     limits = LimitStore(recipe).limits
+    # Whether that is free is looked at when the role begins, which may be long after the answer.
     memory = check_memory(recipe, outline, role, compute, limits=limits, now=False)
     demand = demand_of(recipe, outline, role, compute, going)
     lines = consent.sheet(recipe, role, demand, memory, run.path, limits)
     if run.link.ticket is not None:
         lines.insert(1, ("access", consent.invitation_in_words(run.link.ticket)))
     consent.show(recipe, run.link.peer_id.short, lines)
-    return recipe, outline
+    return outline
 
 
 def chosen(run: LinkedRun, text: str, settings: Sequence[str]) -> Recipe:

@@ -151,11 +151,12 @@ class PeerOptions:
         }
         return [f"local.{key}={dumps(value, ensure_ascii=False)}" for key, value in chosen.items() if value is not None]
 
-    def agreed(self, role: Role, settings: Sequence[str]) -> Named:
-        """The recipe, once this person has agreed to it, and what came with its link."""
+    def agreed(self, role: Role, processes: int | None = None, *further: str) -> Named:
+        """The recipe with all that this person says and `further` settings, once he has agreed to it, and the contacts
+        of its link. `processes`: of a site on this machine."""
         from swarmcli.cli.linking import recipe_named
 
-        return recipe_named(self.recipe, role, settings, yes=self.yes)
+        return recipe_named(self.recipe, role, [*self.settings(processes), *further], yes=self.yes)
 
     def session(self, role: Role, recipe: Recipe, contacts: Sequence[str], **more: Any) -> Session:
         """`more`: what only some of the verbs say to a Session."""
@@ -276,25 +277,20 @@ def join(options: JoinOptions) -> None:
     """
     from swarmcli.cli.site.process import SiteProcess
 
-    settings = options.settings(options.nproc)
-    process = SiteProcess.of_environment()
-    named = options.agreed("trainer", settings)
-    contacts = [*options.peer, *named.contacts]
-    if process is not None:
+    if (process := SiteProcess.of_environment()) is not None:
         from swarmcli.cli.site.join import join_as_process
 
-        join_as_process(process, options, named.recipe, settings, contacts)
+        join_as_process(process, options)
         return
-    loaded = named.load(settings)
-    if loaded.local.site.processes > 1:
+    named = options.agreed("trainer", options.nproc)
+    if (processes := named.recipe.local.site.processes) > 1:
         from swarmcli.cli.site.launcher import start_site
 
-        command = named.in_place_of(options.recipe, sys.argv[1:])
-        raise typer.Exit(start_site(loaded.local.site.processes, command))
+        raise typer.Exit(start_site(processes, named.in_place_of(options.recipe, sys.argv[1:])))
 
     from swarmcli.peer.lifetime import run_trainer
 
-    with options.session("trainer", loaded, contacts) as session:
+    with options.session("trainer", named.recipe, [*options.peer, *named.contacts]) as session:
         run_trainer(session.peer, session.show(), session.stop, resume=options.begins_from)
 
 
@@ -308,10 +304,8 @@ def aux(options: PeerOptions) -> None:
     """
     from swarmcli.peer.lifetime import run_auxiliary
 
-    settings = options.settings()
-    named = options.agreed("auxiliary", settings)
-    loaded = named.load(settings)
-    with options.session("auxiliary", loaded, [*options.peer, *named.contacts]) as session:
+    named = options.agreed("auxiliary")
+    with options.session("auxiliary", named.recipe, [*options.peer, *named.contacts]) as session:
         run_auxiliary(session.peer, session.show(), session.stop)
 
 
@@ -326,12 +320,10 @@ def monitor(options: MonitorOptions) -> None:
     """
     from swarmcli.peer.lifetime import run_monitor
 
-    settings = options.settings()
-    named = options.agreed("monitor", settings)
-    loaded = named.load(settings)
-    port = 0 if "port" in loaded.local.model_fields_set else DEFAULT_PORT
+    named = options.agreed("monitor")
+    port = 0 if "port" in named.recipe.local.model_fields_set else DEFAULT_PORT
     contacts = [*options.peer, *named.contacts]
-    with options.session("monitor", loaded, contacts, port=port) as session:
+    with options.session("monitor", named.recipe, contacts, port=port) as session:
         watch = session.show()
         run_monitor(
             session.peer, watch, session.stop, resume=options.begins_from, leave_when_done=options.leave_when_done

@@ -311,12 +311,11 @@ def install(
     swarm service install my-run.yaml --role monitor -- --web 8080
     """
     from swarmcli.cli.linking import recipe_named
-    from swarmcli.recipe import load_recipe
 
     system, given = manager(), list(options or ())
     named = recipe_named(recipe, role, [], yes=yes)
-    path = named.recipe.absolute()
-    name = load_recipe(path).run_id + ("" if role == "trainer" else f"-{role}")
+    path = named.path.absolute()
+    name = named.recipe.run_id + ("" if role == "trainer" else f"-{role}")
     contacts = [part for address in named.contacts for part in ("--peer", address)]
     command = [sys.executable, "-m", "swarmcli", VERBS[role], str(path), "--quiet", *contacts, *given]
     file = system.file(name)

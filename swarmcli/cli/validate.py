@@ -67,15 +67,14 @@ def _why_no_link(recipe: Recipe) -> str:
 
 def _of_link(text: str, overrides: Sequence[str], *, told: bool) -> Recipe:
     """The recipe that a link leads to, with what a trainer would have to agree to on stderr if that is wanted."""
-    from swarmcli.cli.linking import chosen, recipe_of, show_sheet
+    from swarmcli.cli.linking import recipe_of, show_sheet
     from swarmcli.peer.linked import LinkedRun
     from swarmcli.recipe import parse_link
 
     run = LinkedRun(parse_link(text))
-    found, going = recipe_of(run)
-    if not told:
-        return chosen(run, found, overrides)
-    recipe, _ = show_sheet(run, "trainer", found, overrides, going)
+    _, recipe, going = recipe_of(run, overrides)
+    if told:
+        show_sheet(run, "trainer", recipe, going)
     return recipe
 
 

@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,12 +30,12 @@ from swarmcli.network.identity import Identity
 from swarmcli.optim.config import Role
 from swarmcli.peer.linked import LinkedRun
 from swarmcli.peer.offering import RecipeOffered
-from swarmcli.recipe import Link, Recipe, digest_of, offered, parse_recipe, read_offered
+from swarmcli.recipe import Link, Recipe, digest_of, load_recipe, offered, parse_recipe, read_offered
 from swarmcli.recipe.link import is_link
 from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.training.demand import demand_of
 from swarmcli.training.device import Compute
-from tests.recipe.recipes import small
+from tests.recipe.recipes import SMALL, small
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 OUTLINE = nn.Linear(100, 200, device="meta")
@@ -220,11 +221,11 @@ def test_what_was_typed_before_the_question_is_no_answer_to_it(monkeypatch: pyte
 def test_it_asks_once_for_each_role(contact: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     answered(monkeypatch, "y\n")
     named = recipe_named(str(LINK), "trainer", [], yes=False)
-    assert (named.recipe, named.contacts) == (LinkedRun(LINK).recipe, LINK.addresses)
+    assert (named.path, named.contacts) == (LinkedRun(LINK).recipe, LINK.addresses)
     assert contact.shown == contact.times == 1
     assert len(list((tmp_path / "cache" / "outlines").iterdir())) == 1
     again = recipe_named(str(LINK), "trainer", [], yes=False)
-    assert again == Named(named.recipe, named.contacts) and again.load([]) == named.load([])
+    assert again == named
     assert contact.shown == contact.times == 1
     recipe_named(str(LINK), "auxiliary", [], yes=True)
     assert (contact.shown, contact.times) == (2, 1)
@@ -241,8 +242,10 @@ def test_a_recipe_is_read_once_for_the_page_and_for_what_follows(
 
     for module in ("cli.linking", "recipe.load"):
         monkeypatch.setattr(f"swarmcli.{module}.parse_recipe", counted)
-    loaded = recipe_named(str(LINK), "trainer", ["local.threads=2"], yes=True).load(["local.threads=2"])
-    assert loaded.local.threads == 2 and loaded.file == str(LinkedRun(LINK).recipe) and len(read) == 1
+    for _ in ("asked for", "kept"):
+        loaded = recipe_named(str(LINK), "trainer", ["local.threads=2"], yes=True).recipe
+        assert loaded.local.threads == 2 and loaded.file == str(LinkedRun(LINK).recipe) and len(read) == 1
+        read.clear()
 
 
 def test_what_a_role_needs_is_imported_while_a_person_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,8 +289,10 @@ def test_validate_shows_the_same_and_asks_and_writes_nothing(contact: SimpleName
     assert (contact.shown, contact.times) == (1, 2) and list(tmp_path.iterdir()) == []
 
 
-def test_a_path_is_taken_as_it_is_and_processes_of_a_site_do_not_ask_again() -> None:
-    assert recipe_named("recipe.yaml", "trainer", [], yes=False) == Named(Path("recipe.yaml"))
-    words = Named(Path("/data/recipe.yaml"), ["tcp://a:1"]).in_place_of(str(LINK), ["join", str(LINK), "--nproc", "2"])
-    assert words == ["join", "/data/recipe.yaml", "--nproc", "2", "--peer", "tcp://a:1"]
+def test_a_path_is_taken_as_it_is_and_processes_of_a_site_do_not_ask_again(tmp_path: Path) -> None:
+    (path := tmp_path / "recipe.yaml").write_text(SMALL)
+    named = recipe_named(str(path), "trainer", ["seed=7"], yes=False)
+    assert named == Named(path, load_recipe(path, ["seed=7"]))
+    words = replace(named, contacts=["tcp://a:1"]).in_place_of(str(LINK), ["join", str(LINK), "--nproc", "2"])
+    assert words == ["join", str(path), "--nproc", "2", "--peer", "tcp://a:1"]
     assert not any(map(is_link, words)) and linking.is_link is is_link

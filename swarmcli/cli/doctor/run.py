@@ -61,7 +61,7 @@ FIXES = {  # by layer, in the order in which a dial passes them
 
 def check_recipe(context: Context) -> Iterator[Finding]:
     """A file is read and checked; a link is read, and its invitation must not have ended."""
-    from swarmcli.cli.linking import check_not_ended, chosen
+    from swarmcli.cli.linking import check_not_ended, recipe_kept
     from swarmcli.peer.linked import LinkedRun
     from swarmcli.recipe import is_link, load_recipe, parse_link
 
@@ -71,10 +71,9 @@ def check_recipe(context: Context) -> Iterator[Finding]:
     elif context.target:
         context.link = link = parse_link(context.target)
         yield Finding("link", "OK", f"leads to {link.named} in the run {link.run_id}")
-        run = LinkedRun(link)
-        context.downloaded = (kept := run.kept()) is not None
-        if kept is not None:
-            context.recipe = chosen(run, kept, context.overrides)
+        kept = recipe_kept(LinkedRun(link), context.overrides)
+        context.downloaded = kept is not None
+        context.recipe = kept[1] if kept is not None else None
         if link.ticket is not None:
             check_not_ended(link.ticket)
             yield Finding("invitation", "OK", "the link carries one that still holds")

@@ -8,32 +8,25 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator_web.ports import listen
 from swarmcli.cli.console import setup_logging
 from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import ListenError, SiteError
-from swarmcli.recipe import Recipe, load_recipe
+from swarmcli.recipe import Recipe
 from swarmcli.peer.site import form_site, run_site_leader, run_site_member
 from swarmcli.sites.site import Site
 from swarmcli.training import Compute
 
 if TYPE_CHECKING:
-    from swarmcli.cli.peers import PagedOptions
+    from swarmcli.cli.peers import JoinOptions, PagedOptions
 
 PORT_SECONDS = 30.0  # that a site that is started again waits for the port that its recipe names
 LOOK_SECONDS = 0.5
 
 
-def join_as_process(
-    process: SiteProcess,
-    options: PagedOptions,
-    recipe: Path,
-    settings: Sequence[str],
-    contacts: Sequence[str],
-) -> None:
+def join_as_process(process: SiteProcess, options: JoinOptions) -> None:
     """Trains as the process of a site that `process` is, until the site ends or breaks."""
     rank = process.rank
     setup_logging(options.verbose, who=f"process {rank.rank}" if rank.rank else "")
@@ -42,13 +35,14 @@ def join_as_process(
         logging.getLogger("swarmcli.sites").setLevel(logging.CRITICAL)
         logging.getLogger("asyncio").addFilter(is_news)
     with process.running():
-        loaded = load_recipe(recipe, [*settings, f"local.site.processes={rank.size}"])
-        with form_site(loaded, rank.local_rank, process.store) as (site, compute):
+        named = options.agreed("trainer", options.nproc, f"local.site.processes={rank.size}")
+        with form_site(named.recipe, rank.local_rank, process.store) as (site, compute):
             restarted = site.any(process.restarted)
             if site.rank == 0:
-                _lead(process, options, loaded, contacts, site, compute, restarted)
+                contacts = [*options.peer, *named.contacts]
+                _lead(process, options, named.recipe, contacts, site, compute, restarted)
             else:
-                _follow(process, options, loaded, site, compute)
+                _follow(process, options, named.recipe, site, compute)
 
 
 def is_news(record: logging.LogRecord) -> bool:
