@@ -114,11 +114,6 @@ def failures(source: Source) -> Response:
     return _json(source.failures())
 
 
-@api.get("/reach")
-def reach(source: Source) -> Response:
-    return _json(source.reach())
-
-
 @api.get("/checkpoints")
 def checkpoints(source: Source) -> Response:
     return _json(source.checkpoints())

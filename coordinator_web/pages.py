@@ -33,7 +33,6 @@ SCRIPTS = (
     "join",
     "limits",
     "live",
-    "map",
     "peer",
     "peers",
     "rounds",
@@ -60,11 +59,10 @@ class Page:
 
 YOU = Page("you", "You", "/")
 RUN = Page("run", "The run", "/run")
-MAP = Page("map", "Map", "/map")
 CONTRIBUTIONS = Page("contributions", "Contributions", "/contributions")
 RUNS = Page("runs", "This computer", "/runs")
 PEER = Page("peer", "Peer", "")
-LINKED = (YOU, RUN, MAP, CONTRIBUTIONS, RUNS)
+LINKED = (YOU, RUN, CONTRIBUTIONS, RUNS)
 FRAMED = (*LINKED, PEER)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests are no package t
 from coordinator_web.app import create_app
 from coordinator_web.server import DashboardServer
 from tests.conftest import ARGUMENTS, NO_CHROMIUM, find_chromium
-from tests.web.fake_source import FakeControls, FakeRun, as_shown, large_run, volunteer
+from tests.web.fake_source import FakeControls, FakeRun, as_shown, volunteer
 
 DOCS = Path(__file__).parent
 
@@ -49,7 +48,6 @@ def _own() -> FakeRun:
 PICTURES = (
     Picture("dashboard.png", _run, "run", height=1330),
     Picture("dashboard-you.png", _own, ""),
-    Picture("dashboard-map.png", partial(large_run, 240), "map", width=1000, height=800),
 )
 
 

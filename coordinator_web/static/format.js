@@ -96,6 +96,13 @@ export function doing(health) {
   return health === "follows" ? "link too slow" : health;
 }
 
+const WAYS = { direct: "connected directly", punched: "connected directly, opened by both ends together", relayed: "connected through a relay" };
+
+// How the peer that shows the page reaches another one, and whether others can dial that one.
+export function reached(peer) {
+  return [peer.client_mode ? "behind a firewall" : "", WAYS[peer.way] ?? ""].filter(Boolean).join(" · ");
+}
+
 export function hours(value) {
   if (value === null || value === undefined) return NONE;
   if (value < 0.995) return `${Math.round(value * 60)} min`;

@@ -3,7 +3,7 @@
 import { again, get } from "/static/api.js";
 import { Chart } from "/static/chart.js";
 import { $, element, reconcile, say, write } from "/static/dom.js";
-import { ago, bytes, clock, count, day, decimal, doing, hours, percent, rate, tiny } from "/static/format.js";
+import { ago, bytes, clock, count, day, decimal, doing, hours, percent, rate, reached, tiny } from "/static/format.js";
 import { follow, here } from "/static/live.js";
 
 const REFRESH_SECONDS = 2;
@@ -31,7 +31,7 @@ function draw({ peer, first_seen: first, history, rounds, contribution }) {
   const trains = peer.role === "trainer";
   write($("peer-role"), peer.me ? `${peer.role}, the one that shows this page` : peer.role);
   write($("peer-name"), peer.name || peer.peer_id.slice(0, 10));
-  write($("peer-id"), [peer.peer_id, peer.device, peer.client_mode ? "behind a firewall" : ""].filter(Boolean).join(" · "));
+  write($("peer-id"), [peer.peer_id, peer.device, reached(peer)].filter(Boolean).join(" · "));
   write($("health"), doing(peer.health));
   document.body.dataset.health = peer.health;
   write($("peer-epoch"), count(peer.epoch));

@@ -49,7 +49,6 @@ from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.link import command_of
 from swarmcli.run.observer import Observer
-from swarmcli.run.reach_map import ReachMaps
 from swarmcli.run.source import DashboardSource, Providers, RunStatus
 from swarmcli.run.watch import RunWatch
 from swarmcli.training.device import has_card
@@ -267,13 +266,10 @@ class Session:
             checkpoints=self.peer.home.path / "checkpoints",
             alerts=lambda: observer.alerts(),
             machine=Neighbours().look,
-            reach=lambda: maps.look(),
         )
         source = DashboardSource(self.peer.journal, watch.look, providers)
         observer = Observer(source.look, self.peer.events, self._recipe.local.webhook, watch.news)
-        maps = ReachMaps(self.peer.dht, self._recipe.run_id, lambda: self.peer.others_of_run(), source.look)
         self._exit.enter_context(observer)
-        self._exit.enter_context(maps)
         address = self._serve(source, controls)
         self._say_how_to_join(watch.look())
         self.peer.tell(address)

@@ -30,7 +30,6 @@ from swarmcli.run.values import (
     PeerEpoch,
     PeerPage,
     PeerStatus,
-    ReachMap,
     Rounds,
     RunStatus,
     State,
@@ -55,7 +54,6 @@ class Providers:
     contributions: Callable[[], Sequence[Contribution]] = tuple
     basis: Callable[[], Basis] = Basis  # of the contributions
     machine: Callable[[], Sequence[MachinePeer]] = tuple
-    reach: Callable[[], ReachMap] = ReachMap
     alerts: Callable[[], Sequence[Alert]] = tuple
     checkpoints: Path | None = None  # the directory that holds them
 
@@ -248,10 +246,6 @@ class DashboardSource:
     def failures(self) -> Sequence[Failure]:
         """Why rounds failed or went on without somebody, the most frequent first."""
         return self._read(lambda reader: reader.failures(self._run_id)) or ()
-
-    def reach(self) -> ReachMap:
-        """Who reaches whom, and how."""
-        return self._providers.reach()
 
     def checkpoints(self) -> Sequence[CheckpointShown]:
         """Those of the shown peer, the newest first."""

@@ -41,7 +41,7 @@ AlertKind = Literal[
     "diverged",  # the loss has risen far and stays there, or is no number
 ]
 ReasonKind = Literal["asked", "hours", "busy", "battery", "metered", "heat", "disk", "memory"]
-Way = Literal["direct", "relayed", "punched"]
+Way = Literal["direct", "relayed", "punched"]  # punched: direct, opened by both ends together
 Part = Literal["contributed", "helped", "left out"]  # of a peer in a round; who only reduces or follows helps
 
 
@@ -54,7 +54,8 @@ class PeerStatus:
     epoch: int
     name: str = ""
     device: str = ""
-    client_mode: bool = False
+    client_mode: bool = False  # nobody can dial it
+    way: Way | None = None  # of the connection that the peer which shows this has with it; None: there is none
     me: bool = False
     samples: int = 0  # in the epoch that it is in
     samples_per_second: float = 0.0
@@ -284,38 +285,6 @@ class Rounds:
     rows: tuple[RoundRow, ...]
     stragglers: tuple[Straggler, ...]
     names: Mapping[str, str]  # peer → name, of those in `rows` who have one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReachNode:
-    """A peer on the map."""
-
-    peer: str
-    name: str
-    role: str
-    me: bool = False
-    dialable: bool | None = None  # whether others can dial it; None: unknown
-    health: Health = "in step"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReachEdge:
-    """A connection of two peers, as `told_by` sees it; each pair is there once."""
-
-    source: str  # who dialed, where that is known
-    target: str
-    way: Way
-    told_by: str
-    via: str = ""  # the relay, where that is known
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReachMap:
-    """`reach`."""
-
-    nodes: tuple[ReachNode, ...] = ()
-    edges: tuple[ReachEdge, ...] = ()
-    sentence: str = ""  # of the shown peer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from swarmcli.dht import DHT
     from swarmcli.events import Events
     from swarmcli.journal import Journal
+    from swarmcli.network.endpoint import SeenPeer
     from swarmcli.optim import Optimizer, PeerDescription, PeerReport
     from swarmcli.optim.config import Role
     from swarmcli.recipe import Link, Recipe
+    from swarmcli.run.values import Way
 
 
 GOES_ON = ("training", "averaging", "following")  # states in which it can be told when the epoch ends
@@ -221,6 +223,7 @@ class RunWatch:
         shares = self._history.shares({peer.text: report.samples_per_second for peer, report in reports.items()})
         health = self._health(own, own, epoch, 0.0)
         rows = [_row(self._peer.peer_id, own, expected, shares, last_seen=now, health=health, me=True)]
+        endpoint = self._peer.dht.endpoint
         for peer, report in others.items():
             age = max(0.0, min(optimizer.directory.hearing.age(peer), swarm_now - report.time))
             if not optimizer.directory.hearing.answers(peer):
@@ -230,7 +233,8 @@ class RunWatch:
             else:
                 health = self._health(report, own, epoch, age)
             # In whole tenths: a page is sent what has changed, and a moment that is told from an age never stays.
-            rows.append(_row(peer, report, expected, shares, last_seen=round(now - age, 1), health=health))
+            heard, way = round(now - age, 1), way_of(endpoint.seen(peer))
+            rows.append(_row(peer, report, expected, shares, last_seen=heard, health=health, way=way))
         return rows
 
     def _health(self, report: PeerReport, own: PeerReport, epoch: int, age: float) -> Health:
@@ -281,6 +285,7 @@ def _row(
     *,
     last_seen: float,
     health: Health,
+    way: Way | None = None,
     me: bool = False,
 ) -> PeerStatus:
     """Made at once: of a thousand, to replace fields afterwards takes longer than all the rest."""
@@ -296,12 +301,20 @@ def _row(
         name=report.name,
         device=report.device,
         client_mode=report.client_mode,
+        way=way,
         samples=int(expected.get(peer, (0.0, 0.0))[0]),
         samples_per_second=report.samples_per_second,
         loss=report.loss,
         trouble=f"its last round was {report.last_outcome}: {report.last_reason}" if failed else "",
         drift=report.drift,
     )
+
+
+def way_of(seen: SeenPeer | None) -> Way | None:
+    """How a peer is connected; None: it is not."""
+    if seen is None:
+        return None
+    return "relayed" if seen.relayed else "punched" if seen.punched else "direct"
 
 
 def clock_alarm(behind: float) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from swarmcli.averaging.seats import NoSeat
 from swarmcli.events import EpochAdvanced, EpochCredited, EpochReported, Evaluated, Event, Events, ReachabilityChanged
+from swarmcli.network.endpoint import SeenPeer
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.epoch.seat import SeatLost
 from swarmcli.run.watch import RunWatch, alarm, clock_alarm, mode_in_words
@@ -42,6 +43,7 @@ class FakeOptimizer:
         self.role = "trainer"
         self.age = 1.0
         self.others: dict[PeerID, SimpleNamespace] = {}
+        self.seen: dict[PeerID, SeenPeer] = {}
         self.apart: dict[PeerID, SimpleNamespace] = {}
         self.silent: set[PeerID] = set()
         self.is_averaging = False
@@ -99,7 +101,10 @@ def watching(optimizer: FakeOptimizer, *epochs: float, max_epochs: int | None = 
                 events=events, recipe=recipe, peer_id=TRAINER, role="trainer", saved="",
                 journal=SimpleNamespace(clock=lambda: optimizer.now),
                 link=lambda: None, no_link="", description=SimpleNamespace(name="me"),
-                dht=SimpleNamespace(clock=clock, reach=SimpleNamespace(sentence=lambda: "finding out")),
+                dht=SimpleNamespace(
+                    clock=clock, reach=SimpleNamespace(sentence=lambda: "finding out"),
+                    endpoint=SimpleNamespace(seen=optimizer.seen.get),
+                ),
             ),
         )
     )  # fmt: skip
@@ -252,6 +257,16 @@ def test_who_does_not_answer_or_trains_another_model_is_named_and_not_counted() 
     assert [peer.health for peer in status.peers] == ["in step", "not answering", "another model", "waiting"]
     assert status.samples_per_second == 64.0, "its own alone"
     assert status.peers[1].last_seen == 99.0
+
+
+def test_it_tells_how_each_peer_is_connected_with_this_one() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    ways = {"direct": (False, False), "punched": (False, True), "relayed": (True, False)}
+    others = [Identity.from_seed(number).peer_id for number in range(2, 6)]
+    optimizer.others = dict.fromkeys(others, told("bob", 7))
+    for peer, (relayed, punched) in zip(others, ways.values(), strict=False):
+        optimizer.seen[peer] = SeenPeer("tcp://h:1", None, True, relayed, punched)
+    assert [peer.way for peer in watching(optimizer).look().peers] == [None, *ways, None]
 
 
 def test_a_peer_says_why_its_last_round_did_not_succeed() -> None:

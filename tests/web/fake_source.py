@@ -29,14 +29,10 @@ from swarmcli.run.values import (
     PeerPage,
     PeerRound,
     PeerStatus,
-    ReachEdge,
-    ReachMap,
-    ReachNode,
     Reason,
     Rounds,
     RunStatus,
     State,
-    Way,
 )
 
 START = 1_790_000_000.0
@@ -54,13 +50,13 @@ def peer_row(name: str, role: str = "trainer", **changes: object) -> PeerStatus:
 
 
 TRAINERS = (
-    peer_row("attic-3090", device="cuda, RTX 3090", samples_per_second=212.0, drift=0.0),
+    peer_row("attic-3090", device="cuda, RTX 3090", samples_per_second=212.0, drift=0.0, way="direct"),
     peer_row("büro-mac", device="mps, M3", samples_per_second=96.0, drift=3.1e-7),
-    peer_row("garage", device="cpu, 16 cores", samples_per_second=41.0, client_mode=True),
+    peer_row("garage", device="cpu, 16 cores", samples_per_second=41.0, client_mode=True, way="relayed"),
     peer_row("lab-17", device="cuda, A4000", samples_per_second=168.0),
 )
 OTHERS = (
-    peer_row("relay-fra", "auxiliary", device="cpu, 4 cores", client_mode=True),
+    peer_row("relay-fra", "auxiliary", device="cpu, 4 cores", client_mode=True, way="punched"),
     peer_row("monitor", "monitor", device="cpu, 2 cores", me=True),
 )
 
@@ -256,33 +252,6 @@ class FakeRun:
             if self.finished_epochs >= every
         ]
 
-    def reach(self) -> ReachMap:
-        me = next((peer for peer in self.people if peer.me), OTHERS[-1])
-        nodes = [
-            ReachNode(
-                peer=peer.peer_id,
-                name=peer.name,
-                role=peer.role,
-                me=peer.me,
-                dialable=None if peer.health == "lost" else not peer.client_mode,
-                health=peer.health,
-            )
-            for peer in self.people
-        ]
-        edges = [
-            ReachEdge(
-                source=one.peer_id,
-                target=other.peer_id,
-                way=(way := _way(one, other)),
-                told_by=me.peer_id if me in (one, other) else one.peer_id,
-                via=me.peer_id if way == "relayed" else "",
-            )
-            for position, one in enumerate(self.people)
-            for other in self.people[position + 1 :]
-            if len(self.people) <= 24 or one is self.people[0]  # in a large run a peer knows of its own connections
-        ]
-        return ReachMap(nodes=tuple(nodes), edges=tuple(edges), sentence=REACH)
-
     def checkpoints(self) -> Sequence[CheckpointShown]:
         newest = self.finished_epochs // 20 * 20
         return [
@@ -384,12 +353,6 @@ FAILURES = (
 )
 PAUSED = ActivityShown(state="paused", reasons=(Reason(kind="battery", text="on battery"),), since=START + 100.0)
 STALLED = Alert(id="stalled-1", kind="stalled", text="No epoch has ended for 12 minutes.", since=START + 720.0)
-
-
-def _way(one: PeerStatus, other: PeerStatus) -> Way:
-    if not (one.client_mode and other.client_mode):
-        return "direct"
-    return "punched" if "garage" in (one.name, other.name) else "relayed"
 
 
 def moment(epoch: int) -> Moment:

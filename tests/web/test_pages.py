@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 ATTACK = '<img src=x onerror="window.owned=1"><b>bold</b>'
-PAGES = ("", "run", "map", "contributions", "runs", "join")
+PAGES = ("", "run", "contributions", "runs", "join")
 
 
 def test_a_volunteer_pauses_goes_on_and_leaves_by_click(serve: Serve, open_page: Open) -> None:
@@ -217,15 +217,6 @@ def test_in_a_run_of_1000_peers_only_rows_in_sight_are_drawn(serve: Serve, open_
     expect_text(page, "#peer-name", "peer-0777")
     page.wait_for_selector("#loss-chart path.line", state="attached")
 
-    page.goto(url + "map")
-    page.wait_for_selector("#drawing [role=option] >> nth=999", state="attached")
-    expect_text(page, "#map-note", "1,000 peers: 667 can be dialed, 333 cannot")
-    page.get_by_label("Find").fill("peer-0500")
-    expect_text(page, "#chosen-name", "peer-0500")
-    page.get_by_role("listbox").focus()
-    page.keyboard.press("Home")
-    expect_text(page, "#chosen-name", "monitor")
-
 
 def test_curves_zoom_scale_and_go_by_time(serve: Serve, open_page: Open) -> None:
     page = open_page(serve(FakeRun(finished_epochs=120)).url)
@@ -265,7 +256,7 @@ def test_an_alert_stands_on_every_page_and_is_notified_once_where_that_is_wanted
     )
     context.set_default_timeout(PATIENCE)
     page = context.new_page()
-    page.goto(url + "map")
+    page.goto(url + "contributions")
     page.wait_for_selector('body[data-connection="live"]')  # alerts that stood before are none to be notified of
     page.get_by_role("button", name="Alerts: off").click()
     page.get_by_role("button", name="Alerts: on").wait_for()
@@ -289,8 +280,8 @@ def test_names_and_teams_of_others_are_text_everywhere(serve: Serve, open_page: 
     run.people = [replace(peer, name=ATTACK, device=ATTACK, trouble=ATTACK) for peer in run.people]
     run.alerts = [Alert(id="x", kind="stalled", text=ATTACK, since=START)]
     url = serve(run).url
-    page = open_page(url, "map")
-    for path in ("map", "contributions", "runs", f"peers/{run.people[0].peer_id}"):
+    page = open_page(url, "contributions")
+    for path in ("contributions", "runs", f"peers/{run.people[0].peer_id}"):
         page.goto(url + path)
         page.get_by_text(ATTACK).nth(2).wait_for(state="attached")
         assert page.locator("main b, main img").count() == 0 and page.evaluate("window.owned") is None

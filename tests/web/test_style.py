@@ -70,4 +70,4 @@ def test_lines_dots_and_edges_of_fields_can_be_seen(scheme: str, sign: str, grou
 
 def test_every_colour_of_a_text_is_one_of_those_that_were_compared() -> None:
     used = set(re.findall(r"[; {](?:color|fill): var\(--([\w-]+)\)", (STATIC / "style.css").read_text()))
-    assert used <= {text for text, _ in TEXT_ON_GROUND} | {"card"}  # a hollow sign of the map is filled with its ground
+    assert used <= {text for text, _ in TEXT_ON_GROUND}
