@@ -24,8 +24,8 @@ import httpx
 import psutil
 
 from coordinator_web.app import create_app
+from coordinator_web.background import listen, serving, url_of
 from coordinator_web.feed import Feed
-from coordinator_web.server import DashboardServer
 from swarmcli.events import Contribution, EpochAdvanced, EpochReported, Events
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.journal.moments import KEPT, SCALES
@@ -183,11 +183,9 @@ def _median(work: Any, pause: float = 0.0) -> float:
 
 @contextlib.contextmanager
 def _serving(source: DashboardSource) -> Iterator[str]:
-    server = DashboardServer(create_app(source))
-    try:
-        yield server.start_in_thread()
-    finally:
-        server.stop()
+    listener = listen("127.0.0.1", 0)
+    with serving(lambda: create_app(source), [listener]):
+        yield url_of(*listener.getsockname())
 
 
 def _measure_requests(url: str) -> None:

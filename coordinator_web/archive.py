@@ -12,9 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-PIECE = 1 << 20  # bytes
-MAX_FILES = 10_000
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -48,8 +45,8 @@ def _entries(directory: Path) -> Iterator[Entry]:
             path = Path(parent, name)
             found = path.lstat()
             count += 1
-            if count > MAX_FILES:
-                raise OSError(f"{directory} holds more than {MAX_FILES} files")
+            if count > 10_000:
+                raise OSError(f"{directory} holds more than 10,000 files")
             if not stat.S_ISREG(found.st_mode):
                 continue
             info = tarfile.TarInfo(Path(directory.name, path.relative_to(directory)).as_posix())
@@ -73,7 +70,7 @@ def _content(entry: Entry) -> Iterator[bytes]:
             raise OSError(f"{entry.path} has changed")
         left = entry.info.size
         while left:
-            piece = file.read(min(PIECE, left))
+            piece = file.read(min(1 << 20, left))
             if not piece:
                 raise OSError(f"{entry.path} has become shorter")
             left -= len(piece)

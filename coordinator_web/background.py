@@ -1,9 +1,12 @@
-"""Serves a peer's dashboard in a thread of its own, which loads the web framework too: half a second that no peer
-waits for. The ports are taken before, so whoever asks meanwhile is answered a moment later."""
+"""Takes the ports of a peer's dashboard, and serves it in a thread of its own.
+
+The thread loads the web framework too: half a second that no peer waits for. The ports are taken before, so whoever
+asks meanwhile is answered a moment later."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import threading
@@ -11,10 +14,52 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from swarmcli.errors import ListenError
+from swarmcli.network.addresses import Scope, scope_of
+
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 logger = logging.getLogger(__name__)
+
+
+def is_exposed(host: str, names: Sequence[str]) -> bool:
+    """Whether others than this machine's users may reach a dashboard that listens at this host: then it wants a token.
+    One that goes by a name counts, since names are given to what a proxy passes on."""
+    if names:
+        return True
+    return host.lower() != "localhost" and scope_of(host) is not Scope.HOST
+
+
+def url_of(host: str, port: int) -> str:
+    """Where a browser on this machine finds what listens there."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Takes the port (0: any free one). Raises ListenError that names host, port and the fix."""
+    if not 0 <= port <= 65535:
+        raise ListenError(f"the dashboard cannot listen on {host}:{port}: a port is a number from 0 to 65535")
+    try:
+        (family, _, _, _, address), *_ = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise ListenError(f"the dashboard cannot listen on {host}:{port}: {_why(error)}") from error
+
+
+def _why(error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return "another program has this port; choose another one, or 0 for any that is free"
+        case errno.EACCES:
+            return "this port is reserved for the system; choose one above 1023, or 0 for any that is free"
+        case errno.EADDRNOTAVAIL | socket.EAI_NONAME:
+            return "this machine has no such address; use 127.0.0.1, or 0.0.0.0 for all of its addresses"
+        case _:
+            return str(error)
 
 
 @contextmanager
@@ -35,7 +80,7 @@ class _Background:
     def __init__(self, make_app: Callable[[], FastAPI], sockets: Sequence[socket.socket]) -> None:
         self._make_app = make_app
         self._sockets = sockets
-        self._lock = threading.Lock()  # between the end of the loading and a stop in the middle of it
+        self._lock = threading.Lock()  # a stop in the middle of the loading waits for its end
         self._over = False
         self._wake: Callable[[], object] = lambda: None
 
@@ -49,20 +94,16 @@ class _Background:
                 each.close()
 
     async def _serve(self) -> None:
-        from coordinator_web.server import DashboardServer
+        from coordinator_web.server import serve
 
-        server = DashboardServer(self._make_app(), sockets=self._sockets)
-        loop, asked_to_stop = asyncio.get_running_loop(), asyncio.Event()
+        loop = asyncio.get_running_loop()
         with self._lock:
             if self._over:
                 return
-            self._wake = lambda: loop.call_soon_threadsafe(asked_to_stop.set)
-        async with asyncio.TaskGroup() as tasks:
-            serving = tasks.create_task(server.serve())
-            waiting = tasks.create_task(asked_to_stop.wait())
-            await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
-            serving.cancel()
-            waiting.cancel()
+            serving = asyncio.create_task(serve(self._make_app(), self._sockets))
+            self._wake = lambda: loop.call_soon_threadsafe(serving.cancel)
+        with suppress(asyncio.CancelledError):
+            await serving
 
     def stop(self) -> None:
         with self._lock:

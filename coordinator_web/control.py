@@ -23,16 +23,16 @@ from coordinator_web.feed import encode
 from swarmcli.errors import SwarmError
 from swarmcli.run.values import ActivityShown
 
-MAX_BODY = 1 << 16  # bytes
 LONGEST = 366 * 86400.0  # seconds that a pause may last
 T = TypeVar("T")
 
 
 class Controls(Protocol):
-    """What the routes change. Methods are called in worker threads, and raise SwarmError for what cannot be done."""
+    """The routes change a peer through this. Methods are called in worker threads, and raise SwarmError for what cannot
+    be done."""
 
     def activity(self) -> ActivityShown:
-        """What the peer does now."""
+        """The peer's present activity."""
         ...
 
     def pause(self, until: float | None) -> None:
@@ -151,8 +151,8 @@ async def _body(request: Request, kind: type[T]) -> T:
     data = b""
     async for piece in request.stream():
         data += piece
-        if len(data) > MAX_BODY:
-            raise HTTPException(413, f"at most {MAX_BODY} bytes")
+        if len(data) > 1 << 16:
+            raise HTTPException(413, "at most 65536 bytes")
     try:
         return msgspec.json.decode(data or b"{}", type=kind)
     except (ValueError, RecursionError) as error:

@@ -18,10 +18,18 @@ from swarmcli.run import views
 from swarmcli.run.source import DashboardSource
 from swarmcli.run.values import PeerStatus
 
-INTERVAL_SECONDS = 0.5  # between two looks at the source
-MAX_VIEWERS = 32  # pages open at once
-UNSETTLED_EPOCHS = 4  # the last ones may still change, as peers' reports arrive
-RETRY_MILLISECONDS = 1000  # how soon a page that lost its connection tries again
+
+@dataclass(frozen=True, slots=True)
+class FeedOptions:
+    """How open pages are kept up to date."""
+
+    interval: float = 0.5  # seconds between two looks at the source
+    viewers: int = 32  # pages open at once
+    unsettled: int = 4  # epochs: the last ones may still change, as peers' reports arrive
+    retry: int = 1000  # milliseconds until a page that lost its connection tries again
+
+
+OPTIONS = FeedOptions()
 
 
 def encode(value: Any) -> bytes:
@@ -44,9 +52,9 @@ class Cursor:
 class Feed:
     """Streams of one source. The source is asked in worker threads, so a slow disk stops no loop."""
 
-    def __init__(self, source: DashboardSource, *, interval: float = INTERVAL_SECONDS) -> None:
+    def __init__(self, source: DashboardSource, *, options: FeedOptions = OPTIONS) -> None:
         self._source = source
-        self._interval = interval
+        self._options = options
         self._viewers = 0
         self._closing = asyncio.Event()
 
@@ -57,17 +65,17 @@ class Feed:
     @property
     def full(self) -> bool:
         """Whether as many pages are open as should be."""
-        return self._viewers >= MAX_VIEWERS
+        return self._viewers >= self._options.viewers
 
     async def stream(self, *, peers: bool = False) -> AsyncIterator[bytes]:
         """`peers`: with a list of all peers, which is kept up to date; a page of a large run asks for parts of it."""
         self._viewers += 1
         try:
-            yield b"retry: %d\n\n" % RETRY_MILLISECONDS
+            yield b"retry: %d\n\n" % self._options.retry
             cursor = Cursor(peers={} if peers else None)
             for message in await asyncio.to_thread(lambda: list(self._changes(cursor, first=True))):
                 yield message
-            while not await self._closed_within(self._interval):
+            while not await self._closed_within(self._options.interval):
                 for message in await asyncio.to_thread(lambda: list(self._changes(cursor))):
                     yield message
         finally:
@@ -91,11 +99,11 @@ class Feed:
         status = self._source.look()
         if cursor.peers is not None and (moved := self._peers_changed(cursor, status.peers)):
             yield _message("peers", moved)
-        epochs = self._source.epochs(after=max(-1, cursor.epoch - UNSETTLED_EPOCHS))
+        epochs = self._source.epochs(after=max(-1, cursor.epoch - self._options.unsettled))
         news = [row for row in epochs if cursor.unsettled.get(row.epoch) != row]
         if news or first:
             cursor.epoch = max((row.epoch for row in epochs), default=-1)
-            cursor.unsettled = {row.epoch: row for row in epochs[-UNSETTLED_EPOCHS:]}
+            cursor.unsettled = {row.epoch: row for row in epochs[-self._options.unsettled :]}
             yield _message("epochs", news)
         rounds = self._source.rounds(after=cursor.round)
         if rounds or first:

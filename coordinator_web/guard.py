@@ -1,4 +1,4 @@
-"""What every request passes first: is it meant for this dashboard, and may whoever sends it look?
+"""Every request passes this first: is it meant for this dashboard, and may its sender look?
 
 A page of a stranger, open in the same browser, must not read the dashboard by giving its own name this machine's
 address (DNS rebinding): so the Host header has to be an address, `localhost`, or a name that was allowed by hand.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import html
 import io
-import ipaddress
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -16,6 +14,7 @@ from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import FileResponse, Response
 
 from coordinator_web.wheel import NAME, Wheel
+from swarmcli.network.addresses import Scope, scope_of
 from swarmcli.run.source import DashboardSource, RunStatus
 from swarmcli.words import amount, roughly
 
@@ -82,7 +81,7 @@ def pages(
 
     @page.get("/")
     def index() -> Response:
-        """A volunteer begins with what the own computer does; who watches a run, with the run."""
+        """A volunteer begins with what the own computer does; somebody who watches a run begins with the run."""
         status = source.look()
         return _html(framed(RUN if status.role == "monitor" else YOU, status))
 
@@ -131,20 +130,20 @@ def _html(text: str) -> Response:
 
 def framed(page: Page, status: RunStatus) -> str:
     """The page within the frame that all share. It is whole without the run's numbers, so it is there at once."""
-    linked = [each for each in LINKED if each is not YOU or status.role != "monitor"]
+    current = ' aria-current="page"'
+    links = [
+        f'        <li><a href="{each.path}"{current if each is page else ""}>{each.title}</a></li>'
+        for each in LINKED
+        if each is not YOU or status.role != "monitor"
+    ]
     values = {
         "name": page.name,
         "title": page.title,
         "run_id": html.escape(status.run_id),
-        "links": "\n".join(_link(each, page) for each in linked),
+        "links": "\n".join(links),
         "content": _text(f"{page.name}.html").rstrip("\n"),
     }
     return Template(_text("frame.html")).substitute(values)
-
-
-def _link(target: Page, shown: Page) -> str:
-    current = ' aria-current="page"' if target is shown else ""
-    return f'        <li><a href="{target.path}"{current}>{target.title}</a></li>'
 
 
 def _text(name: str) -> str:
@@ -158,9 +157,8 @@ def _asked_for(request: Request) -> str:
         name, port = request.url.hostname or "localhost", request.url.port
     except ValueError:
         return ""
-    with suppress(ValueError):
-        if name == "localhost" or ipaddress.ip_address(name).is_loopback:
-            return ""
+    if name == "localhost" or scope_of(name) is Scope.HOST:
+        return ""
     scheme = "https" if request.headers.get("x-forwarded-proto") == "https" else request.url.scheme
     return f"{scheme}://{f'[{name}]' if ':' in name else name}{f':{port}' if port else ''}"
 
@@ -193,7 +191,7 @@ def join_page(status: RunStatus, wheel: Wheel | None = None, file: str = "", *, 
 
 
 def _round_in_words(status: RunStatus) -> str:
-    """What a connection has to carry for samples to count."""
+    """Says what a connection has to carry for samples to count."""
     last = status.last_epoch
     epoch = f"; an epoch takes about {roughly(last.seconds)} at present" if last is not None and last.samples else ""
     return (

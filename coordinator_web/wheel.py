@@ -11,7 +11,6 @@ import swarmcli
 from swarmcli.errors import UsageError
 
 NAME = f"swarmcli-{swarmcli.__version__}-py3-none-any.whl"
-MOST_BYTES = 64 << 20
 BUILD = "`make wheel` builds it"
 
 
@@ -26,10 +25,8 @@ class Wheel:
     def read(cls, path: Path) -> Wheel:
         """Raises UsageError unless it is a wheel of the code that runs here."""
         try:
-            if path.stat().st_size > MOST_BYTES:
-                raise UsageError(
-                    f"--wheel {path}: larger than {MOST_BYTES >> 20} MiB, so it is no wheel of swarm; {BUILD}"
-                )
+            if path.stat().st_size > 64 << 20:
+                raise UsageError(f"--wheel {path}: larger than 64 MiB, so it is no wheel of swarm; {BUILD}")
             data = path.read_bytes()
             with zipfile.ZipFile(path) as archive:
                 odd = next((name for name in archive.namelist() if not _is_ours(archive, name)), None)

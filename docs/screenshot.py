@@ -17,8 +17,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests are no package that one installs
 
 from coordinator_web.app import create_app
-from coordinator_web.server import DashboardServer
 from tests.conftest import ARGUMENTS, NO_CHROMIUM, find_chromium
+from tests.web.dashboards import Dashboard
 from tests.web.fake_source import FakeControls, FakeRun, as_shown, volunteer
 
 DOCS = Path(__file__).parent
@@ -69,7 +69,7 @@ def main() -> int:
 
 def take(picture: Picture, browser: Any) -> None:
     run = picture.run()
-    server = DashboardServer(create_app(run, controls=FakeControls(run), control_token="own"))
+    server = Dashboard(create_app(run, controls=FakeControls(run), control_token="own"))
     context = browser.new_context(
         viewport={"width": picture.width, "height": picture.height or 900},
         color_scheme=picture.scheme,
@@ -77,7 +77,7 @@ def take(picture: Picture, browser: Any) -> None:
     )
     try:
         page = context.new_page()
-        page.goto(f"{server.start_in_thread()}{picture.path}?token=own")
+        page.goto(f"{server.url}{picture.path}?token=own")
         page.wait_for_selector('body[data-connection="live"]')
         page.wait_for_timeout(2000)  # lists and curves are asked for once the state is there
         page.screenshot(path=DOCS / picture.name, full_page=not picture.height)

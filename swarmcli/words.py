@@ -28,6 +28,14 @@ def printable(text: str, limit: int = MAX_TEXT) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
+def first_words(error: Exception) -> str:
+    """The first two lines of an error, in one; the name of its kind if it has no words."""
+    if isinstance(error, KeyError):
+        return f"it does not know {error}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:MAX_TEXT] if lines else type(error).__name__
+
+
 def listed(names: Sequence[str], most: int = 4) -> str:
     """Names in a sentence: "Ada, Bob and Cem"; of more than `most` the others are counted: "Ada, Bob and 3 more"."""
     if len(names) > most:

@@ -104,7 +104,7 @@ def _run_of(place: Path) -> str | None:
 
 
 def _followed(link: Path) -> Path:
-    """What a link names now: what is read has to be one checkpoint, also when the link moves on meanwhile."""
+    """The checkpoint that a link names now: all that is read is of this one, also when the link moves on meanwhile."""
     if not link.is_file():
         return link.resolve()
     try:  # without symbolic links it is a file that holds the name

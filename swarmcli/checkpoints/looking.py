@@ -1,4 +1,4 @@
-"""What there is in directories of checkpoints, and whether it is whole."""
+"""Lists directories of checkpoints, and checks whether what is there is whole."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarmcli.checkpoints.keeping import kept
 from swarmcli.checkpoints.layout import (
     BEST,
     LATEST,
@@ -18,7 +17,7 @@ from swarmcli.checkpoints.layout import (
     epoch_of,
     read_manifest,
 )
-from swarmcli.checkpoints.shelf import Shelf, loss_of
+from swarmcli.checkpoints.shelf import Shelf, kept, loss_of
 from swarmcli.errors import CheckpointError
 
 
@@ -88,7 +87,7 @@ def _looked_at(path: Path) -> tuple[str, str]:
 def verify(path: Path) -> str:
     """Reads all of a checkpoint; what is wrong with it, "" where all is as it was written.
 
-    Takes as long as its files are large. Of a site on several machines all shares have to lie here.
+    Takes as long as its files are large. All shares of a site on several machines have to lie here.
     """
     try:
         manifest = read_manifest(path)

@@ -10,19 +10,59 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
-from swarmcli.checkpoints.keeping import Keep, best_epochs, kept
 from swarmcli.checkpoints.layout import BEST, EVALUATION, LATEST, MANIFEST, NAME, REPLACED, epoch_of
 from swarmcli.files.durable import discard, flush, write_file
 
 RULES = "keep.json"
-MOST_BYTES = 1 << 16  # that are read of a small file
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How many checkpoints stay: `checkpoint.keep`, `keep_every` and `keep_best` of a recipe."""
+
+    newest: int = 3
+    every: int = 0  # epochs; 0: none stays for this
+    best: int = 1
+
+
+def kept(losses: Mapping[int, float | None], rules: Keep, latest: int | None = None) -> dict[int, tuple[str, ...]]:
+    """Why each epoch stays, in words; one that may go is not in it.
+
+    `losses`: of every checkpoint by its epoch; None: it was not evaluated. `latest` was written last, and stays: a run
+    that was set back writes it beside those of later epochs.
+    """
+    why: dict[int, tuple[str, ...]] = {}
+    # The first one of each stretch of epochs stays, from the first multiple on: not every run writes one at a multiple,
+    # since a peer may be handed several epochs at once.
+    lasting = sorted((epoch for epoch in losses if rules.every and epoch >= rules.every), reverse=True)
+    firsts = {epoch // rules.every: epoch for epoch in lasting}
+    stays: Sequence[tuple[str, Iterable[int]]] = (
+        ("newest", _newest(losses, rules.newest, latest)),
+        (f"every {rules.every}th", firsts.values()),
+        ("best", best_epochs(losses, rules.best)),
+    )
+    for words, epochs in stays:
+        for epoch in epochs:
+            why[epoch] = (*why.get(epoch, ()), words)
+    return why
+
+
+def best_epochs(losses: Mapping[int, float | None], count: int) -> list[int]:
+    """Those with the lowest losses, the best first; of equal ones the later."""
+    measured = [(loss, -epoch) for epoch, loss in losses.items() if loss is not None and math.isfinite(loss)]
+    return [-negative for _, negative in sorted(measured)[:count]]
+
+
+def _newest(epochs: Collection[int], count: int, latest: int | None) -> list[int]:
+    first = [latest] if latest in epochs and latest is not None else []
+    return [*first, *sorted(set(epochs) - set(first), reverse=True)][:count]
 
 
 class Shelf:
@@ -97,9 +137,8 @@ class Shelf:
         for left in self.directory.glob(".*-*"):
             self._clear(left)
         if rules_of(self.directory) != self.keep:
-            text = json.dumps(asdict(self.keep)) + "\n"
             with suppress(OSError):  # a full disk costs no more than the words of a list
-                write_file(self.directory / RULES, lambda stream: stream.write(text.encode()))
+                write_file(self.directory / RULES, f"{json.dumps(asdict(self.keep))}\n".encode())
 
     def _clear(self, left: Path) -> None:
         """Nobody but this process writes here, and it writes one at a time: its own number was another process's, as
@@ -116,7 +155,7 @@ class Shelf:
         """Writes down what a checkpoint was evaluated at; whether it is the best one now."""
         text = json.dumps({"loss": loss if math.isfinite(loss) else None, "samples": samples}) + "\n"
         try:
-            write_file(place / EVALUATION, lambda stream: stream.write(text.encode()))
+            write_file(place / EVALUATION, text.encode())
         except OSError as error:
             self._tell(f"the loss of {place} was not written down: {error}")
             return False
@@ -131,7 +170,7 @@ class Shelf:
         return gone
 
     def to_go(self, written: Path | None = None) -> list[Path]:
-        """What need not stay."""
+        """The checkpoints that need not stay."""
         name = written.name if written is not None else self.linked(LATEST)
         last = epoch_of(Path(name)) if name is not None and NAME.fullmatch(name) else None
         found = self.all()
@@ -156,7 +195,8 @@ class Shelf:
                     (self.directory / name).unlink()
 
     def _newest(self) -> Path | None:
-        """What `latest` names, or a later epoch that was written after it: its writer was killed before it said so."""
+        """The checkpoint that `latest` names, or a later epoch that was written after it: its writer was killed before
+        it moved the link."""
         found = self.all()
         named = next((path for path in found if path.name == self.linked(LATEST)), None)
         if named is None:
@@ -206,7 +246,7 @@ class Shelf:
 
 
 def rules_of(directory: Path) -> Keep:
-    """What the last writer of a directory keeps there, or what a recipe keeps that does not say it."""
+    """The rules that the last writer of a directory left there, or those of a recipe that sets none."""
     found = _small_json(directory / RULES)
     match found:
         case {"newest": int(newest), "every": int(every), "best": int(best)} if min(newest, every, best) >= 0:
@@ -215,7 +255,7 @@ def rules_of(directory: Path) -> Keep:
 
 
 def loss_of(place: Path) -> float | None:
-    """What a checkpoint was evaluated at; None: it was not."""
+    """The loss at which a checkpoint was evaluated; None: it was not."""
     found = _small_json(place / EVALUATION)
     loss = found.get("loss") if isinstance(found, dict) else None
     with suppress(OverflowError):  # of a whole number with hundreds of digits
@@ -226,7 +266,7 @@ def loss_of(place: Path) -> float | None:
 def _small_json(file: Path) -> object:
     try:
         with file.open("rb") as stream:
-            return json.loads(stream.read(MOST_BYTES))
+            return json.loads(stream.read(1 << 16))  # no honest one is longer
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -12,10 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmcli.checkpoints.keeping import Keep
 from swarmcli.checkpoints.layout import BEST, LATEST, find_checkpoint
 from swarmcli.checkpoints.looking import CheckpointInfo, listing, verify
-from swarmcli.checkpoints.shelf import Shelf
+from swarmcli.checkpoints.shelf import Keep, Shelf
 from swarmcli.cli.local import Json, Quiet
 from swarmcli.errors import CheckpointError
 from swarmcli.machine.places import places_of_runs

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from swarmcli.cli.linking import Named
     from swarmcli.cli.session import Session
     from swarmcli.optim.config import Role
-    from swarmcli.peer.collaboration import Resume
     from swarmcli.recipe import Recipe
+    from swarmcli.training.resumed import Resume
 
 DEFAULT_PORT = 31330
 
@@ -214,7 +214,7 @@ class PagedOptions(PeerOptions):
 
     @property
     def begins_from(self) -> Resume | None:
-        from swarmcli.peer.collaboration import Resume
+        from swarmcli.training.resumed import Resume
 
         return None if self.resume is None else Resume(self.resume, self.from_run)
 

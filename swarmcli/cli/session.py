@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from coordinator_web.background import serving
-from coordinator_web.ports import is_exposed, listen, url_of
+from coordinator_web.background import is_exposed, listen, serving, url_of
 from swarmcli.cli.console import err, out, setup_logging
 from swarmcli.cli.contributions import thanks
 from swarmcli.cli.ending import INTERRUPTS, ExitCode, stop_on_signals
@@ -41,7 +40,7 @@ from swarmcli.machine.registry import LocalPeers
 from swarmcli.network.addresses import parse_address
 from swarmcli.network.transports.tcp.interfaces import announced_addresses
 from swarmcli.optim.config import Role
-from swarmcli.peer.activity import HURRIED_SECONDS, STAY_SECONDS
+from swarmcli.peer.activity import STAYS
 from swarmcli.peer.controls import PeerControls
 from swarmcli.peer.home import Home
 from swarmcli.peer.neighbours import Neighbours
@@ -227,7 +226,7 @@ class Session:
         # Ctrl-C after `swarm stop` is as good as a second one.
         now = again or (by_hand and activity.status().state == "stopping")
         patience = self._process.patience if self._process else math.inf
-        stays = STAY_SECONDS if number == signal.SIGINT else HURRIED_SECONDS
+        stays = STAYS.asked if number == signal.SIGINT else STAYS.hurried
         status = activity.stop(0.0 if now else min(stays, patience))
         if again:
             self._say("leaving after the current step; once more ends it at once, and saves nothing")

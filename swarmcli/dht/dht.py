@@ -62,15 +62,16 @@ class DHT:
         relay_rate: float | None = None,
         startup_timeout: float = 15,
         further_peers: Callable[[], Iterable[str]] = tuple,
+        events: Events | None = None,
         shutdown_timeout: float = 3,
         await_ready: bool = True,
     ) -> None:
         """`initial_peers` are addresses of peers that are there already (tcp://host:port/peerid); none: a new network.
-        `port` 0: any free one, and `preferred_port` if that is free.
-        `startup_timeout` infinite: the start tries on until a first contact answers, and asks `further_peers` now and
-        then for addresses of others who could.
-        `relay`: others who cannot dial each other may be connected through this peer, if it can be dialed, with at
-        most `relay_rate` bytes per second. `identity` instead of a path: one at hand, which the DHT closes.
+        `port` 0: any free one, and `preferred_port` if that is free. `startup_timeout` infinite: the start tries on
+        until a first contact answers, and asks `further_peers` now and then for addresses of others who could. `relay`:
+        others who cannot dial each other may be connected through this peer, if it can be dialed, with at most
+        `relay_rate` bytes per second. `identity` instead of a path: one at hand, which the DHT closes. `events`: where
+        it tells what happens; None: its own.
 
         Raises IdentityError for a key file that cannot be used; with `start` and `await_ready` also what
         `run_in_background` raises. Times are seconds.
@@ -105,7 +106,7 @@ class DHT:
         self._reach: Reach | None = None
         self._ends = AsyncExitStack()
         self._closed = False
-        self.events = Events()
+        self.events = Events() if events is None else events
         self.clock = Clock()
         if start:
             self.run_in_background(await_ready=await_ready)

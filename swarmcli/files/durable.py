@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 
-def write_file(file: Path, fill: Callable[[BinaryIO], object], *, digest: Any = None) -> None:
-    """Writes beside the place, flushes to the disk, and renames. OSError, and no such file is new, if that fails.
+def write_file(file: Path, content: bytes | Callable[[BinaryIO], object], *, digest: Any = None) -> None:
+    """Writes `content`, or has it write to a stream, beside the place, flushes to the disk, and renames. OSError, and
+    no such file is new, if that fails.
 
     Processes on several machines may do this to the same file of a shared directory: the last one's stays. `digest`: a
     hash of hashlib, which takes in what is written before the disk has it.
@@ -19,7 +20,11 @@ def write_file(file: Path, fill: Callable[[BinaryIO], object], *, digest: Any = 
     partial = file.with_name(f".{file.name}.{platform.node()}-{os.getpid()}")
     try:
         with partial.open("wb") as stream:
-            fill(stream if digest is None else _Hashed(stream, digest))  # type: ignore[arg-type]
+            target: Any = stream if digest is None else _Hashed(stream, digest)
+            if isinstance(content, bytes):
+                target.write(content)
+            else:
+                content(target)
             stream.flush()
             os.fsync(stream.fileno())  # before the rename: else the new name could stand for an empty file
         partial.replace(file)

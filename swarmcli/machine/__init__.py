@@ -1,1 +1,1 @@
-"""What the processes of one computer know of each other, and of the computer: no torch, no web framework."""
+"""The processes of one computer tell each other of themselves, and look at the computer: no torch, no web framework."""

@@ -16,11 +16,10 @@ from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.words import printable
 
 SECONDS = 10.0  # to wait for an answer
-MAX_ANSWER = 16 << 20  # bytes; the longest is a list of a thousand peers
 
 
 def get(peer: LocalPeer, path: str, *, registry: LocalPeers | None = None, timeout: float = SECONDS) -> Any:
-    """What the API gives at a path below /api/v1, for example "state". Raises ControlError."""
+    """Reads a path below /api/v1, for example "state". Raises ControlError."""
     return ask(peer, "GET", path, registry=registry, timeout=timeout)
 
 
@@ -44,8 +43,10 @@ def ask(
     *,
     registry: LocalPeers | None = None,
     timeout: float = SECONDS,
+    most: int = 16 << 20,
 ) -> Any:
-    """One request. `timeout`: seconds for each answer of the other end. Raises ControlError that says what helps."""
+    """One request. `timeout`: seconds for each answer of the other end. `most`: bytes of an answer; the longest is
+    a list of a thousand peers. Raises ControlError that says what helps."""
     if peer.port is None:
         raise ControlError(f"{peer.label} is still joining {peer.run_id} and cannot be asked yet; try in a moment")
     token = (registry or LocalPeers()).token(peer)
@@ -58,7 +59,7 @@ def ask(
     try:
         connection.request(method, f"/api/v1/{path}", None if body is None else json.dumps(body), headers)
         answer = connection.getresponse()
-        return _read(peer, answer.status, answer.read(MAX_ANSWER + 1))
+        return _read(peer, answer.status, answer.read(most + 1), most)
     except (OSError, http.client.HTTPException) as error:
         raise ControlError(
             f"{peer.label} (process {peer.pid}) does not answer: {printable(str(error) or type(error).__name__)}; "
@@ -68,9 +69,9 @@ def ask(
         connection.close()
 
 
-def _read(peer: LocalPeer, status: int, answer: bytes) -> Any:
-    if len(answer) > MAX_ANSWER:
-        raise ControlError(f"{peer.label} answers with more than {MAX_ANSWER} bytes; is it of another version?")
+def _read(peer: LocalPeer, status: int, answer: bytes, most: int) -> Any:
+    if len(answer) > most:
+        raise ControlError(f"{peer.label} answers with more than {most} bytes; is it of another version?")
     if status == 200:
         try:
             return json.loads(answer)

@@ -1,8 +1,8 @@
 """For how long nobody has used keyboard and mouse.
 
 On Linux and the like there are several who may know: the desktop (GNOME's and KDE's own services, the X server), the
-login manager, and the terminals. The one that saw somebody last is right: who works in a terminal over the network
-leaves the desktop idle, and the other way round.
+login manager, and the terminals. The one that saw somebody last is right: a user who works in a terminal over the
+network leaves the desktop idle, and the other way round.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import psutil
 
 
 def answer_of(*command: str) -> str | None:
-    """What the program prints; None: it is not there, fails, or does not answer in time."""
+    """The output of the program; None: it is not there, fails, or does not answer in time."""
     program = shutil.which(command[0])
     if program is None:
         return None
@@ -74,7 +74,7 @@ def _of_unix() -> Iterator[float | None]:
 
 
 def of_busctl(answer: str | None) -> float | None:
-    """Of what `busctl` prints of a number of milliseconds: `t 5012`."""
+    """Reads a number of milliseconds as `busctl` prints it: `t 5012`."""
     found = re.fullmatch(r"[tu] ([0-9]+)", (answer or "").strip())
     return int(found[1]) / 1000 if found else None
 
@@ -84,8 +84,8 @@ def of_milliseconds(answer: str | None) -> float | None:
 
 
 def of_loginctl(answer: str | None, now: float) -> float | None:
-    """Of the login manager: the desktop tells it when it has become idle, which is minutes late, and never too early.
-    Who is not idle by its word may have been so for a while: that is unknown."""
+    """Reads the login manager's word: the desktop tells it when it has become idle, which is minutes late, and never
+    too early. A user who is not idle by its word may have been so for a while: that is unknown."""
     told = dict(line.partition("=")[::2] for line in (answer or "").splitlines())
     since = told.get("IdleSinceHint", "0")
     if told.get("IdleHint") != "yes" or not since.isdecimal() or int(since) == 0:
@@ -94,7 +94,7 @@ def of_loginctl(answer: str | None, now: float) -> float | None:
 
 
 def of_ioreg(answer: str | None) -> float | None:
-    """Of macOS: nanoseconds."""
+    """Reads the nanoseconds that macOS tells."""
     found = re.search(r'"HIDIdleTime"\s*=\s*([0-9]+)', answer or "")
     return int(found[1]) / 1e9 if found else None
 

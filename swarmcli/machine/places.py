@@ -15,14 +15,14 @@ USUAL = Path("runs")  # output_dir of a recipe that names none
 
 
 def data_directory() -> Path:
-    """Of the runs that were joined by a link: $SWARM_DATA_DIR, or what the platform has for the data of programs."""
+    """Holds the runs that were joined by a link: $SWARM_DATA_DIR, or what the platform has for the data of programs."""
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen).expanduser().resolve()
     return platformdirs.user_data_path("swarm", appauthor=False)
 
 
 def cache_directory() -> Path:
-    """Of what can be found out again, and may be deleted at any time: $SWARM_CACHE_DIR, or what the platform has."""
+    """Holds what can be found out again, and may be deleted at any time: $SWARM_CACHE_DIR, or what the platform has."""
     if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen).expanduser().resolve()
     return platformdirs.user_cache_path("swarm", appauthor=False)

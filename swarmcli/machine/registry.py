@@ -30,10 +30,6 @@ logger = logging.getLogger(__name__)
 VARIABLE = "SWARM_RUNTIME_DIR"
 OF_USERS = Path("/run/user")  # where Linux has a directory for each user who is logged in
 MAX_BYTES = 1 << 16  # of a file
-MAX_WORDS = 1000  # characters of what a peer waits for
-MAX_FILES = 4096  # that are looked at: thousands of leftovers cost no peer more than milliseconds
-# Seconds. The start of a process is told from the clock, which may be set meanwhile; a process id comes back later.
-SAME_START = 60.0
 OURS = re.compile(r"(\d{1,10})-(\d{1,12})\.(?:json|token|writing)")
 LOOPBACK = re.compile(r"http://127\.0\.0\.1:(\d{1,5})")  # no other computer, and no name that leads elsewhere
 
@@ -66,13 +62,13 @@ class LocalPeer(msgspec.Struct, frozen=True):
 
     @property
     def port(self) -> int | None:
-        """Of its API; None: it has none, or names another place than this computer."""
+        """The port of its API; None: it has none, or names another place than this computer."""
         found = LOOPBACK.fullmatch(self.api)
         return int(found[1]) if found and int(found[1]) < 1 << 16 else None
 
     @property
     def stem(self) -> str:
-        """What its files are called."""
+        """The name of its files, without a suffix."""
         return f"{self.pid}-{int(self.started)}"
 
 
@@ -110,7 +106,7 @@ class LocalPeers:
         if not self.is_own:
             return []
         found = []
-        for file in islice(self.directory.iterdir(), MAX_FILES):
+        for file in islice(self.directory.iterdir(), 4096):  # thousands of leftovers cost milliseconds
             named = OURS.fullmatch(file.name)
             if named is None:
                 continue
@@ -131,7 +127,8 @@ class LocalPeers:
         return list(by_home.values())
 
     def token(self, peer: LocalPeer) -> str:
-        """What this peer's API asks for. Raises ControlError with the fix if there is none that could be trusted."""
+        """The token that this peer's API asks for. Raises ControlError with the fix if there is none that could be
+        trusted."""
         file = self._file(peer, ".token")
         try:
             return _read_own(file, private=True).decode("ascii").strip()
@@ -166,7 +163,7 @@ class LocalPeers:
 
 
 class Entry:
-    """What this process shows of itself to the others. For any thread."""
+    """This process's own files, by which others see it. For any thread."""
 
     def __init__(self, registry: LocalPeers, peer: LocalPeer) -> None:
         self._registry = registry
@@ -189,9 +186,9 @@ class Entry:
             self._write()
 
     def say(self, text: str) -> None:
-        """What the peer waits for as long as it cannot be asked. Raises OSError; `renew` tries again."""
+        """Tells what the peer waits for as long as it cannot be asked. Raises OSError; `renew` tries again."""
         with self._writing:
-            self.peer = msgspec.structs.replace(self.peer, waits=text[:MAX_WORDS])
+            self.peer = msgspec.structs.replace(self.peer, waits=text[:1000])
             self._write()
 
     def _write(self) -> None:
@@ -204,7 +201,8 @@ def is_running(pid: int, started: float) -> bool:
     """Whether the process that began then, and no later one with its number, runs. A zombie does not."""
     try:
         process = psutil.Process(pid)
-        same = abs(process.create_time() - started) < SAME_START
+        # A start is told from the clock, which may be set meanwhile; a process id comes back later than in a minute.
+        same = abs(process.create_time() - started) < 60.0
         return same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.AccessDenied:
         return True

@@ -1,4 +1,5 @@
-"""What a computer tells of itself: its power, network, keyboard, heat, memory and disk, and who else computes on it.
+"""Reads what a computer tells of itself: its power, network, keyboard, heat, memory and disk, and who else computes on
+it.
 
 Each reading may be None: this computer does not tell. Nothing is guessed. Only what a limit asks for is read, and what
 takes a program or a walk over files is read seldom.
@@ -28,7 +29,6 @@ from swarmcli.recipe.limits import Limits
 logger = logging.getLogger(__name__)
 
 VARIABLE = "SWARM_SENSORS"  # a JSON file with readings in place of this computer's, for tests
-SMOOTHED = 10.0  # seconds over which the use of the processors is averaged: a program that starts is nobody at work
 # NMMetered: unknown, yes, no, and what NetworkManager guesses from the kind of connection: yes, no.
 _NETWORK_MANAGER = {"1": True, "3": True, "2": False, "4": False}
 _WINDOWS = (
@@ -61,7 +61,7 @@ class Readings:
 
 class Sensors(Protocol):
     def read(self, limits: Limits) -> Readings:
-        """What these limits need to know. Never raises."""
+        """The readings that these limits ask for. Never raises."""
         ...
 
 
@@ -131,7 +131,7 @@ def _told(data: bytes) -> dict[str, Any]:
 
 
 def sensors_for(files: Sequence[Path], processes: Callable[[], Sequence[LocalPeer]]) -> Sensors:
-    """Of this computer, or those that $SWARM_SENSORS names. For the arguments see SystemSensors."""
+    """The sensors of this computer, or those that $SWARM_SENSORS names. For the arguments see SystemSensors."""
     real, simulated = SystemSensors(files, processes), os.environ.get(VARIABLE)
     return SimulatedSensors(Path(simulated), real) if simulated else real
 
@@ -166,7 +166,7 @@ def on_battery() -> bool:
 
 
 def hottest() -> float | None:
-    """Of processors and graphics cards, as far as the system and NVIDIA's program tell."""
+    """The highest temperature of processors and graphics cards, as far as the system and NVIDIA's program tell."""
     sensors: dict[str, list[Any]] = getattr(psutil, "sensors_temperatures", dict)()  # of Linux and FreeBSD alone
     found = [each.current for of_one in sensors.values() for each in of_one]
     cards = answer_of("nvidia-smi", "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits") or ""
@@ -177,7 +177,9 @@ def hottest() -> float | None:
 class OthersUse:
     """The share of all processors that is used, but not by these processes; smoothed."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, smoothed: float = 10.0) -> None:
+        """`smoothed`: seconds over which it is averaged, for a program that starts is nobody at work."""
+        self._smoothed = smoothed
         self._clock = clock
         self._before: tuple[float, float, dict[int, float]] | None = None
         self._at = clock()
@@ -200,7 +202,7 @@ class OthersUse:
         # A process that is seen for the first time counts from its next reading on.
         used -= sum(seconds - before[2][pid] for pid, seconds in of_own.items() if pid in before[2])
         share = min(1.0, max(0.0, used / (total - before[0])))
-        weight = 1 - math.exp(-max(0.0, now - self._at) / SMOOTHED)
+        weight = 1 - math.exp(-max(0.0, now - self._at) / self._smoothed)
         self._at = now
         self._smooth = share if self._smooth is None else self._smooth + weight * (share - self._smooth)
         return self._smooth
@@ -247,11 +249,11 @@ def is_metered() -> bool | None:
 
 
 def of_network_manager(answer: str | None) -> bool | None:
-    """Of what `busctl` prints: `u 4`."""
+    """Reads what `busctl` prints: `u 4`."""
     found = re.fullmatch(r"u ([0-9])", (answer or "").strip())
     return _NETWORK_MANAGER.get(found[1]) if found else None
 
 
 def of_windows(answer: str | None) -> bool | None:
-    """Of Windows' word for what a connection costs."""
+    """Reads Windows' word for what a connection costs."""
     return {"Unrestricted": False, "Fixed": True, "Variable": True}.get((answer or "").strip())

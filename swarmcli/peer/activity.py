@@ -17,10 +17,21 @@ from swarmcli.events import ActivityChanged
 from swarmcli.run.values import Reason, ReasonKind
 from swarmcli.words import roughly
 
-STAY_SECONDS = 600.0  # at most, for what is computed: a person has asked for the end, who sees that and can ask again
-HURRIED_SECONDS = 60.0  # where the machine asks (shutdown, logout, a service's manager), which kills who takes longer
-HASTY_SECONDS = 10.0  # under torchrun, which kills its processes 30 seconds after it has asked them: they save as well
 State = Literal["running", "pausing", "paused", "stopping"]
+
+
+@dataclass(frozen=True, slots=True)
+class StaySeconds:
+    """For so long at most a peer that is to leave stays for what it has computed."""
+
+    asked: float = 600.0  # where a person has asked for the end, who sees that and can ask again
+    hurried: float = 60.0  # where the machine asks (shutdown, logout, a service's manager), which kills later
+    hasty: float = (
+        10.0  # under torchrun, which kills its processes 30 seconds after it has asked them: they save as well
+    )
+
+
+STAYS = StaySeconds()
 
 
 def asked(until: float | None = None) -> Reason:
@@ -37,13 +48,13 @@ NOTHING = 0, math.inf  # samples that are computed, and seconds until a round is
 
 
 def nothing(stays: float) -> tuple[int, float]:
-    """What is handed in where nothing is computed."""
+    """The answer where nothing is computed, so that nothing is handed in."""
     return NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class ActivityStatus:
-    """What a peer does at this moment, and since when (wall-clock seconds since 1970)."""
+    """A peer's state at this moment, and since when (wall-clock seconds since 1970)."""
 
     state: State
     reasons: tuple[Reason, ...]
@@ -65,7 +76,7 @@ class ActivityStatus:
 
     @property
     def change(self) -> ActivityChanged:
-        """What is told of it when it begins."""
+        """The event that tells of it when it begins."""
         return ActivityChanged(self.state, "; ".join(each.text for each in self.reasons), self.keeps, self.seconds_left)
 
     @property
@@ -109,7 +120,7 @@ class Activity:
             self._reasons.pop(kind, None)
         return self._tell()
 
-    def stop(self, stays: float = STAY_SECONDS) -> ActivityStatus:
+    def stop(self, stays: float = STAYS.asked) -> ActivityStatus:
         """The peer hands in what it has computed, as for a pause, for which it `stays` so many seconds at most, and
         leaves the run. 0: it leaves after its present step, and hands in nothing more. Either way it saves what nobody
         else holds. `swarm stop` and all signals come here. What is asked later can only shorten the time."""
@@ -120,7 +131,7 @@ class Activity:
         return self._tell()
 
     def status(self) -> ActivityStatus:
-        """What holds at this moment."""
+        """The status at this moment."""
         return self._tell()
 
     # for the loop that works
@@ -181,7 +192,8 @@ class Activity:
 
 
 def is_news(before: ActivityStatus, now: ActivityStatus) -> bool:
-    """Whether people should hear of the change. Of one that stops: once what it hands in, not each step of that."""
+    """Whether people should hear of the change. While a peer stops they hear once what it hands in, not each step of
+    that."""
     if (now.state, now.reasons) != (before.state, before.reasons):
         return True
     if now.state == "stopping":

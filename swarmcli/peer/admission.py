@@ -1,7 +1,7 @@
 """Whether two peers are in the same run, found out before anything else is exchanged.
 
 The DHT knows no recipes, so the fingerprint (one short hash for each recipe key that must agree) is shown to the
-first contacts when a peer joins. Who is asked answers with the keys that differ; hashes travel, never values.
+first contacts when a peer joins. A contact answers with the keys that differ; hashes travel, never values.
 """
 
 from __future__ import annotations

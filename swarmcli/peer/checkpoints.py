@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from swarmcli.checkpoints.keeping import Keep
+from swarmcli.checkpoints.shelf import Keep
 from swarmcli.errors import CheckpointError, DataError, SwarmError
 from swarmcli.events import Evaluated, Events, Noticed
 from swarmcli.optim import Optimizer
@@ -311,7 +311,7 @@ def saving(
 
 
 def not_saved(place: Path) -> CheckpointError:
-    """What a peer ends with whose last state could not be written to `place`."""
+    """The error with which a peer ends whose last state could not be written to `place`."""
     return CheckpointError(
         f"what this peer has learned is not in {place}: see the warning above; the checkpoints there are as they were. "
         "Other peers of the run may have it as well: make room, and join again while one of them is there"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from swarmcli.averaging import Aggregator, CenteredClip, Mean, Median, TrimmedMean
-from swarmcli.checkpoints.layout import checkpoints_below, epoch_of, find_checkpoint, newest_first, read_manifest
+from swarmcli.checkpoints.layout import checkpoints_below, epoch_of
 from swarmcli.compression import (
     BFloat16Compression,
     BlockwiseQuantization,
@@ -53,7 +52,7 @@ from swarmcli.training import (
 from swarmcli.training.freezing import check_frozen, frozen_bytes
 from swarmcli.training.memory import check_memory
 from swarmcli.training.outline import keep_outline, kept_outline, outline_of
-from swarmcli.training.resumed import by_recipe
+from swarmcli.training.resumed import Resume, by_recipe, resumed_place
 
 COMPRESSIONS: Mapping[str, CompressionBase] = {
     "none": NoCompression(),
@@ -64,15 +63,6 @@ COMPRESSIONS: Mapping[str, CompressionBase] = {
     "quantile_8bit": Quantile8BitQuantization(),
     "blockwise_8bit": BlockwiseQuantization(),
 }
-LINGER_SECONDS = 30.0  # at the end of a run, for peers that are still behind
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """From which checkpoint a user would begin."""
-
-    path: str  # of it, or of a directory that holds some; "latest": the newest that any peer of this machine wrote
-    from_run: str | None = None  # whose it is, as the user says; None: the recipe's own run
 
 
 class Collaboration:
@@ -109,7 +99,7 @@ class Collaboration:
         if auxiliary:
             self.model = outline
         else:
-            checkpoint = find_resumed(recipe, resume, peer.home.path) if resume else None
+            checkpoint = load_checkpoint(resumed_place(recipe, resume, peer.home.path)) if resume else None
             self.model = self.task.build_model()
             check_frozen(recipe, self.model)
             if checkpoint is not None:
@@ -153,7 +143,7 @@ class Collaboration:
         )
 
     def _frozen_options(self, digest: str) -> dict[str, Any]:
-        """What comes from others is not kept if this computer's user does not lend so much of the disk."""
+        """Weights that come from others are not kept if this computer's user does not lend so much of the disk."""
         home = self.peer.home.path
         room = room_for(self.peer.limits, self.peer.recipe, home)
         return {
@@ -212,6 +202,10 @@ class Collaboration:
             self.peer.events.emit(Noticed("info", text))
         if differences:
             self.peer.events.emit(Noticed("info", f"the recipe's settings hold: {differences}"))
+
+    def linger(self, seconds: float = 30.0) -> None:
+        """Stays at the end of a run, for peers that are still behind. 0: only says that it does."""
+        self.optimizer.linger(self.optimizer.local_epoch, seconds)
 
     def close(self) -> None:
         if self.peer.dht.is_alive():
@@ -279,13 +273,13 @@ def compute_of(recipe: Recipe, role: Role) -> Compute:
 
 
 def device_in_words(recipe: Recipe, compute: Compute) -> str:
-    """What others see of the devices of this peer, for example "4 × cuda (bfloat16)"."""
+    """The devices of this peer as others see them, for example "4 × cuda (bfloat16)"."""
     count = recipe.local.site.processes
     return str(compute) if count == 1 else f"{count} × {compute.kind}"
 
 
 def averager_options(recipe: Recipe) -> dict[str, Any]:
-    """What the recipe says about the averager itself."""
+    """The recipe's options of the averager itself."""
     averaging = recipe.averaging
     return {
         "part_size_bytes": averaging.part_size_bytes,
@@ -301,7 +295,7 @@ def averager_options(recipe: Recipe) -> dict[str, Any]:
 
 
 def mode_options(recipe: Recipe) -> dict[str, Any]:
-    """What every peer of the run averages, and in which form it travels."""
+    """The recipe's options of what every peer averages, and in which form it travels."""
     averaging, compression = recipe.averaging, recipe.compression
     return {
         "grad_averager": None if recipe.local_updates.enabled else grad_averager(recipe.gradient_averaging),
@@ -314,7 +308,7 @@ def mode_options(recipe: Recipe) -> dict[str, Any]:
 
 
 def timing_options(recipe: Recipe, *, computes: bool) -> dict[str, Any]:
-    """For what this peer waits. Who computes nothing has nothing to go on with, and is up to date at once."""
+    """For what this peer waits. A peer that computes nothing has nothing to go on with, and is up to date at once."""
     return {
         "offload_optimizer": computes and recipe.offloaded,
         "delay_optimizer_step": computes and recipe.delay.step,
@@ -324,7 +318,7 @@ def timing_options(recipe: Recipe, *, computes: bool) -> dict[str, Any]:
 
 
 def grad_averager(settings: GradientAveragingSettings) -> Callable[..., Any]:
-    """What the Optimizer takes for the recipe's method."""
+    """The averager that the Optimizer takes for the recipe's method."""
     if settings.method == "plain":
         return GradientAverager
     kind = {"powersgd": PowerSGDGradientAverager, "poweref": PowerEFGradientAverager}[settings.method]
@@ -332,7 +326,7 @@ def grad_averager(settings: GradientAveragingSettings) -> Callable[..., Any]:
 
 
 def make_aggregator(name: str, settings: AggregatorSettings) -> Aggregator:
-    """What becomes of the members' tensors in a round."""
+    """How the members' tensors become one average in a round."""
     match name:
         case "median":
             return Median()
@@ -342,33 +336,3 @@ def make_aggregator(name: str, settings: AggregatorSettings) -> Aggregator:
             return CenteredClip(settings.radius, settings.iterations)
         case _:
             return Mean(settings.gate)
-
-
-def find_resumed(recipe: Recipe, resume: Resume, home: Path) -> Checkpoint:
-    """The checkpoint that `resume` names, read. Raises CheckpointError."""
-    return load_checkpoint(resumed_place(recipe, resume, home))
-
-
-def resumed_place(recipe: Recipe, resume: Resume, home: Path) -> Path:
-    """Where the checkpoint is that `resume` names; the newest one is looked for below the recipe's output_dir and in
-    `home`, which `--home` may have placed elsewhere.
-
-    Raises CheckpointError when there is none, and when it is of another run than its user knows.
-    """
-    wanted = resume.from_run or recipe.run_id
-    if resume.path == "latest":
-        places = recipe.output_dir / wanted, home
-        found = newest_first(each for place in places for each in checkpoints_below(place, wanted))
-        if not found:
-            raise CheckpointError(f"--resume latest: neither {places[0]} nor {home} holds a checkpoint of {wanted}")
-        place = found[0]
-    elif not Path(resume.path).exists():
-        raise CheckpointError(f"--resume {resume.path}: {resume.path} does not exist")
-    else:
-        place = find_checkpoint(Path(resume.path))
-    if (of_run := read_manifest(place)["run_id"]) != wanted:
-        raise CheckpointError(
-            f"{place} is of the run {of_run!r}, not of {wanted!r}; if {recipe.run_id} should begin from it, as a run "
-            f"of its own, name that: --resume {resume.path} --from-run {shlex.quote(of_run)}"
-        )
-    return place

@@ -1,4 +1,5 @@
-"""What this peer's user may change while it runs, by command or page: see `coordinator_web.control.Controls`."""
+"""This peer's user changes it through these while it runs, by command or page: see
+`coordinator_web.control.Controls`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swarmcli.errors import ControlError
-from swarmcli.peer.activity import STAY_SECONDS, Activity, asked
+from swarmcli.peer.activity import STAYS, Activity, asked
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.run.values import ActivityShown
 
@@ -15,7 +16,7 @@ OF_CARD = ("gpu", "gpu_memory")
 
 
 class PeerControls:
-    """Of one peer. For any thread."""
+    """One peer's. For any thread."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class PeerControls:
         self._activity.release("asked")
 
     def stop(self, *, now: bool) -> None:
-        self._activity.stop(0.0 if now else STAY_SECONDS)
+        self._activity.stop(0.0 if now else STAYS.asked)
         self._ask_to_stop()
 
     def end(self) -> None:

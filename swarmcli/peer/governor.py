@@ -28,15 +28,24 @@ SETTLE: Mapping[ReasonKind, float] = {
     "memory": 20.0,
     "disk": 20.0,
 }
-COOLER = 5.0  # °C below its limit at which it goes on
-QUIETER = 0.75  # of the share of the processors that others may take
-LESS = 0.95  # of a limit for memory or disk
-SHORT = 0.02  # of all memory or disk: with less that is free, this computer is short of it
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """So far within its limits a peer goes on: at the limits themselves it would come and go."""
+
+    cooler: float = 5.0  # °C below the limit
+    quieter: float = 0.75  # of the share of the processors that others may take
+    less: float = 0.95  # of a limit for memory or disk
+    short: float = 0.02  # of all memory or disk: with less that is free, this computer is short of it
+
+
+MARGINS = Margins()
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Of one kind of reason, at one moment. Between well and bad nothing changes."""
+    """One kind of reason at one moment. Between well and bad nothing changes."""
 
     bad: str = ""  # completes "paused: …"
     well: bool = True
@@ -142,7 +151,7 @@ def _busy(limits: Limits, readings: Readings) -> Judgement:
     others = readings.others or 0.0
     if others > limits.busy_above:
         return Judgement("other programs use this computer", False, unknown)
-    return Judgement("", others <= QUIETER * limits.busy_above, unknown)
+    return Judgement("", others <= MARGINS.quieter * limits.busy_above, unknown)
 
 
 def _heat(limits: Limits, readings: Readings) -> Judgement:
@@ -153,7 +162,7 @@ def _heat(limits: Limits, readings: Readings) -> Judgement:
         return Judgement(unknown="this computer does not tell how hot it is, so temperature has no effect")
     if found >= most:
         return Judgement(f"{found:.0f} °C hot, and your limit is {most:g} °C", False)
-    return Judgement("", found <= most - COOLER)
+    return Judgement("", found <= most - MARGINS.cooler)
 
 
 def _taken(
@@ -165,7 +174,7 @@ def _taken(
     peers: int = 1,
     who: str = "it takes",
 ) -> Judgement:
-    """Of memory, which peers take together, or of the disk, of which each of so many `peers` has its share."""
+    """Judges memory, which peers take together, or the disk, of which each of so many `peers` has its share."""
     if limit is None:
         return Judgement()
     if taken is None or free is None or whole is None:
@@ -173,9 +182,9 @@ def _taken(
     most = (amount_of(limit, whole) or 0.0) / peers
     if taken > most:
         return Judgement(f"{who} {_gigabytes(taken)} of {what}, and your limit is {_gigabytes(most)}", False)
-    if free < SHORT * whole:
+    if free < MARGINS.short * whole:
         return Judgement(f"this computer has only {_gigabytes(free)} of {what} left", False)
-    return Judgement("", taken <= LESS * most and free >= 2 * SHORT * whole)
+    return Judgement("", taken <= MARGINS.less * most and free >= 2 * MARGINS.short * whole)
 
 
 def _gigabytes(nbytes: float) -> str:
@@ -184,7 +193,7 @@ def _gigabytes(nbytes: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PeerShare:
-    """What one peer takes of a computer. None: no limit."""
+    """One peer takes so much of a computer. None: no limit."""
 
     upload: float | None = None  # bytes per second
     download: float | None = None
@@ -196,7 +205,7 @@ class PeerShare:
 
 
 def share_of(limits: Limits, readings: Readings) -> PeerShare:
-    """What of a computer's limits is one peer's.
+    """One peer's share of a computer's limits.
 
     Rates and sizes are divided by the peers of this user on the computer. Shares of time are not: the processors'
     threads are divided among the trainers already, so each may compute half of the time where half of the processors

@@ -26,7 +26,6 @@ from swarmcli.network.addresses import parse_address
 if TYPE_CHECKING:
     from swarmcli.recipe import Link
 
-MAX_HOMES = 1000
 CONTACTS = "contacts.json"  # the file in a home with peers that are tried beside the first contacts
 PORT = "port"  # with the port on which this peer listened last
 LINK = "link"  # with the last link that this peer gave out, and below it what else it takes to join
@@ -46,13 +45,13 @@ class Home:
     summary = property(lambda self: self.path / "summary.json")
 
     @classmethod
-    def claim(cls, output_dir: Path, role: str) -> Home:
+    def claim(cls, output_dir: Path, role: str, most: int = 1000) -> Home:
         """Takes the first free home of this role below `output_dir`, which is made if need be."""
-        for number in range(1, MAX_HOMES + 1):
+        for number in range(1, most + 1):
             home = cls._try(output_dir / f"{role}-{number}")
             if home is not None:
                 return home
-        raise SwarmError(f"{output_dir}: all of {role}-1 to {role}-{MAX_HOMES} are in use by other processes")
+        raise SwarmError(f"{output_dir}: all of {role}-1 to {role}-{most} are in use by other processes")
 
     @classmethod
     def at(cls, path: Path) -> Home:
@@ -76,7 +75,7 @@ class Home:
         return cls(path, claim, new=new)
 
     def dashboard_token(self) -> str:
-        """What a browser has to bring to look at this peer's dashboard from elsewhere: drawn once, so that a link to it
+        """A browser has to bring this to look at the peer's dashboard from elsewhere: drawn once, so that a link to it
         holds over restarts, and readable by this user alone."""
         file = self.path / "dashboard.token"
         with suppress(OSError, ValueError):
@@ -120,23 +119,19 @@ def addresses_in(file: Path, key: str = "") -> list[str]:
 def running_beside(me: LocalPeer, living: Callable[[], Sequence[LocalPeer]], seconds: float = 60.0) -> list[str]:
     """Where the peers of a run listen that this user started before this one, in homes beside its home.
 
-    It waits so many `seconds` at most for those that are not ready yet. Only who began before counts: of two that
-    begin together one waits.
+    It waits so many `seconds` at most for those that are not ready yet. Only peers that began before count: if two
+    begin together, one waits.
     """
-    deadline = time.monotonic() + seconds
+    deadline, own = time.monotonic() + seconds, Path(me.home)
     while True:
-        older = [peer for peer in living() if _is_beside(peer, me) and (peer.started, peer.pid) < (me.started, me.pid)]
+        beside = [peer for peer in living() if peer.run_id == me.run_id and Path(peer.home).parent == own.parent]
+        older = [each for each in beside if each.home != me.home and (each.started, each.pid) < (me.started, me.pid)]
         told = [address for peer in older for address in addresses_in(Path(peer.home, "peer.json"), "addresses")]
         found = [address for address in told if _listens(address)]
         # A home may hold the word of a life that was killed, so what counts is whether somebody listens there.
         if found or all(peer.api for peer in older) or time.monotonic() > deadline:
             return found
         time.sleep(0.2)
-
-
-def _is_beside(peer: LocalPeer, me: LocalPeer) -> bool:
-    home, own = Path(peer.home), Path(me.home)
-    return peer.run_id == me.run_id and home != own and home.parent == own.parent
 
 
 def _listens(address: str) -> bool:

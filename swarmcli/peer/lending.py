@@ -17,13 +17,13 @@ from swarmcli.peer.processors import ProcessorShare
 from swarmcli.recipe import HuggingFaceDataset, Recipe
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.limits import amount_of
-from swarmcli.training.pace import Pace
+from swarmcli.training.loop import Pace
 
 CPU = torch.device("cpu")
 
 
 class Lending:
-    """Of one peer; its governor steers it, from any thread."""
+    """One peer's share, which its governor steers, from any thread."""
 
     def __init__(
         self, limit_rates: Callable[[float | None, float | None], object], processors: ProcessorShare, pace: Pace
@@ -84,8 +84,8 @@ def room_for(limits: LimitStore, recipe: Recipe, home: Path) -> float:
 
 
 def files_of(recipe: Recipe, home: Path) -> list[Path]:
-    """What counts towards the limit: the peer's own directory, and where the library `datasets` keeps what it downloads
-    for this recipe, by its own variables."""
+    """The places that count towards the limit: the peer's own directory, and where the library `datasets` keeps what it
+    downloads for this recipe, by its own variables."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
     base = Path(os.environ.get("HF_HOME", cache / "huggingface"))
     prepared = Path(os.environ.get("HF_DATASETS_CACHE", base / "datasets")).expanduser()

@@ -1,4 +1,4 @@
-"""What a process does in a run, from its model to its goodbye.
+"""The life of a process in a run, from its model to its goodbye.
 
 A trainer computes gradients; a monitor follows with nothing of its own, so that it always holds the state of the run;
 an auxiliary adds up parts of gradients for others.
@@ -14,15 +14,16 @@ from typing import Protocol
 from swarmcli import startup
 from swarmcli.events import Noticed
 from swarmcli.peer.checkpoints import saving
-from swarmcli.peer.collaboration import LINGER_SECONDS, Collaboration, Resume
+from swarmcli.peer.collaboration import Collaboration
 from swarmcli.peer.pausing import Pauses
 from swarmcli.peer.peer import RunPeer
 from swarmcli.run.watch import RunWatch, clock_alarm
 from swarmcli.training import STREAM, CollaborativeOptimizer, LoopResult, LoopSettings, TrainingLoop, stream_seed
+from swarmcli.training.resumed import Resume
 
 
 class Steps(CollaborativeOptimizer, Protocol):
-    """What takes the loop's steps: the Optimizer itself, or a site around it."""
+    """Takes the loop's steps: the Optimizer itself, or a site around it."""
 
     def note_loss(self, loss: float, samples: int) -> None: ...
     def load_state_from_peers(self) -> bool: ...
@@ -45,7 +46,7 @@ def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume
                 watch.state = "finished"
         peer.saved = checkpoints.outcome
         if result.reason == "max_epochs":
-            optimizer.linger(optimizer.local_epoch, LINGER_SECONDS)
+            collaboration.linger()
         checkpoints.require()
         peer.saved = checkpoints.outcome
         return result
@@ -55,8 +56,8 @@ def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume
 def _holding_the_state(
     peer: RunPeer, watch: RunWatch, stop: threading.Event, resume: Resume | None
 ) -> Iterator[Collaboration]:
-    """What a trainer or a monitor works with, from the checkpoint that `resume` names or else its own newest one. At
-    the end its summary is written, and it says goodbye."""
+    """The model and optimizer of a trainer or a monitor, from the checkpoint that `resume` names or else its own newest
+    one. At the end its summary is written, and it says goodbye."""
     collaboration = Collaboration(peer, resume=resume)
     collaboration.optimizer.core.give_up_when(stop.is_set)
     with _following(collaboration, watch):
@@ -79,7 +80,7 @@ def _following(collaboration: Collaboration, watch: RunWatch) -> Iterator[None]:
 def pauses_of(
     collaboration: Collaboration, stop: threading.Event, after_step: Callable[[], object] = lambda: None
 ) -> Pauses:
-    """What lets the peer of this collaboration pause, and leave when its user asks for it."""
+    """Lets the peer of this collaboration pause, and leave when its user asks for it."""
     peer = collaboration.peer
     return Pauses(
         peer.activity,
@@ -177,8 +178,10 @@ def run_monitor(
         if finished:
             leaving = "leaving" if leave_when_done else "Ctrl-C to leave"
             peer.events.emit(Noticed("info", f"the run has finished; {checkpoints.outcome}; {leaving}"))
-            optimizer.linger(optimizer.local_epoch, LINGER_SECONDS if leave_when_done else 0.0)
-            if not leave_when_done:
+            if leave_when_done:
+                collaboration.linger()
+            else:
+                collaboration.linger(0.0)
                 while not stop.wait(1.0):  # in pieces: on Windows Ctrl-C does not end a wait
                     pass
         checkpoints.require()

@@ -56,8 +56,8 @@ class LinkedRun:
         return None
 
     def visitor(self) -> Visitor | None:
-        """Who looks at the link's run if it is closed: a peer of it on this computer, or whoever has the link. None:
-        neither is known here. Raises MembershipError, IdentityError."""
+        """The visitor that looks at the link's run if it is closed: a peer of it on this computer, or the holder of the
+        link. None: neither is known here. Raises MembershipError, IdentityError."""
         if self.recipe.exists():  # then this computer has joined, and a bearer's invitation is taken up
             with suppress(MembershipError, RecipeError):
                 if (recipe := load_recipe(self.recipe)).access == "invite":
@@ -67,7 +67,8 @@ class LinkedRun:
         return visiting(self.link.ticket, self.link.fingerprint, self.path / self.link.run_id)
 
     def text_of(self, recipe: Recipe) -> str:
-        """What is kept of a recipe that has been handed out: with the paths of this computer, and the contact."""
+        """The text that is kept of a recipe that has been handed out: with the paths of this computer, and the
+        contact."""
         values = json.loads(recipe.source[0])
         own = {
             "output_dir": ".",

@@ -1,4 +1,5 @@
-"""What `swarm netcheck` does: takes part in the network of a run for a moment, without the run, and looks around."""
+"""Does what `swarm netcheck` asks: takes part in the network of a run for a moment, without the run, and looks
+around."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ ASK = "name a recipe or a link, and its peers say for sure"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyReport:
-    """Of one family of addresses: who can dial this computer there, and as what others see it."""
+    """One family of addresses: who can dial this computer there, and as what others see it."""
 
     family: str  # "IPv4" or "IPv6"
     dialable: bool | None = None  # None: not known
@@ -79,7 +80,7 @@ class NetReport:
 
 
 async def look_around(*, port: int = 0, port_mapping: bool = True) -> NetReport:
-    """What can be found out without any other peer: addresses, and whether the router opens a port."""
+    """Finds out what it can without any other peer: addresses, and whether the router opens a port."""
     with socket.create_server(("", port)) as listener:
         port = listener.getsockname()[1]
         listening = announced_addresses("::" if socket.has_dualstack_ipv6() else "0.0.0.0", port)
@@ -124,7 +125,7 @@ def widest(addresses: tuple[str, ...], family: str | None = None) -> Scope | Non
 
 
 def alone_in_words(scope: Scope | None, mapping: MappingReport) -> str:
-    """What can be said without having asked any peer."""
+    """Says what it can without having asked any peer."""
     if scope is None or scope is Scope.HOST:
         return "this computer is connected to no network, so it can take part with peers on itself alone"
     if scope is Scope.INTERNET:
@@ -141,7 +142,7 @@ def alone_in_words(scope: Scope | None, mapping: MappingReport) -> str:
 
 
 async def ask_peers(dht: DHT) -> NetReport:
-    """What the peers of a running DHT say and show. It takes up to a minute."""
+    """Asks the peers of a running DHT, and measures their links. It takes up to a minute."""
     reach, endpoint = dht.reach, dht.endpoint
     await _until_helped(reach)
     families = [await _family(reach, verdict) for verdict in reach.verdicts]
@@ -173,7 +174,7 @@ def _is_refused(reach: Reach) -> bool:
 
 
 def _relays(endpoint: Endpoint) -> list[PeerID]:
-    """Who carries this peer's connections, the nearest first."""
+    """The peers that carry this one's connections, the nearest first."""
     found = [parse_address(address).relay for address in endpoint.addresses]
     return [relay for relay in found if relay is not None]
 

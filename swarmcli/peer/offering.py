@@ -34,6 +34,7 @@ from swarmcli.owner.invitations import visiting
 from swarmcli.recipe import Link, Recipe, read_offered
 from swarmcli.recipe.offered import MAX_OFFERED, Going
 from swarmcli.run.asking import Visitor
+from swarmcli.words import printable
 
 if TYPE_CHECKING:
     from swarmcli.optim.config import Role  # it brings torch along
@@ -46,7 +47,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_PEERS)]
 
 
 class RecipeWanted(msgspec.Struct, frozen=True):
-    """Whoever has a link asks for the recipe of its run."""
+    """A volunteer with a link asks for the recipe of its run."""
 
     run_id: Annotated[str, msgspec.Meta(max_length=64)]
 
@@ -135,8 +136,8 @@ async def _ask_each(link: Link, visitor: Visitor | None, directory: Path) -> tup
 
 
 async def ask_for_recipe(link: Link, visitor: Visitor | None = None, *, timeout: float = 15.0) -> RecipeOffered:
-    """What the first peer that the link names hands out, unread. The asker is nobody: an identity of its own for this
-    one question, unless it is a visitor of a closed run. `timeout`: seconds, for the dial and for the answer."""
+    """Gets what the first peer that the link names hands out, unread. The asker is nobody: an identity of its own for
+    this one question, unless it is a visitor of a closed run. `timeout`: seconds, for the dial and for the answer."""
     identity, membership = (visitor.identity, visitor.membership) if visitor else (Identity.generate(), None)
     endpoint = Endpoint(TCPTransport(identity), client_mode=True, membership=membership)
     try:
@@ -149,7 +150,7 @@ async def ask_for_recipe(link: Link, visitor: Visitor | None = None, *, timeout:
         return answer if sane else msgspec.structs.replace(answer, epoch=0, epoch_seconds=0.0)
     except CallRefused as error:
         raise FingerprintError(
-            f"{link.peer_id.short} does not offer the run {link.run_id!r} ({_safe(error)}); ask for a new link"
+            f"{link.peer_id.short} does not offer the run {link.run_id!r} ({printable(str(error))}); ask for a new link"
         ) from None
     except UnknownMethod:
         raise FingerprintError(
@@ -157,7 +158,9 @@ async def ask_for_recipe(link: Link, visitor: Visitor | None = None, *, timeout:
             "version of swarm is older; ask for a new link, or for the recipe file"
         ) from None
     except NetworkError as error:  # of the call, and of the connection, which the contact may end
-        raise SwarmError(f"the recipe did not come from {link.peer_id.short}: {_safe(error)}; try again") from None
+        raise SwarmError(
+            f"the recipe did not come from {link.peer_id.short}: {printable(str(error))}; try again"
+        ) from None
     finally:
         await endpoint.close()
         identity.close()
@@ -179,7 +182,7 @@ async def _dial(endpoint: Endpoint, addresses: Sequence[str], timeout: float) ->
 
 
 async def _first(attempts: Iterable[Coroutine[Any, Any, T | None]]) -> T | None:
-    """What the first attempt brings that does not fail, which is to bring None; the others end."""
+    """The result of the first attempt that does not fail, which is to bring None; the others end."""
     tasks = [asyncio.create_task(attempt) for attempt in attempts]
     try:
         for task in asyncio.as_completed(tasks):
@@ -190,8 +193,3 @@ async def _first(attempts: Iterable[Coroutine[Any, Any, T | None]]) -> T | None:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return None
-
-
-def _safe(error: Exception) -> str:
-    """A stranger's words, in one line that steers no terminal."""
-    return "".join(each if each.isprintable() else "·" for each in str(error)[:300])

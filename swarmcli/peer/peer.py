@@ -1,4 +1,4 @@
-"""What every role shares: a home, a place in the network, a journal, admission to the run, and its summary."""
+"""All roles share this: a home, a place in the network, a journal, admission to the run, and a summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ import swarmcli
 from swarmcli.dht import DHT, DHTNode
 from swarmcli.errors import NetworkError, RecipeError, SwarmError
 from swarmcli.events import (
-    ActivityChanged,
     Contribution,
     DriftMeasured,
     EpochAdvanced,
@@ -51,16 +50,13 @@ from swarmcli.peer.offering import RecipeService
 from swarmcli.peer.processors import sharing_processors
 from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered
 from swarmcli.recipe.limit_store import LimitStore
-from swarmcli.recipe.link import MAX_OTHER_PLACES, MAX_PEERS, access_in_words, places_of, scope_of_places
+from swarmcli.recipe.link import BOUNDS, access_in_words, places_of, scope_of_places
 from swarmcli.run.bookkeeping import Standing
 from swarmcli.run.certificate import FILE, Certificate
 from swarmcli.run.values import Basis
-from swarmcli.training.pace import Pace
+from swarmcli.training.loop import Pace
 
 logger = logging.getLogger(__name__)
-
-MOST_HOMES = 8  # on this computer, that are looked into
-CONTACT_SECONDS = 30.0  # how long first contacts are tried again before a newcomer gives up
 
 
 @dataclass(slots=True)
@@ -69,8 +65,8 @@ class Summary:
 
     run_id: str
     role: str
-    name: str
-    peer: str
+    name: str = ""
+    peer: str = ""  # its id, once it has one
     epoch: int = 0
     digest: str = ""  # of the parameters at `epoch`; equal on all peers that are in step
     lineage: str = ""
@@ -141,15 +137,18 @@ class RunPeer:
         contacts: Sequence[str] = (),
         port: int = 0,
         listener: Callable[[Event], None] | None = None,
+        patience: float = 30.0,
     ) -> None:
         """`port`: where it listens if the recipe names none; 0: where it did in its last life in this home, for links
         name that port, or where that is taken at any free one. `listener` hears this peer's events from the first
-        on, those of joining included. Raises RecipeError if the user's configuration cannot be used."""
+        on, those of joining included. `patience`: seconds for which a newcomer tries its first contacts again before
+        it gives up. Raises RecipeError if the user's configuration cannot be used."""
         self.recipe = recipe
         self.role: Role = role
         self.home = home
         self.contacts = tuple(contacts) or recipe.network.initial_peers
         self._port = port
+        self._patience = patience
         self.others_of_run: Callable[[], Mapping[PeerID, PeerReport]] = dict  # once somebody knows them
         self.contributions: Callable[[], Sequence[Contribution]] = tuple  # most samples first; from any thread
         self.basis: Callable[[], Basis] = Basis  # whose word that is
@@ -164,19 +163,13 @@ class RunPeer:
         )
         self.saved = ""  # what became of this peer's state when it left, in words
         self.outcome = "done"  # how this peer's part in the run ended, for the journal
-        self.activity = Activity(self._tell_activity)
+        self.events = Events()
+        self.summary = Summary(recipe.run_id, role)
+        self.activity = Activity(self.events.emit)
         self.limits = LimitStore(recipe)
         self.pace = Pace(interrupted=lambda: self.activity.is_held)
         self._listener = listener
         self._exit = ExitStack()
-
-    @property
-    def events(self) -> Events:
-        return self.dht.events
-
-    def _tell_activity(self, event: ActivityChanged) -> None:
-        if hasattr(self, "dht"):  # otherwise it has not joined yet, and nobody listens
-            self.events.emit(event)
 
     @property
     def peer_id(self) -> PeerID:
@@ -212,14 +205,15 @@ class RunPeer:
             relay=self.role != "trainer" if local.relay is None else local.relay,
             relay_rate=local.relay_rate,
             identity_path=local.identity_path or self.home.identity,
-            startup_timeout=math.inf if remembered(self.home.path) else CONTACT_SECONDS,
+            startup_timeout=math.inf if remembered(self.home.path) else self._patience,
             further_peers=partial(self._known_here, everywhere=True),
+            events=self.events,
         )
         undo.callback(self.dht.shutdown)
         self.dht.membership = membership_of(recipe, self.home.path, self.dht.identity, self.dht.clock.now)
         name = local.name or self.peer_id.short
         self.description = PeerDescription(self.role, name, local.device, local.team or "")
-        self.summary = Summary(recipe.run_id, self.role, name, self.peer_id.text)
+        self.summary.name, self.summary.peer = name, self.peer_id.text
         self.journal = Journal(
             self.home.journal,
             run=RunRecord(recipe.run_id, self.role, self.peer_id.text, name, swarmcli.__version__),
@@ -234,7 +228,11 @@ class RunPeer:
         undo.callback(self.events.subscribe(self.summary.note))
         self.lending = Lending(self.dht.limit_rates, self.processors, self.pace)
         sensors = sensors_for(files_of(recipe, self.home.path), LocalPeers().living)
-        governor = GovernorThread(self.limits, sensors, self.activity, self.lending.take, self._warn)
+
+        def warn(text: str) -> None:
+            self.events.emit(Noticed("warning", text))
+
+        governor = GovernorThread(self.limits, sensors, self.activity, self.lending.take, warn)
         self.governor = undo.enter_context(governor)  # first: limits hold for the first byte too
         self.dht.run_in_background(await_ready=True)
         no_more()
@@ -245,9 +243,6 @@ class RunPeer:
         self.dht.run_coroutine(self._ask_for_admission())
         self._remember(self.acquaintances())
         undo.callback(self.events.subscribe(self._keep_remembering))
-
-    def _warn(self, text: str) -> None:
-        self.events.emit(Noticed("warning", text))
 
     def _say_while_joining(self, event: Event) -> None:
         """For `swarm status`, which cannot ask this peer yet."""
@@ -282,8 +277,8 @@ class RunPeer:
         return [self.role, *(report.role for peer, report in others.items() if peer != self.peer_id)]
 
     async def _meet(self, address: str) -> PeerID | None:
-        """Who answers at a contact's address; None: nobody now. The DHT met at least one of them, and keeps probing the
-        others."""
+        """The peer that answers at a contact's address; None: nobody now. The DHT met at least one of them, and keeps
+        probing the others."""
         named = parse_address(address).peer_id
         if named is not None and self.dht.endpoint.is_connected(named):  # another of its addresses leads there
             return named
@@ -307,12 +302,12 @@ class RunPeer:
         named = self._named_by_links(stays_less)
         found = {peer: places for peer, addresses in named if (places := places_of(addresses))}
         widest = max(map(scope_of_places, found.values()), default=None)
-        chosen = [peer for peer, places in found.items() if scope_of_places(places) == widest][:MAX_PEERS]
+        chosen = [peer for peer, places in found.items() if scope_of_places(places) == widest][: BOUNDS.peers]
         if not chosen:
             return None
         # In a closed run whoever comes first binds invitations: that is no matter of what others say of themselves.
         first, *others = chosen if self.recipe.access == "invite" else sorted(chosen, key=stays_less)
-        further = tuple((peer, found[peer][:MAX_OTHER_PLACES]) for peer in others)
+        further = tuple((peer, found[peer][: BOUNDS.other_places]) for peer in others)
         return Link(first, found[first], self.recipe.run_id, self.digest, others=further)
 
     def _named_by_links(self, stays_less: Callable[[PeerID], Any]) -> Iterator[tuple[PeerID, Sequence[str]]]:
@@ -341,7 +336,7 @@ class RunPeer:
     @property
     def has_trained(self) -> bool:
         """Whether this process has come into the run and done something that its home should keep."""
-        return hasattr(self, "summary") and bool(self.summary.samples or self.summary.epoch)
+        return bool(self.summary.samples or self.summary.epoch)
 
     @property
     def port(self) -> int:
@@ -355,11 +350,11 @@ class RunPeer:
         `everywhere`: also those whose homes lie elsewhere on this computer, for who finds nobody else. From any thread.
         """
         own = self.home.path
-        homes = [home for home in sorted(own.parent.glob("*-[1-9]*")) if home != own][:MOST_HOMES]
+        homes = [home for home in sorted(own.parent.glob("*-[1-9]*")) if home != own][:8]
         if everywhere:
             elsewhere = [Path(each.home) for each in LocalPeers().living() if each.run_id == self.recipe.run_id]
             found_there = [home for home in elsewhere if home.absolute() != own.absolute() and self._is_of_run(home)]
-            homes = list(dict.fromkeys((*found_there[:MOST_HOMES], *homes)))
+            homes = list(dict.fromkeys((*found_there[:8], *homes)))
         running = [address for home in homes for address in addresses_in(home / "peer.json", "addresses")]
         left = [address for home in homes for address in remembered(home)]
         found = dict.fromkeys((*remembered(own), *running, *left))

@@ -5,6 +5,7 @@ threads each on two cores took five times as long for a step as with one thread 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -18,8 +19,6 @@ from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
 from swarmcli.threads import count_threads_by
 
-LOOK_SECONDS = 1.0  # between two looks at who is there; one takes about 0.1 ms for each peer
-
 
 class ProcessorShare:
     """How many threads are this process's share, as long as other peers of this machine come and go.
@@ -28,25 +27,29 @@ class ProcessorShare:
     monitor, which computes now and then, takes as many as one trainer more would get.
     """
 
-    def __init__(self, peers: LocalPeers, entry: Entry, threads: int, *, shared: bool = True) -> None:
+    def __init__(
+        self, peers: LocalPeers, entry: Entry, threads: int, *, shared: bool = True, every: float = 1.0
+    ) -> None:
         """`entry`: this process's among them. `threads`: how many there are for all; with `shared` false, for this
-        process, whoever else is there."""
+        process, whoever else is there. `every`: seconds between two looks at who is there; one takes about 0.1 ms for
+        each peer."""
         self._peers = peers
         self.entry = entry
         self._all = self._count = threads
         self._shared = shared
-        self._looked = -LOOK_SECONDS
+        self._every = every
+        self._looked = -math.inf
         self._most: int | None = None
 
     def limit(self, threads: int | None) -> None:
         """From now on the peers of this machine take at most so many together; None: all there are. For any thread."""
         if threads != self._most:
-            self._most, self._looked = threads, -LOOK_SECONDS
+            self._most, self._looked = threads, -math.inf
 
     def count(self) -> int:
         """From any thread."""
         now = time.monotonic()
-        if now >= self._looked + LOOK_SECONDS:
+        if now >= self._looked + self._every:
             self._looked = now
             self._count = self._share() if self._shared or self._most is not None else self._all
         return self._count
@@ -71,14 +74,16 @@ class ProcessorShare:
 
 
 @contextmanager
-def sharing_processors(recipe: Recipe, role: Role, home: Path) -> Iterator[ProcessorShare]:
+def sharing_processors(recipe: Recipe, role: Role, home: Path, every: float = 1.0) -> Iterator[ProcessorShare]:
     """Shows this process to the other peers of the machine while the block lasts, and gives its share.
 
-    `local.threads` and OMP_NUM_THREADS are a person's own choice: then nothing is divided here.
+    `local.threads` and OMP_NUM_THREADS are a person's own choice: then nothing is divided here. `every`:
+    see ProcessorShare.
     """
     peers, me = LocalPeers(), LocalPeer.here(role, recipe.run_id, home)
     shared = recipe.local.threads is None and "OMP_NUM_THREADS" not in os.environ
     with peers.entered(me) as entry:
-        share = ProcessorShare(peers, entry, recipe.local.threads or torch.get_num_threads(), shared=shared)
+        threads = recipe.local.threads or torch.get_num_threads()
+        share = ProcessorShare(peers, entry, threads, shared=shared, every=every)
         with count_threads_by(share.count):
             yield share

@@ -29,10 +29,9 @@ from typing import Any
 import msgspec
 from torch import nn
 
-from swarmcli.network import wire
 from swarmcli.optim.modes.base import SiteHooks
-from swarmcli.peer.activity import HASTY_SECONDS
-from swarmcli.peer.collaboration import LINGER_SECONDS, Collaboration, Resume, resumed_place
+from swarmcli.peer.activity import STAYS
+from swarmcli.peer.collaboration import Collaboration
 from swarmcli.peer.lending import limit_card
 from swarmcli.peer.lifetime import come_into_step, pauses_of, train
 from swarmcli.peer.peer import RunPeer
@@ -63,13 +62,14 @@ from swarmcli.training import (
     stream_seed,
 )
 from swarmcli.training.memory import check_memory
+from swarmcli.training.resumed import Resume, resumed_place
 
 Handlers = Mapping[type[Command], Callable[[Any], None]]
 
 
 @dataclass(frozen=True)
 class Leading:
-    """What rank 0's Optimizer and its SiteLeader are made with."""
+    """Rank 0's Optimizer and its SiteLeader are made with these."""
 
     gradients: LeaderGradients
     options: dict[str, Any] = field(default_factory=dict)  # of the Optimizer
@@ -77,7 +77,7 @@ class Leading:
 
 @dataclass(frozen=True)
 class Following:
-    """What another rank's SiteMember is made with."""
+    """Another rank's SiteMember is made with these."""
 
     gradients: MemberGradients
     handlers: Handlers = field(default_factory=dict)
@@ -124,7 +124,7 @@ def trained_parameters(recipe: Recipe, model: nn.Module) -> list[nn.Parameter]:
 
 
 class Introduction(msgspec.Struct, frozen=True):
-    """What the others of a site have to know of the peer that they are together."""
+    """Rank 0 tells the others of a site this of the peer that they are together."""
 
     peer_id: bytes
     home: str  # the name of its directory
@@ -157,7 +157,7 @@ def run_site_leader(
     been left, if the run's result could not be written.
     """
     place = resumed_place(peer.recipe, resume, peer.home.path) if resume else None
-    site.share(wire.encode(Introduction(bytes(peer.peer_id), peer.home.path.name)))
+    site.share(Introduction, Introduction(bytes(peer.peer_id), peer.home.path.name))
     commands = LeaderCommands(site)
     collaboration, mode = _collaborate(peer, commands, compute)
     optimizer = collaboration.optimizer
@@ -172,7 +172,7 @@ def run_site_leader(
         mode.gradients,
         wants_to_stop=stop,
         rest=pauses.rest,
-        heed=lambda: peer.activity.stop(HASTY_SECONDS),
+        heed=lambda: peer.activity.stop(STAYS.hasty),
     ) as leader:
         try:
             state.load(place, restarted=restarted)
@@ -229,7 +229,7 @@ def _lead(
     if result.reason == "max_epochs":
         watch.state = "finished"
         state.write_final()
-        optimizer.linger(optimizer.local_epoch, LINGER_SECONDS)
+        collaboration.linger()
     return result
 
 
@@ -238,7 +238,7 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
 
     `home`: the directory of the site on this machine; None: where rank 0 has its own, if it is this machine.
     """
-    introduction = wire.decode(Introduction, site.share())
+    introduction = site.share(Introduction, Introduction(b"", ""))  # rank 0's
     home = home or recipe.output_dir / recipe.run_id / introduction.home
     task = build_task(recipe)
     limits = LimitStore(recipe).limits
@@ -270,5 +270,5 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
 
 
 def stream_seed_of(recipe: Recipe, introduction: Introduction, rank: int) -> int:
-    """Of the stream of data of a rank but 0: unlike those of the others and of all other peers."""
+    """The seed of the stream of data of a rank but 0: unlike those of the others and of all other peers."""
     return stream_seed(recipe.seed, introduction.peer_id + rank.to_bytes(4, "big"))

@@ -1,4 +1,4 @@
-"""What a site goes on from when it is started again: the state of its last epochs, in the directory `site` of its home.
+"""Where a site goes on when it is started again: the state of its last epochs, in the directory `site` of its home.
 
 With a sharded optimizer every rank writes and reads its share; otherwise rank 0 has all of it.
 """
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from swarmcli.checkpoints.keeping import Keep
 from swarmcli.checkpoints.layout import checkpoints_below, epoch_of
+from swarmcli.checkpoints.shelf import Keep
 from swarmcli.errors import CheckpointError
 from swarmcli.peer.checkpoints import BackgroundCheckpoints, not_saved, store_of
 from swarmcli.peer.collaboration import Collaboration
@@ -55,7 +55,7 @@ class SiteState:
         Raises CheckpointError when `resume` cannot be used, or the last state cannot and nobody is there who hands out
         the run's.
         """
-        last = list(reversed(self._last.all())) if restarted else []
+        last = list(reversed(self._last.shelf.all())) if restarted else []
         if not restarted and resume is None:
             last = checkpoints_below(self._home, self._run_id)
         elsewhere = (
@@ -64,7 +64,7 @@ class SiteState:
         if elsewhere is not None and elsewhere >= epoch_of(last[0]):
             last = []
         try:
-            # What was named to resume from may be of another run: its user has said so.
+            # The checkpoint that a user named may be of another run: the user has said so.
             checkpoint = self._read(last, self._run_id) if last or not resume else self._read([resume], None)
         except CheckpointError as error:
             if not restarted and elsewhere is None:

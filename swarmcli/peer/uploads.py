@@ -15,8 +15,8 @@ from swarmcli.errors import SwarmError
 from swarmcli.events import Events, Noticed
 from swarmcli.recipe import UploadSettings
 from swarmcli.training import STREAM
+from swarmcli.words import first_words
 
-FIRST_WAIT, LONGEST_WAIT = 10.0, 600.0  # seconds between two tries
 OF_TRAINING = (MANIFEST, TRAINING, EVALUATION, OWNER, STREAM)  # of no use to who uses the model
 STAGED = "upload-"  # in the home: what is sent, under names that last as long as that takes
 
@@ -36,8 +36,9 @@ class Uploads:
     A newer one takes the place of one that waits. A failure is told once and tried again, less and less often.
     """
 
-    def __init__(self, home: Path, send: Send, events: Events, *, first_wait: float = FIRST_WAIT) -> None:
-        self._home, self._send, self._events, self._first_wait = home, send, events, first_wait
+    def __init__(self, home: Path, send: Send, events: Events, *, waits: tuple[float, float] = (10.0, 600.0)) -> None:
+        """`waits`: seconds between the first two tries, and at most."""
+        self._home, self._send, self._events, self._waits = home, send, events, waits
         self._condition = threading.Condition()
         self._waiting: Staged | None = None
         self._sending: Staged | None = None
@@ -78,7 +79,8 @@ class Uploads:
             self._events.emit(Noticed("info", f"{left.message} was not uploaded; the checkpoint is on this computer"))
 
     def _work(self) -> None:
-        wait = self._first_wait
+        first, longest = self._waits
+        wait = first
         while (staged := self._next()) is not None:
             succeeded = self._try(staged)
             with self._condition:
@@ -87,7 +89,7 @@ class Uploads:
                     self._condition.wait(wait)
                     self._waiting = self._waiting or staged
                 again = self._waiting is staged
-            wait = self._first_wait if succeeded else min(2 * wait, LONGEST_WAIT)
+            wait = first if succeeded else min(2 * wait, longest)
             if not again:
                 shutil.rmtree(staged.directory, ignore_errors=True)
 
@@ -103,9 +105,9 @@ class Uploads:
         try:
             place = self._send(staged.directory, staged.message)
         except Exception as error:  # of the library, of the network below it, and of the disk: many kinds
-            text = without_tokens(f"{staged.message} is not uploaded yet: {_first_line(error)}")
-            if _first_line(error) != self._told:
-                self._told = _first_line(error)
+            if (told := first_words(error)) != self._told:
+                self._told = told
+                text = without_tokens(f"{staged.message} is not uploaded yet: {told}")
                 self._events.emit(Noticed("warning", text))
             return False
         self._told = ""
@@ -147,13 +149,8 @@ def hub(settings: UploadSettings) -> Send:
 
 
 def without_tokens(text: str) -> str:
-    """What a library says, without what only its user may know."""
+    """The words of a library, without what only its user may know."""
     secret = os.environ.get("HF_TOKEN", "")
     if len(secret) > 4:
         text = text.replace(secret, "…")
     return re.sub(r"hf_[A-Za-z0-9_]{4,}", "hf_…", text)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2])[:400] if lines else type(error).__name__

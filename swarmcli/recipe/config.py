@@ -43,7 +43,7 @@ def config_file() -> Path:
 
 
 class UserConfig(Section):
-    """What the file says. Without a file, nothing."""
+    """The values in the file; none without a file."""
 
     name: str | None = own(None, "how your peers are called; null: the short peer id", max_length=64)
     team: str | None = own(None, "the team that your contributions count for", max_length=64)
@@ -95,7 +95,7 @@ def is_empty(file: Path) -> bool:
 
 
 def overrides_of(config: UserConfig) -> list[str]:
-    """What the file says about a peer, as `--set` would: to stand before what the command line says. Limits are not
+    """Writes the file's word about a peer as `--set` would, to stand before that of the command line. Limits are not
     among them; they may change while a peer runs (`LimitStore`)."""
     said = {"name": config.name, "team": config.team}
     return [f"local.{key}={json.dumps(text, ensure_ascii=False)}" for key, text in said.items() if text is not None]
@@ -141,7 +141,7 @@ def keep_limits(changes: Mapping[str, Any], file: Path | None = None) -> None:
         raise RecipeError(f"{file}: it is written in a way that only you can change; set there, below limits, {wanted}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_file(file, lambda stream: stream.write(text.encode()))
+        write_file(file, text.encode())
     except OSError as error:
         raise RecipeError(
             f"{file}: cannot be written ({error.strerror}); the limits hold until the peers end"

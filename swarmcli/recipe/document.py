@@ -39,7 +39,7 @@ def sections(annotation: Any) -> list[type[BaseModel]]:
 
 
 def children(annotation: Any, key: str | int) -> Any:
-    """What is expected below `annotation` under `key`: a union of all that it may be, Any where nothing is known."""
+    """The types expected below `annotation` under `key`: a union of all that it may be, Any where nothing is known."""
     found = []
     for arm in arms(annotation):
         arguments = get_args(arm)
@@ -52,7 +52,7 @@ def children(annotation: Any, key: str | int) -> Any:
 
 
 def at(annotation: Any, path: Sequence[str | int]) -> Any:
-    """What is expected at the end of a path."""
+    """The types expected at the end of a path."""
     for key in path:
         annotation = children(annotation, key)
     return annotation
@@ -69,9 +69,7 @@ def is_section(annotation: Any) -> bool:
 
 
 MAX_BYTES = 1 << 20
-MAX_NODES = 20_000  # aliases count each time, so that a page of them cannot fill the memory
 MAX_DEPTH = 32
-MAX_DIGITS = 400  # a longer word is no number that anybody meant, and Python refuses to read it
 
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
@@ -90,9 +88,9 @@ class Word:
     quoted: bool = False
 
     def resolve(self) -> str | int | float | bool | None:
-        """What the word means where nothing is known about the place."""
+        """The value of the word where nothing is known about the place."""
         text = self.text
-        if self.quoted or len(text) > MAX_DIGITS:
+        if self.quoted or len(text) > 400:  # that is no number that anybody meant, and Python refuses to read it
             return text
         if text in _NULLS:
             return None
@@ -115,7 +113,7 @@ class Entry:
     origin: str
 
     def child(self, key: str | int) -> Entry | None:
-        """What is written below this entry under a key or at a position."""
+        """The entry that is written below this one under a key or at a position."""
         if isinstance(self.value, dict):
             return self.value.get(str(key))
         if isinstance(self.value, list) and isinstance(key, int) and 0 <= key < len(self.value):
@@ -191,6 +189,7 @@ class _Builder:
 
     name: str
     lines: bool = True
+    most: int = 20_000  # aliases count each time, so that a page of them cannot fill the memory
     nodes: int = 0
     open: set[int] = field(default_factory=set)  # nodes that are being built: one inside itself is a circle
 
@@ -199,8 +198,8 @@ class _Builder:
 
     def build(self, node: yaml.Node) -> Entry:
         self.nodes += 1
-        if self.nodes > MAX_NODES:
-            raise RecipeError(f"{self.origin(node)}: more than {MAX_NODES} values; a recipe is a page")
+        if self.nodes > self.most:
+            raise RecipeError(f"{self.origin(node)}: more than {self.most} values; a recipe is a page")
         if id(node) in self.open:
             raise RecipeError(f"{self.origin(node)}: this value contains itself; write it out without the alias")
         if len(self.open) >= MAX_DEPTH:

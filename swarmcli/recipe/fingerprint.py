@@ -1,4 +1,4 @@
-"""What must agree between the peers of a run, hashed key by key, so that a refusal can name what differs."""
+"""Hashes what must agree between the peers of a run, key by key, so that a refusal can name what differs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from swarmcli.recipe.section import is_shared
 
 DIGEST_LENGTH = 32  # characters of base32: 160 bits, so that a link's recipe cannot be exchanged for another
 PROTOCOL = 1  # peers of another number compute or speak differently and cannot train together
-HASH_LENGTH = 16  # hex digits: enough against accidents, and a recipe is no secret
 
 _TOKENIZER_FILES = (
     "tokenizer*.json",
@@ -58,7 +57,7 @@ def differing_keys(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[s
 
 
 def _contents(recipe: Recipe) -> dict[str, Any]:
-    """What counts in place of the directories that a recipe names."""
+    """The values that count in place of the directories that a recipe names."""
     found: dict[str, Any] = {}
     if isinstance(recipe.base_model, str):
         found["base_model"] = _config_of(recipe, recipe.base_model)
@@ -99,7 +98,8 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _hash(value: Any) -> str:
-    return hashlib.sha256(_canonical(value)).hexdigest()[:HASH_LENGTH]
+    # So many digits are enough against accidents, and a recipe is no secret.
+    return hashlib.sha256(_canonical(value)).hexdigest()[:16]
 
 
 def _canonical(value: Any) -> bytes:

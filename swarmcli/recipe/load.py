@@ -74,7 +74,8 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _unreadable(named: str, error: OSError) -> str:
-    """What a person who named this may have meant. `named` may have gone through a Path, which drops slashes."""
+    """Guesses what a person who named this may have meant. `named` may have gone through a Path, which drops
+    slashes."""
     if re.match("https?:/", named, re.IGNORECASE):
         return (
             "that is the address of a web page; open it in a browser and copy the link there: it begins with swarm://"

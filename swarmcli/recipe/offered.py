@@ -30,22 +30,32 @@ from swarmcli.recipe.load import parse_recipe
 from swarmcli.recipe.schema import Recipe
 from swarmcli.recipe.section import is_advised, is_shared
 from swarmcli.recipe.settings import FilesDataset, HuggingFaceDataset, StdlibDataset
+from swarmcli.words import harmless
 
 MAX_OFFERED = 1 << 18  # bytes
-MAX_VALUES = 5000
 MODELS = "models"  # where a saved model or tokenizer lies, below the directory of a run that was joined by a link
 DATA = "data"  # where datasets of files begin there: beside the peers' own files, which are not to be learned from
 
-MAX_WORDS = 4000  # characters of a refusal, which quotes what a stranger wrote
-MAX_SECONDS = 86_400.0  # of the times that a stranger advises
-MAX_NUMBER = 1 << 31  # in a model's config …
-MAX_PIECES = 1024  # … and of what is built one by one: the outline is made before anybody agreed to anything
 FORMATS = ("json", "parquet", "csv", "text")  # of the library `datasets`: others read files that can run code
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _HUB_NAME = re.compile(f"{_NAME}/{_NAME}")
 _PIECES = re.compile("layer|block|expert|depth|stage")
 _LOADS = re.compile("^_|implementation|kernel|auto_map|remote_code|quantization|pretrained")
+
+
+@dataclass(frozen=True, slots=True)
+class OfferBounds:
+    """A stranger wrote the recipe, and its outline is made before anybody has agreed to anything."""
+
+    values: int = 5000
+    words: int = 4000  # characters of a refusal, which quotes the stranger
+    seconds: float = 86_400.0  # of the times that the stranger advises
+    number: int = 1 << 31  # in a model's config …
+    pieces: int = 1024  # … and of what is built one by one
+
+
+BOUNDS = OfferBounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,7 @@ UNKNOWN = Going()
 
 
 def offered(recipe: Recipe) -> str:
-    """What this peer hands out of its recipe. Of a directory with a model or tokenizer only its name travels.
+    """The part of its recipe that this peer hands out. Only the name of a directory with a model or tokenizer travels.
 
     Raises RecipeError with key and fix for a recipe that `read_offered` would refuse wherever it arrives.
     """
@@ -136,8 +146,8 @@ def _parse(data: bytes, name: str, directory: Path) -> Recipe:
         if not isinstance(values, dict):
             raise ValueError
         # Told here, since reading so many as YAML takes ten seconds, and more where they are nested.
-        if _count(values) > MAX_VALUES:
-            raise RecipeError(f"{name}: more than {MAX_VALUES} values, so this is no recipe")
+        if _count(values) > BOUNDS.values:
+            raise RecipeError(f"{name}: more than {BOUNDS.values} values, so this is no recipe")
         if _depth(values) > MAX_DEPTH:
             raise RecipeError(f"{name}: nested too deeply, so this is no recipe")
         recipe = parse_recipe(text, name=name, directory=directory)
@@ -149,7 +159,8 @@ def _parse(data: bytes, name: str, directory: Path) -> Recipe:
     except (ValueError, RecursionError):  # of decoding; what else is wrong with it is a RecipeError already
         raise RecipeError(f"{name}: no JSON object in UTF-8, so this is no recipe that a peer hands out") from None
     except RecipeError as error:
-        raise RecipeError(_printable(str(error))) from None
+        text = harmless(str(error)[: BOUNDS.words + 1])
+        raise RecipeError(text if len(text) <= BOUNDS.words else text[: BOUNDS.words] + "…") from None
     return recipe
 
 
@@ -201,8 +212,8 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
         found = _dataset_problems(recipe.evaluation.dataset)
         yield from (((("evaluation", "dataset", *path)), problem) for path, problem in found)
     for key in ("matchmaking_time", "averaging_timeout", "load_state_timeout"):
-        if getattr(recipe.averaging, key) > MAX_SECONDS:
-            yield ("averaging", key), f"is more than a day; write {MAX_SECONDS:g} seconds or less"
+        if getattr(recipe.averaging, key) > BOUNDS.seconds:
+            yield ("averaging", key), f"is more than a day; write {BOUNDS.seconds:g} seconds or less"
 
 
 _OUTSIDE = (
@@ -274,29 +285,23 @@ def _config_problems(value: Any, *path: str | int) -> Iterator[Problem]:
         if set("/\\:") & set(value):
             yield path, "names a path or an address, and a config that a link brings needs neither; remove it"
     elif isinstance(value, list | tuple):
-        if len(value) > MAX_PIECES:
-            yield path, f"has more than {MAX_PIECES} items; no model has so many"
+        if len(value) > BOUNDS.pieces:
+            yield path, f"has more than {BOUNDS.pieces} items; no model has so many"
         else:
             for index, item in enumerate(value):
                 yield from _config_problems(item, *path, index)
     elif isinstance(value, int) and not isinstance(value, bool):
-        most = MAX_PIECES if any(_PIECES.search(str(key)) for key in path) else MAX_NUMBER
+        most = BOUNDS.pieces if any(_PIECES.search(str(key)) for key in path) else BOUNDS.number
         if abs(value) > most:
             yield path, f"is more than {most:,}; no model that volunteers can train has so many"
-
-
-def _printable(text: str) -> str:
-    """Without what could steer a terminal; lines stay."""
-    kept = "".join(each if each.isprintable() or each == "\n" else "·" for each in text[:MAX_WORDS])
-    return kept if len(text) <= MAX_WORDS else kept + "…"
 
 
 # Handing out
 
 
 def _dump(section: BaseModel) -> dict[str, Any]:
-    """What was written of the keys that travel. A default that was left out is left out again: some of the schema's
-    rules ask what was written."""
+    """The values that were written of the keys that travel. A default that was left out is left out again: some of the
+    schema's rules ask what was written."""
     found: dict[str, Any] = {}
     for name, info in type(section).model_fields.items():
         value = getattr(section, name)
@@ -314,7 +319,7 @@ def _plain(value: Any) -> Any:
 
 
 def _without_directories(recipe: Recipe) -> dict[str, Any]:
-    """What must agree, but for directories, which count by what lies in them wherever that is."""
+    """The values that must agree, without directories, which count by their contents wherever they lie."""
     values: dict[str, Any] = agreed_values(recipe)
     return {
         key: value

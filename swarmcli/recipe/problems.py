@@ -1,4 +1,4 @@
-"""What pydantic found wrong, as lines that a person can act on: place, problem, fix."""
+"""Turns what pydantic found wrong into lines that a person can act on: place, problem, fix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarmcli.recipe.section import Conflict
 
 Key = str | int
 
-# What other trainers call the same thing.
+# Other trainers call the same things so.
 _KNOWN_ELSEWHERE = {
     "batch_size": "micro_batch_size",
     "averager_rank": "rank",
@@ -66,7 +66,9 @@ def _describe(details: ErrorDetails, root: Entry, model: type[pydantic.BaseModel
     name = ".".join(map(str, path))
     kind = details["type"]
     if kind == "missing":
-        return f"{here.origin}: {name} is missing; {_how_to_add(path, model)}"
+        info = _field(path, model)
+        meaning = f" ({info.description})" if info is not None and info.description else ""
+        return f"{here.origin}: {name} is missing; add `{path[-1]}: …`{meaning}"
     if kind == "extra_forbidden":
         return f"{here.origin}: unknown key {name}; {_suggest(path, model)}"
     if kind.startswith("union_tag"):
@@ -116,7 +118,7 @@ def _expected(details: ErrorDetails) -> str:
 
 
 def _as_end(sentence: str) -> str:
-    """What pydantic says in a sentence of its own, so that it goes on from our "should be"."""
+    """pydantic's own sentence, so that it goes on from our "should be"."""
     _, found, end = sentence.partition("should be ")
     return end if found else f"valid ({sentence})"
 
@@ -133,12 +135,6 @@ def _field(path: Sequence[Key], model: type[pydantic.BaseModel]) -> pydantic.fie
         if str(path[-1]) in section.model_fields:
             return section.model_fields[str(path[-1])]
     return None
-
-
-def _how_to_add(path: Sequence[Key], model: type[pydantic.BaseModel]) -> str:
-    info = _field(path, model)
-    meaning = f" ({info.description})" if info is not None and info.description else ""
-    return f"add `{path[-1]}: …`{meaning}"
 
 
 def _how_to_fix(path: Sequence[Key], model: type[pydantic.BaseModel]) -> str:

@@ -53,7 +53,7 @@ class RunKey:
 
     @property
     def public(self) -> PeerID:
-        """What stands in the recipe, as 52 characters."""
+        """The public half, which stands in the recipe as 52 characters."""
         return self._key.peer_id
 
     def run(self, recipe: str) -> ClosedRun:

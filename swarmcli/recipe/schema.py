@@ -31,7 +31,7 @@ from swarmcli.recipe.settings import (
 )
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# Of `unfrozen_parameters`: what is tried for one name grows with the name's length to the power of the choices.
+# For `unfrozen_parameters`: the tries for one name grow with the name's length to the power of the choices.
 MOST_PATTERNS, MOST_CHARACTERS, MOST_CHOICES = 64, 200, 4
 _STATISTICS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
@@ -112,7 +112,7 @@ class Recipe(Section):
                 re.compile(pattern)
             except re.error as error:
                 raise ValueError(f"{pattern!r:.80} is no regular expression ({error})") from None
-            # Whoever joins by a link matches a stranger's patterns, and some of these would take years.
+            # A volunteer who joins by a link matches a stranger's patterns, and some of these would take years.
             choices = len(re.findall(r"[*+?{|]", pattern))
             if len(pattern) > MOST_CHARACTERS or choices > MOST_CHOICES or re.search(r"\)[*+?{]", pattern):
                 raise ValueError(
@@ -146,12 +146,12 @@ class Recipe(Section):
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """What was said beside the file, as `a.b=value`."""
+        """The values that were set beside the file, as `a.b=value`."""
         return self._overrides
 
     @property
     def source(self) -> tuple[str, tuple[str, ...], str, str]:
-        """Of what `parse_recipe` made this recipe: text, overrides, name and directory."""
+        """`parse_recipe` made this recipe of these: text, overrides, name and directory."""
         return self._text, self._overrides, self._file, str(self._directory)
 
     @property
@@ -175,7 +175,7 @@ class Recipe(Section):
 
     @property
     def trust(self) -> Literal["strangers", "members"]:
-        """What the members of a group may do to each other: lie, or only fail."""
+        """Whether the members of a group may lie to each other, or only fail."""
         return self.averaging.trust or ("members" if self.access == "invite" else "strangers")
 
     @property

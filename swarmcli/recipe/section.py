@@ -1,4 +1,4 @@
-"""What every section of a recipe, and of the user's configuration, is made of.
+"""Sections and fields, of which recipes and the user's configuration are made.
 
 `shared` fields must agree between all peers of a run and are part of its fingerprint; `own` fields may differ, and
 `advised` ones as well, but whoever joins by a link begins with the run's."""

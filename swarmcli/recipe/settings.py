@@ -4,7 +4,6 @@ is made. Rules within one section are checked here; those between sections in `s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ipaddress import ip_address
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -16,13 +15,12 @@ from pydantic import (
     ByteSize,
     Field,
     TypeAdapter,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from swarmcli.errors import AddressError
-from swarmcli.network.addresses import parse_address
+from swarmcli.network.addresses import Scope, parse_address, scope_of
 from swarmcli.network.identity import PeerID
 from swarmcli.recipe.limits import Limits
 from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, own, shared
@@ -41,10 +39,6 @@ Period = Annotated[int, Field(ge=1)]
 GroupSize = Annotated[int, Field(ge=2)]
 
 
-def _resolve(path: Path, info: ValidationInfo) -> Path:
-    return beside((info.context or {}).get("directory", Path.cwd()), str(path))
-
-
 def _read_size(value: object) -> int:
     try:
         size = int(_SIZE.validate_python(value))
@@ -60,7 +54,7 @@ JournalSize = Annotated[int, BeforeValidator(_read_size)]
 
 
 def _check_webhook(text: str) -> str:
-    """What is posted there tells of a run, and the address itself is often a password: neither travels in the clear."""
+    """Alerts tell of a run, and the address itself is often a password: neither travels in the clear."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", parts.port
@@ -68,16 +62,9 @@ def _check_webhook(text: str) -> str:
         host, port, parts = "", 0, urlsplit("")
     if not host or port == 0 or parts.username is not None or parts.scheme not in ("http", "https"):
         raise ValueError("it is no address of the web; write for example https://example.org/alerts")
-    if parts.scheme == "http" and not _is_loopback(host):
+    if parts.scheme == "http" and host != "localhost" and scope_of(host) is not Scope.HOST:
         raise ValueError("alerts would travel unencrypted; use https, or http to this computer")
     return text
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check_address(text: str) -> str:
@@ -99,7 +86,10 @@ def _check_key(text: str) -> str:
 
 
 KeyText = Annotated[str, AfterValidator(_check_key)]
-OwnPath = Annotated[Path, AfterValidator(_resolve)]
+OwnPath = Annotated[
+    Path,
+    AfterValidator(lambda path, info: beside((info.context or {}).get("directory", Path.cwd()), str(path))),
+]
 AddressText = Annotated[str, AfterValidator(_check_address)]
 
 
@@ -122,7 +112,7 @@ class StdlibDataset(Section):
 
 
 class HuggingFaceDataset(Section):
-    """What `datasets.load_dataset` reads: a dataset of the Hub, or local json, parquet, csv or text files."""
+    """A source that `datasets.load_dataset` reads: a dataset of the Hub, or local json, parquet, csv or text files."""
 
     type: Literal["huggingface"] = shared(REQUIRED, "a dataset for the library `datasets` (extra: swarmcli[datasets])")
     path: str = shared(REQUIRED, "its name on the Hub, or json, parquet, csv or text for `data_files`", min_length=1)
@@ -223,7 +213,7 @@ _PARAMETERS_OF = {"gate": "mean", "trim": "trimmed_mean", "radius": "centered_cl
 
 
 class AggregatorSettings(Section):
-    """What becomes of the members' gradients and parameters; docs/security.md has what each withstands."""
+    """How the members' gradients and parameters become one average; docs/security.md has what each withstands."""
 
     name: Literal["mean", "median", "trimmed_mean", "centered_clip"] | None = shared(
         None,
@@ -292,7 +282,7 @@ class AveragingSettings(Section):
 
 
 class GradientAveragingSettings(Section):
-    """What peers send of their gradients."""
+    """In which form peers send their gradients."""
 
     method: Literal["plain", "powersgd", "poweref"] = shared(
         "plain", "plain: the gradients themselves; the others: two thin matrices for each large one"
@@ -311,7 +301,7 @@ class GradientAveragingSettings(Section):
 
 
 class DelaySettings(Section):
-    """What goes on in the background while trainers compute. Gradients are then one update behind."""
+    """Which work goes on in the background while trainers compute. Gradients are then one update behind."""
 
     grad_averaging: bool = shared(False, "trainers go on while gradients are averaged")
     optimizer_step: bool | None = shared(
@@ -341,7 +331,7 @@ class LocalUpdateSettings(Section):
 
 
 class CompressionSettings(Section):
-    """What tensors become on the wire; docs/compression.md has the error of each."""
+    """In which form tensors travel; docs/compression.md has the error of each."""
 
     gradients: Codec = shared("none", "how gradients travel")
     state_averaging: Codec = shared("none", "how parameters travel when they are averaged")
@@ -395,7 +385,7 @@ def _check_hierarchy(hierarchy: Mapping[int, int], processes: int) -> None:
 
 
 class LocalSettings(Section):
-    """What each volunteer chooses for this machine. Nothing of it is compared with others."""
+    """Each volunteer's choices for the own machine. Nothing of them is compared with others."""
 
     device: str = own(
         "auto", "auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps", pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$"

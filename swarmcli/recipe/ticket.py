@@ -1,4 +1,4 @@
-"""What a link carries for a closed run (`&invite=…`), and what a peer keeps of it until it is a member.
+"""The ticket that a link carries for a closed run (`&invite=…`), and that a peer keeps until it is a member.
 
 A ticket for the bearer holds a private key: whoever has it can take up the invitation. It is shown nowhere but in the
 link itself.
@@ -18,8 +18,6 @@ from swarmcli.network.identity import PEER_ID_BYTES, Identity, PeerID
 from swarmcli.network.membership import INVITATION_BYTES, ClosedRun, Invitation, Kind, Pass, claimed
 
 _VERSION = b"\x01"
-_SECRET_BYTES = 32
-MAX_TICKET = 320  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class Ticket:
     def parse(cls, text: str) -> Ticket:
         """Raises AddressError, in words without the text: they may end up in a log."""
         try:
-            if len(text) > MAX_TICKET or not text.isascii():
+            if len(text) > 320 or not text.isascii():
                 raise ValueError
             data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
             if data[:1] != _VERSION:
@@ -47,7 +45,7 @@ class Ticket:
             head = 1 + PEER_ID_BYTES
             invitation = Invitation.decode(data[head : head + INVITATION_BYTES])
             secret = data[head + INVITATION_BYTES :]
-            if len(secret) != (_SECRET_BYTES if invitation.kind is Kind.BEARER else 0):
+            if len(secret) != (32 if invitation.kind is Kind.BEARER else 0):
                 raise ValueError
             return cls(PeerID(data[1:head]), invitation, secret)
         except (ValueError, binascii.Error):
@@ -70,6 +68,6 @@ class Ticket:
         return Identity(Ed25519PrivateKey.from_private_bytes(self.secret)) if self.secret else None
 
     def card(self, recipe: str, peer: PeerID) -> Pass:
-        """What this peer shows with it."""
+        """The pass that this peer shows with it."""
         bearer = self.bearer
         return claimed(self.run(recipe), self.invitation, bearer, peer) if bearer else Pass(self.invitation)

@@ -11,8 +11,9 @@ is too long.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,10 +23,18 @@ from swarmcli.network import wire
 
 T = TypeVar("T")
 
-PIECE_BYTES = 16 * 2**20
-MAX_MESSAGE_BYTES = 64 * 2**20  # of a message that is taken
-SHORT_BYTES = 64 * 2**10  # up to here copying a tensor costs less than a message of its own
-PACK_BYTES = 2**20  # of short tensors that are broadcast together
+
+@dataclass(frozen=True, slots=True)
+class TransferSizes:
+    """Bytes. All ranks of a group go by the same ones."""
+
+    piece: int = 16 << 20  # of long tensors, that travel at once
+    message: int = 64 << 20  # that is taken from another rank
+    short: int = 64 << 10  # up to here copying a tensor costs less than a message of its own
+    pack: int = 1 << 20  # of short tensors that are broadcast together
+
+
+SIZES = TransferSizes()
 
 
 class Run(NamedTuple):
@@ -78,7 +87,7 @@ def send_tensors(
     """
     target, device = dist.get_global_rank(group, to), message_device(group)
     sources = [as_bytes(tensor) for tensor in tensors]
-    for runs in runs_of([source.numel() for source in sources], PIECE_BYTES):
+    for runs in runs_of([source.numel() for source in sources], SIZES.piece):
         parts = [sources[run.tensor][run.start : run.stop].to(device) for run in runs]
         _finish(dist.isend(_joined(parts), dst=target, group=group), patience)
 
@@ -92,58 +101,55 @@ def receive_tensors(
     """
     sender, device = dist.get_global_rank(group, source), message_device(group)
     targets = [tensor.view(-1).view(torch.uint8) for tensor in tensors]
-    for runs in runs_of([target.numel() for target in targets], PIECE_BYTES):
+    for runs in runs_of([target.numel() for target in targets], SIZES.piece):
         parts = [targets[run.tensor][run.start : run.stop] for run in runs]
         message = _room_for(parts, device)
         _finish(dist.irecv(message, src=sender, group=group), patience)
         _hand_out(message, parts)
 
 
-def send_message(data: bytes, to: int, group: dist.ProcessGroup, patience: timedelta | None = None) -> None:
-    """To rank `to` of the group, whose `receive_message` gets it. `patience`: see send_tensors."""
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise ValueError(f"a message of {len(data)} bytes is too long; at most {MAX_MESSAGE_BYTES} are taken")
+def send_message(message: Any, to: int, group: dist.ProcessGroup, patience: timedelta | None = None) -> None:
+    """Sends a struct or plain value that msgpack carries to rank `to` of the group, whose `receive_message` gets it.
+    `patience`: see send_tensors."""
+    data = wire.encode(message)
+    if len(data) > SIZES.message:
+        raise ValueError(f"a message of {len(data)} bytes is too long; at most {SIZES.message} are taken")
     send_tensors([torch.tensor(len(data))], to, group, patience)
-    send_tensors([torch.frombuffer(bytearray(data), dtype=torch.uint8)] if data else [], to, group, patience)
+    send_tensors([torch.frombuffer(bytearray(data), dtype=torch.uint8)], to, group, patience)
 
 
-def receive_message(source: int, group: dist.ProcessGroup, patience: timedelta | None = None) -> bytes:
-    """What rank `source` of the group sends by `send_message`."""
+def receive_message(kind: type[T], source: int, group: dist.ProcessGroup, patience: timedelta | None = None) -> T:
+    """Takes what rank `source` of the group sends by `send_message`. ValueError for a message of another kind."""
     length = torch.tensor(0)
     receive_tensors([length], source, group, patience)
     _check_length(int(length), f"rank {source}")
     data = torch.empty(int(length), dtype=torch.uint8)
     receive_tensors([data], source, group, patience)
-    return data.numpy().tobytes()
+    return wire.decode(kind, data.numpy().tobytes())
 
 
 # From all ranks to all
 
 
-def exchange(data: bytes, group: dist.ProcessGroup) -> list[bytes]:
-    """What each rank gave, by rank. A collective call.
+def exchange(kind: type[T], value: T, group: dist.ProcessGroup) -> list[T]:
+    """The structs or plain values of all ranks, by rank. A collective call.
 
     Takes the longest message times the number of ranks in memory.
     """
+    data = wire.encode(value)
     lengths = [int(length) for (length,) in gather_numbers([len(data)], group)]
     longest = max(lengths)
     _check_length(longest, f"rank {lengths.index(longest)}")
-    if not longest:
-        return [b""] * len(lengths)
     padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8).to(message_device(group))
     received = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(received, padded, group=group)
-    return [each[:length].cpu().numpy().tobytes() for each, length in zip(received, lengths, strict=True)]
-
-
-def exchange_values(kind: type[T], value: T, group: dist.ProcessGroup) -> list[T]:
-    """The same for structs and plain values that msgpack carries. A collective call."""
-    return [wire.decode(kind, each) for each in exchange(wire.encode(value), group)]
+    messages = (each[:length].cpu().numpy().tobytes() for each, length in zip(received, lengths, strict=True))
+    return [wire.decode(kind, each) for each in messages]
 
 
 def agree(problem: str | None, group: dist.ProcessGroup) -> None:
     """Returns at all ranks if none has a problem, else raises CheckpointError with all their words. A collective."""
-    told = exchange_values(str, problem or "", group)
+    told = exchange(str, problem or "", group)
     if any(told):
         raise CheckpointError("; ".join(dict.fromkeys(text for text in told if text)))
 
@@ -183,11 +189,12 @@ def broadcast_from_owners(tensors_by_rank: Sequence[Sequence[torch.Tensor]], gro
 
 
 def packs(flat: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """What shares a message, by size and device, in which all ranks agree: a long tensor alone, parts of short ones."""
-    yield from ([tensor] for tensor in flat if tensor.numel() > SHORT_BYTES)
+    """Tensors that share a message, by size and device, in which all ranks agree: a long one alone, parts of short
+    ones."""
+    yield from ([tensor] for tensor in flat if tensor.numel() > SIZES.short)
     for device in dict.fromkeys(tensor.device for tensor in flat):
-        short = [tensor for tensor in flat if tensor.device == device and tensor.numel() <= SHORT_BYTES]
-        for runs in runs_of([tensor.numel() for tensor in short], PACK_BYTES):
+        short = [tensor for tensor in flat if tensor.device == device and tensor.numel() <= SIZES.short]
+        for runs in runs_of([tensor.numel() for tensor in short], SIZES.pack):
             yield [short[run.tensor][run.start : run.stop] for run in runs]
 
 
@@ -220,5 +227,5 @@ def _finish(work: dist.Work | None, patience: timedelta | None) -> None:
 
 def _check_length(length: int, whose: str) -> None:
     """Before memory is taken for it."""
-    if not 0 <= length <= MAX_MESSAGE_BYTES:
-        raise ValueError(f"{whose} announced a message of {length} bytes; at most {MAX_MESSAGE_BYTES} are taken")
+    if not 0 <= length <= SIZES.message:
+        raise ValueError(f"{whose} announced a message of {length} bytes; at most {SIZES.message} are taken")

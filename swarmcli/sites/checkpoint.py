@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
@@ -29,8 +29,6 @@ from swarmcli.sites.links import named
 from swarmcli.sites.site import Site
 
 logger = logging.getLogger(__name__)
-
-LOOK_SECONDS = 0.2
 
 
 class CopyShares(Command, frozen=True):
@@ -76,7 +74,6 @@ class SiteShards:
         self._writer = ThreadPoolExecutor(1, "swarm-shards")
         self._writing: Future[Written] | None = None
         self._directory, self._epoch = home, 0
-        self._pause = threading.Event()  # never set
 
     def close(self) -> None:
         """Waits for what is being written."""
@@ -96,7 +93,7 @@ class SiteShards:
         command = WriteShares(directory.relative_to(self.home).as_posix(), epoch)
         self._lead.run(command, lambda: self._begin(command))
         while (problem := self._lead.run(LookAfterShares(), self._look_after)) is None:
-            self._pause.wait(LOOK_SECONDS)
+            time.sleep(0.2)
         if problem:
             raise CheckpointError(problem)
         return read_manifest(directory)[1].hex()
@@ -138,12 +135,12 @@ class SiteShards:
         self._writing = self._writer.submit(try_to_write, self._directory, self._site.rank, copy)
 
     def _look_after(self) -> str | None:
-        """What is wrong, "" if all ranks have written, None: not yet."""
+        """Says what is wrong, "" if all ranks have written, None: not yet."""
         writing = self._writing
         if writing is None:
             raise SiteError("this rank was asked how it gets on with its share before it was told to write it")
         with named("not every rank of the site said whether it has written its share"):
-            ended = all(exchange(b"1" if writing.done() else b"", self._site.commands))
+            ended = all(exchange(bool, writing.done(), self._site.commands))
             if not ended:
                 return None
             try:
@@ -153,7 +150,7 @@ class SiteShards:
         return ""
 
     def _settle(self, command: SettleShares) -> None:
-        """What rank 0 did to its directories is done to those of this machine, if they are others."""
+        """Does to the directories of this machine what rank 0 did to its own, if they are others."""
         partial = self._place(command.directory)
         try:
             if command.name and partial.is_dir():

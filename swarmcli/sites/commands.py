@@ -21,7 +21,6 @@ import msgspec
 import torch
 
 from swarmcli.errors import SiteError
-from swarmcli.network import wire
 from swarmcli.sites.links import receive_message, receive_tensors, send_message, send_tensors
 from swarmcli.sites.site import Site
 
@@ -73,11 +72,17 @@ class LeaderCommands:
             try:
                 self._send(command)
                 result = transfer()
-                self._wait_until_done(patience)
+                limit = self.site.timeout if patience is None else timedelta(seconds=patience)
+                for rank in self.site.others:
+                    receive_tensors(self.site.commands, [torch.empty(1, dtype=torch.uint8)], rank, limit)
                 done = True
             finally:  # also for a KeyboardInterrupt: the others wait in the middle of the command
                 if not done:
-                    self._fail(command, sys.exception())
+                    error = sys.exception()
+                    why = error or type(error).__name__
+                    self.failed = SiteError(f"{type(command).__name__} came to no end at rank 0: {why}")
+                    logger.error("%s", self.failed)
+                    self.site.break_off()
             return result
 
     def check(self) -> None:
@@ -93,19 +98,8 @@ class LeaderCommands:
                 self._send(Leave())
 
     def _send(self, command: Command) -> None:
-        data = wire.encode(command)
         for rank in self.site.others:
-            send_message(self.site.commands, data, rank)
-
-    def _wait_until_done(self, patience: float | None) -> None:
-        limit = self.site.timeout if patience is None else timedelta(seconds=patience)
-        for rank in self.site.others:
-            receive_tensors(self.site.commands, [torch.empty(1, dtype=torch.uint8)], rank, limit)
-
-    def _fail(self, command: Command, error: BaseException | None) -> None:
-        self.failed = SiteError(f"{type(command).__name__} came to no end at rank 0: {error or type(error).__name__}")
-        logger.error("%s", self.failed)
-        self.site.break_off()
+            send_message(self.site.commands, command, rank)
 
 
 class Follower:
@@ -150,7 +144,7 @@ class Follower:
 
     def _follow(self) -> bool:
         """Waits for a command and carries it out; False for the last one."""
-        command = wire.decode(self._kinds, receive_message(self._site.commands, 0))
+        command = receive_message(self._kinds, self._site.commands, 0)
         if isinstance(command, Leave):
             return False
         self._handlers[type(command)](command)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from swarmcli.errors import OptimizerError
 from swarmcli.optim.gradients.accumulator import GradientAccumulator, sum_type
-from swarmcli.sharding.transfer import PIECE_BYTES, runs_of
+from swarmcli.sharding.transfer import SIZES, runs_of
 from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.links import named
 from swarmcli.sites.site import Site
@@ -28,7 +28,7 @@ class LeaderGradients(ABC):
 
     @property
     def generation(self) -> int:
-        """Of the others' sums that count."""
+        """The generation of the others' sums that count."""
         return 0
 
     @abstractmethod
@@ -93,7 +93,7 @@ class SiteAccumulator(GradientAccumulator):
         self._elsewhere = 0  # samples that are counted here and summed at other ranks
 
     def expect(self, own: int) -> None:
-        """Of the batch that is added next, only so many samples are this rank's."""
+        """Says how many samples of the batch that is added next are this rank's."""
         self._own = own
 
     def add(self, batch_size: int, scale: float | None = None) -> bool:
@@ -112,7 +112,13 @@ class SiteAccumulator(GradientAccumulator):
     def freeze(self) -> int:
         """As GradientAccumulator does, with the sums of all ranks. Raises SiteError. Never on the event loop."""
         if self._elsewhere:
-            found = self._commands.run(GatherGradients(self.generation), self._fetch)
+
+            def fetch() -> int:
+                sum_over_ranks(site, site.commands, self.accumulators)
+                return _total(site.commands, 0)
+
+            site = self._commands.site
+            found = self._commands.run(GatherGradients(self.generation), fetch)
             self._summed += found - self._elsewhere  # equal, unless a reset came between
             self._elsewhere = 0
         return super().freeze()
@@ -121,11 +127,6 @@ class SiteAccumulator(GradientAccumulator):
         self.generation += 1
         self._elsewhere = 0
         super().reset()
-
-    def _fetch(self) -> int:
-        site = self._commands.site
-        sum_over_ranks(site, site.commands, self.accumulators)
-        return _total(site.commands, 0)
 
 
 class LeaderSums(LeaderGradients):
@@ -136,7 +137,7 @@ class LeaderSums(LeaderGradients):
         self._sums: SiteAccumulator | None = None
 
     def make_accumulator(self, parameters: Sequence[torch.Tensor], *, reuse: bool) -> SiteAccumulator:
-        """What sums the gradients of these parameters, in the site. An AccumulatorFactory."""
+        """Makes the sums of the gradients of these parameters, in the site. An AccumulatorFactory."""
         self._sums = SiteAccumulator(self._commands, parameters, reuse=reuse)
         return self._sums
 
@@ -244,7 +245,7 @@ def sum_over_ranks(
     flat = [tensor.view(-1) for tensor in contiguous]
     for dtype in dict.fromkeys(each.dtype for each in flat):
         alike = [each for each in flat if each.dtype is dtype]
-        for runs in runs_of([each.numel() for each in alike], PIECE_BYTES // dtype.itemsize):
+        for runs in runs_of([each.numel() for each in alike], SIZES.piece // dtype.itemsize):
             parts = [alike[run.tensor][run.start : run.stop] for run in runs]
             in_place = len(parts) == 1 and parts[0].device.type == site.carrier.type and not mean
             kind = sum_type(dtype) if mean else dtype

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 import torch
 
-from swarmcli.network import wire
 from swarmcli.optim import Optimizer
 from swarmcli.optim.gradients.accumulator import all_finite
 from swarmcli.sharding.levels.plan import read_plan
@@ -36,7 +35,8 @@ class GatherParameters(Command, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What the others' optimizers have to know of rank 0's; `statistics`: its statistics follow, in place of theirs."""
+    """The others' optimizers take over these settings of rank 0's; `statistics`: its statistics follow, in place of
+    theirs."""
 
     groups: list[dict[str, Any]]
     statistics: bool
@@ -114,11 +114,11 @@ class LeaderLevels(LeaderGradients):
         if not self.at_rest:
             raise RuntimeError("the other ranks are computing: what they learn now would be in no mean")
         if not self._gathered:
-            self._commands.run(GatherParameters(), self._gather)
+            site = self._site
+            self._commands.run(
+                GatherParameters(), lambda: sum_over_ranks(site, site.commands, self._parameters, mean=True)
+            )
             self._gathered = True
-
-    def _gather(self) -> None:
-        sum_over_ranks(self._site, self._site.commands, self._parameters, mean=True)
 
     def note_replaced(self) -> None:
         self._gathered = self._replaced = True
@@ -147,7 +147,7 @@ class LeaderLevels(LeaderGradients):
         self.at_rest = verdict.stop
 
     def _tell(self, optimizer: torch.optim.Optimizer) -> None:
-        news = wire.encode(Settings(describe_settings(optimizer.param_groups), self._replaced))
+        news = Settings(describe_settings(optimizer.param_groups), self._replaced)
         for rank in self._site.others:
             send_message(self._site.pace, news, rank)
         if self._replaced:
@@ -188,7 +188,7 @@ class MemberLevels(MemberGradients):
                 self._levels.average(level)
 
     def _hear(self) -> None:
-        news = wire.decode(Settings, receive_message(self._site.pace, 0))
+        news = receive_message(Settings, self._site.pace, 0)
         apply_settings(self._optimizer.param_groups, news.groups)
         if news.statistics:
             with named("rank 0 did not send the optimizer's statistics"):

@@ -1,4 +1,4 @@
-"""What the processes of a site send each other, and how one that waits for another learns that it is gone.
+"""How the processes of a site send to each other, and how one that waits for another learns that it is gone.
 
 The functions are those of sharding/transfer.py, with a site's patience, and with SiteErrors that name the rank.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,21 +17,20 @@ import torch.distributed as dist
 from swarmcli.errors import SiteError
 from swarmcli.sharding import transfer
 
+T = TypeVar("T")
 FOREVER = timedelta(days=365)  # for as long as the other process lives: gloo notices a closed connection
-_AT_ONCE = timedelta(milliseconds=1)
-_NEVER_SENT = 1 << 20  # a tag
 
 
-def send_message(group: dist.ProcessGroup, data: bytes, to: int, patience: timedelta | None = None) -> None:
+def send_message(group: dist.ProcessGroup, message: Any, to: int, patience: timedelta | None = None) -> None:
     """To the rank `to` of the site, whose `receive_message` gets it. See send_tensors."""
     with named(f"rank {to} is gone, or does not take what it is sent"):
-        transfer.send_message(data, to, group, patience or _patience_with(to))
+        transfer.send_message(message, to, group, patience or _patience_with(to))
 
 
-def receive_message(group: dist.ProcessGroup, source: int, patience: timedelta = FOREVER) -> bytes:
-    """What `source` sends. Raises SiteError: it is gone, or late."""
+def receive_message(kind: type[T], group: dist.ProcessGroup, source: int, patience: timedelta = FOREVER) -> T:
+    """Takes what `source` sends. Raises SiteError: it is gone, or late."""
     with named(_gone(source, patience)):
-        return transfer.receive_message(source, group, patience)
+        return transfer.receive_message(kind, source, group, patience)
 
 
 def send_tensors(
@@ -75,16 +75,10 @@ def sever(group: dist.ProcessGroup) -> None:
     except (RuntimeError, ValueError, KeyError):
         return  # the group, or all of torch.distributed, has been taken apart here
     for rank in others:
-        _wait_in_vain(group, rank)
-
-
-def _wait_in_vain(group: dist.ProcessGroup, source: int) -> None:
-    try:
-        work = dist.irecv(torch.empty(1), src=source, group=group, tag=_NEVER_SENT)
-        if work is not None:
-            work.wait(_AT_ONCE)
-    except (RuntimeError, ValueError):
-        return  # the error that was asked for
+        with suppress(RuntimeError, ValueError):  # the error that is asked for
+            work = dist.irecv(torch.empty(1), src=rank, group=group, tag=1 << 20)  # that nobody sends
+            if work is not None:
+                work.wait(timedelta(milliseconds=1))
 
 
 @contextmanager

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from swarmcli.errors import SiteError
 
 CURRENT = "swarm-site/current"  # the name of the life that rank 0 has begun last
-POLL_SECONDS = 0.2
 
 
 def meet_at_file(path: Path, seconds: float) -> None:
@@ -94,5 +93,5 @@ def _wait_until(done: Callable[[], bool], deadline: float) -> bool:
     while not done():
         if time.monotonic() >= deadline:
             return False
-        time.sleep(POLL_SECONDS)
+        time.sleep(0.2)
     return True

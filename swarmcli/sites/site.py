@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from swarmcli.errors import SiteError
 from swarmcli.sites.links import named, receive_message, send_message, sever
 from swarmcli.sites.meeting import keeps_agents_store, meet_at_agents_store, meet_at_file
 
-FORMING_SECONDS = 300.0  # until all processes of a site have started and found each other
+T = TypeVar("T")
 
 
 class Site:
@@ -41,36 +42,44 @@ class Site:
         timeout: float,
         device: torch.device,
         owns_world: bool,
+        forming: float = 300.0,
     ) -> None:
-        """For `form`. `owns_world`: the world was made for this site and ends with it."""
+        """For `form`. `owns_world`: the world was made for this site and ends with it. `forming`: see there."""
         self.rank, self.size = rank, size
         self.pace, self.commands = pace, commands
-        self.timeout = timedelta(seconds=timeout)
+        self.timeout, self.forming = timedelta(seconds=timeout), timedelta(seconds=forming)
         self.device = device
         self.carrier = device if "nccl" in dist.get_backend_config(commands) else torch.device("cpu")
         self._owns_world = owns_world
         self._closed = False
 
     @classmethod
-    def form(cls, *, timeout: float = 60.0, device: torch.device | None = None, store: Path | None = None) -> Site:
+    def form(
+        cls,
+        *,
+        timeout: float = 60.0,
+        device: torch.device | None = None,
+        store: Path | None = None,
+        forming: float = 300.0,
+    ) -> Site:
         """Meets the other processes that the environment (RANK, WORLD_SIZE, torchrun's) tells of, or takes the world
         that there is.
 
         All of them call this. `timeout`: seconds that one process waits for the others where nobody waits for the
         swarm; `device`: where this process computes; `store`: a file at which processes of one machine meet, new for
-        each site (None: at the store that the environment names). Raises SiteError if they do not come together
-        within FORMING_SECONDS.
+        each site (None: at the store that the environment names). `forming`: seconds until all have
+        started and found each other; SiteError when they have not.
         """
         if timeout <= 0:
             raise ValueError(f"timeout={timeout!r}: expected a positive number of seconds")
         owns_world = not dist.is_initialized()
         with named("the processes of this site did not come together"):
             if owns_world and store is not None:
-                meet_at_file(store, FORMING_SECONDS)
+                meet_at_file(store, forming)
             elif owns_world and keeps_agents_store():
-                meet_at_agents_store(FORMING_SECONDS)
+                meet_at_agents_store(forming)
             elif owns_world:
-                dist.init_process_group("gloo", timeout=timedelta(seconds=FORMING_SECONDS))
+                dist.init_process_group("gloo", timeout=timedelta(seconds=forming))
             backend = "cpu:gloo,cuda:nccl" if _all_have_own(device) else "gloo"
             pace, commands = (dist.new_group(backend=backend, timeout=timedelta(seconds=timeout)) for _ in range(2))
         if pace is None or commands is None:
@@ -83,6 +92,7 @@ class Site:
             timeout=timeout,
             device=device or torch.device("cpu"),
             owns_world=owns_world,
+            forming=forming,
         )
 
     @property
@@ -90,25 +100,25 @@ class Site:
         """The ranks beside rank 0."""
         return range(1, self.size)
 
-    def share(self, data: bytes | None = None) -> bytes:
-        """What rank 0 gives here, at every rank. All main threads call it; they wait for rank 0 as long as it lives.
+    def share(self, kind: type[T], value: T) -> T:
+        """Rank 0's value, at every rank. All main threads call it; they wait for rank 0 as long as it lives.
 
-        Raises SiteError; at rank 0 also if a rank does not call it within FORMING_SECONDS.
+        Raises SiteError; at rank 0 also if a rank does not call it within `forming`.
         """
         if self.rank:
-            return receive_message(self.pace, 0)
+            return receive_message(kind, self.pace, 0)
         for rank in self.others:
-            send_message(self.pace, data or b"", rank, timedelta(seconds=FORMING_SECONDS))
-        return data or b""
+            send_message(self.pace, value, rank, self.forming)
+        return value
 
-    def meet(self, seconds: float = FORMING_SECONDS) -> None:
-        """Returns when all main threads have called it. Raises SiteError if a rank takes longer than that."""
+    def meet(self, patience: timedelta | None = None) -> None:
+        """Returns when all main threads have called it. Raises SiteError if a rank takes longer; None: `forming`."""
         if self.rank:
-            send_message(self.pace, b"", 0)
+            send_message(self.pace, None, 0)
         else:
             for rank in self.others:
-                receive_message(self.pace, rank, timedelta(seconds=seconds))
-        self.share()
+                receive_message(type(None), self.pace, rank, patience or self.forming)
+        self.share(type(None), None)
 
     def any(self, mine: bool) -> bool:
         """Whether any rank says yes. All main threads call it at once. Raises SiteError."""

@@ -24,7 +24,6 @@ import torch
 
 from swarmcli.compression import TensorDescriptor
 from swarmcli.compression.base import read_numbers, tensor_memory
-from swarmcli.network import wire
 from swarmcli.optim.state.statistics import by_place, read_place
 from swarmcli.sharding.transfer import Run, as_bytes, runs_of
 from swarmcli.sharding.zero.state import copy_settings
@@ -36,7 +35,6 @@ from swarmcli.state.distant import PIECE, AnyTensor, DistantTensor, fill, pieces
 from swarmcli.state.snapshot import TensorEntry, copied
 from swarmcli.state.unnamed_file import usual_directory
 
-SMALL = 1 << 10  # bytes; statistics up to this size, such as counts of steps, come with the outline
 _COPYING = timedelta(seconds=300)  # for a pin
 Span = tuple[str, int, int]  # a place, where the piece begins, where it ends
 
@@ -75,7 +73,7 @@ class EndStaging(Command, frozen=True):
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """What there is in a share, by place. `small`: the contents of tensors of at most SMALL bytes."""
+    """The statistics in a share, by place. `small`: the contents of short tensors, such as counts of steps."""
 
     entries: tuple[TensorEntry, ...]
     small: dict[str, bytes]
@@ -129,8 +127,8 @@ class ShareOfStatistics:
         return self._staged[place]
 
     def end_staging(self, install: bool) -> None:
-        """What is staged takes the place of this rank's statistics, in the types that a state dict would get, or is
-        forgotten."""
+        """Has what is staged take the place of this rank's statistics, in the types that a state dict would get, or
+        forgets it."""
         staged, numbers = self._staged, self._numbers
         self._staged, self._numbers = {}, {}
         if not install:
@@ -152,10 +150,11 @@ class ShareOfStatistics:
     def _pin(self, command: PinStatistics) -> None:
         self.release(command.released)
         tensors, numbers = self.live()
-        self._pins[command.pin] = copied({place: each for place, each in tensors.items() if each.nbytes > SMALL})
+        short = {place: each for place, each in tensors.items() if each.nbytes <= 1 << 10}  # they come with the outline
+        self._pins[command.pin] = copied({place: each for place, each in tensors.items() if place not in short})
         entries = tuple(TensorEntry.of(place, tensor) for place, tensor in tensors.items())
-        small = {place: bytes(tensor_memory(each)) for place, each in tensors.items() if each.nbytes <= SMALL}
-        send_message(self._site.commands, wire.encode(Outline(entries, small, numbers)), 0)
+        small = {place: bytes(tensor_memory(each)) for place, each in short.items()}
+        send_message(self._site.commands, Outline(entries, small, numbers), 0)
 
     def _read_pinned(self, command: ReadPinned) -> None:
         place, begin, end = command.span
@@ -261,8 +260,8 @@ class SiteStatistics:
     def _receive_outlines(self) -> list[Outline]:
         """Not before every rank has copied its share, however large that is."""
         site = self._commands.site
-        data = [receive_message(site.commands, rank, max(site.timeout, _COPYING)) for rank in site.others]
-        return [wire.decode(Outline, each) for each in data]
+        patience = max(site.timeout, _COPYING)
+        return [receive_message(Outline, site.commands, rank, patience) for rank in site.others]
 
 
 class Pin:

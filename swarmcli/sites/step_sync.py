@@ -1,4 +1,4 @@
-"""What the main threads of a site tell each other in every step. All take the same steps, and end after the same one.
+"""The main threads of a site tell each other this in every step. All take the same steps, and end after the same one.
 
 rank 0         gather_reports ──── the swarm's optimizer steps, however long that takes ──── announce
 other ranks    send_report ────────────────────────── wait ─────────────────────────── hear_verdict
@@ -20,7 +20,7 @@ from swarmcli.sites.site import Site
 
 @dataclass(frozen=True)
 class Report:
-    """What one rank says of its step."""
+    """One rank's word of its step."""
 
     samples: int = 0  # in its gradients
     losses: float = 0.0  # sum over the `rated` samples of which there is a loss
@@ -32,7 +32,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What rank 0 says of a step, when it is over for the swarm."""
+    """Rank 0's word of a step, when it is over for the swarm."""
 
     epoch: int
     new_parameters: bool = False  # they follow
@@ -101,12 +101,13 @@ class SharedModel:
         return self._equal and not self.written
 
     def note_equal(self) -> None:
-        """What the optimizer steps is rank 0's at all ranks now; before the first transfer the rest may not be."""
+        """All ranks have rank 0's values of what the optimizer steps now; before the first transfer the rest may
+        differ."""
         if self._equal_at is not None:
             self._equal_at, self._equal = self._versions(), True
 
     def transfer(self, verdict: Verdict) -> None:
-        """What the verdict announces, from rank 0 to all others; all call it. Raises SiteError."""
+        """Sends what the verdict announces from rank 0 to all others; all call it. Raises SiteError."""
         tensors: list[torch.Tensor] = []
         tensors += self._parameters if verdict.new_parameters else []
         tensors += self._buffers if verdict.new_buffers else []

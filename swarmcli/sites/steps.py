@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, Self
 
 from torch import nn
@@ -17,14 +16,14 @@ from swarmcli.optim import Optimizer
 from swarmcli.sites.commands import Command, Follower, LeaderCommands
 from swarmcli.sites.gradients import LeaderGradients, MemberGradients
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
-from swarmcli.sites.site import FORMING_SECONDS, Site
+from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import Report, SharedModel, Verdict, announce, gather_reports, hear_verdict, send_report
 
 logger = logging.getLogger(__name__)
 
 
 class SiteSteps(ABC):
-    """What all ranks have in common. For one thread, the training loop's.
+    """All ranks have this in common. For one thread, the training loop's.
 
     Methods raise SiteError once the site has lost a rank or one of them has failed; then this process is of no more use
     to it. Whatever a method raises, the other ranks end too, with SiteErrors.
@@ -149,7 +148,7 @@ class SiteLeader(SiteSteps):
     def load_state_from_peers(self) -> bool:
         """Waits for all ranks to be ready, joins the run, and gives everyone the model. All call it before training."""
         with self._all_or_none():
-            gather_reports(self._site, timedelta(seconds=FORMING_SECONDS))
+            gather_reports(self._site, self._site.forming)
             changed = self._optimizer.load_state_from_peers()
             self._rest()
             self._announce(stop=False)
@@ -170,18 +169,14 @@ class SiteLeader(SiteSteps):
                 self._heed()
             total = self._gradients.take(samples, reports)
             everyone = [self._own_report(samples, ended), *reports]
-            self._note_site_loss(everyone, total)
+            if total and (rated := sum(each.rated for each in everyone)):
+                self._optimizer.note_loss(sum(each.losses for each in everyone) / rated, total)
             self._optimizer.step(batch_size=total)
             # Here all ranks' samples of this step are counted, and the others wait for the verdict, however long.
             self._rest()
             self._commands.check()  # a command may have failed in a thread whose errors nobody sees
             stop = self._wants_to_stop.is_set() or all(each.ended for each in everyone)
             self._announce(stop=stop, stepped=total > 0)
-
-    def _note_site_loss(self, reports: Sequence[Report], total: int) -> None:
-        rated = sum(each.rated for each in reports)
-        if rated and total:
-            self._optimizer.note_loss(sum(each.losses for each in reports) / rated, total)
 
     def _announce(self, *, stop: bool, stepped: bool = False) -> None:
         epoch, told = self._optimizer.local_epoch, self._told

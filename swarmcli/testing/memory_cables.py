@@ -12,8 +12,6 @@ from swarmcli.network.identity import PeerID
 
 Latency = float | Callable[[PeerID, PeerID], float]
 
-_RETRANSMISSION = 0.2  # seconds; the least timeout of TCP on Linux
-
 SHARED_PIECE = 16 << 10  # bytes that one connection may send over a slow link before it is another's turn
 PIECE = 64 << 10  # bytes that arrive at a time where no link is slow
 
@@ -117,11 +115,11 @@ class Cables:
         self.to_tear.add((source, target))
 
     def set_bandwidth(self, peer: PeerID, bytes_per_second: float | None) -> None:
-        """Of both directions."""
+        """Sets both directions."""
         self.set_bandwidths(peer, uplink=bytes_per_second, downlink=bytes_per_second)
 
     def set_bandwidths(self, peer: PeerID, *, uplink: float | None, downlink: float | None) -> None:
-        """Of a link that is faster one way than the other, in bytes per second."""
+        """Sets a link that is faster one way than the other, in bytes per second."""
         self.uplinks[peer].bandwidth = uplink
         self.downlinks[peer].bandwidth = downlink
 
@@ -148,7 +146,7 @@ class Cables:
         """Seconds that the next packet takes one way."""
         seconds = self._latency(source, target) if callable(self._latency) else self._latency
         if self._loss and self.random.random() < self._loss:
-            seconds += _RETRANSMISSION + 2 * seconds
+            seconds += 0.2 + 2 * seconds  # the least timeout of TCP on Linux
         return seconds
 
     def _flow_again(self) -> None:

@@ -18,11 +18,6 @@ from swarmcli.network.transports.base import Buffer, Purpose, Receiver
 from swarmcli.network.transports.frames import FrameReader, FrameWriter, goodbye_frame
 from swarmcli.testing.memory_cables import PIECE, SHARED_PIECE, Cables, Packet, cut
 
-_WRITE_HIGH = 256 << 10  # bytes under way in one direction, beyond which a sender waits …
-_WRITE_LOW = 128 << 10  # … until there are only so many
-_LINE_RATE = 1e9  # bytes per second, at which the pieces of one write arrive where no link is slow
-_LINGER = 2.0  # seconds that a closing connection waits for a frame that is being written
-
 
 class _Writer(FrameWriter):
     def __init__(self, connection: MemoryConnection, limits: Limits, rates: LinkRates) -> None:
@@ -119,8 +114,8 @@ class MemoryConnection:
 
     async def close(self, reason: str = "") -> None:
         if self._error is None:
-            try:
-                async with asyncio.timeout(_LINGER), self._writer.turn:
+            try:  # a frame that is being written has a moment to end
+                async with asyncio.timeout(2.0), self._writer.turn:
                     self._end_in_order(ConnectionLost(f"closed by us: {reason}"), reason)
             except TimeoutError:
                 self.abort(reason)
@@ -140,7 +135,7 @@ class MemoryConnection:
         uplink, downlink = self._cables.uplinks[self._own_id], self._cables.downlinks[self.peer_id]
         limited = uplink.bandwidth is not None or downlink.bandwidth is not None
         self._unacknowledged += len(data)
-        if self._unacknowledged > _WRITE_HIGH:
+        if self._unacknowledged > 256 << 10:  # bytes under way, beyond which a sender waits …
             self._writer.pause()
         size = SHARED_PIECE if limited else PIECE
         for packet in cut(data, min(size, self.other.rates.download.piece)):
@@ -149,7 +144,8 @@ class MemoryConnection:
     def travel(self, packet: Packet) -> None:
         """The packet has left the other end's link and will reach this one's, behind those before it."""
         arrival = self._loop.time() + self._cables.latency(self.peer_id, self._own_id)
-        in_line = self._last_arrival + (packet.size / _LINE_RATE if packet.follows else 0)
+        behind = packet.size / 1e9 if packet.follows else 0  # seconds, on a line that no link slows down
+        in_line = self._last_arrival + behind
         self._last_arrival = max(arrival, in_line)
         self._travelling.append(packet)
         self._loop.call_at(self._last_arrival, self._reach_link)
@@ -245,7 +241,7 @@ class MemoryConnection:
 
     def _acknowledged(self, size: int) -> None:
         self._unacknowledged -= size
-        if self._unacknowledged <= _WRITE_LOW:
+        if self._unacknowledged <= 128 << 10:  # … until there are only so many
             self._writer.resume()
 
     def _end_in_order(self, error: Exception, reason: str) -> None:

@@ -20,8 +20,6 @@ from swarmcli.testing.memory_cables import Cables, Latency
 from swarmcli.testing.memory_connection import MemoryConnection
 from swarmcli.testing.memory_router import MemoryRouter, Translation, networks, seen_through
 
-_FIRST_PORT = 40000  # of the ports from which a peer dials
-
 
 class _Place(NamedTuple):
     """Where a peer is. Behind different routers there may be equal hosts."""
@@ -93,7 +91,7 @@ class MemoryNetwork(Cables):
                 transport.die("killed")
 
     def find(self, dialer: MemoryTransport, host: str, port: int) -> MemoryTransport | Literal["refused", "silence"]:
-        """What a dial meets."""
+        """The peer that a dial meets, or how it is left without one."""
         inside = networks(dialer.place.router)
         for network in inside:
             found = self._transports.get(_Place(network, host, port))
@@ -110,7 +108,7 @@ class MemoryNetwork(Cables):
         return "silence" if elsewhere else "refused"
 
     def send_syn(self, syn: _Syn) -> None:
-        """Of an end that dials one who dials it at the same moment."""
+        """An end dials one that dials it at the same moment."""
         self._syns[syn.source, syn.target] = syn
         asyncio.get_running_loop().call_later(self.latency(*syn.ends), self._syn_arrives, syn)
 
@@ -147,7 +145,7 @@ class MemoryTransport:
         self.rates = LinkRates()
         self.membership: Membership | None = None
         self.place = place
-        self._next_port = _FIRST_PORT
+        self._next_port = 40_000
         self._connections: list[MemoryConnection] = []  # those that stand, and some that have ended
         self._listening = listening
         self._accept: Accept | None = None
@@ -317,7 +315,7 @@ class MemoryTransport:
 
 
 class _Syn:
-    """What an end sends that dials another one while that dials it."""
+    """An end that dials another one while that dials it sends this."""
 
     def __init__(
         self, transport: MemoryTransport, source: int, target: str, peer: PeerID, purpose: Purpose, leads: bool

@@ -8,8 +8,6 @@ from swarmcli.network.identity import PeerID
 
 Translation = Literal["independent", "dependent"]  # of whom one dials (RFC 4787, section 4.1)
 
-_FIRST_PORT = 20000
-
 
 class MemoryRouter:
     """A home's router with a stateful filter: each connection from inside is seen at `host`, at a port of its own; what
@@ -26,7 +24,7 @@ class MemoryRouter:
         self.refuses = refuses
         self._shown: dict[tuple[PeerID, int], int] = {}  # a peer and its port → the outer port
         self._forwarded: dict[int, PeerID] = {}
-        self._next_port = _FIRST_PORT
+        self._next_port = 20_000
 
     def forward(self, port: int, peer: PeerID) -> str:
         """Leads what comes to this port to a peer behind this very router; returns the outer address. Port 0: whatever
@@ -39,12 +37,12 @@ class MemoryRouter:
         self._forwarded.pop(port, None)
 
     def inside(self, port: int) -> PeerID | None:
-        """Whom a dial from outside reaches."""
+        """The peer that a dial from outside reaches."""
         return self._forwarded.get(port) or self._forwarded.get(0)
 
     def outer_address(self, source: tuple[PeerID, int] | None = None) -> str:
-        """Of one more connection from inside. `source`: from this port of that peer, which an independent translation
-        shows to everyone alike."""
+        """The address of one more connection from inside. `source`: from this port of that peer, which an independent
+        translation shows to everyone alike."""
         port = self._shown.get(source) if source is not None and self.translation == "independent" else None
         if port is None and source is not None and self._keeps(source[1]):
             port = self._shown[source] = source[1]

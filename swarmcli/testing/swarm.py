@@ -14,7 +14,7 @@ from swarmcli.testing.memory_router import MemoryRouter
 
 
 class Startable(Protocol):
-    """What stands on a node: AveragerCore, OptimizerCore, AuxiliaryCore."""
+    """A core that stands on a node: AveragerCore, OptimizerCore, AuxiliaryCore."""
 
     async def start(self) -> None: ...
     async def shutdown(self) -> None: ...

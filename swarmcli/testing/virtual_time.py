@@ -40,7 +40,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def wall_time(self) -> float:
-        """What stands in for `time.time()` in here; swarmcli.clock asks for it."""
+        """Stands in for `time.time()` in here; swarmcli.clock asks for it."""
         return EPOCH + self._now
 
     def run_in_executor(  # type: ignore[override]

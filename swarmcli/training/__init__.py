@@ -1,8 +1,7 @@
 """Tasks, their data, and the loop that computes gradients for the swarm."""
 
 from swarmcli.training.causal_lm import build_task
-from swarmcli.training.checkpoint import Checkpoint, load_checkpoint, saved_buffers
-from swarmcli.training.checkpoint_store import CheckpointStore
+from swarmcli.training.checkpoint import Checkpoint, CheckpointStore, load_checkpoint, saved_buffers
 from swarmcli.training.device import Compute, choose_compute
 from swarmcli.training.loop import CollaborativeOptimizer, LoopResult, LoopSettings, TrainingLoop
 from swarmcli.training.schedule import (

@@ -17,6 +17,7 @@ from swarmcli.training.data import TextStream, evaluation_batches, text_batches
 from swarmcli.training.freezing import freeze
 from swarmcli.training.task import Batch
 from swarmcli.training.tokenizer import Tokenizer, load_tokenizer
+from swarmcli.words import first_words
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")  # as transformers calls them
@@ -93,7 +94,7 @@ class CausalLanguageModelling:
             raise
         except Exception as error:  # architectures raise whatever their constructors meet
             raise self._refuse(
-                f"transformers cannot build this model: {_first_line(error)}", "correct its fields"
+                f"transformers cannot build this model: {first_words(error)}", "correct its fields"
             ) from error
         return model
 
@@ -115,8 +116,11 @@ class CausalLanguageModelling:
                 near = get_close_matches(key, sorted(known), n=1)
                 hint = f"did you mean {near[0]}?" if near else "remove it"
                 raise self._refuse(f"a {model_type} config has no field {key!r}", hint, key)
-            if not key.endswith("token_id"):  # one, several or none
-                self._check_kind(key, fields[key], usual=getattr(config, key))
+            usual, kind = getattr(config, key), type(fields[key])
+            wanted = None if key.endswith("token_id") else _KINDS.get(type(usual))  # of those one, several or none
+            if wanted and kind is not type(usual) and (type(usual), kind) != (float, int):
+                problem = f"{key} should be {wanted}, not {fields[key]!r}"
+                raise self._refuse(problem, f"it is usually {usual!r}", key)
         return config
 
     def _check_causal(self, config: Any, is_decoder: bool | None) -> None:
@@ -134,12 +138,6 @@ class CausalLanguageModelling:
             f"{fix}take one of {usual}, or another that AutoModelForCausalLM of transformers lists",
             "model_type",
         )
-
-    def _check_kind(self, key: str, value: Any, usual: Any) -> None:
-        """A whole number is a number too."""
-        wanted = _KINDS.get(type(usual))
-        if wanted is not None and type(value) is not type(usual) and (type(usual), type(value)) != (float, int):
-            raise self._refuse(f"{key} should be {wanted}, not {value!r}", f"it is usually {usual!r}", key)
 
     def _check_shape(self, config: Any, fields: Mapping[str, Any]) -> None:
         """Refuses, in the recipe's words, sizes that architectures take silently or refuse in terms of their code."""
@@ -184,7 +182,7 @@ class CausalLanguageModelling:
             raise
         except Exception as error:  # as above
             raise self._refuse(
-                f"no model can be loaded from {directory}: {_first_line(error)}",
+                f"no model can be loaded from {directory}: {first_words(error)}",
                 "it must be a causal language model saved as safetensors; if it brings code of its own that you have "
                 "read and trust, set local.trust_remote_code",
             ) from error
@@ -211,10 +209,3 @@ class CausalLanguageModelling:
 def build_task(recipe: Recipe) -> CausalLanguageModelling:
     """The task that a recipe names: so far there is this one. Raises RecipeError or DataError, each with the fix."""
     return CausalLanguageModelling(recipe, load_tokenizer(recipe))
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"it does not know {error}"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2])[:300] if lines else type(error).__name__

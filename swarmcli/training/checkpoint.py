@@ -1,9 +1,16 @@
-"""Reading a checkpoint; what lies where in one says swarmcli.checkpoints.layout."""
+"""Writing and reading checkpoints; what lies where in one says swarmcli.checkpoints.layout.
+
+A checkpoint appears whole or not at all: it is written beside its place, flushed to the disk, read back, and renamed.
+"""
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
-from collections.abc import Mapping
+import math
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +21,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from swarmcli.checkpoints.layout import (
+    CONFIG,
+    DIGEST,
+    FORMAT,
     MANIFEST,
     MODEL,
     OWNER,
@@ -21,14 +31,20 @@ from swarmcli.checkpoints.layout import (
     SHARDS,
     TRAINING,
     check_files,
+    epoch_of,
+    manifest_digest,
     read_manifest,
 )
+from swarmcli.checkpoints.shelf import Keep, Shelf
 from swarmcli.errors import CheckpointError
-from swarmcli.files.flat import unflatten
-from swarmcli.files.tensor_file import TensorFile
+from swarmcli.events import CheckpointWritten, Events, Noticed
+from swarmcli.files.durable import flush, forget, write_file
+from swarmcli.files.flat import flatten, unflatten
+from swarmcli.files.tensor_file import TensorFile, write_tensors
 
 if TYPE_CHECKING:
     from swarmcli.sharding.files.save import Manifest
+    from swarmcli.sites.checkpoint import SiteShards
 
 
 @dataclass(frozen=True)
@@ -89,7 +105,8 @@ def load_checkpoint(path: Path, run_id: str | None = None, *, whole: bool = True
 
 
 def read_shards(path: Path, manifest: Mapping[str, Any]) -> Manifest:
-    """What a sharded checkpoint says about its shards. CheckpointError when they are not those that belong to it."""
+    """Reads the manifest of a checkpoint's shards. CheckpointError when the shards beside it belong to another
+    checkpoint."""
     # Imported here because few processes ever read a sharded checkpoint, and it takes torch.distributed.
     from swarmcli.sharding.files.save import read_manifest
 
@@ -128,3 +145,137 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
             seen.add(id(tensor))
             found[name] = tensor.detach()
     return found
+
+
+class CheckpointStore:
+    """The checkpoints of one run in one directory, of which those stay that `Keep` says."""
+
+    def __init__(
+        self,
+        directory: Path,
+        run_id: str,
+        *,
+        keep: Keep | None = None,
+        events: Events | None = None,
+        describe: Callable[[Path, int, int | None], object] | None = None,
+        room: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        """`room`: bytes that may still be written, by what this computer's user lends.
+
+        `describe(directory, epoch, samples)` adds what users of the model want beside it, a tokenizer say. Training
+        goes on without: these files may be edited, and where it raises, the checkpoint lacks them with a warning.
+        """
+        self.directory = directory
+        self._describe = describe
+        self._room = room
+        self._run_id = run_id
+        self._events = events or Events()
+        self.shelf = Shelf(directory, keep or Keep(), lambda text: self._events.emit(Noticed("warning", text)))
+
+    def write(
+        self, model: nn.Module, optimizer_state: Mapping[str, Any], epoch: int, *, shards: SiteShards | None = None
+    ) -> Path | None:
+        """Writes the model and its optimizer's `state_dict()`, reads it back, and removes older checkpoints.
+
+        Neither may change meanwhile. With `shards` the statistics in the state dict are left out, and all processes
+        write what they copied before. None when a disk is full, cannot be written to or holds something else than was
+        written: a warning is emitted, nothing half is left, and training goes on.
+        """
+        partial = self.shelf.partial(epoch)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self.shelf.mend()
+            partial.mkdir()
+            self._fill(partial, model, optimizer_state, epoch, shards)
+            place = self.shelf.put(partial)
+        except (OSError, CheckpointError) as error:
+            text = f"the checkpoint of epoch {epoch} was not written to {self.directory} ({error})"
+            self._events.emit(Noticed("warning", text))
+            if shards is not None:
+                shards.settle(partial, "", [])
+            return None
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        self.shelf.prune(place)
+        if shards is not None:
+            shards.settle(partial, place.name, [path.name for path in self.shelf.all()])
+        size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+        self._events.emit(CheckpointWritten(epoch, str(place), size))
+        return place
+
+    def remember_loss(self, place: Path, loss: float, samples: int) -> bool:
+        """Writes down what a checkpoint was evaluated at; whether it is the best one now. Others may go for it."""
+        best = place.is_dir() and self.shelf.remember_loss(place, loss, samples)
+        self.shelf.prune()
+        return best
+
+    def remove_after(self, epoch: int) -> None:
+        """Removes the checkpoints of later epochs: of a history that this peer is no part of any more."""
+        self.shelf.remove(path for path in self.shelf.all() if epoch_of(path) > epoch)
+
+    def _make_room(self, nbytes: int) -> None:
+        """Removes older checkpoints, but not the newest, until so much may be written. Raises CheckpointError."""
+        older = self.shelf.all()[:-1]
+        while (room := self._room()) < nbytes and older:
+            self.shelf.remove([older.pop(0)])
+        if room < nbytes:
+            raise CheckpointError(
+                f"it takes {nbytes / 1e6:,.1f} MB, and your limit for the disk leaves {max(0.0, room) / 1e6:,.1f} MB; "
+                "`swarm limits set disk=…` changes that"
+            )
+
+    def _fill(
+        self,
+        directory: Path,
+        model: nn.Module,
+        optimizer_state: Mapping[str, Any],
+        epoch: int,
+        shards: SiteShards | None,
+    ) -> None:
+        statistics: dict[str, Tensor] = {}
+        kept = optimizer_state if shards is None else {**optimizer_state, "state": {}}
+        structure = flatten(kept, statistics, "optimizer")
+        self._make_room(sum(tensor.nbytes for tensor in [*model_tensors(model).values(), *statistics.values()]))
+        # Hashed on their way to the disk: what is read back from there is compared with what was meant.
+        hashes = {name: hashlib.sha256() for name in (MODEL, TRAINING, CONFIG)}
+        write_tensors(directory / MODEL, model_tensors(model), digest=hashes[MODEL])
+        write_tensors(directory / TRAINING, statistics, digest=hashes[TRAINING])
+        if config := _config(model):
+            write_file(directory / CONFIG, config.encode(), digest=hashes[CONFIG])
+        manifest: dict[str, Any] = {
+            "format": FORMAT if shards is None else SHARDED_FORMAT,
+            "run_id": self._run_id,
+            "epoch": epoch,
+            "optimizer": structure,
+            "sha256": {file.name: hashes[file.name].hexdigest() for file in sorted(directory.iterdir())},
+            "bytes": {file.name: file.stat().st_size for file in sorted(directory.iterdir())},
+        }
+        if shards is not None:
+            manifest["shards"] = shards.write(directory / SHARDS, epoch)
+        manifest[DIGEST] = manifest_digest(manifest)
+        write_file(directory / MANIFEST, json.dumps(manifest).encode())
+        if self._describe is not None:
+            try:
+                self._describe(directory, epoch, optimizer_state.get("swarm", {}).get("samples_seen"))
+            except Exception as error:  # tokenizers raise many kinds, some of them plain Exception
+                text = f"the checkpoint of epoch {epoch} lacks its tokenizer or model card: {error}"
+                self._events.emit(Noticed("warning", text))
+        for file in [*directory.iterdir(), directory]:
+            flush(file)
+        for name in (*manifest["sha256"], MANIFEST):
+            forget(directory / name)
+        check_files(directory, read_manifest(directory))
+
+
+def _config(model: nn.Module) -> str:
+    """A model of transformers is described as its users want it: with its class, and with a cache for generating. ""
+    for others."""
+    config: Any = copy.copy(getattr(model, "config", None))
+    if not hasattr(config, "to_json_string"):
+        return ""
+    config.architectures = [type(model).__name__]
+    config.use_cache = True
+    if getattr(config, "dtype", None) is not None:  # of the weights that training began with, perhaps
+        config.dtype = model.dtype
+    config.name_or_path = ""  # where the weights lay on this machine is nobody's business
+    return str(config.to_json_string())

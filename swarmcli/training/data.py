@@ -27,7 +27,8 @@ from swarmcli.errors import DataError, RecipeError
 from swarmcli.machine.places import data_directory
 from swarmcli.recipe import FilesDataset, HuggingFaceDataset, Recipe, StdlibDataset
 from swarmcli.training.sources import (
-    SEGMENT_BYTES,
+    USUAL,
+    DataOptions,
     Document,
     FileSource,
     HuggingFaceSource,
@@ -37,8 +38,6 @@ from swarmcli.training.sources import (
 )
 from swarmcli.training.task import Batch
 from swarmcli.training.tokenizer import Tokenizer, Tokens
-
-LEAST_BLOCK = 1024  # sequences
 
 LOCAL_BUILDERS = ("json", "parquet", "csv", "text", "arrow")  # formats of `datasets` that read files of this machine
 
@@ -70,13 +69,9 @@ def open_source(
         revision=dataset.revision,
         text_column=dataset.text_column,
         streaming=dataset.streaming,
-        public_only=_came_by_link(recipe),
+        # Strangers have written a recipe that lies where those are kept that links have brought.
+        public_only=recipe.directory.resolve().parent == data_directory().resolve(),
     )
-
-
-def _came_by_link(recipe: Recipe) -> bool:
-    """Whether strangers have written it: it lies where recipes are kept that links have brought."""
-    return recipe.directory.resolve().parent == data_directory().resolve()
 
 
 def _open_item(recipe: Recipe, index: int) -> TextSource:
@@ -131,7 +126,11 @@ class Packed:
 
 
 def pack(
-    documents: Iterator[tuple[Document, Mixed]], tokenizer: Tokenizer, sequence_len: int, where: Packed
+    documents: Iterator[tuple[Document, Mixed]],
+    tokenizer: Tokenizer,
+    sequence_len: int,
+    where: Packed,
+    options: DataOptions = USUAL,
 ) -> Iterator[tuple[Tokens, Packed, tuple[int, ...]]]:
     """Cuts the stream of tokens into sequences (sequence_len,), each with where the stream is behind it, and the
     sources' passes where it ends.
@@ -148,7 +147,8 @@ def pack(
                 f"all the text is shorter than one sequence of {sequence_len} tokens; lower sequence_len, or add text"
             )
         first, count = tuple(rest.tolist()), 0
-        pieces = (document.text[cut : cut + SEGMENT_BYTES] for cut in range(0, len(document.text), SEGMENT_BYTES))
+        size = options.segment_bytes
+        pieces = (document.text[cut : cut + size] for cut in range(0, len(document.text), size))
         for tokens in chain(map(tokenizer.encode, pieces), [end] if document.ends else []):
             rest = np.concatenate([rest, tokens])
             whole = len(rest) - len(rest) % sequence_len
@@ -175,20 +175,22 @@ class TextStream:
         batch_size: int,
         block: int,
         position: Mapping[str, Any] | None = None,
+        options: DataOptions = USUAL,
     ) -> None:
         """`block`: the number of sequences that are shuffled together. `position`: see there; one that is of other
         data, or that cannot be read, raises ValueError."""
         self._seed, self._batch_size, self._block_size = f"swarm/{seed}", batch_size, block
         data = [tokenizer.vocab_size, sequence_len, list(weights), [source.identity() for source in sources]]
         self._data = hashlib.sha256(json.dumps(data).encode()).hexdigest()
+        self._options = options
         self._begin = Packed(Mixed.beginning(len(sources)), (), 0)  # of the block
         self._size, self._number, self._drawn = block, 0, 0  # of the block; blocks before it; sequences drawn of it
         if position is not None:
             self._go_to(position, len(sources), sequence_len)
         documents = mix(sources, weights, self._seed, self._begin.before)
-        self._sequences = pack(documents, tokenizer, sequence_len, self._begin)
+        self._sequences = pack(documents, tokenizer, sequence_len, self._begin, options)
         self._block: list[Tokens] = []
-        self._least = LEAST_BLOCK if len(sources) > 1 else 1
+        self._least = options.least_block if len(sources) > 1 else 1
         self._ahead: tuple[Tokens, Packed, tuple[int, ...]] | None = None  # the first sequence of the next block
         self._end = self._begin  # of the block
 
@@ -225,7 +227,7 @@ class TextStream:
         if (
             not len(before.passes) == len(places) == sources
             or len(rest) >= sequence_len
-            or not drawn <= size <= MAX_BLOCK
+            or not drawn <= size <= self._options.most_block
         ):
             raise ValueError("its numbers do not belong together")
         self._begin, self._number, self._size, self._drawn = begin, number, size, drawn
@@ -257,9 +259,6 @@ class TextStream:
         random.Random(f"{self._seed}/block {self._number}").shuffle(self._block)
 
 
-MAX_BLOCK = 1 << 20  # as many as local.shuffle_buffer_size may be
-
-
 def _count(value: Any) -> int:
     if not isinstance(value, int) or value < 0:
         raise TypeError(f"a count, not {value!r:.40}")
@@ -275,8 +274,8 @@ def text_batches(
 ) -> TextStream:
     """One peer's endless stream of micro-batches, the same for the same seed. Raises DataError, and ValueError for a
     `position` of other data."""
-    # A million tokens, but never fewer sequences than LEAST_BLOCK, if the recipe allows as many.
-    block = min(recipe.local.shuffle_buffer_size, max(LEAST_BLOCK, (1 << 20) // recipe.sequence_len))
+    # A million tokens, but never fewer sequences than the least, if the recipe allows as many.
+    block = min(recipe.local.shuffle_buffer_size, max(USUAL.least_block, (1 << 20) // recipe.sequence_len))
     return TextStream(
         [_open_item(recipe, index) for index in range(len(recipe.datasets))],
         [dataset.weight for dataset in recipe.datasets],
@@ -290,7 +289,7 @@ def text_batches(
 
 
 def evaluation_batches(recipe: Recipe, tokenizer: Tokenizer) -> list[Batch]:
-    """What the run evaluates on: the same micro-batches whoever asks, and text that nobody trains on.
+    """The run's evaluations read these micro-batches: all peers get the same ones, of text that nobody trains on.
 
     At most `evaluation.samples` sequences, fewer where there is no more text. Raises DataError with the fix.
     """
@@ -327,7 +326,7 @@ def _evaluated(recipe: Recipe) -> list[tuple[float, TextSource]]:
 
 
 def _check_disjoint(recipe: Recipe, source: TextSource) -> None:
-    """Refuses files that are trained on as well. Of two datasets of the Hub only their names can be compared."""
+    """Refuses files that are trained on as well. Two datasets of the Hub can be compared by their names alone."""
     trained = {file.resolve() for each in recipe.datasets for file in open_source(recipe, each).files}
     both = sorted(file for file in source.files if file.resolve() in trained)
     if both:

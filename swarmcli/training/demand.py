@@ -1,6 +1,6 @@
-"""What a run will ask of a computer, in numbers: by the recipe and the model's outline, before anything is downloaded.
+"""Estimates what a run will ask of a computer: by the recipe and the model's outline, before anything is downloaded.
 
-How many epochs there are in an hour, and who takes part, the contact says; a further trainer shortens epochs, taken for
+The contact says how many epochs there are in an hour, and who takes part; a further trainer shortens epochs, taken for
 as fast as the others. A round is then divided as its leader would divide it among peers with equal links that all can
 dial. Where the contact does not say it, an epoch takes a minute, and traffic is told from above: in an all-reduce
 nobody sends or receives more than twice what is averaged, but an auxiliary, which does so for each trainer.
@@ -23,9 +23,6 @@ from swarmcli.training.device import Compute
 from swarmcli.training.freezing import frozen_bytes
 from swarmcli.training.memory import Need, averaged_numbers, memory_needs, sizes, statistics_of
 
-ASSUMED_PACE = 60.0  # seconds of an epoch, where nobody has told
-MOST_MEMBERS = 64  # of a group that is thought of: more change nothing in what each passes on
-WHOLE = 1 << 20  # numbers, of which members get shares
 WIDTHS = {  # bytes of a number on the wire, with the scales of its block
     "none": 4.0,
     "float16": 2.0,
@@ -35,6 +32,18 @@ WIDTHS = {  # bytes of a number on the wire, with the scales of its block
     "quantile_8bit": 1.02,
     "blockwise_8bit": 1.02,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What an estimate goes by where nobody has told."""
+
+    pace: float = 60.0  # seconds of an epoch
+    members: int = 64  # of a group at most: more change nothing in what each passes on
+    numbers: int = 1 << 20  # that a group averages, and of which members get shares
+
+
+ASSUMED = Assumptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, 
         sent=int(sent * averaged),
         received=int(received * averaged),
         peers_are_told=told,
-        pace=pace or ASSUMED_PACE,
+        pace=pace or ASSUMED.pace,
         told_pace=going.epoch_seconds,
         state=0 if role == "auxiliary" else model - frozen + trained * statistics_of(recipe),
         frozen=0 if role == "auxiliary" else frozen,
@@ -81,15 +90,15 @@ def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, 
 
 
 def passed_on(going: Going, role: Role, group_size: int | None) -> tuple[float, float]:
-    """What a further peer in this role sends and receives in a round, in units of what is averaged."""
+    """A further peer in this role sends and receives so much in a round, in units of what is averaged."""
     there = {"trainer": going.trainers, "monitor": going.monitors, "auxiliary": going.auxiliaries}
-    most = min(group_size or MOST_MEMBERS, MOST_MEMBERS) - 1
+    most = min(group_size or ASSUMED.members, ASSUMED.members) - 1
     part = min(1.0, most / sum(there.values()))
     counts = {each: math.ceil(count * part) for each, count in there.items()}  # of its own group
     counts[role] += 1
     roles = [each for each, count in counts.items() for _ in range(count)]
     members = [Member(PeerID(bytes(32)), auxiliary=each == "auxiliary") for each in roles]
-    own = reducing_shares(members, WHOLE)[roles.index(role)]
+    own = reducing_shares(members, ASSUMED.numbers)[roles.index(role)]
     keeps, computes = role != "auxiliary", role == "trainer"  # what was averaged; gradients of its own
     holders, senders = counts["trainer"] + counts["monitor"], counts["trainer"]
     sent = computes * (1 - own) + own * (holders - keeps)
@@ -97,7 +106,7 @@ def passed_on(going: Going, role: Role, group_size: int | None) -> tuple[float, 
 
 
 def averaged_bytes(recipe: Recipe, outline: nn.Module) -> int:
-    """What one peer brings into the average of an epoch, as it travels."""
+    """One peer brings so many bytes into the average of an epoch, as they travel."""
     numbers = averaged_numbers(recipe, outline)
     if recipe.local_updates.enabled:
         copies = 1 + len(recipe.averaging.average_opt_statistics)

@@ -50,7 +50,7 @@ class Compute:
 
 
 def choose_compute(recipe: Recipe, process: int = 0) -> Compute:
-    """What `local.device`, `local.dtype` and `local.threads` ask for; sets torch's threads if the recipe does.
+    """Chooses as `local.device`, `local.dtype` and `local.threads` ask; sets torch's threads if the recipe does.
 
     `process` counts those of a site on this machine, each of which takes the CUDA device of its number. Raises
     RecipeError when this machine has no such device.
@@ -71,7 +71,7 @@ def choose_compute(recipe: Recipe, process: int = 0) -> Compute:
 
 
 def best_compute() -> Compute:
-    """What `auto` stands for on this machine."""
+    """The recipe's `auto` stands for this on this machine."""
     device = torch.device(_best_device())
     return Compute(device, torch.bfloat16 if _is_fast_in_bfloat16(device) else None)
 
@@ -132,7 +132,7 @@ def on_host(value: T) -> T:
     copied: Any
     match value:
         case nn.Module():
-            # What deepcopy finds here it takes for copied already; tied weights stay tied.
+            # deepcopy takes these for copied already; tied weights stay tied.
             tensors = {id(tensor): on_host(tensor) for tensor in [*value.parameters(), *value.buffers()]}
             copied = copy.deepcopy(value, tensors)
         case nn.Parameter():

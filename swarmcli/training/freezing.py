@@ -32,13 +32,13 @@ def freeze(recipe: Recipe, model: nn.Module) -> nn.Module:
 
 
 def frozen_bytes(model: nn.Module) -> int:
-    """Of the parameters that are not trained. Tied ones count once."""
+    """Bytes of the parameters that are not trained. Tied ones count once."""
     return sum(parameter.nbytes for parameter in model.parameters() if not parameter.requires_grad)
 
 
 def check_frozen(recipe: Recipe, model: nn.Module) -> None:
-    """Of a model with its weights. Raises RecipeError, with the digest, if the recipe does not name those that are not
-    trained: peers with unlike ones would train unlike models."""
+    """Checks a model with its weights. Raises RecipeError, with the digest, if the recipe does not name the weights
+    that are not trained: peers with unlike ones would train unlike models."""
     frozen = any(not parameter.requires_grad for parameter in model.parameters())
     if frozen and recipe.frozen_weights is None:
         raise RecipeError(

@@ -16,20 +16,16 @@ from torch import nn
 
 from swarmcli.errors import TrainingError
 from swarmcli.training.device import Compute
-from swarmcli.training.pace import Pace
 from swarmcli.training.stream import RememberedStream
 from swarmcli.training.task import Batch, Task, samples_in
 
 logger = logging.getLogger(__name__)
 
-REST_SECONDS = 0.1  # between two looks, while the loop rests, whether somebody wants something of it
-MAX_BAD_STEPS = 20  # in a row; then the model itself is broken and no batch will help
-
 StopReason = Literal["stopped", "max_epochs", "data ended"]
 
 
 class CollaborativeOptimizer(Protocol):
-    """What the loop asks of the optimizer: see swarmcli.Optimizer."""
+    """The loop calls no more of the optimizer than this: see swarmcli.Optimizer."""
 
     @property
     def local_epoch(self) -> int: ...
@@ -48,13 +44,67 @@ class LoopResult:
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """What one peer's loop goes by."""
+    """Each peer gives its loop these."""
 
     stream_seed: int  # of the data (see `stream_seed`) and, with the number of starts, of dropout
     accumulation_steps: int = 1  # forward passes per step of the optimizer
     max_epochs: int | None = None  # None: until stopped
     stream_file: Path | None = None  # remembers where the stream is; see RememberedStream
     older_streams: Sequence[Path] = ()
+    look_seconds: float = 0.1  # while the loop rests, it looks this often whether somebody wants something of it
+    most_bad_steps: int = 20  # in a row; then the model itself is broken and no batch will help
+
+
+class Pace:
+    """Tells the loop how long to rest between two batches so that computing takes a share of the time.
+
+    Time in which the loop waits for others counts as rest. The share may be changed from any thread; all else belongs
+    to the loop's.
+    """
+
+    def __init__(
+        self,
+        share: float = 1.0,
+        *,
+        credit: float = 0.5,
+        interrupted: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`share`: above 0, 1 is all of the time. `credit`: so many seconds of waiting elsewhere are remembered as
+        rest; more would end in a burst of computing. `interrupted`: whether there is something better to do than to
+        rest, such as to pause."""
+        self.share = share
+        self._credit = credit
+        self.interrupted = interrupted
+        self._clock = clock
+        self._unrested = 0.0  # seconds of computing that no rest has followed yet; below 0, credit
+        self._since = clock()
+
+    def begin(self) -> None:
+        """A batch begins."""
+        self._rested()
+
+    def end(self) -> None:
+        """It has been computed."""
+        now = self._clock()
+        self._unrested += now - self._since
+        self._since = now
+
+    @property
+    def owed(self) -> float:
+        """Seconds to rest now; 0: the next batch may begin. To be called between two batches."""
+        self._rested()
+        return max(0.0, self._unrested) * (1 - self.share) / self.share
+
+    def _rested(self) -> None:
+        now, share = self._clock(), self.share
+        if share >= 1:
+            self._unrested = 0.0
+        else:
+            worth = share / (1 - share)  # seconds of computing that a second of rest makes up for
+            least = -self._credit * min(1.0, worth)
+            self._unrested = max(least, self._unrested - (now - self._since) * worth)
+        self._since = now
 
 
 class MeanLoss:
@@ -77,8 +127,8 @@ class MeanLoss:
 def mean_loss(
     task: Task, model: nn.Module, batches: Iterable[Batch], compute: Compute, stopped: Callable[[], bool]
 ) -> tuple[float, int] | None:
-    """Of a model on what nobody trains on: the mean over all samples, and their number; None once `stopped` says so,
-    between two batches.
+    """Evaluates a model on text that nobody trains on: the mean over all samples, and their number. None once `stopped`
+    says so, between two batches.
 
     The model is moved to the device of `compute`, and is in the mode for inference while this runs. Raises
     torch.OutOfMemoryError, and what the task raises.
@@ -177,7 +227,7 @@ class TrainingLoop:
             if self._optimizer.is_averaging:
                 self._optimizer.step(batch_size=0)
             else:
-                stop.wait(min(owed, REST_SECONDS))
+                stop.wait(min(owed, self._settings.look_seconds))
 
     def _step(self, batches: RememberedStream) -> tuple[float, int] | None:
         """One step of the optimizer: its mean loss and samples; None when the data has ended before it was full."""
@@ -223,15 +273,15 @@ class TrainingLoop:
         """The same within a step, whose gradients are of the parameters as they are: what others wait for comes at its
         end, and sooner without a rest."""
         while (owed := self._pace.owed) > 0 and not (self._optimizer.is_averaging or self._pace.interrupted()):
-            time.sleep(min(owed, REST_SECONDS))
+            time.sleep(min(owed, self._settings.look_seconds))
 
     def _give_up_step(self, loss: float) -> None:
         """Forgets gradients that are no numbers: averaged, they would spoil everyone's."""
         self._bad_steps += 1
         self._model.zero_grad()
         logger.warning("the loss of a step is %s; its gradients are dropped", loss)
-        if self._bad_steps >= MAX_BAD_STEPS:
+        if self._bad_steps >= self._settings.most_bad_steps:
             raise TrainingError(
-                f"the loss was no number in {MAX_BAD_STEPS} steps in a row; lower optimizer.learning_rate, set "
+                f"the loss was no number in {self._bad_steps} steps in a row; lower optimizer.learning_rate, set "
                 "optimizer.max_grad_norm, or look for broken data"
             )

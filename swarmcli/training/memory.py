@@ -30,14 +30,25 @@ from swarmcli.recipe.limits import amount_of
 from swarmcli.training.device import Compute
 from swarmcli.training.freezing import frozen_bytes
 
-PROGRAM = 540 << 20  # what Python, torch and transformers take before there is a model
-PROGRAM_WITHOUT_MODEL = 440 << 20  # the same without transformers
-CUDA_CONTEXT = 500 << 20
-# Bytes that a layer keeps of each token for the backward pass, in float32, in units of the hidden size: measured 60 to
-# 116 (OPT, GPT-NeoX, Qwen2, Llama, Gemma, GPT-2). A layer with dropout of its attention keeps 12 bytes for each
-# head and pair of tokens besides. The logits are there three times: themselves, their softmax and their gradient.
-PER_HIDDEN, PER_PAIR, PER_WORD = 116, 12, 12
 NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Bytes, as they were measured."""
+
+    program: int = 540 << 20  # that Python, torch and transformers take before there is a model
+    program_without_model: int = 440 << 20  # the same without transformers
+    cuda: int = 500 << 20  # that a context of CUDA takes on the device
+    # A layer keeps so much of each token for the backward pass, in float32, in units of the hidden size: 60 to 116
+    # (OPT, GPT-NeoX, Qwen2, Llama, Gemma, GPT-2). With dropout of its attention it keeps some for each head and pair of
+    # tokens besides. The logits are there three times: themselves, their softmax and their gradient.
+    hidden: int = 116
+    pair: int = 12
+    word: int = 12
+
+
+MEASURED = Measured()
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ class Room:
 def check_memory(
     recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, *, limits: Limits = NO_LIMITS, now: bool = True
 ) -> str:
-    """What this peer needs, in words. To be called before the model is built; `outline` has its shapes.
+    """Says what this peer needs. To be called before the model is built; `outline` has its shapes.
 
     Raises RecipeError, with each line of the sum, if that is more than is free, or without `now` more than there is at
     all, or more than its user lends; unless `local.check_memory` is false.
@@ -85,7 +96,7 @@ def check_memory(
 
 
 def _lack(room: Room, needed: int, limits: Limits, now: bool) -> str:
-    """What is too little; "": nothing."""
+    """Says what is too little; "": nothing."""
     if needed > (room.free if now else room.total):
         return f"which has {format_bytes(room.total)}, {format_bytes(room.free)} of them free"
     key = "memory" if room.name == HOST else "gpu_memory"
@@ -97,7 +108,8 @@ def _lack(room: Room, needed: int, limits: Limits, now: bool) -> str:
 
 
 def memory_needs(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute) -> list[Need]:
-    """Of all processes of this peer on this machine. `outline`: the model, or its shapes on the meta device."""
+    """All processes of this peer on this machine together need these. `outline`: the model, or its shapes on the meta
+    device."""
     processes = local_processes(recipe) if role == "trainer" else 1
     on_device = compute.device.type == "cuda"
     needs = {"trainer": of_trainer, "monitor": of_monitor, "auxiliary": of_auxiliary}[role](recipe, outline, compute)
@@ -114,8 +126,8 @@ def of_trainer(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Nee
     statistics = trained * statistics_of(recipe) // (recipe.local.site.processes if recipe.local.site.zero else 1)
     local = recipe.local_updates.enabled
     return [
-        Need("Python, torch and transformers", PROGRAM),
-        Need("CUDA itself", CUDA_CONTEXT if compute.device.type == "cuda" else 0, True),
+        Need("Python, torch and transformers", MEASURED.program),
+        Need("CUDA itself", MEASURED.cuda if compute.device.type == "cuda" else 0, True),
         Need("parameters", model, True),
         Need("gradients", trained, True),
         Need("what the forward pass keeps for the backward pass", activation_bytes(recipe, outline, compute), True),
@@ -135,7 +147,7 @@ def of_monitor(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Nee
     model, trained = sizes(outline)
     statistics = trained * statistics_of(recipe)
     return [
-        Need("Python, torch and transformers", PROGRAM),
+        Need("Python, torch and transformers", MEASURED.program),
         Need("parameters", model),
         Need("sums of gradients over an epoch", 0 if recipe.local_updates.enabled else trained),
         Need(f"statistics of {recipe.optimizer.name}", statistics),
@@ -147,7 +159,7 @@ def of_monitor(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Nee
 
 def of_auxiliary(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Need]:
     return [
-        Need("Python and torch", PROGRAM_WITHOUT_MODEL),
+        Need("Python and torch", MEASURED.program_without_model),
         Need("averages that it may have to compute alone", 4 * averaged_numbers(recipe, outline)),
     ]
 
@@ -166,7 +178,7 @@ def averaged_numbers(recipe: Recipe, outline: nn.Module) -> int:
 
 
 def round_needs(recipe: Recipe, trained: int) -> list[Need]:
-    """What is averaged, before and after."""
+    """A round needs room for what it averages, before and after."""
     if recipe.local_updates.enabled:
         volumes = 2 * min(trained, VOLUME_BYTES)
         return [Need("a copy of what is averaged", trained), Need("averages of a round", volumes)]
@@ -198,7 +210,7 @@ def sizes_of_config(model: nn.Module) -> dict[str, float]:
 
 
 def activation_bytes(recipe: Recipe, outline: nn.Module, compute: Compute) -> int:
-    """Of a forward pass of a transformer. Of what a model's config does not tell nothing is counted."""
+    """A forward pass of a transformer keeps so much. Sizes that a model's config does not tell count as 0."""
     sizes = sizes_of_config(outline)
 
     def told(*names: str) -> float:
@@ -206,13 +218,15 @@ def activation_bytes(recipe: Recipe, outline: nn.Module, compute: Compute) -> in
 
     sequence, layers = recipe.sequence_len, told("num_hidden_layers")
     pairs = told("num_attention_heads") * sequence if told("attn_pdrop", "attention_dropout") else 0
-    per_token = layers * (PER_HIDDEN * told("hidden_size") + PER_PAIR * pairs) + PER_WORD * told("vocab_size")
+    per_token = layers * (MEASURED.hidden * told("hidden_size") + MEASURED.pair * pairs) + MEASURED.word * told(
+        "vocab_size"
+    )
     width = 0.5 if compute.autocast_dtype is not None else 1
     return int(recipe.micro_batch * sequence * per_token * width)
 
 
 def local_processes(recipe: Recipe) -> int:
-    """Of this peer's site, those on this machine."""
+    """Counts the processes of this peer's site that run on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", recipe.local.site.processes))
 
 
@@ -230,7 +244,7 @@ def rooms(compute: Compute) -> Sequence[Room]:
 
 
 def host_room() -> Room:
-    """What the machine has, or the groups that this process is confined to."""
+    """The memory of the machine, or of the groups that this process is confined to."""
     memory, own = psutil.virtual_memory(), psutil.Process().memory_info().rss
     limits = [(memory.total, memory.available), *cgroup_limits()]
     total, free = (min(values) for values in zip(*limits, strict=True))

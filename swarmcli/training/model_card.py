@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -17,12 +18,19 @@ from swarmcli.recipe import FilesDataset, HuggingFaceDataset, Recipe, StdlibData
 from swarmcli.training.data import LOCAL_BUILDERS
 from swarmcli.training.task import Task
 
-MAX_TEXT = 200  # characters of one text of the recipe
-MAX_ITEMS = 20  # datasets, and files of one dataset, that are listed
-
 _URL = re.compile(r"([A-Za-z][\w+.-]*://)(?:[^/?#]*@)?([^?#]*)", re.ASCII)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 
+
+@dataclass(frozen=True, slots=True)
+class CardBounds:
+    """A recipe may be long, and the card is a page."""
+
+    text: int = 200  # characters of one text of the recipe
+    items: int = 20  # datasets, and files of one dataset, that are listed
+
+
+BOUNDS = CardBounds()
 _LOADING = """\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -87,7 +95,7 @@ def _front_matter(recipe: Recipe) -> dict[str, Any]:
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["swarm"],
-        **({"datasets": named[:MAX_ITEMS]} if named else {}),
+        **({"datasets": named[: BOUNDS.items]} if named else {}),
     }
 
 
@@ -107,11 +115,11 @@ def _facts(recipe: Recipe, epoch: int, samples: int | None, trainers: int | None
 
 
 def _data(recipe: Recipe) -> Iterator[str]:
-    for dataset in recipe.datasets[:MAX_ITEMS]:
+    for dataset in recipe.datasets[: BOUNDS.items]:
         weight = f", weight {dataset.weight:g}" if len(recipe.datasets) > 1 else ""
         yield _describe(dataset) + weight
-    if len(recipe.datasets) > MAX_ITEMS:
-        yield f"and {len(recipe.datasets) - MAX_ITEMS} more"
+    if len(recipe.datasets) > BOUNDS.items:
+        yield f"and {len(recipe.datasets) - BOUNDS.items} more"
 
 
 def _describe(dataset: FilesDataset | StdlibDataset | HuggingFaceDataset) -> str:
@@ -122,7 +130,7 @@ def _describe(dataset: FilesDataset | StdlibDataset | HuggingFaceDataset) -> str
     parts = [f"dataset {_code(_public(dataset.path))}", f"split {_code(dataset.split)}"]
     parts += [f"configuration {_code(dataset.name)}"] if dataset.name else []
     parts += [f"revision {_code(dataset.revision)}"] if dataset.revision else []
-    if files := [_code(_public(file)) for file in dataset.data_files[:MAX_ITEMS]]:
+    if files := [_code(_public(file)) for file in dataset.data_files[: BOUNDS.items]]:
         more = len(dataset.data_files) - len(files)
         parts.append("files " + " ".join(files) + (f" and {more} more" if more else ""))
     return ", ".join(parts)
@@ -138,7 +146,7 @@ def _public(text: str) -> str:
 
 def _code(text: str) -> str:
     """As a Markdown code span, in which nothing means anything; control characters become spaces."""
-    plain = " ".join("".join(c if c.isprintable() else " " for c in text[:MAX_TEXT]).split())
+    plain = " ".join("".join(c if c.isprintable() else " " for c in text[: BOUNDS.text]).split())
     longest = max((len(run) for run in re.findall(r"`+", plain)), default=0)
     fence = "`" * (longest + 1)
     return f"{fence} {plain} {fence}" if longest else f"{fence}{plain or ' '}{fence}"

@@ -4,8 +4,8 @@ An auxiliary adds up tensors and computes with none: it needs shapes. Building e
 transformers, which takes some hundred megabytes and seconds of a machine that may be small. The process that imports
 it is gone again when the shapes are known.
 
-Whoever takes part in a run keeps what the process said in the user's cache directory, so that this is done once. Who
-only looks at a run reads what is kept there, and leaves nothing behind.
+A peer that takes part in a run keeps what the process said in the user's cache directory, so that this is done once. A
+command that only looks at a run reads what is kept there, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,17 +45,24 @@ class Shape(msgspec.Struct, frozen=True):
     trained: bool
 
 
-# Of a recipe that a stranger wrote: building the outline of any model that volunteers can train takes a few seconds of
-# the processor and less than a gigabyte. On a busy computer they may be minutes by the clock.
-MOST_SECONDS, MOST_BYTES = 120.0, 3 << 30
-PATIENCE = 900.0  # seconds by the clock: one that computes nothing has to end as well
+@dataclass(frozen=True, slots=True)
+class OutlineBounds:
+    """A stranger may have written the recipe. The outline of any model that volunteers can train takes a few seconds of
+    the processor and less than a gigabyte; on a busy computer the seconds may be minutes by the clock."""
+
+    seconds: float = 120.0  # of the processor
+    memory: int = 3 << 30  # bytes
+    patience: float = 900.0  # seconds by the clock: a process that computes nothing has to end as well
+    files: int = 32  # that are kept, the newest
+    file_bytes: int = 1 << 20  # of each; a layer takes about 1 KB, so no usual model is larger
+
+
+BOUNDS = OutlineBounds()
 ITS_WORK = "from swarmcli.training.outline import main; main()"
-# What is kept: the newest files, of at most so many bytes each. A layer takes about 1 KB, so no usual model is larger.
-MOST_FILES, MOST_FILE_BYTES = 32, 1 << 20
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What the process says: the parameters and buffers in their order, or what is wrong with the recipe."""
+    """The process says this: the parameters and buffers in their order, or what is wrong with the recipe."""
 
     parameters: list[Shape] = []
     config: dict[str, float] = {}  # the model's sizes, by which its memory is estimated
@@ -69,7 +77,7 @@ def outline_of(recipe: Recipe) -> nn.Module:
     return outline_in_process(recipe) if kept is None else kept
 
 
-def outline_in_process(recipe: Recipe) -> nn.Module:
+def outline_in_process(recipe: Recipe, bounds: OutlineBounds = BOUNDS) -> nn.Module:
     """As `outline_of`, whatever is kept."""
     command = [sys.executable, "-c", "from swarmcli import startup; startup.begin(); " + ITS_WORK]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # nothing is downloaded for an outline
@@ -77,7 +85,7 @@ def outline_in_process(recipe: Recipe) -> nn.Module:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     ) as process:
         try:
-            output, errors = _output_within_bounds(process, recipe)
+            output, errors = _output_within(bounds, process, recipe)
         finally:
             process.kill()
     if process.returncode:
@@ -112,9 +120,9 @@ def _told_of(model: nn.Module) -> Told:
     return Told(shapes(model.parameters()), sizes_of_config(model), buffers=shapes(saved_buffers(model)))
 
 
-def _output_within_bounds(process: subprocess.Popen[bytes], recipe: Recipe) -> tuple[bytes, bytes]:
-    """What the process says; a model that cannot be outlined within the bounds is refused, and the process killed."""
-    deadline = time.monotonic() + PATIENCE
+def _output_within(bounds: OutlineBounds, process: subprocess.Popen[bytes], recipe: Recipe) -> tuple[bytes, bytes]:
+    """Returns what the process writes. A model that cannot be outlined within the bounds is refused."""
+    deadline = time.monotonic() + bounds.patience
     source: bytes | None = msgspec.json.encode(recipe.source)
     while True:
         try:
@@ -122,10 +130,10 @@ def _output_within_bounds(process: subprocess.Popen[bytes], recipe: Recipe) -> t
         except subprocess.TimeoutExpired:
             source = None  # it has been given
         seconds, nbytes = _taken_by(process.pid)
-        if time.monotonic() > deadline or seconds > MOST_SECONDS or nbytes > MOST_BYTES:
+        if time.monotonic() > deadline or seconds > bounds.seconds or nbytes > bounds.memory:
             raise RecipeError(
-                f"{recipe.origin('base_model')}: base_model: its outline alone takes more than {MOST_SECONDS:g} s of "
-                f"the processor or {MOST_BYTES >> 30} GiB; lower its sizes"
+                f"{recipe.origin('base_model')}: base_model: its outline alone takes more than {bounds.seconds:g} s of "
+                f"the processor or {bounds.memory >> 30} GiB; lower its sizes"
             )
 
 
@@ -147,13 +155,13 @@ def keep_outline(recipe: Recipe, model: nn.Module) -> None:
     written nothing happens: then they are found out again."""
     data = msgspec.json.encode(_told_of(model))
     file = _file_of(recipe)
-    if file is None or len(data) > MOST_FILE_BYTES:
+    if file is None or len(data) > BOUNDS.file_bytes:
         return
     with suppress(OSError):
         make_private(file.parent)
-        write_file(file, lambda stream: stream.write(data))
+        write_file(file, data)
         files = sorted(file.parent.iterdir(), key=lambda each: each.stat().st_mtime, reverse=True)
-        for old in files[MOST_FILES:]:
+        for old in files[BOUNDS.files :]:
             old.unlink(missing_ok=True)
 
 
@@ -165,7 +173,7 @@ def kept_outline(recipe: Recipe) -> nn.Module | None:
         return None
     try:
         with file.open("rb") as stream:
-            told = msgspec.json.decode(stream.read(MOST_FILE_BYTES), type=Told)
+            told = msgspec.json.decode(stream.read(BOUNDS.file_bytes), type=Told)
         return _module_of(told) if told.parameters and not told.refused else None
     except (OSError, ValueError, RuntimeError):
         return None

@@ -1,8 +1,8 @@
-"""What a link has named is downloaded from hosts of the internet alone.
+"""Downloads what a link has named from hosts of the internet alone.
 
-A name says nothing of where it leads: whoever owns one can have it lead to this computer, or to the router of whoever
-joins. So each connection is judged when it is made, by the address that it goes to. Neither a name that leads elsewhere
-a moment later nor a redirect comes around that.
+A name says nothing of where it leads: its owner can have it lead to this computer, or to the router of the volunteer.
+So each connection is judged when it is made, by the address that it goes to. Neither a name that leads elsewhere a
+moment later nor a redirect comes around that.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Place = tuple[str, int]  # an address and a port
 def only_public_hosts() -> None:
     """From now on whatever this process downloads through fsspec, as the library `datasets` does, comes from hosts of
     the internet, or through the proxy that the user has set."""
+
+    async def client(**options: Any) -> aiohttp.ClientSession:
+        guard = _Guard(_proxies())
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(socket_factory=guard), **options)
+
     for scheme in ("http", "https"):
-        fsspec.config.conf.setdefault(scheme, {})["get_client"] = _client
-
-
-async def _client(**options: Any) -> aiohttp.ClientSession:
-    guard = _Guard(_proxies())
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(socket_factory=guard), **options)
+        fsspec.config.conf.setdefault(scheme, {})["get_client"] = client
 
 
 class _Guard:

@@ -1,17 +1,54 @@
-"""Going on from a checkpoint by a recipe: weights, statistics and epoch are the checkpoint's, settings the recipe's."""
+"""Going on from a checkpoint that a user names: weights, statistics and epoch are its, settings the recipe's."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from swarmcli.checkpoints.layout import checkpoints_below, find_checkpoint, newest_first, read_manifest
 from swarmcli.errors import CheckpointError
 from swarmcli.optim.state.lineage import lineage_of_resumed
 from swarmcli.recipe import Recipe
 from swarmcli.training.checkpoint import Checkpoint
 from swarmcli.training.schedule import optimizer_kind, rate_by_epoch
 
-IN_RECIPE = {"initial_lr": "learning_rate"}  # what the optimizer's settings are called there, if otherwise
+IN_RECIPE = {"initial_lr": "learning_rate"}  # names of the recipe for settings that the optimizer calls otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """From which checkpoint a user would begin."""
+
+    path: str  # of it, or of a directory that holds some; "latest": the newest that any peer of this machine wrote
+    from_run: str | None = None  # whose it is, as the user says; None: the recipe's own run
+
+
+def resumed_place(recipe: Recipe, resume: Resume, home: Path) -> Path:
+    """Where the checkpoint is that `resume` names; the newest one is looked for below the recipe's output_dir and in
+    `home`, which `--home` may have placed elsewhere.
+
+    Raises CheckpointError when there is none, and when it is of another run than its user knows.
+    """
+    wanted = resume.from_run or recipe.run_id
+    if resume.path == "latest":
+        places = recipe.output_dir / wanted, home
+        found = newest_first(each for place in places for each in checkpoints_below(place, wanted))
+        if not found:
+            raise CheckpointError(f"--resume latest: neither {places[0]} nor {home} holds a checkpoint of {wanted}")
+        place = found[0]
+    elif not Path(resume.path).exists():
+        raise CheckpointError(f"--resume {resume.path}: {resume.path} does not exist")
+    else:
+        place = find_checkpoint(Path(resume.path))
+    if (of_run := read_manifest(place)["run_id"]) != wanted:
+        raise CheckpointError(
+            f"{place} is of the run {of_run!r}, not of {wanted!r}; if {recipe.run_id} should begin from it, as a run "
+            f"of its own, name that: --resume {resume.path} --from-run {shlex.quote(of_run)}"
+        )
+    return place
 
 
 def by_recipe(

@@ -24,10 +24,14 @@ def optimizer_factory(
     kind, defaults = optimizer_kind(recipe)
     max_norm = recipe.optimizer.max_grad_norm
 
+    def clip(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert max_norm is not None
+        torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_norm)
+
     def make(groups: Any) -> torch.optim.Optimizer:
         optimizer = kind(groups, **defaults) if around is None else around(groups, kind, **defaults)
         if max_norm is not None:
-            _clip_before_steps(optimizer, max_norm)
+            optimizer.register_step_pre_hook(clip)
         return optimizer
 
     return make
@@ -57,13 +61,6 @@ def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
-
-
-def _clip_before_steps(optimizer: torch.optim.Optimizer, max_norm: float) -> None:
-    def clip(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_norm)
-
-    optimizer.register_step_pre_hook(clip)
 
 
 def build_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> LambdaLR:

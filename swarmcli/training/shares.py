@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from swarmcli.checkpoints.layout import MANIFEST, SHARDED_FORMAT, SHARDS, TRAINI
 from swarmcli.errors import CheckpointError
 from swarmcli.files.flat import unflatten
 from swarmcli.files.tensor_file import TensorFile
-from swarmcli.network import wire
 from swarmcli.sharding.files.reshard import reshard
 from swarmcli.sharding.files.save import MANIFEST as SHARDS_MANIFEST
 from swarmcli.sharding.files.save import load_save, seal, unseal
@@ -65,7 +65,7 @@ def load_newest(
     problems: list[str] = []
     while True:
         checkpoint, chosen = _choose(waiting, home, run_id, problems) if site.rank == 0 else (None, NONE)
-        chosen = wire.decode(Chosen, site.share(wire.encode(chosen)))
+        chosen = site.share(Chosen, chosen)
         if not chosen.path:
             break
         try:
@@ -79,7 +79,7 @@ def load_newest(
         if checkpoint is not None:
             checkpoint.optimizer["state"] = {i: dict(values) for i, values in optimizer.local_state().items()}
         return checkpoint
-    told = wire.decode(list[str], site.share(wire.encode(problems)))
+    told = site.share(list[str], problems)
     if told:
         raise CheckpointError(f"no checkpoint can be used: {'; '.join(told)}")
     return None
@@ -101,7 +101,7 @@ def _choose(
 
 
 def _load(site: Site, home: Path, optimizer: ZeroRedundancyOptimizer, chosen: Chosen) -> None:
-    meet = partial(site.meet, 3600.0)  # seconds: a rank waits for the others, which read and check their parts
+    meet = partial(site.meet, timedelta(hours=1))  # a rank waits for the others, which read and check their parts
     places = [Path(chosen.path), *([home / chosen.place] if chosen.place else [])]
     if chosen.shards:
         manifest = unseal(chosen.shards, Path(chosen.path, SHARDS, SHARDS_MANIFEST))
@@ -122,7 +122,7 @@ def _load(site: Site, home: Path, optimizer: ZeroRedundancyOptimizer, chosen: Ch
 
 
 def _statistics(path: Path, parameters: Sequence[Tensor], stack: ExitStack) -> Mapping[int, Mapping[str, Any]]:
-    """Of a single process's checkpoint, by parameter; views of the file while the stack is open."""
+    """The statistics in a single process's checkpoint, by parameter; views of the file while the stack is open."""
     try:
         file = stack.enter_context(TensorFile(path / TRAINING))
         found = unflatten(read_manifest(path)["optimizer"].get("state", {}), file.tensor)

@@ -10,27 +10,38 @@ import os
 import random
 import sysconfig
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from swarmcli.errors import DataError
+from swarmcli.words import first_words
 
 logger = logging.getLogger(__name__)
 
-SEGMENT_BYTES = 1 << 20  # what is read of a file at once, at most; a larger file is read in several pieces
-
-# Streamed rows are shuffled a window at a time, since they cannot be read in any order. Two peers that begin at one
-# place share 1,000 / 16,384 = 6% of their first 1,000 rows if 16,384 fit; a smaller data set is drawn from as a whole.
-WINDOW_ROWS = 1 << 16
-WINDOW_BYTES = 32 << 20  # of text
-FEW_SHARDS = 32  # of fewer, peers begin within the first one, behind up to BEGIN_ROWS, which are read and come last
-BEGIN_ROWS = 1 << 15
-
-_64_BITS = (1 << 64) - 1
-
-HELD_OUT_BYTES = 1 << 16  # a file is held out in pieces of this size, so that a single large one has some, too
-
 Place: TypeAlias = tuple[int, ...]  # in a pass over a source; each source has its own kind
+
+
+@dataclass(frozen=True, slots=True)
+class DataOptions:
+    """How text is read and shuffled, in bounded memory.
+
+    Streamed rows are shuffled a window at a time, since they cannot be read in any order. Two peers that begin at one
+    place share 1,000 / 16,384 = 6% of their first 1,000 rows if 16,384 fit; a smaller data set is drawn from as a
+    whole.
+    """
+
+    segment_bytes: int = 1 << 20  # of a file that are read at once; a larger file is read in several pieces
+    window_rows: int = 1 << 16
+    window_bytes: int = 32 << 20  # of text
+    few_shards: int = 32  # with fewer, peers begin within the first one, behind rows which are read and come last …
+    begin_rows: int = 1 << 15  # … at most so many
+    held_out_bytes: int = 1 << 16  # a file is held out in pieces of this size, so that a single large one has some, too
+    least_block: int = 1024  # sequences that are shuffled together, unless the recipe wants fewer
+    most_block: int = 1 << 20  # sequences; as many as local.shuffle_buffer_size may be
+
+
+USUAL = DataOptions()
 
 
 class Document(NamedTuple):
@@ -72,13 +83,13 @@ class Permutation:
         self._keys = [rng.getrandbits(64) for _ in range(4)]
 
     def __getitem__(self, number: int) -> int:
-        mask = (1 << self._half) - 1
+        mask, word = (1 << self._half) - 1, (1 << 64) - 1
         while True:
             left, right = number >> self._half, number & mask
             for key in self._keys:
                 # splitmix64's finalizer: each bit of the half and of the key moves every bit of the result.
-                mixed = ((right + key) * 0xBF58476D1CE4E5B9) & _64_BITS
-                mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _64_BITS
+                mixed = ((right + key) * 0xBF58476D1CE4E5B9) & word
+                mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & word
                 left, right = right, left ^ ((mixed ^ (mixed >> 31)) & mask)
             number = left << self._half | right
             if number < self._size:
@@ -92,17 +103,17 @@ class Split(NamedTuple):
     evaluates: bool
 
 
-def _held_out(names: Sequence[str], sizes: Sequence[int], share: float) -> dict[int, list[int]]:
-    """For each file the numbers of its held out pieces: those whose hash is among the lowest `share` of all hashes, and
-    at least one. Raises DataError where nothing would be left."""
+def _held_out(names: Sequence[str], sizes: Sequence[int], share: float, piece: int) -> dict[int, list[int]]:
+    """For each file the numbers of its held out pieces, which have `piece` bytes: those whose hash is among the lowest
+    `share` of all hashes, and at least one. Raises DataError where nothing would be left."""
     hashes = [
         (hashlib.blake2b(f"held out {name} {unit}".encode(), digest_size=8).digest(), n, unit)
         for n, (name, size) in enumerate(zip(names, sizes, strict=True))
-        for unit in range(-(-size // HELD_OUT_BYTES))
+        for unit in range(-(-size // piece))
     ]
     if len(hashes) < 2:
         raise DataError(
-            f"the text is too little to hold some of it out: {HELD_OUT_BYTES >> 10} KiB or less in one file; add text, "
+            f"the text is too little to hold some of it out: {piece >> 10} KiB or less in one file; add text, "
             "or remove evaluation.held_out"
         )
     bound = int(share * (1 << 64)).to_bytes(9, "big")
@@ -122,29 +133,39 @@ class FileSource:
     so it is the same on every computer, whatever its copy of the files says.
     """
 
-    def __init__(self, files: Sequence[Path], root: Path | None = None, split: Split | None = None) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        root: Path | None = None,
+        split: Split | None = None,
+        options: DataOptions = USUAL,
+    ) -> None:
         """`split`: which part of the text; None: all of it."""
+        self._options = options
         self.files = tuple(files)
         self._root = root
         self._split = split
 
     @classmethod
-    def below(cls, path: Path, pattern: str = "**/*", split: Split | None = None) -> FileSource:
+    def below(
+        cls, path: Path, pattern: str = "**/*", split: Split | None = None, options: DataOptions = USUAL
+    ) -> FileSource:
         """One file, or all files below a directory that fit the pattern; names that begin with a dot are left out.
 
         Raises DataError with the fix when there are none.
         """
         if path.is_file():
-            return cls([path], path.parent, split)
+            return cls([path], path.parent, split, options)
         if not path.is_dir():
             raise DataError(f"{path} does not exist; put the text files there, or correct `path` in the recipe")
         try:
-            files = [file for file in path.glob(pattern) if file.is_file() and not _hidden(file, path)]
+            found = [(file, file.relative_to(path).parts) for file in path.glob(pattern) if file.is_file()]
+            files = [file for file, parts in found if not any(part.startswith(".") for part in parts)]
         except (OSError, ValueError, NotImplementedError) as error:  # the last is what pathlib says to an absolute glob
             raise DataError(f"{path}: the files {pattern!r} cannot be listed ({error}); correct `glob`") from error
         if not files:
             raise DataError(f"{path} holds no files that fit {pattern!r}; put text files there, or correct `glob`")
-        return cls(sorted(files), path, split)
+        return cls(sorted(files), path, split, options)
 
     @classmethod
     def stdlib(cls, split: Split | None = None) -> FileSource:
@@ -168,7 +189,7 @@ class FileSource:
         """A place is the number of pieces read. See TextSource."""
         sizes = [_size_of(file) for file in self.files]
         # 2,048 pieces at least, if they are not too small: peers with few would read the same ones.
-        segment = min(SEGMENT_BYTES, max(1 << 14, -(-sum(sizes) // 2048)))
+        segment = min(self._options.segment_bytes, max(1 << 14, -(-sum(sizes) // 2048)))
         pieces = [
             (n, start, min(segment, end - start) if end < sizes[n] else segment)
             for n, begin, end in self._stretches(sizes)
@@ -186,20 +207,21 @@ class FileSource:
             raise DataError(f"none of {len(self.files)} files can be read as text, {self.files[0]} among them")
 
     def _stretches(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """What is to be read: number of the file, first byte, byte behind the last."""
+        """The bytes to read: number of the file, first byte, byte behind the last."""
         if self._split is None:
             yield from ((n, 0, size) for n, size in enumerate(sizes))
             return
         root = self._root or Path()
         names = [file.relative_to(root).as_posix() for file in self.files]
-        held = _held_out(names, sizes, self._split.held_out)
+        piece = self._options.held_out_bytes
+        held = _held_out(names, sizes, self._split.held_out, piece)
         for n, size in enumerate(sizes):
             begin = 0
-            for unit in [*held.get(n, ()), -(-size // HELD_OUT_BYTES)]:
-                first = min(size, unit * HELD_OUT_BYTES)
+            for unit in [*held.get(n, ()), -(-size // piece)]:
+                first = min(size, unit * piece)
                 if not self._split.evaluates and begin < first:
                     yield n, begin, first
-                begin = min(size, first + HELD_OUT_BYTES)
+                begin = min(size, first + piece)
                 if self._split.evaluates and first < begin:
                     yield n, first, begin
 
@@ -213,8 +235,8 @@ class FileSource:
 class HuggingFaceSource:
     """A dataset of the library `datasets`, streamed or, with `streaming=False`, downloaded first.
 
-    Of a downloaded one every pass is a permutation of the rows. A streamed one is read shard by shard, in an order
-    drawn for the pass, and shuffled a window at a time; a window is rows up to WINDOW_ROWS or WINDOW_BYTES.
+    A pass over a downloaded one is a permutation of its rows. A streamed one is read shard by shard, in an order
+    drawn for the pass, and shuffled a window at a time; a window is so many rows or bytes of text (DataOptions).
     """
 
     def __init__(
@@ -228,10 +250,12 @@ class HuggingFaceSource:
         text_column: str = "text",
         streaming: bool = True,
         public_only: bool = False,
+        options: DataOptions = USUAL,
     ) -> None:
         """`public_only`: whatever it names, nothing is downloaded from this computer or its network."""
         self.path = path
         self._public_only = public_only
+        self._options = options
         self._data_files = list(data_files)
         self.files = [Path(file) for file in data_files if "://" not in file]
         self._arguments = {
@@ -254,7 +278,7 @@ class HuggingFaceSource:
         except (DataError, GeneratorExit):
             raise
         except Exception as error:  # each storage and file format brings its own kinds
-            raise DataError(f"the dataset {self.path!r} cannot be read on: {_first_line(error)}") from error
+            raise DataError(f"the dataset {self.path!r} cannot be read on: {first_words(error)}") from error
         if not found:
             raise DataError(f"the dataset {self.path!r} has no text in its column {self._text_column!r}")
 
@@ -277,13 +301,13 @@ class HuggingFaceSource:
         So whoever goes on reads the window again and leaves out what it had before: no row twice, and none lost.
         """
         part, row, used = place or (0, 0, 0)
-        rows = self._rows(dataset, list(_parts(dataset.num_shards, random.Random(seed))), part, row)
+        rows = self._rows(dataset, list(_parts(dataset.num_shards, random.Random(seed), self._options)), part, row)
         while True:
             window, behind, size = [], (part, row), 0
             for text, behind in rows:  # noqa: B007  # where the next window begins
                 window.append(text)
                 size += len(text)
-                if len(window) >= WINDOW_ROWS or size >= WINDOW_BYTES:
+                if len(window) >= self._options.window_rows or size >= self._options.window_bytes:
                     break
             if not window:
                 return
@@ -318,14 +342,18 @@ class HuggingFaceSource:
             only_public_hosts()
         try:
             opened = datasets.load_dataset(self.path, **self._arguments)
-            if self._arguments["streaming"] and opened.num_shards < FEW_SHARDS and hasattr(opened, "reshard"):
+            if (
+                self._arguments["streaming"]
+                and opened.num_shards < self._options.few_shards
+                and hasattr(opened, "reshard")
+            ):
                 # Where a file can be read in parts (Parquet in row groups), each is a shard to begin at. The library
                 # asks every file for its parts, so this is for few files.
                 opened = opened.reshard()
             self._dataset = opened
         except Exception as error:  # as above
             raise DataError(
-                f"the dataset {self.path!r} cannot be opened: {_first_line(error)}; check its keys in the recipe"
+                f"the dataset {self.path!r} cannot be opened: {first_words(error)}; check its keys in the recipe"
             ) from error
         return self._dataset
 
@@ -339,20 +367,11 @@ class HuggingFaceSource:
         return text if isinstance(text, str) else ""
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
-
-
-def _hidden(file: Path, root: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(root).parts)
-
-
-def _parts(shards: int, rng: random.Random) -> Iterator[tuple[int, int, int | None]]:
+def _parts(shards: int, rng: random.Random, options: DataOptions) -> Iterator[tuple[int, int, int | None]]:
     """The shards of a pass in the order in which they are read: number, first row, row behind the last (None: all)."""
     order = list(range(shards))
     rng.shuffle(order)
-    first = rng.randrange(BEGIN_ROWS) if shards < FEW_SHARDS else 0
+    first = rng.randrange(options.begin_rows) if shards < options.few_shards else 0
     for shard in order:
         yield shard, first if shard == order[0] else 0, None
     if first:

@@ -15,7 +15,6 @@ from swarmcli.training.task import Batch, Task
 logger = logging.getLogger(__name__)
 
 STREAM = "stream.json"  # in a home, and beside the model in a checkpoint
-MAX_BYTES = 16 << 20  # of the file: the longest sequence that a recipe allows is a million tokens
 
 
 class RememberedStream:
@@ -92,7 +91,7 @@ def _read(file: Path, seed: int) -> tuple[int, Mapping[str, Any]] | None:
     """
     try:
         with file.open("rb") as stream:
-            data = stream.read(MAX_BYTES)
+            data = stream.read(16 << 20)  # the longest sequence that a recipe allows is a million tokens
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What is learned, behind one small interface: everything else in training knows only this."""
+"""The task of a run, behind one small interface: everything else in training knows only this."""
 
 from __future__ import annotations
 

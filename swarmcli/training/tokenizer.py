@@ -11,12 +11,13 @@ import numpy.typing as npt
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
+from swarmcli.words import first_words
 
 Tokens = npt.NDArray[np.int32]
 
 
 class Tokenizer(Protocol):
-    """What the data needs of a tokenizer."""
+    """The data needs no more of a tokenizer than this."""
 
     vocab_size: int  # ids are below it
     end_of_text: int | None  # put behind each document, if there is such a token
@@ -117,8 +118,7 @@ def load_tokenizer(recipe: Recipe) -> Tokenizer:
     try:
         return SavedTokenizer.load(directory, trust_remote_code=recipe.local.trust_remote_code)
     except Exception as error:  # transformers and tokenizers raise many kinds, some of them plain Exception
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RecipeError(
-            f"{recipe.origin('tokenizer')}: no tokenizer can be read from {directory} ({reason[:200]}); "
+            f"{recipe.origin('tokenizer')}: no tokenizer can be read from {directory} ({first_words(error)}); "
             "save one there with save_pretrained, or write `tokenizer: bytes`"
         ) from error

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from swarmcli.checkpoints.keeping import Keep, best_epochs, kept
+from swarmcli.checkpoints.shelf import Keep, best_epochs, kept
 
 
 def epochs(*numbers: int) -> dict[int, float | None]:

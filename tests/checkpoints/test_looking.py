@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from swarmcli.checkpoints.keeping import Keep
 from swarmcli.checkpoints.looking import listing, verify
-from swarmcli.checkpoints.shelf import Shelf
+from swarmcli.checkpoints.shelf import Keep, Shelf
 
 from .shelves import put
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmcli.checkpoints.keeping import Keep
 from swarmcli.checkpoints.layout import find_checkpoint, read_manifest
-from swarmcli.checkpoints.shelf import Shelf, rules_of
+from swarmcli.checkpoints.shelf import Keep, Shelf, rules_of
 
 from .shelves import fill, put
 

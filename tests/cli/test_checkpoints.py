@@ -7,8 +7,7 @@ import pytest
 from filelock import FileLock
 from typer.testing import CliRunner
 
-from swarmcli.checkpoints.keeping import Keep
-from swarmcli.checkpoints.shelf import Shelf
+from swarmcli.checkpoints.shelf import Keep, Shelf
 from swarmcli.cli.checkpoints import NONE_HERE, app
 from swarmcli.errors import CheckpointError
 from swarmcli.machine import places

@@ -20,7 +20,6 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator_web.app import create_app
-from coordinator_web.server import DashboardServer
 from swarmcli.cli import control, status
 from swarmcli.cli.main import app
 from swarmcli.errors import ControlError, UsageError
@@ -28,6 +27,7 @@ from swarmcli.machine.registry import VARIABLE, LocalPeer, LocalPeers
 from swarmcli.peer.activity import Activity
 from swarmcli.peer.controls import PeerControls
 from swarmcli.recipe.limit_store import LimitStore
+from tests.web.dashboards import Dashboard
 from tests.web.fake_source import TRAINERS, FakeRun
 
 
@@ -46,11 +46,11 @@ class RunningPeer:
             seat=lambda: self.run.seat,
             end_process=lambda code: self.ended.set(),
         )
-        server = DashboardServer(create_app(self.run, controls=controls, control_token=name))  # type: ignore[arg-type]
+        server = Dashboard(create_app(self.run, controls=controls, control_token=name))  # type: ignore[arg-type]
         self.entry = until.enter_context(
             LocalPeers().entered(LocalPeer.here("trainer", "a-run", Path(f"/homes/{name}")))
         )
-        self.entry.announce(name=name, api=server.start_in_thread().rstrip("/"), token=name)
+        self.entry.announce(name=name, api=server.url.rstrip("/"), token=name)
         until.callback(server.stop)
 
     def _stop(self) -> None:

@@ -8,9 +8,9 @@ import typer
 
 from swarmcli.cli.peers import JoinOptions, MonitorOptions, PagedOptions, PeerOptions, _port_of_dashboard
 from swarmcli.errors import RecipeError, UsageError
-from swarmcli.peer.collaboration import Resume
 from swarmcli.recipe import load_recipe
 from swarmcli.recipe.limit_store import LimitStore
+from swarmcli.training.resumed import Resume
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "stdlib-lm.yaml"
 

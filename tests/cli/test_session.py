@@ -14,7 +14,7 @@ import pytest
 from swarmcli.cli.session import GONE, Session, twin_of
 from swarmcli.errors import AddressError, ListenError
 from swarmcli.machine.registry import VARIABLE, LocalPeer, LocalPeers
-from swarmcli.peer.activity import HURRIED_SECONDS, STAY_SECONDS, Activity
+from swarmcli.peer.activity import STAYS, Activity
 from swarmcli.peer.peer import LINK, Summary
 from swarmcli.recipe import load_recipe, parse_recipe
 from tests.peer.test_links import lost, peer
@@ -97,13 +97,13 @@ def test_a_signal_stops_as_the_verb_does_and_a_second_hurries(number: signal.Sig
     activity = Activity()
     hear = signalled(activity)
     hear(number, False)
-    stays = STAY_SECONDS if number == signal.SIGINT else HURRIED_SECONDS
+    stays = STAYS.asked if number == signal.SIGINT else STAYS.hurried
     assert activity.status().state == "stopping" and activity.status().stays == stays
     hear(signal.SIGTERM, True)
     assert activity.status().at_once
 
 
-@pytest.mark.parametrize(("number", "stays"), [(signal.SIGINT, 0.0), (signal.SIGTERM, HURRIED_SECONDS)])
+@pytest.mark.parametrize(("number", "stays"), [(signal.SIGINT, 0.0), (signal.SIGTERM, STAYS.hurried)])
 def test_a_signal_behind_the_verb_hurries(number: signal.Signals, stays: float) -> None:
     activity = Activity()
     activity.stop()

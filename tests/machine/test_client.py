@@ -82,11 +82,9 @@ def test_whatever_answers_ends_in_a_sentence(
     said: str,
     registry: LocalPeers,
     peer_at: Callable[[int], LocalPeer],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client, "MAX_ANSWER", 1 << 16)
     with answering(answer) as port, pytest.raises(ControlError, match=said):
-        client.get(peer_at(port), "state", registry=registry)
+        client.ask(peer_at(port), "GET", "state", registry=registry, most=1 << 16)
 
 
 def test_one_that_joins_or_has_ended_is_not_asked(registry: LocalPeers, peer_at: Callable[[int], LocalPeer]) -> None:

@@ -3,7 +3,7 @@
 import math
 
 from swarmcli.events import ActivityChanged
-from swarmcli.peer.activity import HURRIED_SECONDS, Activity, ActivityStatus, asked
+from swarmcli.peer.activity import STAYS, Activity, ActivityStatus, asked
 from swarmcli.run.values import Reason
 
 BATTERY = Reason("battery", "on battery")
@@ -67,7 +67,7 @@ def test_stopping_is_final_and_told_once_but_may_become_urgent():
     activity.stop()
     activity.stop()
     activity.release("asked")
-    activity.stop(HURRIED_SECONDS)
+    activity.stop(STAYS.hurried)
     assert activity.stop(0.0) == ActivityStatus("stopping", (), 1000.0, stays=0.0)
     assert activity.stop().at_once, "a later wish lengthens nothing"
     assert heard == [False, False, True]

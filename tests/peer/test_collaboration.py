@@ -16,17 +16,16 @@ from swarmcli.optim import GradientAverager, Optimizer, PeerDescription
 from swarmcli.peer.collaboration import (
     COMPRESSIONS,
     Collaboration,
-    Resume,
     averager_options,
     device_in_words,
     grad_averager,
     mode_options,
-    resumed_place,
     timing_options,
 )
 from swarmcli.recipe import Recipe, load_recipe
 from swarmcli.recipe.settings import Codec
 from swarmcli.training import Compute, optimizer_factory, parameter_groups
+from swarmcli.training.resumed import Resume, resumed_place
 from tests.checkpoints.shelves import fill
 from tests.recipe.recipes import small
 

@@ -12,9 +12,9 @@ from torch import nn
 from swarmcli.errors import CheckpointError, RecipeError
 from swarmcli.optim.state.frozen import FILE, frozen_of
 from swarmcli.peer import collaboration
-from swarmcli.peer.collaboration import Resume
 from swarmcli.recipe import Recipe
 from swarmcli.training import load_checkpoint
+from swarmcli.training.resumed import Resume
 from tests.peer.test_leaving import Sums, start
 
 __all__ = ["start"]

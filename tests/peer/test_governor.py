@@ -12,7 +12,7 @@ import pytest
 from swarmcli.machine.sensors import Readings
 from swarmcli.network.rates import LEAST_RATE
 from swarmcli.peer.activity import Activity
-from swarmcli.peer.governor import COOLER, SETTLE, Governor, GovernorThread, PeerShare, share_of
+from swarmcli.peer.governor import MARGINS, SETTLE, Governor, GovernorThread, PeerShare, share_of
 from swarmcli.recipe import Limits
 from swarmcli.recipe.limit_store import LimitStore
 
@@ -60,7 +60,7 @@ def test_a_clock_that_is_set_back_makes_nobody_wait_longer_than_once_more() -> N
 
 
 def test_it_runs_again_only_when_it_is_cooler() -> None:
-    degrees = [79.0, 81.0, 90.0, 79.0, 80 - COOLER, 80 - COOLER]
+    degrees = [79.0, 81.0, 90.0, 79.0, 80 - MARGINS.cooler, 80 - MARGINS.cooler]
     told = story(limits(temperature=80), *((30.0 * i, {"temperature": d}) for i, d in enumerate(degrees)))
     assert told == ["", *["81 °C hot, and your limit is 80 °C"] * 4, ""]
 

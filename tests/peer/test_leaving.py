@@ -147,7 +147,7 @@ class Peer:
     @property
     def saved(self) -> list[int]:
         """The epochs of the checkpoints in its home."""
-        return [int(path.name[6:]) for path in CheckpointStore(self.home / "checkpoints", "small").all()]
+        return [int(path.name[6:]) for path in CheckpointStore(self.home / "checkpoints", "small").shelf.all()]
 
 
 @contextmanager
@@ -283,7 +283,7 @@ def test_a_full_disk_when_leaving_is_an_error_and_spares_what_is_there(
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("swarmcli.training.checkpoint_store.flush", full)
+    monkeypatch.setattr("swarmcli.training.checkpoint.flush", full)
     with pytest.raises(CheckpointError, match=r"is not in .*one/checkpoints: see the warning above") as raised:
         peer.leave()
     assert exit_code(raised.value) == 1

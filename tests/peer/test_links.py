@@ -142,14 +142,13 @@ def test_a_peer_whose_contact_has_gone_joins_by_a_peer_that_runs_in_the_home_bes
 
 def rejoining(home: Path, contact: str, told: Callable[[Event], None]) -> RunPeer:
     recipe = small("local.host=127.0.0.1", f"output_dir={home}", "local.client_mode=true", directory=home)
-    return RunPeer(recipe, "trainer", Home.at(home / "trainer"), contacts=(contact,), listener=told)
+    return RunPeer(recipe, "trainer", Home.at(home / "trainer"), contacts=(contact,), listener=told, patience=0.5)
 
 
 def test_a_newcomer_gives_up_and_who_has_been_in_the_run_waits_for_it_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that was killed: it has written down whom it knew while it ran."""
-    monkeypatch.setattr("swarmcli.peer.peer.CONTACT_SECONDS", 0.5)
     monkeypatch.setattr(Pauses.__init__, "__kwdefaults__", {**Pauses.__init__.__kwdefaults__, "tell": 0.2, "look": 0.1})
     with peer(tmp_path / "a", "monitor") as first:
         contact = first.dht.get_visible_addresses()[0]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from swarmcli.optim import Optimizer
-from swarmcli.peer.activity import HURRIED_SECONDS, STAY_SECONDS, Activity
+from swarmcli.peer.activity import STAYS, Activity
 from swarmcli.peer.pausing import Pauses
 from swarmcli.run.values import Reason
 
@@ -113,7 +113,7 @@ def test_who_is_to_leave_hands_in_first() -> None:
 
 def test_who_is_to_leave_waits_for_the_round_but_not_where_none_can_be_expected() -> None:
     def leaves(
-        handed_in: bool = False, round_at: float = math.inf, stays: float = STAY_SECONDS, goes_at: float = math.inf
+        handed_in: bool = False, round_at: float = math.inf, stays: float = STAYS.asked, goes_at: float = math.inf
     ) -> tuple[float, str, str]:
         """After how many seconds, what it says when it is asked to, and why; the others have gone after `goes_at`."""
         optimizer, said, now = FakeOptimizer(), list[str](), [100.0]
@@ -145,7 +145,7 @@ def test_who_is_to_leave_waits_for_the_round_but_not_where_none_can_be_expected(
     far = "the next round is expected in about 15 min, which is too long to wait"
     assert leaves(round_at=900.0) == (0.0, "leaving", far)
     for seconds, after in ((59.0, 60.0), (90.0, 0.0)):  # where the machine waits no longer
-        assert leaves(round_at=seconds, stays=HURRIED_SECONDS)[0] == after
+        assert leaves(round_at=seconds, stays=STAYS.hurried)[0] == after
 
 
 def test_a_machine_that_shuts_down_meanwhile_shortens_the_wait_to_a_minute() -> None:
@@ -155,7 +155,7 @@ def test_a_machine_that_shuts_down_meanwhile_shortens_the_wait_to_a_minute() -> 
     def second() -> None:
         now[0] += 1.0
         if now[0] == 300.0:
-            activity.stop(HURRIED_SECONDS)
+            activity.stop(STAYS.hurried)
 
     optimizer.in_step = second
     with pauses:

@@ -10,7 +10,6 @@ import torch
 
 from swarmcli.machine.registry import VARIABLE, Entry, LocalPeer, LocalPeers
 from swarmcli.optim.config import Role
-from swarmcli.peer import processors
 from swarmcli.peer.processors import ProcessorShare, sharing_processors
 from swarmcli.threads import on_all_threads
 from tests.test_threads import in_a_thread
@@ -38,13 +37,12 @@ def peer(number: int, role: Role = "trainer") -> LocalPeer:
 
 
 @pytest.fixture
-def counts(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
+def counts() -> Callable[..., list[int]]:
     """The threads of each of these peers of one machine, on which torch alone would take so many."""
-    monkeypatch.setattr(processors, "LOOK_SECONDS", 0.0)
 
     def counts(threads: int, *peers: LocalPeer) -> list[int]:
         registry = Registry()
-        shares = [ProcessorShare(registry, Entry(registry, each), threads) for each in peers]
+        shares = [ProcessorShare(registry, Entry(registry, each), threads, every=0.0) for each in peers]
         for share in shares:
             share.count()
         return [share.count() for share in shares]
@@ -67,20 +65,20 @@ def test_those_who_compute_now_and_then_take_nothing_from_trainers(counts: Calla
 
 def test_the_share_follows_who_comes_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry()
-    share = ProcessorShare(registry, Entry(registry, peer(1)), 4)
+    share = ProcessorShare(registry, Entry(registry, peer(1)), 4, every=3600.0)
     assert share.count() == 4
     registry.write(peer(2), "")
     assert share.count() == 4  # it does not look at every step
-    monkeypatch.setattr(processors, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(share, "_every", 0.0)
     assert share.count() == 2
     registry.peers.remove(peer(2))
     assert share.count() == 4
 
 
-def test_a_limit_of_threads_is_divided_too(counts: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_of_threads_is_divided_too() -> None:
     registry = Registry()
-    first, second = (ProcessorShare(registry, Entry(registry, peer(number)), 8) for number in (1, 2))
-    own = ProcessorShare(registry, Entry(registry, peer(3)), 3, shared=False)  # who chose three
+    first, second = (ProcessorShare(registry, Entry(registry, peer(number)), 8, every=0.0) for number in (1, 2))
+    own = ProcessorShare(registry, Entry(registry, peer(3)), 3, shared=False, every=0.0)  # who chose three
     for share in (first, second, own):
         share.limit(5)
         share.count()
@@ -101,25 +99,24 @@ def test_the_thread_that_computes_and_the_teams_of_others_follow(
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "registry"))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(processors, "LOOK_SECONDS", 0.0)
     before = torch.get_num_threads()
     beside = LocalPeer(os.getppid(), psutil.Process(os.getppid()).create_time(), "trainer", "run", "/home")
     try:
         torch.set_num_threads(4)
-        with sharing_processors(small(tmp_path), "trainer", tmp_path) as share:
+        with sharing_processors(small(tmp_path), "trainer", tmp_path, every=0.0) as share:
             share.take()
             assert torch.get_num_threads() == 4
             with LocalPeers().entered(beside):
                 share.take()
                 assert torch.get_num_threads() == in_a_thread(lambda: on_all_threads(torch.get_num_threads)) == 2
         with (
-            sharing_processors(small(tmp_path, "local.threads=3"), "trainer", tmp_path) as share,
+            sharing_processors(small(tmp_path, "local.threads=3"), "trainer", tmp_path, every=0.0) as share,
             LocalPeers().entered(beside),
         ):
             assert share.count() == 3  # a person's own choice
         monkeypatch.setenv("OMP_NUM_THREADS", "4")
         torch.set_num_threads(4)
-        with sharing_processors(small(tmp_path), "trainer", tmp_path) as share, LocalPeers().entered(beside):
+        with sharing_processors(small(tmp_path), "trainer", tmp_path, every=0.0) as share, LocalPeers().entered(beside):
             assert share.count() == 4  # likewise
     finally:
         torch.set_num_threads(before)

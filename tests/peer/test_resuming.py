@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from swarmcli.errors import CheckpointError
-from swarmcli.peer.collaboration import Resume
 from swarmcli.training import load_checkpoint
+from swarmcli.training.resumed import Resume
 from tests.peer.test_leaving import Peer, start
 
 __all__ = ["start"]

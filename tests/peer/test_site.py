@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from swarmcli.errors import RecipeError
-from swarmcli.peer.collaboration import Resume
 from swarmcli.peer.home import Home
 from swarmcli.peer.peer import RunPeer
 from swarmcli.peer.site import Introduction, form_site, run_site_leader, run_site_member, stream_seed_of
 from swarmcli.recipe import Recipe
 from swarmcli.run.watch import RunWatch
 from swarmcli.training import load_checkpoint, stream_seed
+from swarmcli.training.resumed import Resume
 from tests.peer.test_leaving import SumsStream
 from tests.recipe.recipes import small
 from tests.sharding.processes import Worlds

@@ -78,7 +78,7 @@ def test_a_failure_is_told_once_without_a_token_and_tried_again(
 ) -> None:
     server.fail = 1
     told = Told()
-    uploads = Uploads(tmp_path, hub(UploadSettings(repo="ada/first", private=False)), told.events, first_wait=0.01)
+    uploads = Uploads(tmp_path, hub(UploadSettings(repo="ada/first", private=False)), told.events, waits=(0.01, 600.0))
     uploads.offer(checkpoint(tmp_path))
     told.wait_for(2)
     uploads.close(lambda: False)
@@ -136,7 +136,7 @@ def test_a_run_that_has_ended_tries_once_more_and_no_longer(tmp_path: Path) -> N
         raise OSError("no network")
 
     told = Told()
-    uploads = Uploads(tmp_path, refuse, told.events, first_wait=3600.0)
+    uploads = Uploads(tmp_path, refuse, told.events, waits=(3600.0, 3600.0))
     uploads.offer(checkpoint(tmp_path))
     told.wait_for(1)
     uploads.close(lambda: False)

@@ -8,15 +8,15 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmcli.sharding.transfer import PACK_BYTES, SHORT_BYTES, broadcast_from_owners, packs
-from swarmcli.sharding.zero.buckets import ParameterBuckets
+from swarmcli.sharding.transfer import SIZES, broadcast_from_owners, packs
+from swarmcli.sharding.zero.ownership import ParameterBuckets
 from tests.sharding.processes import Worlds
 from tests.sharding.zero.parity import assert_bitwise, make_parameters
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
-@given(st.lists(st.tuples(st.integers(0, 2 * SHORT_BYTES), st.booleans()), max_size=60))
+@given(st.lists(st.tuples(st.integers(0, 2 * SIZES.short), st.booleans()), max_size=60))
 def test_short_tensors_of_a_device_share_messages_of_bounded_size(sizes: list[tuple[int, bool]]) -> None:
     tensors = [torch.empty(size, dtype=torch.uint8, device="meta" if far else "cpu") for size, far in sizes]
     messages = list(packs(tensors))
@@ -24,15 +24,15 @@ def test_short_tensors_of_a_device_share_messages_of_bounded_size(sizes: list[tu
     for message in messages:
         assert len({tensor.device for tensor in message}) == 1
         if len(message) > 1:
-            assert sum(tensor.numel() for tensor in message) <= PACK_BYTES
-            assert all(tensor.numel() <= SHORT_BYTES for tensor in message)
-    alone = sum(tensor.numel() > SHORT_BYTES for tensor in tensors)
-    short = sum(tensor.numel() for tensor in tensors if tensor.numel() <= SHORT_BYTES)
-    assert len(messages) <= alone + 2 + short // PACK_BYTES
+            assert sum(tensor.numel() for tensor in message) <= SIZES.pack
+            assert all(tensor.numel() <= SIZES.short for tensor in message)
+    alone = sum(tensor.numel() > SIZES.short for tensor in tensors)
+    short = sum(tensor.numel() for tensor in tensors if tensor.numel() <= SIZES.short)
+    assert len(messages) <= alone + 2 + short // SIZES.pack
 
 
 def test_a_message_that_is_full_is_followed_by_another() -> None:
-    tensors = [torch.empty(SHORT_BYTES, dtype=torch.uint8) for _ in range(20)]
+    tensors = [torch.empty(SIZES.short, dtype=torch.uint8) for _ in range(20)]
     assert [len(message) for message in packs(tensors)] == [16, 4]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -44,7 +46,7 @@ def everything() -> list[torch.Tensor]:
 
 def send_from_last_to_first(piece_bytes: int) -> bool | None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transfer, "PIECE_BYTES", piece_bytes)
+        patch.setattr(transfer, "SIZES", replace(transfer.SIZES, piece=piece_bytes))
         return send_everything()
 
 

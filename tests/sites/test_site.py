@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
-from swarmcli.sharding.transfer import MAX_MESSAGE_BYTES
+from swarmcli.sharding.transfer import SIZES
 from swarmcli.sites.links import receive_message, receive_tensors, send_message, send_tensors, sever
 from swarmcli.sites.site import Site
 from tests.sharding.processes import Worlds
@@ -24,11 +24,11 @@ LARGE = 3 << 20
 def tell_each_other() -> list[bytes]:
     with Site.form(timeout=10) as site:
         site.meet()
-        heard = [site.share(b"a name" if site.rank == 0 else None), site.share()]
+        heard = [site.share(bytes, b"a name" if site.rank == 0 else b""), site.share(bytes, b"")]
         if site.rank == 1:
             send_message(site.commands, bytes(LARGE), 0)
         if site.rank == 0:
-            heard.append(receive_message(site.commands, 1)[:2])
+            heard.append(receive_message(bytes, site.commands, 1)[:2])
         return heard
 
 
@@ -65,7 +65,7 @@ def wait_for_one_who_leaves(how: str) -> str:
                 receive_tensors(site.pace, [torch.empty(1)], 0)
         return ""
     try:
-        site.meet(0.5 if how == "dawdles" else 100)
+        site.meet(timedelta(seconds=0.5 if how == "dawdles" else 100))
     except SiteError as error:
         return str(error)
     finally:
@@ -133,7 +133,7 @@ def come_late(who: int) -> list[int]:
         if site.rank == who:
             with pytest.raises(SiteError):  # takes half a second
                 receive_tensors(site.commands, [torch.empty(1)], 1 - who, timedelta(seconds=0.5))
-        heard = site.share(b"still here")
+        heard = site.share(bytes, b"still here")
         site.meet()
         return list(heard)
 
@@ -165,12 +165,12 @@ def test_rank_0_is_waited_for_as_long_as_it_lives_and_waits_for_others_up_to_the
 def announce_too_much() -> None:
     with Site.form(timeout=10) as site:
         if site.rank:
-            send_tensors(site.pace, [torch.tensor([MAX_MESSAGE_BYTES + 1])], 0)
-            site.share()
+            send_tensors(site.pace, [torch.tensor([SIZES.message + 1])], 0)
+            site.share(bytes, b"")
         else:
             with pytest.raises(SiteError, match="announced a message of"):
-                receive_message(site.pace, 1)
-            site.share()
+                receive_message(bytes, site.pace, 1)
+            site.share(bytes, b"")
 
 
 def test_messages_have_a_bound(worlds: Worlds) -> None:

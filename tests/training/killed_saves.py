@@ -27,10 +27,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from swarmcli.checkpoints.keeping import Keep, best_epochs
 from swarmcli.checkpoints.layout import MANIFEST, checkpoints_below, epoch_of, find_checkpoint
 from swarmcli.checkpoints.looking import verify
-from swarmcli.checkpoints.shelf import Shelf, loss_of
+from swarmcli.checkpoints.shelf import Keep, Shelf, best_epochs, loss_of
 from swarmcli.sharding.files.save import complete, read_manifest, try_to_write
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.training import CheckpointStore, load_checkpoint

@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from swarmcli.checkpoints import layout
-from swarmcli.checkpoints.keeping import Keep
 from swarmcli.checkpoints.layout import find_checkpoint
+from swarmcli.checkpoints.shelf import Keep
 from swarmcli.errors import CheckpointError
 from swarmcli.events import CheckpointWritten, Event, Events, Noticed
 from swarmcli.training import (
     CheckpointStore,
     build_scheduler,
     build_task,
-    checkpoint_store,
     load_checkpoint,
 )
+from swarmcli.training import checkpoint as module
 from swarmcli.training.model_card import describe_model
 
 from .small_tasks import build_optimizer, small
@@ -131,12 +131,12 @@ def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path, run: Run) -> 
 
 def test_the_newest_stay(tmp_path: Path) -> None:
     run = Run(tmp_path, keep=2)
-    assert not run.store.all()
+    assert not run.store.shelf.all()
     for epoch in (1, 2, 9, 10):
         run.write(epoch)
     names = sorted(path.name for path in run.store.directory.iterdir())
     assert names == ["epoch-000009", "epoch-000010", "keep.json", "latest"]
-    latest = run.store.all()[-1]
+    latest = run.store.shelf.all()[-1]
     assert latest.name == "epoch-000010"
 
 
@@ -162,7 +162,7 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing_half(run: Run, monkeypatch:
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_store, "flush", full)
+    monkeypatch.setattr(module, "flush", full)
     assert run.store.write(run.model, run.state(), 2) is None
     assert sorted(run.store.directory.rglob("*")) == before
     notice = run.happened[-1]
@@ -202,7 +202,7 @@ def test_what_a_killed_writer_left_is_removed_and_a_living_one_s_is_not(run: Run
         (run.store.directory / name).mkdir()
     run.write(3)
     assert sorted(path.name for path in run.store.directory.iterdir()) == [alive, "epoch-000003", "latest"]
-    latest = run.store.all()[-1]
+    latest = run.store.shelf.all()[-1]
     assert latest.name == "epoch-000003"
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from swarmcli.checkpoints.keeping import Keep
 from swarmcli.checkpoints.layout import find_checkpoint
+from swarmcli.checkpoints.shelf import Keep
 from swarmcli.errors import CheckpointError, SiteError
 from swarmcli.events import Event, Events, Noticed
 from swarmcli.training import CheckpointStore, load_checkpoint
@@ -100,7 +100,7 @@ def test_checkpoints_of_a_history_that_is_over_are_removed(store: CheckpointStor
     store.remove_after(8)
     assert names(store) == ["epoch-000008"]
     store.remove_after(0)
-    assert store.all() == []
+    assert store.shelf.all() == []
     CheckpointStore(store.directory / "none", "run").remove_after(0)
 
 
@@ -217,7 +217,7 @@ def test_older_ones_make_room_within_the_limit_and_the_newest_stays(tmp_path: Pa
     events.subscribe(told.append)
 
     def left() -> float:
-        return room[0] + 40_000 * (3 - len(store.all()))
+        return room[0] + 40_000 * (3 - len(store.shelf.all()))
 
     store = CheckpointStore(tmp_path, "run", keep=Keep(9), events=events, room=left)
     for epoch in (1, 2, 3):

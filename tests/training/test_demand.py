@@ -17,7 +17,7 @@ from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription, Role
 from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.testing import virtual_time
-from swarmcli.training.demand import ASSUMED_PACE, Demand, demand_of, passed_on
+from swarmcli.training.demand import ASSUMED, Demand, demand_of, passed_on
 from swarmcli.training.device import Compute
 from tests.optim import optim_swarm
 from tests.recipe.recipes import small
@@ -50,14 +50,14 @@ def test_an_hour_is_told_by_the_contacts_pace_or_by_a_guess() -> None:
     told = demand(going=Going(12.0))
     assert told.an_hour(told.sent) == 300 * told.sent == 300 * 2 * 4 * NUMBERS and told.told_pace == 12.0
     assert not told.peers_are_told, "of whom nothing is said nothing is counted"
-    assert demand().an_hour(60) == 60 * 3600 / ASSUMED_PACE and not demand().told_pace
+    assert demand().an_hour(60) == 60 * 3600 / ASSUMED.pace and not demand().told_pace
 
 
 def test_a_further_trainer_shortens_epochs_and_others_do_not() -> None:
     going = Going(12.0, trainers=3, monitors=1)
     assert demand(going=going).pace == 9.0 and demand(going=going, role="auxiliary").pace == 12.0
     assert demand(going=going).told_pace == 12.0, "what decides about seats is how fast the others are"
-    assert demand(going=Going(0.0, trainers=3)).pace == pytest.approx(ASSUMED_PACE)
+    assert demand(going=Going(0.0, trainers=3)).pace == pytest.approx(ASSUMED.pace)
 
 
 def test_in_groups_and_large_runs_nobody_passes_on_more_than_its_group_asks_for() -> None:

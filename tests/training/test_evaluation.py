@@ -11,7 +11,7 @@ from swarmcli.errors import DataError
 from swarmcli.recipe import parse_recipe
 from swarmcli.training import Compute, build_task
 from swarmcli.training.loop import mean_loss
-from swarmcli.training.sources import HELD_OUT_BYTES, FileSource, Split
+from swarmcli.training.sources import USUAL, FileSource, Split
 
 from .small_tasks import SMALL, small
 
@@ -33,7 +33,7 @@ def texts(tmp_path: Path) -> Path:
     directory.mkdir()
     for number in range(200):
         (directory / f"{number:03}.txt").write_text(f"s{number:06} ")
-    (directory / "large.txt").write_text("".join(f"l{number:06} " for number in range(20 * HELD_OUT_BYTES // 8)))
+    (directory / "large.txt").write_text("".join(f"l{number:06} " for number in range(20 * USUAL.held_out_bytes // 8)))
     return directory
 
 

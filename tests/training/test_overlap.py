@@ -12,7 +12,7 @@ import pytest
 
 from swarmcli.training import ByteTokenizer, sources
 from swarmcli.training.data import TextStream
-from swarmcli.training.sources import FileSource, HuggingFaceSource, Permutation, TextSource
+from swarmcli.training.sources import USUAL, DataOptions, FileSource, HuggingFaceSource, Permutation, TextSource
 from tests.suites import soak
 
 ROWS, FIRST = 20_000, 1_000
@@ -39,10 +39,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 
-def of(kind: str, pattern: str, *, streaming: bool = True) -> Callable[[Path], HuggingFaceSource]:
-    def make(data: Path) -> HuggingFaceSource:
+def of(kind: str, pattern: str, *, streaming: bool = True) -> Callable[..., HuggingFaceSource]:
+    def make(data: Path, options: DataOptions = USUAL) -> HuggingFaceSource:
         files = sorted(str(file) for file in data.glob(pattern))
-        return HuggingFaceSource(kind, data_files=files, streaming=streaming)
+        return HuggingFaceSource(kind, data_files=files, streaming=streaming, options=options)
 
     return make
 
@@ -108,13 +108,11 @@ def texts(made: TextStream, count: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", ["shards, streamed", "one file, downloaded", *soak(ELSEWHERE)])
-def test_restarted_at_any_place_a_pass_reads_each_row_once(
-    data: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "WINDOW_ROWS", 3000)  # several windows, as of data that is larger
+def test_restarted_at_any_place_a_pass_reads_each_row_once(data: Path, name: str) -> None:
+    windows = DataOptions(window_rows=3000)  # several of them, as of data that is larger
     position, read, count = None, Counter[str](), 0
     for length in (700, 1, 4000, 16384 - 4701, 2500, ROWS - 16384 - 2500):  # on a block's border, too
-        made = stream(SOURCES[name](data), position=position)  # another process with a source of its own
+        made = stream(SOURCES[name](data, windows), position=position)  # another process with a source of its own
         read.update(texts(made, length))
         count += length
         position = made.position()
@@ -124,27 +122,24 @@ def test_restarted_at_any_place_a_pass_reads_each_row_once(
     assert len(set(second)) == ROWS and second[:100] != list(itertools.islice(read, 100))
 
 
-def test_small_windows_are_a_pass_as_well(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "WINDOW_BYTES", 31 * 700)
+def test_small_windows_are_a_pass_as_well(data: Path) -> None:
     for pattern in ("shard*.parquet", "one.parquet"):
-        documents = list(of("parquet", pattern)(data).documents("peer"))
+        documents = list(of("parquet", pattern)(data, DataOptions(window_bytes=31 * 700)).documents("peer"))
         assert len({document.text for document in documents}) == len(documents) == ROWS
 
 
 @pytest.mark.parametrize("begin", [0, 1, ROWS - 1, ROWS, ROWS + 5])
 def test_a_stream_of_few_shards_begins_anywhere(data: Path, begin: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources.random.Random, "randrange", lambda rng, *bounds: begin)
-    source = of("json", "one.jsonl")(data)
-    monkeypatch.setattr(sources, "WINDOW_ROWS", 1)
+    source = of("json", "one.jsonl")(data, DataOptions(window_rows=1))
     documents = [document.text for document in source.documents("peer")]
     assert len(set(documents)) == len(documents) == ROWS
     assert documents[0].startswith(f"{begin if begin < ROWS else 0:05}")
 
 
-def test_beyond_the_window_peers_begin_at_places_of_their_own(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "WINDOW_ROWS", 100)
-    monkeypatch.setattr(sources, "BEGIN_ROWS", ROWS)
-    begins = {next(of("json", "one.jsonl")(data).documents(f"peer {n}")).text[:5] for n in range(8)}
+def test_beyond_the_window_peers_begin_at_places_of_their_own(data: Path) -> None:
+    options = DataOptions(window_rows=100, begin_rows=ROWS)
+    begins = {next(of("json", "one.jsonl")(data, options).documents(f"peer {n}")).text[:5] for n in range(8)}
     assert len(begins) == 8 and max(map(int, begins)) - min(map(int, begins)) > ROWS // 4
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmcli.training.pace import CREDIT, Pace
+from swarmcli.training.loop import Pace
 
 
 class Clock:
@@ -52,7 +52,7 @@ def test_waiting_for_others_counts_as_rest_and_is_not_saved_up() -> None:
     assert pace.owed == pytest.approx(0.5)
     clock.now += 3600.0
     assert pace.owed == 0.0
-    assert compute(pace, clock, CREDIT + 0.2) == pytest.approx(0.2)
+    assert compute(pace, clock, 0.5 + 0.2) == pytest.approx(0.2)
 
 
 def test_a_rest_that_takes_longer_than_asked_is_made_up_for() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from swarmcli.errors import DataError
 from swarmcli.training import sources
-from swarmcli.training.sources import FileSource, HuggingFaceSource
+from swarmcli.training.sources import DataOptions, FileSource, HuggingFaceSource
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +66,9 @@ def test_missing_data_is_named_with_the_fix(tmp_path: Path) -> None:
 
 
 def test_a_large_file_is_read_in_segments_that_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "SEGMENT_BYTES", 11)
     text = "aäöü€𝄞" * 10  # characters of one to four bytes, cut everywhere
     write(tmp_path, large=text)
-    source = FileSource.below(tmp_path / "large")
+    source = FileSource.below(tmp_path / "large", options=DataOptions(segment_bytes=11))
 
     monkeypatch.setattr(random.Random, "shuffle", lambda rng, pieces: None)  # leaves them as they lie in the file
     documents = list(source.documents("0"))

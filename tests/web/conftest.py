@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from coordinator_web.app import create_app
-from coordinator_web.server import DashboardServer
 from swarmcli.run.source import DashboardSource
+
+from .dashboards import Dashboard
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-Serve = Callable[..., DashboardServer]
+Serve = Callable[..., Dashboard]
 Open = Callable[..., "Page"]
 PATIENCE = 60_000.0  # milliseconds for anything, on a busy machine
 
@@ -21,12 +22,11 @@ PATIENCE = 60_000.0  # milliseconds for anything, on a busy machine
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Starts dashboards on free ports and stops them after the test."""
-    servers: list[DashboardServer] = []
+    servers: list[Dashboard] = []
 
-    def start(source: DashboardSource, *, port: int = 0, **options: object) -> DashboardServer:
-        server = DashboardServer(create_app(source, **options), port=port)  # type: ignore[arg-type]
+    def start(source: DashboardSource, *, port: int = 0, **options: object) -> Dashboard:
+        server = Dashboard(create_app(source, **options), port=port)  # type: ignore[arg-type]
         servers.append(server)
-        server.start_in_thread()
         return server
 
     yield start

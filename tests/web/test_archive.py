@@ -8,7 +8,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from coordinator_web import archive
 from coordinator_web.archive import TarOfDirectory
 
 from .conftest import Serve
@@ -19,7 +18,7 @@ from .fake_source import FakeRun
 def checkpoint(tmp_path: Path) -> Path:
     place = tmp_path / "checkpoints" / "epoch-20"
     (place / "shards").mkdir(parents=True)
-    (place / "model.safetensors").write_bytes(os.urandom(3000))
+    (place / "model.safetensors").write_bytes(os.urandom(3_000_000))
     (place / "manifest.json").write_text("{}")
     (place / "shards" / ("x" * 120)).write_bytes(b"y" * 512)
     return place
@@ -30,8 +29,7 @@ def members(content: bytes) -> dict[str, bytes]:
         return {each.name: found.extractfile(each).read() for each in found}  # type: ignore[union-attr]
 
 
-def test_a_checkpoint_is_downloaded_as_it_lies(checkpoint: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "PIECE", 1000)
+def test_a_checkpoint_is_downloaded_as_it_lies(checkpoint: Path, serve: Serve) -> None:
     url = serve(FakeRun(finished_epochs=20, home=checkpoint.parent)).url + "api/v1/checkpoints"
     assert [each["name"] for each in httpx.get(url).json()] == ["epoch-20"]
     answer = httpx.get(f"{url}/epoch-20.tar")

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-from coordinator_web.feed import Feed
+from coordinator_web.feed import Feed, FeedOptions
 
 from .fake_source import OTHERS, TRAINERS, FakeRun, peer_row
 
@@ -30,7 +30,7 @@ async def until_state(stream: AsyncIterator[tuple[str, Any]]) -> dict[str, Any]:
 
 def test_a_stream_begins_with_everything() -> None:
     async def main() -> None:
-        feed = Feed(FakeRun(finished_epochs=7), interval=0.0)
+        feed = Feed(FakeRun(finished_epochs=7), FeedOptions(interval=0.0))
         heard = await until_state(messages(feed))
         assert next(iter(heard)) == "begin" and list(heard)[-1] == "state"
         assert heard["state"]["run"]["epoch"] == 7
@@ -43,7 +43,7 @@ def test_a_stream_begins_with_everything() -> None:
 def test_then_only_what_is_new_comes() -> None:
     async def main() -> None:
         run = FakeRun(finished_epochs=7, people=[])
-        stream = messages(Feed(run, interval=0.0))
+        stream = messages(Feed(run, FeedOptions(interval=0.0)))
         await until_state(stream)
         assert (await until_state(stream)).keys() == {"state"}
         run.finished_epochs = 9
@@ -68,7 +68,7 @@ def test_an_epoch_that_changed_afterwards_comes_again() -> None:
 
     async def main() -> None:
         run = Late(finished_epochs=7)
-        stream = messages(Feed(run, interval=0.0))
+        stream = messages(Feed(run, FeedOptions(interval=0.0)))
         await until_state(stream)
         run.loss = 4.0
         heard = await until_state(stream)
@@ -80,7 +80,7 @@ def test_an_epoch_that_changed_afterwards_comes_again() -> None:
 def test_of_a_thousand_peers_only_those_that_changed_are_sent() -> None:
     async def main() -> None:
         run = FakeRun(people=[peer_row(f"peer-{i}", "auxiliary") for i in range(1000)])
-        stream = messages(Feed(run, interval=0.0))
+        stream = messages(Feed(run, FeedOptions(interval=0.0)))
         await until_state(stream)
         run.people[3] = replace(run.people[3], trouble="its last round failed")
         gone = run.people.pop()
@@ -94,7 +94,7 @@ def test_of_a_thousand_peers_only_those_that_changed_are_sent() -> None:
 def test_a_run_that_begins_empty_fills_up() -> None:
     async def main() -> None:
         run = FakeRun(finished_epochs=0, state="waiting", part=0.0, people=[OTHERS[1]])
-        stream = messages(Feed(run, interval=0.0))
+        stream = messages(Feed(run, FeedOptions(interval=0.0)))
         heard = await until_state(stream)
         assert heard["epochs"] == [] and heard["state"]["run"]["state"] == "waiting"
         run.people.append(TRAINERS[0])
@@ -108,7 +108,7 @@ def test_a_run_that_begins_empty_fills_up() -> None:
 
 def test_closing_ends_the_streams_and_frees_their_places() -> None:
     async def main() -> None:
-        feed = Feed(FakeRun(), interval=3600.0)
+        feed = Feed(FakeRun(), FeedOptions(interval=3600.0))
         streams = [feed.stream() for _ in range(3)]
         for stream in streams:
             while b"event: state" not in await anext(stream):
@@ -124,7 +124,7 @@ def test_closing_ends_the_streams_and_frees_their_places() -> None:
 
 def test_a_page_that_goes_away_frees_its_place() -> None:
     async def main() -> None:
-        feed = Feed(FakeRun(), interval=0.0)
+        feed = Feed(FakeRun(), FeedOptions(interval=0.0))
         stream = feed.stream()
         await anext(stream)
         await stream.aclose()

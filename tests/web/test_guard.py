@@ -5,7 +5,7 @@ import http.client
 import httpx
 import pytest
 
-from coordinator_web.ports import is_exposed
+from coordinator_web.background import is_exposed
 
 from .conftest import Serve
 from .fake_source import FakeRun

@@ -5,6 +5,8 @@ import contextlib
 import socket
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -13,29 +15,32 @@ from fastapi.responses import StreamingResponse
 
 from coordinator_web import server as served
 from coordinator_web.app import create_app
+from coordinator_web.background import listen, serving
 from coordinator_web.feed import Feed
-from coordinator_web.server import DashboardServer
 from swarmcli.errors import ListenError
 
+from .dashboards import Dashboard
 from .fake_source import FakeRun
 
 
-def dashboard(**options: object) -> DashboardServer:
-    return DashboardServer(create_app(FakeRun()), **options)  # type: ignore[arg-type]
+def dashboard(**options: Any) -> Dashboard:
+    return Dashboard(create_app(FakeRun()), **options)  # type: ignore[arg-type]
+
+
+def bound(monkeypatch: pytest.MonkeyPatch, **bounds: Any) -> None:
+    monkeypatch.setattr(served, "BOUNDS", replace(served.BOUNDS, **bounds))
 
 
 def test_it_listens_on_this_machine_only_unless_told_otherwise() -> None:
     server = dashboard()
-    server.bind()
-    assert server._sockets[0].getsockname()[0] == "127.0.0.1"
-    assert server.url == f"http://127.0.0.1:{server._sockets[0].getsockname()[1]}/"
+    assert server.host == "127.0.0.1" and server.url == f"http://127.0.0.1:{server.port}/"
     server.stop()
 
 
 def test_in_a_thread_it_answers_at_once_and_leaves_nothing_behind() -> None:
     before = set(threading.enumerate())
     server = dashboard()
-    url = server.start_in_thread()
+    url = server.url
     assert httpx.get(url).status_code == 200
     server.stop()
     server.stop()
@@ -47,16 +52,14 @@ def test_in_a_thread_it_answers_at_once_and_leaves_nothing_behind() -> None:
 
 
 def test_who_connects_and_asks_for_nothing_takes_few_files_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "MAX_CONNECTIONS", 8)
-    monkeypatch.setattr(served, "REQUEST_SECONDS", 0.2)
+    bound(monkeypatch, connections=8, request_seconds=0.2)
     server = dashboard()
-    url = server.start_in_thread()
-    port = int(url.rsplit(":", 1)[1].strip("/"))
+    url, port = server.url, server.port
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
     silent[0].sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")  # and never the end of it
     for each in silent:
         _wait_for_the_end_of(each)
-    monkeypatch.setattr(served, "REQUEST_SECONDS", 1.0)  # in which a busy machine sends a request
+    bound(monkeypatch, request_seconds=1.0)  # in which a busy machine sends a request
     with httpx.stream("GET", url + "api/v1/stream") as response:  # whereas a page that is open stays so
         for _ in range(2):
             _wait_for_the_end_of(socket.create_connection(("127.0.0.1", port)))
@@ -65,7 +68,7 @@ def test_who_connects_and_asks_for_nothing_takes_few_files_and_not_for_long(monk
 
 
 def test_who_takes_nothing_of_an_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "REQUEST_SECONDS", 1.0)  # in which a busy machine sends a request
+    bound(monkeypatch, request_seconds=1.0)  # in which a busy machine sends a request
     app, ended = FastAPI(), threading.Event()
     app.state.feed = Feed(FakeRun())  # type: ignore[arg-type]
 
@@ -78,21 +81,19 @@ def test_who_takes_nothing_of_an_answer_is_hung_up_on(monkeypatch: pytest.Monkey
             ended.set()
 
     app.get("/endless")(lambda: StreamingResponse(endless()))
-    server = DashboardServer(app)
-    port = int(server.start_in_thread().rsplit(":", 1)[1].strip("/"))
-    with socket.create_connection(("127.0.0.1", port)) as slow:
+    server = Dashboard(app)
+    with socket.create_connection(("127.0.0.1", server.port)) as slow:
         slow.sendall(b"GET /endless HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         assert ended.wait(60.0)
     server.stop()
 
 
 def test_however_many_visitors_come_this_computers_user_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "MAX_VISITORS", 4)
-    monkeypatch.setattr(served, "MAX_CONNECTIONS", 8)
+    bound(monkeypatch, visitors=4, connections=8)
     own = set[int]()
     monkeypatch.setattr(served, "_is_of_this_computer", lambda client: client[1] in own)
     server = dashboard()
-    port = int(server.start_in_thread().rsplit(":", 1)[1].strip("/"))
+    port = server.port
     visitors = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
     for each in visitors[4:]:
         _wait_for_the_end_of(each)
@@ -121,24 +122,23 @@ def _wait_for_the_end_of(connection: socket.socket) -> None:
 
 def test_stopping_does_not_wait_for_open_pages() -> None:
     server = dashboard()
-    url = server.start_in_thread()
-    with httpx.stream("GET", url + "api/v1/stream") as response:
+    with httpx.stream("GET", server.url + "api/v1/stream") as response:
         lines = response.iter_lines()
         assert next(lines) == "retry: 1000"
         server.stop()
-        assert server._thread is not None and not server._thread.is_alive()
+        assert "swarm-dashboard" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_on_a_loop_it_ends_with_the_task_that_serves() -> None:
     async def main() -> None:
-        server = dashboard()
-        url = server.bind()
-        serving = asyncio.create_task(server.serve())
+        listener = listen("127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        task = asyncio.create_task(served.serve(create_app(FakeRun()), [listener]))  # type: ignore[arg-type]
         async with httpx.AsyncClient() as client:
             assert (await client.get(url)).status_code == 200
-            serving.cancel()
+            task.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await serving
+                await task
             with pytest.raises(httpx.ConnectError):
                 await client.get(url)
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -150,30 +150,32 @@ def test_a_taken_port_is_named_with_the_fix() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ListenError, match=rf"cannot listen on 127\.0\.0\.1:{port}: another program has this port"):
-            dashboard(port=port).bind()
+            listen("127.0.0.1", port)
         with pytest.raises(ListenError, match="choose another one, or 0"):
-            dashboard(port=port).start_in_thread()
+            dashboard(port=port)
 
 
 def test_an_address_of_another_machine_is_named() -> None:
     with pytest.raises(ListenError, match=r"203\.0\.113\.7:0: this machine has no such address"):
-        dashboard(host="203.0.113.7").bind()
+        listen("203.0.113.7", 0)
     with pytest.raises(ListenError, match=r"no-such-host\.invalid"):
-        dashboard(host="no-such-host.invalid").bind()
+        listen("no-such-host.invalid", 0)
     with pytest.raises(ListenError, match=r"127\.0\.0\.1:70000: a port is a number from 0 to 65535"):
-        dashboard(port=70000).bind()
+        listen("127.0.0.1", 70000)
 
 
 def test_everywhere_means_that_a_browser_here_uses_loopback() -> None:
     server = dashboard(host="0.0.0.0")
-    assert server.bind().startswith("http://127.0.0.1:")
+    assert server.url.startswith("http://127.0.0.1:")
     server.stop()
 
 
 def test_a_port_that_was_bound_and_never_served_is_given_back() -> None:
-    server = dashboard()
-    server.bind()
+    def fail() -> FastAPI:
+        raise OSError("there is no web framework")
 
-    port = server._sockets[0].getsockname()[1]
-    server.stop()
+    listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    with serving(fail, [listener]):
+        pass
     socket.create_server(("127.0.0.1", port)).close()

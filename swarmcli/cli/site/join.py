@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from coordinator_web.ports import listen
+from coordinator_web.background import listen
 from swarmcli.cli.console import setup_logging
 from swarmcli.cli.site.process import SiteProcess
 from swarmcli.errors import ListenError, SiteError

@@ -20,7 +20,7 @@ from swarmcli.cli.ending import ExitCode, exit_code, stop_on_signals, words
 from swarmcli.cli.processes import ends_with_parent
 from swarmcli.cli.site.link import Failed, Link, Past
 from swarmcli.errors import BootstrapError, SiteError, SwarmError
-from swarmcli.peer.activity import HASTY_SECONDS
+from swarmcli.peer.activity import STAYS
 
 MAX_WORDS = 10_000  # characters that are told of a failure
 
@@ -78,7 +78,7 @@ class SiteProcess:
     @property
     def patience(self) -> float:
         """For how many seconds, at most, the site may hand in after a signal."""
-        return math.inf if self._link else HASTY_SECONDS
+        return math.inf if self._link else STAYS.hasty
 
     @property
     def restarted(self) -> bool:

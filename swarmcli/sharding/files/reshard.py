@@ -10,7 +10,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from swarmcli.sharding.transfer import agree, exchange_values
+from swarmcli.sharding.transfer import agree, exchange
 from swarmcli.sharding.zero.consolidation import receive_share, send_share
 from swarmcli.sharding.zero.state import State
 
@@ -27,8 +27,8 @@ def plan_moves(held: Sequence[Mapping[int, int]], wanted: Sequence[Collection[in
     """The moves that give each rank what it wants of what there is, ordered by source, target and parameter.
 
     `held`: for each rank the bytes of state by parameter index that it can give (several may hold the same);
-    `wanted`: the parameters that each rank will own. A rank keeps what it has and wants. Of several that could send,
-    the rank with the least to send so far does, the lowest one if they are equal. What nobody holds is not moved.
+    `wanted`: the parameters that each rank will own. A rank keeps what it has and wants. If several could send,
+    the rank with the least to send so far does, the lowest one if they are equal. State that nobody holds is not moved.
     """
     holders: dict[int, list[int]] = {}
     for rank, sizes in enumerate(held):
@@ -47,7 +47,7 @@ def plan_moves(held: Sequence[Mapping[int, int]], wanted: Sequence[Collection[in
 
 
 class _Offer(msgspec.Struct, frozen=True):
-    """What one rank can give and what it wants."""
+    """One rank can give this, and wants that."""
 
     held: dict[int, int]  # bytes of state by parameter index
     wanted: list[int]
@@ -73,7 +73,7 @@ def reshard(
     """
     rank = dist.get_rank(group)
     offer = _Offer({index: _nbytes(statistics) for index, statistics in held.items()}, sorted(wanted))
-    offers = exchange_values(_Offer, offer, group)
+    offers = exchange(_Offer, offer, group)
     wanted_by_any = {index for each in offers for index in each.wanted}
     if lost := sorted({index for each in offers for index in each.held} - wanted_by_any):
         raise ValueError(f"there is state of parameters {lost[:10]}, which no rank of the new layout owns")

@@ -24,10 +24,9 @@ from safetensors import SafetensorError
 
 from swarmcli.errors import CheckpointError
 from swarmcli.files.durable import forget, write_file
-from swarmcli.network import wire
 from swarmcli.sharding.files.reshard import reshard
 from swarmcli.sharding.files.shard import Count, Shard, ShardRecord, shard_file, write_shard
-from swarmcli.sharding.transfer import agree, exchange_values
+from swarmcli.sharding.transfer import agree, exchange
 from swarmcli.sharding.zero.state import State, apply_settings, copied_to_cpu, describe_settings
 from swarmcli.sharding.zero.zero_redundancy_optimizer import ZeroRedundancyOptimizer
 
@@ -87,7 +86,7 @@ def complete(
             settings = describe_settings(optimizer.param_groups)
         except TypeError as error:
             own = f"rank 0 could not write the settings: {error}"
-    told = exchange_values(_Told, _Told(own, settings), group)
+    told = exchange(_Told, _Told(own, settings), group)
     if problems := [each.written for each in told if isinstance(each.written, str)]:
         raise CheckpointError(f"the state of epoch {epoch} was not saved: {'; '.join(problems)}")
     # The same everywhere: in a directory that ranks share, each writes over the others'.
@@ -101,11 +100,10 @@ def complete(
     )
     problem = ""
     try:
-        data = seal(manifest)
-        write_file(directory / MANIFEST, lambda stream: stream.write(data))
+        write_file(directory / MANIFEST, seal(manifest))
     except (OSError, ValueError) as error:
         problem = f"{directory / MANIFEST} could not be written: {error}"
-    problems = exchange_values(str, problem, group)
+    problems = exchange(str, problem, group)
     if all(problems):  # one manifest anywhere is enough: it says what belongs to the save
         raise CheckpointError(f"the state of epoch {epoch} was not saved: {'; '.join(problems)}")
 
@@ -126,19 +124,19 @@ def read_manifest(directory: Path) -> tuple[Manifest, bytes]:
 
 def seal(manifest: Manifest) -> bytes:
     """The manifest behind its SHA-256, by which a flipped bit is noticed. Raises ValueError for more than is read."""
-    encoded = wire.encode(manifest)
+    encoded = msgspec.msgpack.encode(manifest)
     if len(encoded) > MAX_BYTES - 32:
         raise ValueError(f"it would take {len(encoded)} bytes; at most {MAX_BYTES} are read again")
     return hashlib.sha256(encoded).digest() + encoded
 
 
 def unseal(data: bytes, file: Path) -> Manifest:
-    """What was sealed. Raises CheckpointError, which names `file`."""
+    """Reads what `seal` has made. Raises CheckpointError, which names `file`."""
     if hashlib.sha256(data[32:]).digest() != data[:32]:
         raise CheckpointError(f"{file} is damaged: its content is not what was written")
     try:
-        manifest = wire.decode(Manifest, data[32:])
-    except msgspec.DecodeError as error:
+        manifest = msgspec.msgpack.decode(data[32:], type=Manifest)
+    except (ValueError, RecursionError) as error:  # what msgspec says, and what Python says to texts and depths
         raise CheckpointError(f"{file} is of another version of this program, or no such file: {error}") from error
     if manifest.format != FORMAT:
         raise CheckpointError(f"{file} is of format {manifest.format}; this version reads {FORMAT}")
@@ -211,7 +209,7 @@ def load_save(
         held = {index: shard.state[index] for index, shard in by_index.items()}
         state = reshard(held, optimizer.indices_of(optimizer.rank), group, check=check, meet=meet)
         apply_settings(optimizer.param_groups, manifest.settings)
-        # What others sent is nobody else's; of its own files a rank has views only.
+        # Nobody else uses what others sent; a rank has only views of its own files.
         own = {index: copied_to_cpu(values) if index in held else values for index, values in state.items()}
         optimizer.install_state(own, copy=False)
 
@@ -255,7 +253,7 @@ def _check_complete(
     manifest: Manifest, available: Collection[int], problems: list[str], group: dist.ProcessGroup
 ) -> None:
     """CheckpointError at all ranks if nobody sees a piece. A file that one rank misses another may see."""
-    told = exchange_values(_Sight, _Sight(list(available), problems), group)
+    told = exchange(_Sight, _Sight(list(available), problems), group)
     missing = _expected(manifest).difference(*(each.indices for each in told))
     if missing:
         raise CheckpointError(_describe_missing(manifest, missing, [text for each in told for text in each.problems]))

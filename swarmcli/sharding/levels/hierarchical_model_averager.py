@@ -131,7 +131,7 @@ class HierarchicalModelAverager(ModelAverager):
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs, to go on at the same step of the same hierarchy."""
+        """A checkpoint keeps this, to go on at the same step of the same hierarchy."""
         return {"step": self._step}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ NOTHING = "no parameter has a gradient"  # the reason when there is nothing to a
 
 @dataclass(frozen=True, slots=True)
 class LevelAverage:
-    """What averaging at one level gave."""
+    """The outcome of averaging at one level."""
 
     step: int  # at which it was; in a swarm the highest of the members', whom the others have caught up with
     level: int  # 0: the first entry of `period_group_size_dict`

@@ -132,7 +132,8 @@ def _average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
 def _check_alike(tensors: Sequence[torch.Tensor], places: Places, group: dist.ProcessGroup, name: str) -> None:
     """Members with other tensors would wait for each other forever, or add what does not belong together."""
     digest = int.from_bytes(outline(tensors, places)[:7])
-    own = torch.tensor([len(tensors), digest], device=_device(tensors, group))
+    carried = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    own = torch.tensor([len(tensors), digest], device=tensors[0].device if tensors else carried)
     extremes = torch.cat([own, -own])
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
     most, highest, least, lowest = extremes.tolist()
@@ -143,9 +144,3 @@ def _check_alike(tensors: Sequence[torch.Tensor], places: Places, group: dist.Pr
             "parameters with a gradient are averaged; freeze the same ones in every process, and let every backward "
             "pass reach the rest (or call zero_grad(set_to_none=False))"
         )
-
-
-def _device(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> torch.device | str:
-    if tensors:
-        return tensors[0].device
-    return "cuda" if dist.get_backend(group) == "nccl" else "cpu"

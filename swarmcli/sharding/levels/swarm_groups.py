@@ -39,9 +39,11 @@ class SwarmGroups:
         """(levels,) what the groups of this peer are called, in the order of the plan. ValueError: not one for each."""
         parts = _parts(self.place)
         if len(parts) != len(plan) - 1:
+            names = ["europe", "paris", *(f"rack-{number}" for number in range(1, len(plan)))]
+            example = "/".join(names[: len(plan) - 1])
             raise ValueError(
                 f"place={self.place!r} has {len(parts)} names for {len(plan)} levels; give one for each level but the "
-                f"last, which is everyone, the widest first, as {_example(len(plan) - 1)!r}"
+                f"last, which is everyone, the widest first, as {example!r}"
             )
         return tuple("/".join(parts[: len(plan) - 1 - level]) for level in range(len(plan)))
 
@@ -70,7 +72,3 @@ def _parts(place: str | Sequence[str]) -> list[str]:
         if not part or "/" in part:
             raise ValueError(f"place={place!r}: a name of a group is a text without slashes, not empty")
     return parts
-
-
-def _example(names: int) -> str:
-    return "/".join(["europe", "paris", *(f"rack-{number}" for number in range(1, names))][:names])

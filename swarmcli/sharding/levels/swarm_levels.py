@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median_high
 from typing import Any, TypeAlias
 
@@ -21,14 +21,23 @@ from swarmcli.sharding.levels.plan import NOTHING, LevelAverage, LevelPlan, Plac
 from swarmcli.sharding.levels.swarm_groups import EVERYONE, SwarmGroups
 
 MAX_STEP = 1 << 40  # that anybody believes of another peer
-JUMPS = 3  # to a later step that others are at, in one step of this peer
-LOOK_AROUND = 1.0  # seconds between two looks where the others are, while nobody comes
-SHUTDOWN_SECONDS = 5.0
-TRIES = 3  # a group whose members die in the middle of a round is formed again without them
 
 Signature: TypeAlias = list[tuple[torch.Size, torch.dtype]]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LevelOptions:
+    """How a peer meets the others of its levels."""
+
+    jumps: int = 3  # to a later step that others are at, in one step of this peer
+    look_seconds: float = 1.0  # between two looks where the others are, while nobody comes
+    tries: int = 3  # a group whose members die in the middle of a round is formed again without them
+    shutdown_seconds: float = 5.0  # to leave all groups
+
+
+OPTIONS = LevelOptions()
 
 
 class SwarmLevels:
@@ -65,7 +74,7 @@ class SwarmLevels:
             return step + 1, None if level is None else await self.average(level, tensors, step, places)
         await self._fit(tensors, places)
         step = await self._present_step(step)
-        for remaining in reversed(range(JUMPS + 1)):
+        for remaining in reversed(range(OPTIONS.jumps + 1)):
             level = self._plan.due(step)
             if level is None:
                 self._tell(step)
@@ -181,7 +190,7 @@ class SwarmLevels:
     async def _round(self, averager: AveragerCore, step: int, watchful: bool) -> RoundResult:
         # Without retries of its own a search ends when time is up, and not in the middle of the next one.
         request = RoundRequest(gather=step, allow_retries=False, epoch=step)
-        for remaining in reversed(range(TRIES)):
+        for remaining in reversed(range(OPTIONS.tries)):
             control = averager.begin_round(request)
             try:
                 if watchful:
@@ -202,7 +211,7 @@ class SwarmLevels:
             milestone.add_done_callback(lambda _: over.set())
         while not over.is_set():
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AROUND):
+                async with asyncio.timeout(OPTIONS.look_seconds):
                     await over.wait()
             if not over.is_set() and (present := await self._present_step(step)) > step and control.group is None:
                 raise MatchmakingError(f"most others are at step {present} already")
@@ -232,7 +241,8 @@ def run_swarm_levels(groups: SwarmGroups, plan: LevelPlan) -> CoreRunner[SwarmLe
     async def make() -> SwarmLevels:
         return levels
 
-    runner: CoreRunner[SwarmLevels] = CoreRunner(f"hierarchical averaging of {groups.prefix!r}", SHUTDOWN_SECONDS)
+    name = f"hierarchical averaging of {groups.prefix!r}"
+    runner: CoreRunner[SwarmLevels] = CoreRunner(name, OPTIONS.shutdown_seconds)
     runner.start(make, wait=True, timeout=None)
     return runner
 
@@ -257,5 +267,5 @@ def _most(own: int, others: Sequence[int]) -> int:
 
 
 def _read_step(told: Any) -> int:
-    """What a member says its step is; -1 for what no honest one says."""
+    """The step that a member says it is at; -1 for what no honest one says."""
     return told if type(told) is int and 0 <= told <= MAX_STEP else -1

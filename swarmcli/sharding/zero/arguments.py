@@ -1,4 +1,4 @@
-"""What may be handed to ZeroRedundancyOptimizer, and the errors for what may not."""
+"""Checks the arguments of ZeroRedundancyOptimizer, and says what to pass instead of wrong ones."""
 
 from __future__ import annotations
 
@@ -163,15 +163,11 @@ def agreed_weights(shares: Sequence[float] | float | None, group: dist.ProcessGr
 def _numbers(shares: Any) -> list[float]:
     entries = list(shares) if isinstance(shares, Iterable) and not isinstance(shares, str | bytes) else [shares]
     try:
-        return [_number(entry) for entry in entries]
+        if any(isinstance(entry, str | bytes) for entry in entries):
+            raise TypeError("a text is no weight")
+        return [float(entry) for entry in entries]
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"shares is {shares!r}: pass the weights of all ranks, such as [1.0, 3.0], or this rank's own capacity, "
             "one number"
         ) from error
-
-
-def _number(entry: Any) -> float:
-    if isinstance(entry, str | bytes):
-        raise TypeError("a text is no weight")
-    return float(entry)

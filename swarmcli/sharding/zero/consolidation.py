@@ -11,13 +11,12 @@ import torch.distributed as dist
 
 from swarmcli.errors import ShardingError
 from swarmcli.files.flat import unflatten
-from swarmcli.network import wire
 from swarmcli.sharding.transfer import receive_message, receive_tensors, send_message, send_tensors
 from swarmcli.sharding.zero.state import State, copied_to_cpu, describe
 
 
 class ShareHeader(msgspec.Struct, frozen=True):
-    """What a rank is about to send, or why it cannot."""
+    """A rank announces what it is about to send, or says why it cannot."""
 
     state: Any  # flattened
     tensors: list[tuple[str, str, list[int]]]  # name, type and shape, in the order in which they come
@@ -54,10 +53,10 @@ def send_share(share: State, to: int, group: dist.ProcessGroup) -> None:
     try:
         state = describe(share, tensors, "state")
     except TypeError as error:
-        send_message(wire.encode(ShareHeader(None, [], str(error))), to, group)  # the other rank waits for a header
+        send_message(ShareHeader(None, [], str(error)), to, group)  # the other rank waits for a header
         raise
     announced = [(name, str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in tensors.items()]
-    send_message(wire.encode(ShareHeader(state, announced)), to, group)
+    send_message(ShareHeader(state, announced), to, group)
     send_tensors(list(tensors.values()), to, group)
 
 
@@ -66,7 +65,7 @@ def receive_share(source: int, group: dist.ProcessGroup, expected: Collection[in
 
     Raises ShardingError when it cannot send it, and ValueError for what is no state of the parameters `expected`.
     """
-    header = wire.decode(ShareHeader, receive_message(source, group))
+    header = receive_message(ShareHeader, source, group)
     if header.failure:
         raise ShardingError(header.failure)
     tensors = {name: torch.empty(shape, dtype=_dtype(dtype)) for name, dtype, shape in header.tensors}

@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop
 
 from swarmcli.sharding.transfer import as_bytes
-from swarmcli.sharding.zero.buckets import ParameterBuckets
-from swarmcli.sharding.zero.ownership import Share, assign, share_out
+from swarmcli.sharding.zero.ownership import ParameterBuckets, Share, assign, share_out
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ Gradients = Mapping[torch.Tensor, torch.Tensor]  # by parameter
 
 
 class Overlap:
-    """Who steps what of DDP's buckets, and in which tensors the results are sent.
+    """The parts of DDP's buckets: which rank steps each, and in which tensor it is sent.
 
     Nothing is decided until DDP's buckets are final: the rank that steps a parameter has to have its whole bucket's
     gradients at once. `shard_buckets` splits buckets between ranks, otherwise each is one rank's.
@@ -69,7 +68,7 @@ class Overlap:
         return owners, FunctionalOptimizer(self._optimizer_class([{**settings, "params": own}], **self._defaults))
 
     def _owners(self, parameters: Sequence[torch.Tensor]) -> list[int]:
-        """Of all parameters. The frozen ones, of which DDP knows nothing, go to the emptiest ranks."""
+        """The owner of each parameter. Frozen ones, of which DDP knows nothing, go to the emptiest ranks."""
         owners: dict[torch.Tensor, int] = {}
         loads = [0] * self._world_size
         for share, shared in zip(self._shares, self._parameters, strict=True):
@@ -88,7 +87,7 @@ class Overlap:
             self._flat.lay_out(self._parameters)
 
     def own_parts(self, bucket: int, gradients: Sequence[torch.Tensor]) -> Iterator[Gradients]:
-        """What of a bucket this rank steps, given all its (reduced) gradients."""
+        """The parts of a bucket that this rank steps, given all its (reduced) gradients."""
         for share, parameters in zip(self._shares, self._parameters, strict=True):
             if share.bucket == bucket and share.rank == self._rank:
                 yield dict(zip(parameters, gradients[share.start : share.stop], strict=True))

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
 from swarmcli.files.flat import flatten, unflatten
-from swarmcli.network import wire
 
 State = Mapping[int, Mapping[str, Any]]  # statistics by the parameter's place in the parameter groups
 NOT_SETTINGS = ("params", "param_names")
@@ -24,7 +24,7 @@ def copy_settings(source: Sequence[Mapping[str, Any]], target: Sequence[dict[str
 
 
 def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What a group says besides its parameters: the learning rate and its like."""
+    """The settings of a group besides its parameters: the learning rate and its like."""
     return {name: value for name, value in group.items() if name not in NOT_SETTINGS}
 
 
@@ -72,7 +72,7 @@ def placed(value: Any, parameter: torch.Tensor, group: Mapping[str, Any], *, cop
 
 
 def copied_to_cpu(value: Any) -> Any:
-    """The value with all tensors in it copied_to_cpu to CPU memory."""
+    """The value with copies in CPU memory of all tensors in it."""
     return map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), value)
 
 
@@ -96,7 +96,7 @@ def describe(value: Any, tensors: dict[str, torch.Tensor], place: str) -> Any:
     """
     try:
         described = flatten(value, tensors, place)
-        wire.encode(described)
+        msgspec.msgpack.encode(described)
     except (OverflowError, ValueError) as error:
         raise TypeError(f"{place} cannot be written: {error}") from error
     except RecursionError:
@@ -122,7 +122,11 @@ def describe_settings(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
 
 def _describe_setting(place: str, value: Any) -> Any:
     tensors: dict[str, torch.Tensor] = {}
-    plain = map_tensors(_number_of, value, kinds=(torch.Tensor, np.generic))
+
+    def number_of(found: Any) -> Any:
+        return found.item() if isinstance(found, np.generic) or found.numel() == 1 else found
+
+    plain = map_tensors(number_of, value, kinds=(torch.Tensor, np.generic))
     described = describe(plain, tensors, place)
     for tensor in tensors.values():
         raise TypeError(
@@ -130,12 +134,6 @@ def _describe_setting(place: str, value: Any) -> Any:
             "only numbers and tensors of one element can"
         )
     return described
-
-
-def _number_of(value: Any) -> Any:
-    if isinstance(value, np.generic) or value.numel() == 1:
-        return value.item()
-    return value
 
 
 def apply_settings(groups: Sequence[dict[str, Any]], described: Sequence[Mapping[str, Any]]) -> None:
@@ -152,7 +150,7 @@ def _no_tensor(name: str) -> torch.Tensor:
 
 
 def _renewed(here: Any, saved: Any) -> Any:
-    """What was saved, in the tensors that are here: captured graphs and others may hold them."""
+    """The saved values, in the tensors that are here: captured graphs and others may hold them."""
     if isinstance(here, torch.Tensor) and here.numel() == 1 and isinstance(saved, bool | int | float):
         here.detach().fill_(saved)
         return here

@@ -23,11 +23,10 @@ from swarmcli.sharding.zero.arguments import (
     group_of,
     listed_params,
 )
-from swarmcli.sharding.zero.buckets import ParameterBuckets
 from swarmcli.sharding.zero.consolidation import consolidate
 from swarmcli.sharding.zero.join import StepAlong, UnevenInputs
 from swarmcli.sharding.zero.overlap import Overlap, is_functional
-from swarmcli.sharding.zero.ownership import Ownership
+from swarmcli.sharding.zero.ownership import Ownership, ParameterBuckets
 from swarmcli.sharding.zero.state import State, copy_settings, own_entries, placed, settings_of
 
 logger = logging.getLogger(__name__)
@@ -113,13 +112,13 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
 
     @property
     def _overlap_with_ddp(self) -> NoReturn:
-        """What torch's communication hooks look at first: they reach into torch's optimizer, which this is not."""
+        """torch's communication hooks look at this first: they reach into torch's optimizer, which this is not."""
         raise ShardingError(
             "torch's hook_with_zero_step cannot step a swarmcli.ZeroRedundancyOptimizer: register "
             "swarmcli.sharding.hook_with_zero_step (or hook_with_zero_step_interleaved), which takes the same arguments"
         )
 
-    # Who owns what
+    # Owners
 
     def owner_of(self, index: int) -> int:
         """The rank that keeps the state of parameter `index` (its place in `param_groups`, as in a state dict).
@@ -339,7 +338,7 @@ class ZeroRedundancyOptimizer(Optimizer, Joinable):
     # Uneven inputs (torch.distributed.algorithms.Join)
 
     def join_hook(self, *, hand_over_gradients: bool = False, **kwargs: Any) -> JoinHook:
-        """What this rank does in the steps of others after its inputs have ended: it steps its share along.
+        """This rank steps its share along in the steps of others after its inputs have ended.
 
         It does so with the gradients that it has then, as torch's optimizer does; an earlier hook may set them.
         DistributedDataParallel's does not: beside it, give `Join` the option `hand_over_gradients=True`, and each step

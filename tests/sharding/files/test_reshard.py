@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -78,14 +79,12 @@ ODD = {
 
 def pass_on(check: str | None) -> dict[str, Any]:
     """Rank 0 has it, rank 1 wants it; with pieces so small that tensors are cut."""
-    transfer.PIECE_BYTES, piece = 48, transfer.PIECE_BYTES
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "SIZES", replace(transfer.SIZES, piece=48))
         rank = dist.get_rank()
         held = {4: ODD, 9: {}} if rank == 0 else {}
         refuse: Callable[[Any], str | None] = lambda indices: check if indices else None  # noqa: E731
         return plain(reshard(held, [4, 9] if rank == 1 else [], dist.group.WORLD, check=refuse))
-    finally:
-        transfer.PIECE_BYTES = piece
 
 
 def refuse_to_pass_on() -> str:

@@ -40,7 +40,7 @@ def write(directory: Path, optimizer: ZeroRedundancyOptimizer, epoch: int) -> by
 def read(directory: Path, optimizer: ZeroRedundancyOptimizer) -> int:
     """As a site does it: by the manifest that rank 0 sees. Its epoch."""
     own = seal(read_manifest(directory)[0]) if optimizer.rank == 0 else b""
-    manifest = unseal(exchange(own, optimizer.process_group)[0], directory / MANIFEST)
+    manifest = unseal(exchange(bytes, own, optimizer.process_group)[0], directory / MANIFEST)
     load_save([directory], manifest, optimizer, optimizer.process_group)
     return manifest.epoch
 

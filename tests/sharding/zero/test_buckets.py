@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from swarmcli.sharding.zero.buckets import ParameterBuckets
+from swarmcli.sharding.zero.ownership import ParameterBuckets
 from tests.sharding.zero.parity import assert_bitwise, make_parameters
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
