@@ -13,6 +13,7 @@ import math
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from swarmcli.dht import DHTNode
@@ -204,6 +205,7 @@ class Sums:
     vouched: int = 0  # others by whose word it knows what it has not seen
     witnessed: float = 0.0  # samples that this peer's own rounds have credited
     entries: Entries = field(default_factory=dict)  # most samples first
+    peers: tuple[PeerID, ...] = ()  # of the first of these, as many as a book has
     listed: Sequence[Contribution] = ()
 
 
@@ -218,7 +220,7 @@ class Bookkeeper(BookReader):
         self._lock = threading.Lock()  # around what was read: threads of pages ask as well
         self._read_at, self._sums = -math.inf, Sums()
         self._counted = self._vouchers = 0  # the last epoch; others by whose word that is known which was not seen here
-        self._tries: int | None = 0  # to learn of epochs that this peer may have missed; None: it has not
+        self._tries: int | None = None  # to learn of epochs that this peer has missed; None: it has not
         self._names = Recent[PeerID, tuple[str, str]](4096)  # and teams
 
     async def start(self) -> None:
@@ -260,7 +262,8 @@ class Bookkeeper(BookReader):
                     until, vouched = (Mark(head.epoch, head.run_samples), head.vouched) if head else (given.START, 0)
                     witnessed = math.fsum(row.own_samples for row in rows)
                     entries = {row.peer: Entry.of(row) for row in rows}
-                    self._sums = Sums(until, vouched, witnessed, entries, given.listed(entries))
+                    peers = tuple(map(PeerID.parse, islice(entries, given.MOST_LINES)))
+                    self._sums = Sums(until, vouched, witnessed, entries, peers, given.listed(entries))
             return self._sums
 
     # what is seen here
@@ -312,9 +315,12 @@ class Bookkeeper(BookReader):
     # what others have seen
 
     async def _keep_catching_up(self) -> None:
-        """Where this peer may have missed epochs, it takes over a book that goes as far as the run does now: of
+        """Where this peer has missed epochs, it takes over a book that goes as far as the run does now: of
         several the one that differs least from what a reader of all of them is told."""
+        before = self._around.position()
         await asyncio.sleep(self._timing.catch_up)
+        if before is not None and before.epoch > self._counted:
+            self._tries = self._tries or 0
         if self._tries is None or not (found := await self._books()):
             return
         self._tries += 1
@@ -348,8 +354,7 @@ class Bookkeeper(BookReader):
 
     async def _answer_book(self, _: PeerID, wanted: given.BookWanted) -> Book:
         about, sums, now = await self._asked_for(wanted.run_id)
-        peers = list(sums.entries)[: wanted.most]
-        lines = tuple(map(PeerID.parse, peers)), tuple(sums.entries[each] for each in peers)
+        lines = sums.peers[: wanted.most], tuple(islice(sums.entries.values(), wanted.most))
         return given.signed(self._around.identity, Book(*about, sums.until, sums.witnessed, sums.vouched, *lines, now))
 
     async def _answer_entry(self, _: PeerID, wanted: given.EntryWanted) -> Attestation:

@@ -34,6 +34,8 @@ Lie = Callable[[dict[str, Entry]], None]
 class Run:
     """Peers that hear of rounds; nobody trains. Ada gives three times as much as Bob."""
 
+    exact = True
+
     def __init__(self, peers: list[DHTNode], place: Path) -> None:
         self.nodes, self.place = peers, place
         self.mark = Mark()
@@ -72,6 +74,7 @@ class Run:
             answers=lambda peer: True,
             position=lambda: self.mark,
             clock=lambda: 1e9 + loop.time(),
+            exact=self.exact,
             network=node.endpoint.prefix,
             timing=timing,
         )
@@ -109,7 +112,7 @@ class Monitor:
             sums = look(anew=anew)
             entries = dict(sums.entries)
             lie(entries)
-            return replace(sums, entries=entries, listed=given.listed(entries))
+            return replace(sums, entries=entries, peers=tuple(map(PeerID.parse, entries)), listed=given.listed(entries))
 
         self.keeper._look = forged  # type: ignore[method-assign, assignment]
 
@@ -476,6 +479,23 @@ def test_what_nobody_here_has_seen_is_all_that_a_lone_liar_can_give_itself(tmp_p
             back = await run.monitor(monitor)
             await asyncio.sleep(5.0)
             assert back.samples == {ADA: 450, BOB: 150, EVE: 300}
+
+    virtual_time.run(main())
+
+
+def test_a_monitor_that_has_missed_nothing_takes_over_nothing(tmp_path: Path) -> None:
+    """With local updates nobody knows the run's samples exactly: of that who missed nothing has no use."""
+
+    async def main() -> None:
+        async with simulated(4, tmp_path) as run:
+            run.exact = False
+            monitor = await run.monitor()
+            await run.epochs(6)
+            liar = await run.monitor()
+            liar.lie(lambda entries: entries.update({ADA: Entry(450.0), BOB: Entry(150.0), EVE: Entry(500.0)}))
+            liar.node.endpoint.events.emit(EpochCredited(6, 600, {}, {}, 60.0))
+            await asyncio.sleep(10.0)
+            assert monitor.samples == run.given
 
     virtual_time.run(main())
 
