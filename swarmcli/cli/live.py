@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -59,18 +58,10 @@ STATE_STYLES = {
 RESTING = ("waiting", "synchronizing", "stranded", "standing", "finished")  # states in which no rate is told
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """A line for people, at a moment in wall-clock seconds."""
-
-    time: float
-    text: str
-
-
 class Frame:
     """A renderable: the run, what this peer gives to it, its peers, and the latest events."""
 
-    def __init__(self, status: RunStatus, me: Me | None = None, said: Sequence[Said] = ()) -> None:
+    def __init__(self, status: RunStatus, me: Me | None = None, said: Sequence[Line] = ()) -> None:
         """`me`: what the user of this peer cares for; None: it is not known."""
         self._status = status
         self._me = me
@@ -132,7 +123,7 @@ def _limits(shown: Mapping[str, Any]) -> list[Text]:
     return [_one_line(Text("limits ", style="dim").append("   ".join(told), style="not dim"))] if told else []
 
 
-def _latest(console: Console, said: Sequence[Said], width: int, rows: int) -> list[RenderableType]:
+def _latest(console: Console, said: Sequence[Line], width: int, rows: int) -> list[RenderableType]:
     """As many of the latest events as fit whole. Always of this height: a frame that changes its height jumps."""
     shown: list[Text] = []
     for each in reversed(said):
@@ -143,12 +134,12 @@ def _latest(console: Console, said: Sequence[Said], width: int, rows: int) -> li
     return [Text(), *[Text()] * (rows - len(shown)), *shown] if shown else []
 
 
-def _event(console: Console, said: Said, width: int) -> list[Text]:
+def _event(console: Console, said: Line, width: int) -> list[Text]:
     """One line or two."""
     # Terminals echo Ctrl-C as ^C behind the last line. Without room for it there the cursor would come to stand a
     # line lower than the view believes, and a line of the frame before would stay.
     room = max(1, width - INDENT - 2)
-    text = said.text
+    text = event_line(said)
     if cell_len(text) > room:
         text = PATH.sub(lambda path: _last_parts(path[0], room), text)
     first, *rest = Text(text, style="dim").wrap(console, room) or [Text()]
@@ -307,7 +298,7 @@ class LiveView:
         self._look = look
         self._me = me
         self._plain = plain or not console.is_terminal or console.is_dumb_terminal
-        self._said: deque[Said] = deque(maxlen=EVENT_ROWS)
+        self._said: deque[Line] = deque(maxlen=EVENT_ROWS)
         self._events = events
         self._console = console
         self._clock = clock
@@ -362,7 +353,7 @@ class LiveView:
                     if isinstance(each, Line) and each.level in STYLES:
                         self._print(each.time, event_line(each), STYLES[each.level])
                     elif isinstance(each, Line):
-                        self._said.append(Said(each.time, event_line(each)))
+                        self._said.append(each)
                 status = self._look()
                 live.update(Frame(status, self._me(status), list(self._said)), refresh=True)
 

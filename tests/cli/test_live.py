@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from swarmcli.cli.live import BARS, Frame, LiveView, Said, sparkline
+from swarmcli.cli.live import BARS, Frame, LiveView, sparkline
 from swarmcli.events import EpochAdvanced, Events, Noticed, PeerConnected, PeerSeen
-from swarmcli.journal import Totals
+from swarmcli.journal import Line, Totals
 from swarmcli.run.values import ActivityShown, Me, PeerStatus, Reason, RunStatus
 
 ALICE, BOB = "a" * 52, "b" * 52
@@ -36,6 +36,10 @@ STATUS = RunStatus(
 
 def epoch(number: int, loss: float | None = 2.5) -> EpochAdvanced:
     return EpochAdvanced(number, "ab" * 32, 4096, 2048, 2, loss, 8.0, 0.25)
+
+
+def news(text: str) -> Line:
+    return Line("info", "notice", "", text)
 
 
 def console(*, terminal: bool = False) -> tuple[Console, io.StringIO]:
@@ -447,7 +451,7 @@ def test_what_the_session_says_is_shown_with_the_news() -> None:
 
 def test_the_last_line_leaves_room_for_what_a_terminal_echoes() -> None:
     file = io.StringIO()
-    Console(file=file, width=60, height=30).print(Frame(STATUS, ME, [Said(0.0, "news " * 20)]))
+    Console(file=file, width=60, height=30).print(Frame(STATUS, ME, [news("news " * 20)]))
     assert len(file.getvalue().splitlines()[-1].rstrip()) == 58
 
 
@@ -475,7 +479,7 @@ PATH = "/home/ada/.local/share/swarm/stdlib-lm-ntktqvpw/monitor-1/checkpoints/ep
 )
 def test_at_sixty_columns_an_event_is_told_in_whole_words_on_two_lines(text: str, shown: list[str]) -> None:
     file = io.StringIO()
-    Console(file=file, width=60, height=20).print(Frame(STATUS, None, [Said(0.0, "news"), Said(0.0, text)]))
+    Console(file=file, width=60, height=20).print(Frame(STATUS, None, [news("news"), news(text)]))
     lines = [line.rstrip() for line in file.getvalue().splitlines()]
     assert [line[10:] for line in lines[-len(shown) :]] == shown
     assert lines[-len(shown) - 1].endswith("  news") and lines[-len(shown)][:10].strip().count(":") == 2
@@ -485,7 +489,7 @@ def test_the_room_for_events_stays_as_high_as_it_is() -> None:
     heights = set()
     for count in (1, 2, 3, 4, 5):
         file = io.StringIO()
-        said = [Said(0.0, "news " * (20 if number % 2 else 1)) for number in range(count)]
+        said = [news("news " * (20 if number % 2 else 1)) for number in range(count)]
         Console(file=file, width=60, height=20).print(Frame(STATUS, None, said))
         heights.add(len(file.getvalue().splitlines()))
     assert len(heights) == 1
@@ -504,7 +508,7 @@ def test_plain_and_dumb_terminals_get_lines(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_terminal_of_few_lines_shows_fewer_peers_so_that_all_else_fits() -> None:
     many = tuple(replace(PEERS[1], peer_id=f"{number:052}") for number in range(100))
     file = io.StringIO()
-    said = [Said(0.0, "news")] * 4
+    said = [news("news")] * 4
     Console(file=file, width=80, height=20).print(Frame(replace(STATUS, peers=many), ME, said))
     lines = file.getvalue().splitlines()
     assert len(lines) < 20 and "and 94 more" in file.getvalue() and lines[-1].endswith("news")
