@@ -302,7 +302,7 @@ class LiveView:
         self._events = events
         self._console = console
         self._clock = clock
-        self._recorder = Recorder()
+        self._recorder = Recorder()  # not the journal's, which began earlier: who came before is told of here as well
         self._heard: deque[EpochAdvanced | Line] = deque(maxlen=MAX_WAITING)
         self._changed = threading.Condition()
         self._ending = False
