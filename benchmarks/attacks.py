@@ -52,7 +52,7 @@ class RealSwarm(Swarm):
 
 def leader(tell: Callable[[Liar], None]) -> Lie:
     def lie(trainer: Trainer, honest: Sequence[Trainer]) -> Liar:
-        liar = Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core._work.averager)
+        liar = Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core.work.averager)
         tell(liar)
         return liar
 
@@ -71,7 +71,7 @@ ATTACKS: dict[str, Lie | None] = {
     "a leader of two groups": leader(begin_two),
     "a leader that gives rounds up": leader(give_up),
     "a reducer that refuses, and blames the others": lambda trainer, honest: refuse_and_blame(
-        trainer.node, trainer.core._work.averager, [each.node.peer_id for each in honest]
+        trainer.node, trainer.core.work.averager, [each.node.peer_id for each in honest]
     ),
     "a reducer that keeps the others out": lambda trainer, honest: keep_out(trainer),
     "claims of all samples": lambda trainer, honest: claim(trainer),
@@ -97,9 +97,11 @@ async def epochs(number: int, lie: Lie | None, members: int, liars: int, epoch: 
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        held = {trainer.core.position.lineage: trainer.core.state_digest() for trainer in honest}
+        held = {trainer.core.position.lineage: trainer.core.replica.state.digest() for trainer in honest}
         for trainer in honest:
-            assert held[trainer.core.position.lineage] == trainer.core.state_digest(), "unlike weights on one lineage"
+            assert held[trainer.core.position.lineage] == trainer.core.replica.state.digest(), (
+                "unlike weights on one lineage"
+            )
         return ended
 
 

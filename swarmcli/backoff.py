@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 from swarmcli.recent import Recent
+
+
+def growing(first: float, longest: float) -> Iterator[float]:
+    """Pauses between tries, in seconds: each is twice as long as the one before, at most `longest`."""
+    while True:
+        yield first
+        first = min(2 * first, longest)
+
 
 K = TypeVar("K", bound=Hashable)
 

@@ -238,6 +238,12 @@ class StepControl:
         """Calls back with this control when the round has ended, on the loop's thread (or here if it has already)."""
         self._future.add_done_callback(lambda _: callback(self))
 
+    async def ended(self) -> None:
+        """Returns when the round has ended, however it did. Cancelling this leaves the round as it is."""
+        ended = asyncio.Event()
+        self.add_done_callback(lambda _: ended.set())
+        await ended.wait()
+
     def __await__(self) -> Generator[Any, None, RoundResult]:
         return self._future.__await__()
 

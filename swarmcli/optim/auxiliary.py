@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
-from swarmcli.optim.modes.base import Committed, Mode, Outcome, Undecided
+from swarmcli.optim.modes.base import Advanced, Committed, Mode, Outcome, Undecided
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.claims import Claims
 from swarmcli.optim.peers.directory import PeerDirectory
@@ -97,7 +98,7 @@ class AuxiliaryCore:
         await self.directory.shutdown()
 
     def report(self) -> PeerReport:
-        """What this peer says about itself under `{run_id}_peers`."""
+        """Returns what this peer says about itself under `{run_id}_peers`."""
         config, pause = self.config, self.pausing.told
         return describe(
             self.node, config.description, config.terms, self.metrics, "assisting", self.position, pause=pause
@@ -125,7 +126,7 @@ class AuxiliaryCore:
             return False
         if not await self._group.wait_until_begun(self.config.idle_wait):
             return False
-        began = _now()
+        began = loop_time()
         outcome = await self._group.contribute(weight=0.0)
         await self._follow(outcome, began)
         return isinstance(outcome, Committed)
@@ -159,7 +160,7 @@ class AuxiliaryCore:
             await self.directory.refresh()
         reported = [claim.position for claim in self.claims.reported() if claim.settled]
         if self.position in reported:
-            self._confirmed = _now()
+            self._confirmed = loop_time()
         behind = self.claims.leading(self._claim) != self.position
         if behind or self._group.undecided or (reported and self._astray):
             await self._ask_for_positions()
@@ -174,7 +175,7 @@ class AuxiliaryCore:
     @property
     def _astray(self) -> bool:
         """Whether nobody has held this lineage for a while: those who did may be gone, and others begun anew."""
-        return _now() - self._confirmed > STRAY
+        return loop_time() - self._confirmed > STRAY
 
     async def _ask_for_positions(self) -> None:
         """A report is seconds old, which may be an epoch or more."""
@@ -186,7 +187,7 @@ class AuxiliaryCore:
         if now not in (_NOWHERE, self.position) and any(word.claim.settled for word in words.values()):
             if self.position != _NOWHERE:
                 self.metrics.begin()  # when this epoch began is not known here
-            self.position, self._confirmed = now, _now()
+            self.position, self._confirmed = now, loop_time()
             self.directory.announce()
 
     async def _follow(self, outcome: Outcome, began: float) -> None:
@@ -197,15 +198,13 @@ class AuxiliaryCore:
             return
         self.position = self.mode.after(self.position, outcome, self.config.target_batch_size)
         self.claims.note_round(outcome.members, outcome.round_id, outcome.certificate)
-        self._confirmed = _now()
+        self._confirmed = loop_time()
         self.metrics.note_outcome("committed")
         self._assist_states(outcome)
         await self._group.close()
         self._group.open(self.position)
         self.directory.announce()
-        self.metrics.end_epoch(
-            self.position, samples=outcome.samples, peers=len(outcome.contributors), seconds=_now() - began
-        )
+        self.metrics.end_epoch(self.position, Advanced(outcome, 0, loop_time() - began))
 
     def _assist_states(self, committed: Committed) -> None:
         """Takes part in the averaging of states that follows this epoch, if one does."""
@@ -221,7 +220,3 @@ class AuxiliaryCore:
             for number, volume in enumerate(states.volumes()):
                 if await states.average(occasion, number, volume):
                     return  # trainers stop as well; why is told by the round's event
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -13,17 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+from swarmcli.backoff import growing
 from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import PeerContext, Role
-from swarmcli.optim.epoch.end import LOOK_AROUND, Advanced, EpochEnd, LastMoment
+from swarmcli.optim.epoch.end import EpochEnd, LastMoment
 from swarmcli.optim.epoch.group import CrowdedEpochRule, EpochRule, PreformedGroup
 from swarmcli.optim.epoch.keeper import StateKeeper
 from swarmcli.optim.epoch.seat import OwnSeat
-from swarmcli.optim.modes.base import Mode, SiteHooks, Timing, Trained
+from swarmcli.optim.modes.base import Advanced, Mode, SiteHooks, Timing, Trained
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.peers.catch_up import STRANDED_AFTER, CatchUp
+from swarmcli.optim.peers.catch_up import CatchUp
 from swarmcli.optim.peers.claims import Claims
 from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.frozen_exchange import FrozenExchange
@@ -59,9 +61,9 @@ class OptimizerCore:
         self.phase: Phase = "joining"
         self.keeps = False  # whether it writes checkpoints, see PeerReport
         self.leaving = False
-        self._work = self.mode.build(peer, trained, site or SiteHooks())
-        self.replica = self._work.replica
-        averager = self._work.averager
+        self.work = self.mode.build(peer, trained, site or SiteHooks())
+        self.replica = self.work.replica
+        averager = self.work.averager
         self.directory = PeerDirectory(node, config.run_id, self.report)
         self.pausing = Pausing(self.directory.announce)
         self.claims = Claims(self.directory)
@@ -77,48 +79,27 @@ class OptimizerCore:
             latest_epoch=self.claims.latest_epoch,
         )
         self._tasks = TaskOwner()
-        self._rule = self._make_rule()
+        self._rule = EpochRule(config.target_batch_size)
+        if (size := self.mode.target_group_size) is not None:
+            self._rule = CrowdedEpochRule(self.tracker, size, self.directory.at_work, config.matchmaking_time)
         self._keeper = keeper = StateKeeper(peer, self.mode, self.replica, self._rule, self.directory.at_work)
         self._group = PreformedGroup(
             averager, config, self._tasks, self._gathered, lambda: self.tracker.reported(self.position.epoch)
         )
-        self._exchange = StateExchange(
-            node.endpoint,
-            config.run_id,
-            self.replica,
-            averager.at_rest,
-            self.mode.state.load_compression,
-            doubt=self.claims.doubt,
-            network=self.directory.network_of,
-            alike=self.mode.averages_gradients and self.mode.target_group_size is None,
-            tolerance=self.mode.state.tolerance,
-        )
-        self._frozen = FrozenExchange(
-            node.endpoint,
-            config.run_id,
-            trained.frozen,
-            self.replica,
-            self.claims,
-            courtesy=averager.at_rest,
-            timeout=config.load_state_timeout,
-        )
-        self._catch_up = CatchUp(peer, self._work, self.survey, self._exchange, self._group)
+        self._exchange = StateExchange(self.replica, self.mode, self.claims, averager.at_rest)
+        timeout = config.load_state_timeout
+        self._frozen = FrozenExchange(trained.frozen, self.replica, self.claims, timeout, averager.at_rest)
+        self._catch_up = CatchUp(peer, self.work, self.survey, self._exchange, self._group)
         self.seat = OwnSeat(averager, node.peer_id, config.target_batch_size)
-        self._end = EpochEnd(peer, self._work, keeper, self._group, self.survey, self.metrics)
+        self._end = EpochEnd(peer, self.work, keeper, self._group, self.survey, self.metrics)
         self._ending: asyncio.Task[None] | None = None  # until somebody has waited for its end
         self._last_seen = self.position  # at the end of the last step
         self._last_moment = LastMoment(self.tracker, node.endpoint.clock)
         self._epoch_began = 0.0  # loop time
         self.global_steps = 0  # with gradients of this peer in them
 
-    def _make_rule(self) -> EpochRule:
-        if (size := self.mode.target_group_size) is None:
-            return EpochRule(self.config.target_batch_size)
-        patience = self.config.matchmaking_time
-        return CrowdedEpochRule(self.tracker, size, lambda: 1 + len(self.directory.at_work()), patience)
-
     def _gathered(self) -> Told | None:
-        """What the members of the group are to know; nothing while this peer's state is not that of the group's yet."""
+        """Tells the members of the group; nothing while this peer's state is not that of the group's yet."""
         return self._keeper.gathered if self._group.position == self.position else None
 
     @property
@@ -126,19 +107,9 @@ class OptimizerCore:
         """Where this peer's parameters stand."""
         return self.replica.position
 
-    @property
-    def samples(self) -> int:
-        """Accumulated by this peer for its next round."""
-        return self._work.samples
-
-    @property
-    def overflows(self) -> int:
-        """How often this peer has given up what it had accumulated, since its gradients were not finite."""
-        return self._work.overflows
-
     async def start(self) -> None:
         """Makes this peer known. It decides which lineage to train on when it first joins or steps."""
-        await self._work.averager.start()
+        await self.work.averager.start()
         await self._keeper.averaging.start()
         self._exchange.start()
         self._frozen.start()
@@ -152,7 +123,7 @@ class OptimizerCore:
         """Leaves the group and withdraws what this peer said about itself. Idempotent; leaves no task."""
         await self._tasks.close()  # first: an end of epoch under way would open the next group
         await self._group.close()
-        await self._work.averager.shutdown()
+        await self.work.averager.shutdown()
         await self._keeper.averaging.shutdown()
         self._exchange.close()
         self._frozen.close()
@@ -175,8 +146,8 @@ class OptimizerCore:
         `pause`.
         """
         try:
-            if self._has_no_seat() and (batch_size or self._work.samples):
-                await self._work.drop()  # no round takes it, and it would be minutes old
+            if self._has_no_seat() and (batch_size or self.work.samples):
+                await self.work.drop()  # no round takes it, and it would be minutes old
                 self._report_samples()
                 batch_size = 0
             if self.pausing.is_asked and (batch_size or not await self._has_to_hand_in()):
@@ -185,7 +156,7 @@ class OptimizerCore:
                 return True
             if batch_size:
                 await self._accumulate(batch_size, scale)
-            elif not self._work.samples:
+            elif not self.work.samples:
                 self.metrics.look(anyone_computes=self.directory.anyone_computes(self._group.members))
             # After that, so that companions' steps and this one are together in what is gathered for it.
             averaging = self._keeper.averaging
@@ -235,20 +206,20 @@ class OptimizerCore:
                 return changed
             await self._keeper.look()
         self._group.open(self.position, self._catch_up.asked_at if reason else None)
-        self._group.report(self._rule.told(self._work.samples))
+        self._group.report(self._rule.told(self.work.samples))
         return changed
 
     async def _look_around(self, reason: str) -> tuple[bool, bool]:
         """Brings this peer to the lineage that leads. Whether its state is another one for that, and whether it is in
         step: it is not if it is asked to pause meanwhile."""
-        began, before, generation = _now(), self.position, self.replica.generation
+        began, before, generation = loop_time(), self.position, self.replica.generation
         lacked = not self._frozen.frozen.held
         found = await self.pausing.unless_asked(self._come_into_step(reason))
         changed = self.position != before or self.replica.generation != generation or lacked
-        waited = _now() - began
+        waited = loop_time() - began
         self.metrics.leave_out(waited)
-        if waited > STRANDED_AFTER:  # it computed nothing meanwhile
-            self.tracker.performance_ema.resume(_now())
+        if waited > self._catch_up.options.stranded_after:  # it computed nothing meanwhile
+            self.tracker.performance_ema.resume(loop_time())
         if found is not None:
             self.metrics.leave_out(max(0.0, self.pausing.come_back() - waited))
             follows = self.config.description.role == "monitor" or self.seat.lost is not None
@@ -263,7 +234,7 @@ class OptimizerCore:
             await self._frozen.compare()
         if not self._frozen.frozen.held:
             await self._frozen.obtain(lambda: self._catch_up.gives_up())
-            await self._work.start_over()
+            await self.work.start_over()
         return await self._catch_up.run(reason, returns=self.pausing.away)
 
     # pausing
@@ -295,7 +266,7 @@ class OptimizerCore:
         await self._end_is_over()  # where ends are delayed there would be another one under way each time
         if self._group.begun:
             return True  # the others wait for it
-        if self.pausing.away or not self._work.samples or not self._catch_up.settled:
+        if self.pausing.away or not self.work.samples or not self._catch_up.settled:
             return False
         if not self._reason_to_look():
             return True
@@ -327,13 +298,14 @@ class OptimizerCore:
     async def _wait_until_expected(self) -> None:
         """Those at work may have begun a round: what this peer computes before it is in a group with one of them is
         lost. Others who return are no such company: they would miss that round together, or end the epoch twice."""
-        deadline, pause = _now() + self.config.matchmaking_time, FIRST_LOOK
-        while not self._reason_to_look() and _now() < deadline:
+        deadline = loop_time() + self.config.matchmaking_time
+        for pause in growing(FIRST_LOOK, LONGEST_LOOK):
+            if self._reason_to_look() or loop_time() >= deadline:
+                return
             company = self._group.company
             waited_for, with_us = await self.survey.look_for_work(company, self.position)
             if with_us or not waited_for or await self._group.wait_until_begun(pause):
                 return
-            pause = min(2 * pause, LONGEST_LOOK)
 
     async def _withdraw(self) -> None:
         if self.pausing.away:
@@ -343,7 +315,7 @@ class OptimizerCore:
         if self._keeper.averaging.passage is not None:
             await self._keeper.averaging.apply(wait=True)
         await self.replica.publish()
-        await self._work.averager.withdraw()
+        await self.work.averager.withdraw()
         self.pausing.withdraw()
 
     # its seat
@@ -359,7 +331,7 @@ class OptimizerCore:
         """Finds out anew whether this trainer's samples can count, and says so where that has changed: others hear that
         it computes nothing, its user hears why. See `averaging/seats.py`."""
         if self._catch_up.settled and self.seat.review(
-            self._group.last, self.directory.trainers(), _now() - self._epoch_began
+            self._group.last, self.directory.trainers(), loop_time() - self._epoch_began
         ):
             lost = self.seat.lost
             if lost is None or lost.follows:
@@ -390,15 +362,15 @@ class OptimizerCore:
         return not self._reason_to_look()
 
     async def _accumulate(self, batch_size: int, scale: float | None) -> None:
-        before = self.overflows
-        await self._work.accumulate(batch_size, scale)
-        if self.overflows == before:
+        before = self.work.overflows
+        await self.work.accumulate(batch_size, scale)
+        if self.work.overflows == before:
             self.metrics.samples += batch_size
         if not self._ending:  # otherwise these samples are of an epoch that has not begun for the others
             self._report_samples()
 
     def _report_samples(self) -> None:
-        epoch, samples = self.position.epoch, self._work.samples
+        epoch, samples = self.position.epoch, self.work.samples
         self.tracker.report_local_progress(epoch, samples)
         self._group.report(self._rule.told(samples))
 
@@ -424,7 +396,7 @@ class OptimizerCore:
         self._ending.add_done_callback(lambda _: self._end.released.set())
         await self._may_compute()
         if self._ending:  # from here on this peer computes, whatever it waited for
-            self.tracker.performance_ema.resume(_now())
+            self.tracker.performance_ema.resume(loop_time())
 
     async def _may_compute(self) -> None:
         """Returns when the trainer may go on: at once if no end is under way. Raises what an end that is over did."""
@@ -449,7 +421,7 @@ class OptimizerCore:
         await self._may_compute()
         replaced = self.mode.timing is Timing.AT_ONCE and self.position != before
         if replaced:
-            await self._work.drop()  # reused buffers hold those gradients already
+            await self.work.drop()  # reused buffers hold those gradients already
         return replaced
 
     async def _run_end(self) -> None:
@@ -465,15 +437,7 @@ class OptimizerCore:
         self.global_steps += advanced.own_samples > 0
         self._begin_epoch(committed.contributors)
         self._group.open(self.position)
-        ended = self.metrics.end_epoch(
-            self.position,
-            samples=committed.samples,
-            own_samples=advanced.own_samples,
-            peers=len(committed.contributors),
-            seconds=advanced.seconds,
-            rate=self._rate,
-            norms=advanced.norms,
-        )
+        ended = self.metrics.end_epoch(self.position, advanced, self._rate)
         self.node.endpoint.events.emit(credited(self.position, committed.weights, committed.reduced, ended.seconds))
         self.directory.announce()
 
@@ -488,7 +452,7 @@ class OptimizerCore:
         with self.tracker.pause_updates():
             self.tracker.update_epoch(self.position.epoch)
             self._last_moment.begin_epoch(mates)
-            self._epoch_began = _now()
+            self._epoch_began = loop_time()
             self._report_samples()  # there are some already where the trainer did not wait
 
     def _reason_to_look(self) -> str:
@@ -513,7 +477,7 @@ class OptimizerCore:
     # what others see, and get
 
     def report(self) -> PeerReport:
-        """What this peer says about itself under `{run_id}_peers`."""
+        """Returns what this peer says about itself under `{run_id}_peers`."""
         return describe(
             self.node,
             self.config.description,
@@ -554,11 +518,11 @@ class OptimizerCore:
         await self._group.close()
         self.phase = "lingering"
         self.directory.announce()
-        deadline = _now() + timeout
+        deadline = loop_time() + timeout
         while await self.survey.anyone_behind(until_others_at):
-            if _now() >= deadline:
+            if loop_time() >= deadline:
                 return False
-            await asyncio.sleep(min(LOOK_AROUND, max(0.0, deadline - _now())))
+            await asyncio.sleep(min(self._end.options.look_around, max(0.0, deadline - loop_time())))
         return True
 
     # checkpoints
@@ -614,17 +578,8 @@ class OptimizerCore:
 
     @property
     def downloading(self) -> str:
-        """What this peer downloads to come into step, in words; "": nothing."""
+        """Says what this peer downloads to come into step, in words; "": nothing."""
         return self._frozen.on_its_way or self._exchange.on_its_way
-
-    @property
-    def round_bytes(self) -> int:
-        """That each trainer sends in a round, and receives."""
-        return self._work.averager.layout.wire_bytes
-
-    def state_digest(self) -> str:
-        """SHA-256 over the parameters: equal for peers that hold them bit-identically."""
-        return self.replica.state.digest()
 
     async def state_dict(self) -> dict[str, Any]:
         """The optimizer's, with the scheduler and where this peer stands under "swarm". Parameters are not in it.
@@ -660,7 +615,7 @@ class OptimizerCore:
                 f"{self._frozen.frozen.digest!r}"
             )
         await self.replica.load_checkpoint(state_dict, accepted=self._group.close)
-        await self._work.drop()
+        await self.work.drop()
         self._keeper.drop()
         self._catch_up.settled, self.phase = False, "joining"
         self._last_seen = self.position
@@ -669,7 +624,3 @@ class OptimizerCore:
         self.claims.restore(standing)
         if owners[1]:
             self.claims.vouching.owners_word = self.position, *owners
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -41,12 +41,12 @@ class ScaledSteps:
         if scaler is not None and scaler.is_enabled():
             scale = scaler.scale_of(self)
             if not self.begun:
-                self.begun, self._told = True, (core.overflows, core.global_steps)
+                self.begun, self._told = True, (core.work.overflows, core.global_steps)
             # Kept, so that what happens in a call that is interrupted is told after the next one.
             overflows, steps = self._told
             self._run(core.step(samples, scale))
             # Read once: a delayed global step may end at any moment, also right behind an earlier one.
-            self._told = core.overflows, core.global_steps
+            self._told = core.work.overflows, core.global_steps
             scaler.note_step(self, overflow=self._told[0] > overflows, global_steps=self._told[1] - steps)
         elif self.begun and samples:
             raise GradScalerError("step: the gradients were scaled so far; call grad_scaler.step(optimizer)")
@@ -60,7 +60,7 @@ class ScaledSteps:
     @property
     def holds_scaled_sums(self) -> bool:
         """Whether reused buffers hold gradients at the scaler's present scale."""
-        return self.gradients_are_sums and self._core.samples > 0
+        return self.gradients_are_sums and self._core.work.samples > 0
 
 
 @runtime_checkable
@@ -74,7 +74,7 @@ class TakesScaledGradients(Protocol):
 
 @dataclass(slots=True)
 class _Since:
-    """What became of one Optimizer's local steps since the last update."""
+    """Remembers what became of one Optimizer's local steps since the last update."""
 
     intake: ScaledSteps
     steps: int = 0
@@ -213,7 +213,7 @@ class GradScaler(torch.amp.GradScaler):
     # for the Optimizer
 
     def scale_of(self, intake: ScaledSteps) -> float:
-        """What the gradients of the batch that comes next were multiplied with.
+        """Returns what the gradients of the batch that comes next were multiplied with.
 
         GradScalerError: inside a global step, or nothing was ever scaled.
         """

@@ -382,7 +382,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_digest(self) -> str:
         """SHA-256 over the parameters: equal for peers that hold them bit-identically."""
-        return self.core.state_digest()
+        return self.core.replica.state.digest()
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, with scheduler, epoch and lineage under "swarm". See OptimizerCore.state_dict."""
@@ -442,7 +442,7 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def round_bytes(self) -> int:
         """That a trainer sends in each round, and receives; 0: not known to an auxiliary."""
-        return 0 if self.auxiliary else self.core.round_bytes
+        return 0 if self.auxiliary else self.core.work.averager.layout.wire_bytes
 
     @property
     def has_handed_in(self) -> bool:

@@ -45,7 +45,7 @@ def test_a_member_that_names_searches_to_come_keeps_nobody_from_another() -> Non
             await together(*(trainer.core.join() for trainer in trainers))
             await together(*(trainer.train(2) for trainer in trainers))
             *honest, dishonest = trainers
-            liar = Liar(random.Random(0), dishonest.node.endpoint, averager=dishonest.core._work.averager)
+            liar = Liar(random.Random(0), dishonest.node.endpoint, averager=dishonest.core.work.averager)
             lying = [
                 asyncio.create_task(dishonest.train(1000)),
                 asyncio.create_task(name_searches_to_come(liar, honest)),
@@ -79,7 +79,7 @@ def test_a_member_that_shows_evidence_against_itself_to_some_alone_is_banned_by_
             await together(*(trainer.core.join() for trainer in trainers))
             await together(*(trainer.train(2) for trainer in trainers))
             *honest, dishonest = trainers
-            endpoint, bans = dishonest.node.endpoint, honest[0].core._work.averager._ban_news
+            endpoint, bans = dishonest.node.endpoint, honest[0].core.work.averager._ban_news
             proof = wire.encode(evidence_against(endpoint.identity))
             for trainer in honest[:2]:
                 await endpoint.call(trainer.node.peer_id, bans.method, Told((proof,)), Told, timeout=5.0)
@@ -87,7 +87,7 @@ def test_a_member_that_shows_evidence_against_itself_to_some_alone_is_banned_by_
             await together(*(trainer.train(6) for trainer in honest))
             lying.cancel()
             await asyncio.wait([lying])
-            assert all(trainer.core._work.averager.bans.is_banned(endpoint.peer_id) for trainer in honest)
+            assert all(trainer.core.work.averager.bans.is_banned(endpoint.peer_id) for trainer in honest)
             assert len({trainer.core.position.lineage for trainer in honest}) == 1
 
     virtual_time.run(main(), timeout=3600)

@@ -61,7 +61,7 @@ def test_no_trainer_loses_its_average_by_being_entered_as_an_auxiliary(count: in
             first, *honest = trainers
             await together(*(trainer.core.join() for trainer in trainers))
             await together(*(trainer.train(1) for trainer in trainers))
-            liar = Liar(random.Random(0), first.node.endpoint, averager=first.core._work.averager)
+            liar = Liar(random.Random(0), first.node.endpoint, averager=first.core.work.averager)
             alter_entries(liar, ALTERED["an auxiliary"])
             lying = asyncio.create_task(first.train(1000))
             usual, patience = TARGET * 2.0 / (count - 1), honest[0].core.config.matchmaking_time
@@ -85,7 +85,7 @@ def test_members_lead_in_turn_whatever_one_of_them_draws(count: int) -> None:
         async with Swarm(3) as swarm:
             trainers = [await swarm.trainer(seed=1, batch_size=1, pace=2.0) for _ in range(count)]
             first, *honest = trainers
-            liar = Liar(random.Random(0), first.node.endpoint, averager=first.core._work.averager)
+            liar = Liar(random.Random(0), first.node.endpoint, averager=first.core.work.averager)
             hurry_to_the_front(liar)
             await together(*(trainer.core.join() for trainer in trainers))
             await together(*(trainer.train(1) for trainer in trainers))
@@ -108,7 +108,7 @@ def test_a_leader_that_lists_its_followers_out_of_turn_leads_nobody(count: int) 
             first, *honest = trainers
             await together(*(trainer.core.join() for trainer in trainers))
             await together(*(trainer.train(1) for trainer in trainers))
-            liar = Liar(random.Random(0), first.node.endpoint, averager=first.core._work.averager)
+            liar = Liar(random.Random(0), first.node.endpoint, averager=first.core.work.averager)
             alter_list(liar, lambda followers: followers[::-1])
             lying = asyncio.create_task(first.train(1000))
             led = Counter[PeerID]()
@@ -142,7 +142,7 @@ def test_leaders_that_spoil_their_rounds_leave_the_others_their_pace(
             await together(*(trainer.core.join() for trainer in trainers))
             await together(*(trainer.train(1) for trainer in trainers))
             lying = [
-                Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core._work.averager)
+                Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core.work.averager)
                 for trainer in trainers[:liars]
             ]
             for liar in lying:
@@ -156,7 +156,7 @@ def test_leaders_that_spoil_their_rounds_leave_the_others_their_pace(
             assert min(trainer.epoch for trainer in honest) > least * epochs
             banned = {liar.endpoint.peer_id for liar in lying if liar.told and tell is begin_two}
             for trainer in honest:  # their own signatures say so, to all of them
-                assert all(map(trainer.core._work.averager.bans.is_banned, banned))
+                assert all(map(trainer.core.work.averager.bans.is_banned, banned))
 
     virtual_time.run(main(), timeout=3600)
 
@@ -173,7 +173,7 @@ def test_keys_elsewhere_do_not_part_those_who_are_all_in_one_network(count: int,
             await together(*(trainer.core.join() for trainer in trainers))
             await together(*(trainer.train(1) for trainer in trainers))
             lying = [
-                Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core._work.averager)
+                Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core.work.averager)
                 for trainer in trainers[:liars]
             ]
             for liar in lying:

@@ -20,7 +20,7 @@ from tests.optim.optim_swarm import Swarm, Trainer, digests, record, together
 
 def liar_of(trainer: Trainer) -> Liar:
     core = trainer.core
-    return Liar(random.Random(0), trainer.node.endpoint, trainer.node, core._work.averager, core)
+    return Liar(random.Random(0), trainer.node.endpoint, trainer.node, core.work.averager, core)
 
 
 def soak(*values: object) -> object:
@@ -110,7 +110,7 @@ def test_a_donor_with_another_state_is_found_before_anything_is_taken_over(name:
             refused = record(newcomer.node, PeerRefused)
             assert await newcomer.core.join()
             assert liar.told and {event.peer for event in refused} == {peers[0].node.peer_id.text}
-            assert newcomer.core.state_digest() == peers[1].core.state_digest()
+            assert newcomer.core.replica.state.digest() == peers[1].core.replica.state.digest()
             assert peers[0].node.peer_id not in newcomer.core.claims.credible(), "it is remembered"
 
     virtual_time.run(main(), seed=1, timeout=500)
@@ -129,7 +129,7 @@ def test_a_crowd_in_one_network_does_not_lead_a_newcomer() -> None:
             known = {trainer.node.peer_id: number for number, trainer in enumerate(honest)}
             newcomer.core.directory.network_of = lambda peer: known.get(peer, "theirs")  # type: ignore[method-assign]
             assert await newcomer.core.join()
-            assert newcomer.core.state_digest() in digests(honest)
+            assert newcomer.core.replica.state.digest() in digests(honest)
 
     virtual_time.run(main(), seed=1, timeout=500)
 

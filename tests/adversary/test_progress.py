@@ -30,7 +30,7 @@ SECONDS = 15 * EPOCH
 def claim(trainer: Trainer, *, leads: bool = False) -> Liar:
     """It has all samples of each epoch at once, by its own word, and hands in none. With `leads` it gets to the front,
     and begins as soon as two follow it."""
-    liar = Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core._work.averager)
+    liar = Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core.work.averager)
     assert liar.averager is not None
     begin, finder = liar.averager.begin_round, liar.averager._finder
     tracker, new_search = trainer.core.tracker, finder._new_search
@@ -57,7 +57,7 @@ def claim(trainer: Trainer, *, leads: bool = False) -> Liar:
 
 def list_keys(trainer: Trainer) -> Liar:
     """It computes as the others do. Where it leads, it begins as soon as two follow it, with a key that claims all."""
-    liar = Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core._work.averager)
+    liar = Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core.work.averager)
     assert liar.averager is not None
     finder = liar.averager._finder
     new_search = finder._new_search
@@ -76,7 +76,7 @@ def list_keys(trainer: Trainer) -> Liar:
 
 def keep_out(trainer: Trainer) -> Liar:
     """It averages its own parts of nobody else's gradients."""
-    liar = Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core._work.averager)
+    liar = Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core.work.averager)
 
     def alter(round_: Any) -> None:
         reducer = round_._reducer
@@ -209,7 +209,7 @@ def test_no_leader_is_given_up_by_what_a_stranger_reports() -> None:
                 assert not task.done(), task
                 task.cancel()
             assert min(trainer.epoch for trainer in trainers) - 2 >= 5
-            doubts = [trainer.core._work.averager.doubts for trainer in trainers]
+            doubts = [trainer.core.work.averager.doubts for trainer in trainers]
             assert not any(each.reason(trainer.node.peer_id) for each in doubts for trainer in trainers)
 
     virtual_time.run(main(), timeout=3600)

@@ -95,7 +95,7 @@ def test_trainers_beside_liars_that_all_refuse_keep_their_pace(
             await together(*(trainer.core.join() for trainer in trainers))
             await together(*(trainer.train(1) for trainer in trainers))
             names = [trainer.node.peer_id for trainer in honest]
-            lying = [refuse_and_blame(each.node, each.core._work.averager, names) for each in hostile]
+            lying = [refuse_and_blame(each.node, each.core.work.averager, names) for each in hostile]
             tasks = [asyncio.create_task(trainer.train(1000)) for trainer in trainers]
             await asyncio.sleep(epochs * TARGET * 2.0 / count)
             for task in tasks:

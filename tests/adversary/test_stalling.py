@@ -91,7 +91,7 @@ def test_a_leader_that_never_begins_holds_up_an_epoch_by_the_time_for_matchmakin
             for trainer in trainers:
                 await trainer.core.join()
             await together(*(trainer.train(1) for trainer in trainers))
-            liar = Liar(random.Random(0), trainers[3].node.endpoint, averager=trainers[3].core._work.averager)
+            liar = Liar(random.Random(0), trainers[3].node.endpoint, averager=trainers[3].core.work.averager)
             stalling.gather_and_never_begin(liar)
             lying = asyncio.create_task(trainers[3].train(100))
             usual, patience = TARGET * 2.0 / 4, honest[0].core.config.matchmaking_time

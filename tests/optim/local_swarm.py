@@ -58,7 +58,7 @@ class LocalPeer:
 
     def __post_init__(self) -> None:
         self.data = torch.Generator().manual_seed(int.from_bytes(self.core.node.peer_id[:4]))
-        keeper, work = self.core._keeper, self.core._work
+        keeper, work = self.core._keeper, self.core.work
         apply, after_epoch, accumulate = keeper.averaging.apply, keeper.after_epoch, work.accumulate
 
         async def logged_apply(*, wait: bool = False) -> bool:

@@ -228,7 +228,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def digests(trainers: Iterable[Trainer]) -> set[str]:
-    return {trainer.core.state_digest() for trainer in trainers}
+    return {trainer.core.replica.state.digest() for trainer in trainers}
 
 
 async def auxiliary(swarm: Swarm, *, client_mode: bool = False, target: int = TARGET) -> AuxiliaryCore:

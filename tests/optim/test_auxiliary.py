@@ -15,7 +15,7 @@ from swarmcli.optim.modes.base import Mode, StateOptions
 from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.state.rounds import LONGEST_WAIT
+from swarmcli.optim.state.rounds import StateRoundOptions
 from swarmcli.optim.state.volumes import state_slots
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, make_model, momentum, record, together
@@ -90,7 +90,7 @@ def test_an_auxiliary_that_leaves_holds_nobody_up() -> None:
             await together(*(trainer.train(EPOCHS) for trainer in trainers), assist())
             # Once it is waited for, since its node is still connected: no longer than for any mate of a state round.
             longest = max(event.seconds for trainer in trainers for event in trainer.epochs[1:])
-            assert longest < LONGEST_WAIT + 2.0
+            assert longest < StateRoundOptions().longest_wait + 2.0
 
     virtual_time.run(main(), timeout=300)
 

@@ -185,7 +185,7 @@ def test_a_batch_from_before_the_epochs_end_does_not_count_for_the_next() -> Non
             assert await interrupted.core.step(TARGET // 2), "this batch's gradients are those of epoch 0"
             await ending
             assert interrupted.epoch == 1
-            assert interrupted.core.samples == 0
+            assert interrupted.core.work.samples == 0
 
     virtual_time.run(main(), timeout=300)
 
@@ -222,7 +222,7 @@ def test_a_run_restarted_from_a_checkpoint_goes_on_bit_identically() -> None:
             trainer = await swarm.trainer(seed=1, make=adamw, batch_size=TARGET)
             if restart_at is None:
                 await trainer.train(epochs)
-                return trainer.core.state_digest() + trainer.core.position.lineage.hex()
+                return trainer.core.replica.state.digest() + trainer.core.position.lineage.hex()
             await trainer.train(restart_at)
             saved, weights, data = await trainer.core.state_dict(), trainer.weights.detach().clone(), trainer.data
             await trainer.core.shutdown()
@@ -234,7 +234,7 @@ def test_a_run_restarted_from_a_checkpoint_goes_on_bit_identically() -> None:
             await trainer.core.load_state_dict(saved)
             assert trainer.epoch == restart_at
             await trainer.train(epochs)
-            return trainer.core.state_digest() + trainer.core.position.lineage.hex()
+            return trainer.core.replica.state.digest() + trainer.core.position.lineage.hex()
 
     assert virtual_time.run(run(8, None)) == virtual_time.run(run(8, 5))
 

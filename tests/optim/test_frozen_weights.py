@@ -19,7 +19,7 @@ from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import Mode, StateOptions, Timing, Trained
 from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.peers import frozen_exchange
+from swarmcli.optim.peers.frozen_exchange import FrozenExchange, FrozenOptions
 from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights, frozen_of
 from swarmcli.optim.state.replica import Offloaded
 from swarmcli.state import snapshot as snapshot_module
@@ -138,11 +138,11 @@ def test_they_are_no_part_of_states_rounds_and_lineages(handed_in: bool) -> None
             downloads = record(two.node, StateDownloaded)
             await two.core.join()
             await together(one.train(4), two.train(4))
-            assert one.core.state_digest() == two.core.state_digest()
+            assert one.core.replica.state.digest() == two.core.replica.state.digest()
             numbers = one.model.layer.weight.nbytes + one.model.layer.bias.nbytes
             assert downloads[0].bytes < numbers + 512, "the table is 16 KiB"
             assert len([name for name in one.names if name.startswith("parameter/")]) == 2
-            assert one.core.round_bytes < 2 * numbers
+            assert one.core.work.averager.layout.wire_bytes < 2 * numbers
             other = await swarm.peer(handed_in=handed_in, frozen=1)
             assert other.core.position == first
 
@@ -168,7 +168,7 @@ def test_averages_of_states_leave_them_out() -> None:
 def test_a_newcomer_with_others_downloads_the_runs_once(
     mode: Mode, role: Role, in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frozen_exchange, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(FrozenExchange, "options", FrozenOptions(in_memory=in_memory))
 
     async def main() -> None:
         async with Peers() as swarm:
@@ -182,7 +182,7 @@ def test_a_newcomer_with_others_downloads_the_runs_once(
             given = record(one.node, StateDonated)
             await together(one.train(5), two.follow(5) if role == "monitor" else two.train(5))
             assert whole(two, one) and two.frozen.held and (tmp_path / FILE).exists()
-            assert one.core.state_digest() == two.core.state_digest()
+            assert one.core.replica.state.digest() == two.core.replica.state.digest()
             assert two.model.table._version > version, "by that rank 0 of a site knows what the others need"
             assert len(given) == 1, "of the state; its chunks hold no frozen weights"
             assert [each.level for each in two.noticed if "frozen weights" in each.text] == ["info"]
@@ -202,9 +202,9 @@ def test_gradients_of_another_model_are_dropped() -> None:
             two = await swarm.peer(frozen=1, digest=one.frozen.digest)
             assert two.core.position == one.core.position
             assert await two.compute()
-            assert two.core.samples == 0 and whole(two, one)
+            assert two.core.work.samples == 0 and whole(two, one)
             await two.compute()
-            assert two.core.samples == 4
+            assert two.core.work.samples == 4
 
     virtual_time.run(main(), timeout=300)
 
@@ -224,7 +224,7 @@ def test_without_the_runs_digest_a_newcomer_with_others_is_refused() -> None:
 
             await together(one.train(30), two.train(30), refused())
             assert torch.equal(other.model.table, before), "nobody's word alone moves it"
-            assert one.core.state_digest() == two.core.state_digest()
+            assert one.core.replica.state.digest() == two.core.replica.state.digest()
 
     virtual_time.run(main(), timeout=300)
 
@@ -238,7 +238,10 @@ def test_strangers_drive_nobody_away_that_was_told_the_digest_or_has_nothing_fro
             plain = await swarm.trainer_without()
             await named.train(2)
             await plain.train(2)
-            assert whole(named, Peer(named.node)) and named.core.state_digest() != stranger.core.state_digest()
+            assert (
+                whole(named, Peer(named.node))
+                and named.core.replica.state.digest() != stranger.core.replica.state.digest()
+            )
 
     virtual_time.run(main(), timeout=300)
 

@@ -52,7 +52,7 @@ class Fitter:
                 parameter.grad = gradient
             self.losses.append(float(loss.detach()))
         await self.core.step(count)
-        self.digests[self.core.position.epoch] = self.core.state_digest()
+        self.digests[self.core.position.epoch] = self.core.replica.state.digest()
 
     async def train(self, epochs: int) -> None:
         while self.core.position.epoch < epochs:

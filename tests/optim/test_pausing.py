@@ -83,7 +83,7 @@ async def volunteers(swarm: Swarm, count: int, **options: Any) -> AsyncIterator[
         yield everyone
         for each in everyone:
             each.ends = True
-    kept = sum(each.core.samples for each in everyone)
+    kept = sum(each.core.work.samples for each in everyone)
     assert sum(each.computed for each in everyone) == accepted(everyone) + kept
 
 
@@ -114,12 +114,12 @@ def test_nobody_waits_for_a_trainer_that_pauses_and_it_comes_back_into_step() ->
     async def main() -> None:
         async with Swarm() as swarm, volunteers(swarm, 3) as (first, *others):
             await come_to([first, *others], 3)
-            await until(lambda: first.core.samples > 0)
+            await until(lambda: first.core.work.samples > 0)
             first.core.pause()
             first.core.pause()
             assert first.told == "pausing" and first.core.report().samples_per_second == 0
             await until(lambda: first.is_paused)
-            assert first.core.samples == 0 and first.core.has_handed_in
+            assert first.core.work.samples == 0 and first.core.has_handed_in
             epoch, began = first.trainer.epoch, now()
             await come_to(others, epoch + 10)
             assert now() - began < 10 * 0.4, "0.3 s each, of computing alone"
@@ -136,17 +136,17 @@ def test_who_pauses_takes_part_in_the_round_at_the_end_of_a_long_epoch_and_is_no
 
     async def main() -> None:
         async with Swarm() as swarm, volunteers(swarm, 2, pace=20.0, target=40) as (first, second):
-            await until(lambda: first.core.samples > 0)
+            await until(lambda: first.core.work.samples > 0)
             began = now()
             first.core.pause()
             await asyncio.sleep(30.0)
             expected, told = first.core.tracker.seconds_to_round, second.core.tracker
             assert expected == pytest.approx(told.global_progress.eta_next_epoch - told._clock.now(), abs=10)
             while not first.core.has_handed_in:
-                assert first.told == "pausing" and first.core.samples > 0
+                assert first.told == "pausing" and first.core.work.samples > 0
                 await asyncio.sleep(20.0)
             assert 120 < now() - began == pytest.approx(30 + expected, abs=40)
-            assert first.core.samples == 0 and first.trainer.epochs[-1].own_samples > 0
+            assert first.core.work.samples == 0 and first.trainer.epochs[-1].own_samples > 0
             assert first.trainer.epochs[-1].peers == 2
 
     virtual_time.run(main(), timeout=3000)
@@ -245,16 +245,16 @@ def test_what_all_keep_who_pause_at_once_counts_when_one_goes_on() -> None:
         async with Swarm() as swarm, volunteers(swarm, 3, batch_size=2) as everyone:
             first, *others = everyone
             await come_to(everyone, 2)
-            await until(lambda: all(each.core.samples == 2 for each in everyone))
+            await until(lambda: all(each.core.work.samples == 2 for each in everyone))
             for each in everyone:
                 each.core.pause()
             await asyncio.sleep(60)
             assert all(each.core.has_handed_in for each in everyone), "nobody computes, so nothing can be handed in"
-            kept = [each.core.samples for each in others]
+            kept = [each.core.work.samples for each in others]
             assert all(samples > 0 for samples in kept)
             first.core.resume()
             await until(lambda: all(each.is_paused for each in others))
-            assert first.trainer.epoch > 2 and all(each.core.samples == 0 for each in others)
+            assert first.trainer.epoch > 2 and all(each.core.work.samples == 0 for each in others)
 
     virtual_time.run(main(), timeout=600)
 

@@ -112,7 +112,7 @@ async def run(kind: Kind, restarted: Collection[int], *, at: int = 3, until: int
             await peers[number].resume(left[number])
             assert peers[number].core.position.epoch == at
         await together(*(each.train(until) for each in peers))
-        end = [(await each.core.state_dict(), each.core.state_digest()) for each in peers]
+        end = [(await each.core.state_dict(), each.core.replica.state.digest()) for each in peers]
         return [(digest, _plain(state)) for state, digest in end]
 
 
@@ -146,6 +146,6 @@ def test_without_a_donor_training_does_not_go_on_and_says_whom_it_asked() -> Non
                     await newcomer.compute()
                 assert {donor.node.peer_id.text for donor in donors} <= caught.value.attempts.keys()
             assert torch.equal(newcomer.weights, before)
-            assert newcomer.core.samples == 0
+            assert newcomer.core.work.samples == 0
 
     virtual_time.run(main(), timeout=300)

@@ -76,13 +76,13 @@ class ScaledTrainer(Trainer):
             self.weights.grad = None
         (loss_of(self.weights, batch) * (self.scale or 1.0) * (math.inf if bad else 1.0)).backward()
         self.pending.append(batch)
-        lost = self.core.overflows
+        lost = self.core.work.overflows
         step = self.core.step(len(batch), self.scale)
         if not bad:
             return await self._stepped(step)
         self.pending, moved = [], await step
-        self.lost += self.core.overflows - lost
-        if self.lost and self.scale is not None and not self.core.samples:
+        self.lost += self.core.work.overflows - lost
+        if self.lost and self.scale is not None and not self.core.work.samples:
             self.scale /= 2
         assert not moved or not self.epochs[-1].own_samples
 
@@ -125,7 +125,7 @@ def test_an_overflow_on_one_peer_drops_what_that_peer_has_and_nobody_waits(reuse
             lucky = ScaledTrainer(await swarm.node(), SCALE, reuse=reuse)
             notices = record(unlucky.node, Noticed)
             await trained(swarm, unlucky, lucky, until=6)
-            assert unlucky.lost == 1 and unlucky.core.overflows == 1 and lucky.core.overflows == 0
+            assert unlucky.lost == 1 and unlucky.core.work.overflows == 1 and lucky.core.work.overflows == 0
             assert (unlucky.scale, lucky.scale) == (SCALE / 2, SCALE)
             assert any("scaled by 65536, are not finite" in notice.text for notice in notices)
             assert len(digests(swarm.trainers)) == 1
@@ -173,7 +173,7 @@ def test_a_round_to_which_nobody_brings_anything_is_no_step() -> None:
                 trainer.overflows = lambda t: t.batches == 2
             await together(*(trainer.compute() for trainer in made))
             if {trainer.epoch for trainer in made} == {0}:
-                assert [trainer.core.samples for trainer in made] == [0, 0]
+                assert [trainer.core.work.samples for trainer in made] == [0, 0]
             await together(*(trainer.train(3) for trainer in made))
             assert len(digests(made)) == 1
             assert all(epoch.samples > 0 for trainer in made for epoch in trainer.epochs)

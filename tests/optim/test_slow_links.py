@@ -105,7 +105,7 @@ def test_the_samples_of_a_trainer_that_was_killed_turn_nobody_against_the_leader
     async def story(swarm: Swarm, peers: list[Unlike]) -> None:
         *others, guest = peers
         await epochs_of(peers, 2)
-        await until(lambda: isinstance(guest.core, OptimizerCore) and guest.core.samples >= 120)
+        await until(lambda: isinstance(guest.core, OptimizerCore) and guest.core.work.samples >= 120)
         swarm.network.kill(guest.node.peer_id)
         guest.ends = True
         took = await epochs_of(others, 2)

@@ -175,7 +175,7 @@ class Clock:
 
 def _have(peer: Unlike) -> str:
     core = peer.core
-    samples = f"{core.samples} samples" if isinstance(core, OptimizerCore) else "no samples of its own"
+    samples = f"{core.work.samples} samples" if isinstance(core, OptimizerCore) else "no samples of its own"
     limits = ", ".join(f"{way} {rate:g}" for way, rate in (("up", peer.upload), ("down", peer.download)) if rate)
     return f"{samples}{' and ' + limits if limits else ''}{', paused' if core.pausing.is_asked else ''}"
 

@@ -9,19 +9,22 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from swarmcli.compression import Float16Compression
+from swarmcli.compression import CompressionBase, Float16Compression, NoCompression
 from swarmcli.dht import DHT
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import Event, Events, Noticed, PeerRefused, StateDownloaded
 from swarmcli.network import Endpoint, Identity, PeerID
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.optim import Optimizer
+from swarmcli.optim.modes.base import StateOptions
+from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.state.lineage import hash_tensors
 from swarmcli.optim.state.replica import InPlace, Replica
@@ -42,7 +45,7 @@ LARGE = [(400, 500), (7,), (500, 300), (), (4000,)]  # a state of some 5 MB, in 
 class Peer:
     """One peer of a swarm, reduced to its state."""
 
-    def __init__(self, state: TrainingState, **options: object) -> None:
+    def __init__(self, state: TrainingState, compression: CompressionBase = NoCompression()) -> None:  # noqa: B008
         self.state = state
         self.events: list[Event] = []
         events = Events()
@@ -50,7 +53,10 @@ class Peer:
         self.endpoint = Endpoint(TCPTransport(Identity.generate(), host="127.0.0.1"), events=events)
         self.replica = Replica(state, InPlace(state.parameters))
         self.captured = asyncio.Event()
-        self.exchange = StateExchange(self.endpoint, "run", self.replica, **options)
+        mode = Synchronous(state=StateOptions(load_compression=compression))
+        directory = SimpleNamespace(endpoint=self.endpoint, run_id="run", network_of=lambda peer: peer)
+        claims = SimpleNamespace(directory=directory, doubt=lambda peers: None)
+        self.exchange = StateExchange(self.replica, mode, claims)  # type: ignore[arg-type]
         self._capture, self.replica.capture = self.replica.capture, self._note_capture  # type: ignore[method-assign]
 
     async def _note_capture(self) -> CapturedState:
@@ -70,7 +76,7 @@ class Peer:
 
 
 @asynccontextmanager
-async def peers(*states: TrainingState, **options: object) -> AsyncIterator[list[Peer]]:
+async def peers(*states: TrainingState, **options: CompressionBase) -> AsyncIterator[list[Peer]]:
     made = [Peer(state, **options) for state in states]
     for peer in made:
         await peer.endpoint.start()

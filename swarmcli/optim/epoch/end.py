@@ -18,37 +18,44 @@ from swarmcli.events import Noticed
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
-from swarmcli.optim.modes.base import Committed, EpochWork, Failed, Outcome, Timing, Undecided
+from swarmcli.optim.modes.base import Advanced, Committed, EpochWork, Failed, Outcome, Timing, Undecided
 from swarmcli.optim.peers.progress import LocalTrainingProgress, ProgressTrackerCore, seconds_until
 from swarmcli.optim.peers.report import PeerMetrics
 from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.lineage import solitary_round_id
-from swarmcli.optim.state.norms import StepNorms
 
 if TYPE_CHECKING:
     from swarmcli.clock import Clock
     from swarmcli.optim.epoch.keeper import StateKeeper
 
-LOOK_AROUND = 1.0  # seconds between looks whether anybody is left to wait for
-HALF = 0.5  # of a batch
-LAST_CALL = 1.5  # seconds to wait for a round that should begin, by what the others reported
-MOST_EPOCHS = 64  # that pass at most until reports are believed again
 _Cause: TypeAlias = Literal["reported", "expected"]
+
+
+@dataclass(frozen=True, slots=True)
+class EndOptions:
+    """How long a step waits for the end of an epoch."""
+
+    look_around: float = 1.0  # seconds between looks whether anybody is left to wait for
+    last_call: float = 1.5  # seconds to wait for a round that should begin, by what the others reported
+    of_a_batch: float = 0.5  # computed meanwhile: if the others need less for the rest, this peer waits for them
+    most_epochs: int = 64  # that pass at most until reports are believed again
 
 
 class LastMoment:
     """How long a step waits, and for which of two reasons: the reports suffice, or they soon should.
 
     Reports are claims. Each time in a row that no round followed from them, they are believed more seldom: so a peer
-    that always reports enough costs the others a wait in one epoch of `MOST_EPOCHS`, and no more.
+    that always reports enough costs the others a wait in one epoch of `most_epochs`, and no more.
     """
+
+    options = EndOptions()
 
     def __init__(self, tracker: ProgressTrackerCore, clock: Clock) -> None:
         self._tracker = tracker
         self._clock = clock
         self._began = clock.now()
         self._mates: frozenset[bytes] = frozenset()
-        self._in_vain = Backoff[_Cause](first=1, longest=MOST_EPOCHS)  # epochs without a wait
+        self._in_vain = Backoff[_Cause](first=1, longest=self.options.most_epochs)  # epochs without a wait
         self._cause: _Cause = "reported"  # of the wait under way
 
     def begin_epoch(self, mates: Iterable[bytes] = ()) -> None:
@@ -58,7 +65,7 @@ class LastMoment:
     def patience(self, batch_size: int) -> float:
         """Seconds for which a step that has just reported its samples waits for the round to begin; 0: not at all."""
         if self._tracker.accumulated_enough_samples:
-            self._cause, seconds = "reported", LAST_CALL
+            self._cause, seconds = "reported", self.options.last_call
         else:
             self._cause, seconds = "expected", self._short_of_a_batch(batch_size)
         return 0.0 if self._in_vain.rests(self._cause, self._epoch) else seconds
@@ -84,7 +91,7 @@ class LastMoment:
             tracker.target_batch_size,
             self._clock.now(),
         )
-        return min(batch, left + LAST_CALL) if left < HALF * batch else 0.0
+        return min(batch, left + self.options.last_call) if left < self.options.of_a_batch * batch else 0.0
 
     def _as_of_this_epoch(self, report: LocalTrainingProgress) -> LocalTrainingProgress:
         """A mate's report of an earlier epoch was read before it began with this one, or has not been read anew."""
@@ -106,22 +113,14 @@ def seconds_left_to_others(
     return seconds_until(target - samples, rate) if rate > 0 else math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Advanced:
-    """This peer has stepped and is at the next epoch."""
-
-    committed: Committed
-    own_samples: int  # of this peer, in the average
-    seconds: float  # that the end took
-    norms: StepNorms | None = None  # of the step; None: the mode averages no gradients
-
-
 class EpochEnd:
     """The end of one epoch after the other: a round, the step with its average, and what is due for the states.
 
     `released` is set when the trainer may go on to compute, as the mode's timing says: at the latest when `run` ends.
     `left_behind` is set when, instead of mates, a peer of a lineage that leads was found; whoever acts on it clears it.
     """
+
+    options = EndOptions()
 
     def __init__(
         self,
@@ -181,7 +180,8 @@ class EpochEnd:
                 return None
             if outcome is not None:  # it failed: the group forms again, and has longer for that
                 deadline = began + self._config.averaging_timeout
-            begun = await self._group.wait_until_begun(LOOK_AROUND if self.has_enough else LAST_CALL)
+            patience = self.options.look_around if self.has_enough else self.options.last_call
+            begun = await self._group.wait_until_begun(patience)
             if loop_time() >= deadline:
                 break
             if not (begun or self.has_enough):
@@ -227,7 +227,7 @@ class EpochEnd:
         and if this peer had stepped by itself by then, the round would fail there."""
         reports = [self._directory.others.get(peer) for peer in self._group.company]
         helped = any(report is not None and report.role == "auxiliary" for report in reports)
-        return self._group.begun or (helped and await self._group.wait_until_begun(LOOK_AROUND))
+        return self._group.begun or (helped and await self._group.wait_until_begun(self.options.look_around))
 
     async def _average_together(self) -> Outcome:
         weight = await self._freeze()
@@ -276,8 +276,8 @@ class EpochEnd:
         self._events.emit(Noticed("warning", text))
 
     async def _freeze(self) -> int:
-        """What is frozen stays the same over all attempts. A delayed trainer computes its next batches with the
-        parameters that the last epoch gave, from here on or once these gradients are averaged."""
+        """Fixes this peer's gradients: they stay the same over all attempts. A delayed trainer computes further batches
+        with the parameters that the last epoch gave, from here on or once these gradients are averaged."""
         first = self._weight is None
         if first:
             await self._replica.check()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarmcli.averaging import RoundRequest
+from swarmcli.backoff import growing
 from swarmcli.errors import AveragingError, FingerprintError, RoundMissed, RoundUndecided
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, set_within
@@ -23,14 +25,27 @@ if TYPE_CHECKING:
     from swarmcli.averaging.group import Group
     from swarmcli.optim.peers.progress import ProgressTrackerCore
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 1.0  # seconds between a group that fell apart and the next try
-PATIENCE_WITH_BEGUN = 60.0  # seconds for which a lineage's round that began without this peer keeps it from another
-CALM = 30.0  # seconds without more peers than one group may hold, after which one group ends the epochs again
-SEATED_WITHIN = 3.0  # seconds for a peer that is catching up to get into the group of the epoch that it will reach …
-SEAT_LOOK = 0.02  # … and between two looks whether it is in it
-LEFT_BEHIND = 1.0  # seconds for which a peer looks for others that are left over, once the rest has gone on
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CrowdOptions:
+    """How several groups end an epoch. Times are seconds."""
+
+    calm: float = 30.0  # without more peers than one group may hold, after which one group ends the epochs again
+    left_behind: float = 1.0  # for which a peer looks for others that are left over, once the rest has gone on
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOptions:
+    """How a peer keeps its place in the group of its lineage. Times are seconds."""
+
+    first_pause: float = 0.25  # between a group that fell apart and the next try, then twice as long each time …
+    longest_pause: float = 1.0  # … up to this
+    patience_with_begun: float = 60.0  # for which a lineage's round that began without this peer keeps it from another
+    seated_within: float = 3.0  # for a peer that catches up to get into the group of the epoch that it will reach …
+    seat_look: float = 0.02  # … and between two looks whether it is in it
 
 
 class EpochRule:
@@ -48,7 +63,7 @@ class EpochRule:
         return False
 
     def told(self, samples: int) -> float:
-        """What the leader of the group hears; it begins the round when its members' sum reaches the target."""
+        """Returns what the leader of the group hears; it begins the round when its members' sum reaches the target."""
         return samples
 
     def suffices(self, samples: int) -> bool:
@@ -73,20 +88,22 @@ class CrowdedEpochRule(EpochRule):
     differently, their lineages part, and the rule for lineages brings them together again.
     """
 
-    def __init__(self, tracker: ProgressTrackerCore, size: int, count: Callable[[], int], patience: float) -> None:
-        """`count` gives the peers that are there, this one too."""
+    options = CrowdOptions()
+
+    def __init__(self, tracker: ProgressTrackerCore, size: int, others: Callable[[], Sized], patience: float) -> None:
+        """`others`: the peers that are there beside this one."""
         super().__init__(tracker.target_batch_size)
-        self._tracker, self._size, self._count, self._patience = tracker, size, count, patience
+        self._tracker, self._size, self._others, self._patience = tracker, size, others, patience
         self._crowded_at = -math.inf  # loop time; when there were last more than fit into one group
         self._over: tuple[int, float] | None = None  # which epoch has been seen to be over, and since when (loop time)
 
     @property
     def several(self) -> bool:
-        """Whether more peers are there than fit into one group; true for CALM seconds longer, since going back
+        """Whether more peers are there than fit into one group; true for `calm` seconds longer, since going back
         to one group costs everyone a download."""
-        if self._count() > self._size:
+        if 1 + len(self._others()) > self._size:
             self._crowded_at = loop_time()
-        return loop_time() - self._crowded_at < CALM
+        return loop_time() - self._crowded_at < self.options.calm
 
     def told(self, samples: int) -> float:
         if not self.several:
@@ -99,8 +116,8 @@ class CrowdedEpochRule(EpochRule):
         if not self._is_over() or self._over is None:
             return False
         epoch, since = self._over
-        patience = min(LEFT_BEHIND, self._patience) if self._tracker.global_epoch > epoch else self._patience
-        return loop_time() - since >= patience
+        patience = self.options.left_behind if self._tracker.global_epoch > epoch else math.inf
+        return loop_time() - since >= min(patience, self._patience)
 
     def excuses(self, own: LineagePosition, leading: LineagePosition) -> bool:
         """Another group has ended this epoch a moment earlier."""
@@ -122,6 +139,8 @@ class PreformedGroup:
     A group that falls apart is formed again, with growing pauses, until a round commits, this peer loses sight of
     an outcome or hears that the others have begun without it (`undecided`), or the group is closed.
     """
+
+    options = GroupOptions()
 
     def __init__(
         self,
@@ -150,7 +169,7 @@ class PreformedGroup:
         self._samples = 0.0
         self._enough_since = math.inf  # since when the reports of all have had enough samples for the epoch
         self._gives_up_after = config.matchmaking_time  # seconds from then, the leader; doubled each time
-        self._missed: tuple[bytes, float] | None = None  # the lineage whose round began without this peer, since when
+        self._missed = b"", 0.0  # the lineage whose round began without this peer, since when
         self.undecided = ""  # why, once an outcome is not known here
         self.refused: FingerprintError | None = None  # by everyone else in the run
         self.position: LineagePosition | None = None  # whose group is kept
@@ -180,16 +199,16 @@ class PreformedGroup:
 
     async def take_seat(self, position: LineagePosition, since: float | None = None) -> bool:
         """For a peer on its way to `position`: opens that group, unless it is open, and returns once somebody is in it
-        with this peer. False: nobody is within SEATED_WITHIN seconds, or the round has begun without this peer.
+        with this peer. False: nobody is within `seated_within` seconds, or the round has begun without this peer.
         `since`: see `open`."""
         if self.position != position or self._ended_forming:
             await self.close()
             self.open(position, since)
-        until = loop_time() + SEATED_WITHIN
+        until = loop_time() + self.options.seated_within
         while not (self.begun or self.company):
             if self._ended_forming or loop_time() >= until:
                 return False
-            await self.wait_until_begun(SEAT_LOOK)
+            await self.wait_until_begun(self.options.seat_look)
         return True
 
     async def begins(self) -> bool:
@@ -257,13 +276,13 @@ class PreformedGroup:
 
     @property
     def members(self) -> list[PeerID]:
-        """Of the group that this peer is in at present, itself among them."""
+        """The members of the group that this peer is in at present, itself among them."""
         group = self._control.group if self._control is not None else None
         return [member.peer_id for member in group.members] if group is not None else []
 
     @property
     def gathered(self) -> dict[PeerID, bytes]:
-        """What the members of the round that has begun handed to `gather`, encoded: strangers' words. Empty before.
+        """Maps the members of the round that has begun to what they gathered, encoded: strangers' words. Empty before.
 
         The leader is first; auxiliaries, which have no state to tell of, are not in it.
         """
@@ -282,11 +301,11 @@ class PreformedGroup:
 
     @property
     def company(self) -> list[PeerID]:
-        """Who is in the group that forms: the leader, or all that follow this peer, which leads."""
+        """The others in the group that forms: the leader, or all that follow this peer, which leads."""
         return self._averager.company
 
     async def unless_begun(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """What `work` returns; None, and the work is cancelled, if the round begins first."""
+        """Returns the result of `work`; None, and the work is cancelled, if the round begins first."""
         task = asyncio.get_running_loop().create_task(work)
         begun = asyncio.get_running_loop().create_task(self._begun.wait())
         try:
@@ -307,8 +326,7 @@ class PreformedGroup:
         return await asyncio.shield(ended)
 
     async def _keep(self, position: LineagePosition) -> None:
-        pause = FIRST_PAUSE
-        while True:
+        for pause in growing(self.options.first_pause, self.options.longest_pause):
             try:
                 outcome = await self._run_one(position)
             except FingerprintError as error:
@@ -324,12 +342,11 @@ class PreformedGroup:
                 return
             logger.debug("the group of epoch %d fell apart: %s", position.epoch, outcome.reason)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _run_one(self, position: LineagePosition) -> Outcome:
         # Two rounds of one lineage would fork it. But who merely says that he has begun holds nobody up for good.
-        missed = self._missed
-        patient = missed is None or missed[0] != position.lineage or loop_time() < missed[1] + PATIENCE_WITH_BEGUN
+        lineage, since = self._missed
+        patient = lineage != position.lineage or loop_time() < since + self.options.patience_with_begun
         request = RoundRequest(
             tag=position.lineage,
             gather=self._gather(),
@@ -367,10 +384,7 @@ class PreformedGroup:
             self._begun.set()
 
     async def _outcome(self, control: StepControl) -> Outcome:
-        # Not `await control`: cancelling that would cancel its future, and the round behind it would run on.
-        ended = asyncio.Event()
-        control.add_done_callback(lambda _: ended.set())
-        await ended.wait()
+        await control.ended()
         if control.cancelled():
             return Failed("the round was cancelled")
         try:
@@ -381,7 +395,7 @@ class PreformedGroup:
             return committed
         except RoundMissed as error:
             lineage = control.request.tag
-            if self._missed is None or self._missed[0] != lineage:
+            if self._missed[0] != lineage:
                 self._missed = (lineage, loop_time())
             return Undecided(str(error))
         except RoundUndecided as error:

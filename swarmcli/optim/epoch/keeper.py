@@ -54,7 +54,7 @@ class StateKeeper:
 
     @property
     def gathered(self) -> Told | None:
-        """What the members of the next group are to know about this peer and its state; None: nothing."""
+        """Tells the members of the next group about this peer and its state; None: nothing."""
         told = self.monitor.told
         if self.mode.target_group_size is None:
             return told
@@ -136,7 +136,7 @@ class StateKeeper:
         self, committed: Committed, weight: float, *, helpers: tuple[PeerID, ...] = (), changes: bool
     ) -> None:
         position = self.replica.position
-        # Of several groups nobody knows who is in the others: all who are known are expected then.
+        # Nobody knows who is in the other groups, if there are several: all who are known are expected then.
         mates = tuple(self._at_work()) if committed.several else committed.members + helpers
         occasion = Occasion(position.lineage, position.epoch, weight, mates, several=committed.several)
         await self.averaging.begin(occasion, changes=changes)

@@ -46,7 +46,7 @@ class SeatLost:
 
     @property
     def remedy(self) -> str:
-        """What this computer does now, and what helps."""
+        """Says what this computer does now, and what helps."""
         does = "follows the run and computes nothing"
         if not self.follows:
             does = "waits, since it could not even follow the run"
@@ -55,7 +55,7 @@ class SeatLost:
 
 
 def before_joining(nbytes: int, limit: float | None, target: float, epoch: float = 0.0) -> str:
-    """What a trainer should know of the rounds of a run before it joins, for people. A round sends `nbytes`, the user
+    """Tells people what a trainer should know of the rounds of a run before it joins. A round sends `nbytes`, the user
     lets `limit` bytes per second pass (None: all), `target` samples make an epoch of so many seconds (0: unknown).
 
     That its samples cannot count is told where it is certain: a single other trainer has the least to lose by waiting.
@@ -80,7 +80,7 @@ def before_joining(nbytes: int, limit: float | None, target: float, epoch: float
 
 
 class OwnSeat:
-    """Of one trainer. `lost` is None while its samples count. Belongs to the event loop."""
+    """Knows whether one trainer's samples count: `lost` is None while they do. Belongs to the event loop."""
 
     def __init__(self, averager: AveragerCore, peer: PeerID, target: float) -> None:
         self.lost: SeatLost | None = None

@@ -132,7 +132,7 @@ class GradientAccumulator:
         return self.handed_in
 
     def settle(self) -> None:
-        """What was frozen is used up. Without effect if nothing was."""
+        """Uses up what was frozen. Without effect if nothing was."""
         self.handed_in = 0
 
     def restore(self) -> None:
@@ -238,18 +238,18 @@ class GradientMethod:
     def __init__(self, accumulator: GradientAccumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> None:
         # Dense mean gradients in host memory, in the shapes of the parameters; valid after `finish`.
         self.averaged: Sequence[torch.Tensor] = accumulator.means
-        # What the averager is made with, and keeps of committed rounds for replays.
+        # The averager is made with these, and keeps them of committed rounds for replays.
         self.tensors: Sequence[torch.Tensor] = [*accumulator.means, *beside]
         self.beside = tuple(beside)
 
     @property
     def shared(self) -> Mapping[str, torch.Tensor]:
-        """What all peers hold alike beside their parameters, and a newcomer needs: name → tensor."""
+        """Everything that all peers hold alike beside their parameters, and a newcomer needs: name → tensor."""
         return {}
 
     @property
     def own(self) -> Mapping[str, torch.Tensor]:
-        """What belongs to this peer, and goes nowhere but into its checkpoints."""
+        """Everything that belongs to this peer, and goes nowhere but into its checkpoints."""
         return {}
 
     def load(self, samples: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -205,10 +205,12 @@ class GradientAverager(DecentralizedAverager):
             yield
 
     def _take_in_outcome(self) -> None:
-        """Of the last step, once; waits for its end."""
+        """Takes in the outcome of the last step, once; waits for its end."""
         if self._last is None:
             return
-        result = _outcome(self._last.control)
+        result: RoundResult | None = None
+        with suppress(AveragingError, CancelledError):  # a round that failed or was cancelled
+            result = self._last.control.result()
         with self.get_tensors():
             step, self._last = self._last, None
             if result is None or not result.total_weight:
@@ -221,11 +223,3 @@ class GradientAverager(DecentralizedAverager):
 
     def _committed(self, result: RoundResult) -> None:
         """Called with the tensors held when a round has been taken in."""
-
-
-def _outcome(control: StepControl) -> RoundResult | None:
-    """Waits for it; None for a round that failed or was cancelled."""
-    try:
-        return control.result()
-    except (AveragingError, CancelledError):
-        return None

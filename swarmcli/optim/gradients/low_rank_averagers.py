@@ -24,7 +24,7 @@ _TRIES, _TAG_BYTES = 3, 32
 
 
 class LowRankGradientAverager(GradientAverager):
-    """What both have in common. All peers hold something alike beside their gradients (`docs/powersgd.md`), so only
+    """The base of both. All peers hold something alike beside their gradients (`docs/powersgd.md`), so only
     peers that have been in the same rounds average with each other.
 
     A newcomer, and a peer that lost sight of a round, gets it from the others when it looks for its next group, and
@@ -62,7 +62,7 @@ class LowRankGradientAverager(GradientAverager):
         return super().schedule_step(scheduled_time, **step_options)
 
     def get_current_state(self) -> tuple[Any, Sequence[torch.Tensor]]:
-        """What all peers hold alike. Not the averaged tensors, which mean nothing between rounds."""
+        """Returns what all peers hold alike. Not the averaged tensors, which mean nothing between rounds."""
         with self.get_tensors():
             return {"rounds": self._state_epoch, "tag": self._tag}, list(copied(dict(self._method.shared)).values())
 

@@ -122,11 +122,11 @@ class LowRankMethod(GradientMethod, ABC):
 
     @abstractmethod
     def differences(self) -> list[Difference]:
-        """What this peer compresses of each matrix, per sample."""
+        """The part of each matrix that this peer compresses, per sample."""
 
     @abstractmethod
     def differences_of_rest(self) -> list[torch.Tensor]:
-        """What it sends of the other gradients."""
+        """The part of the other gradients that it sends."""
 
     @abstractmethod
     def _conclude(self, samples: float) -> None:
@@ -134,7 +134,7 @@ class LowRankMethod(GradientMethod, ABC):
 
 
 class PowerSGDMethod(LowRankMethod):
-    """What a round does not carry stays with the peer for the next one (arXiv 1905.13727, algorithms 1 and 2).
+    """The rest that a round does not carry stays with the peer for the next one (arXiv 1905.13727, algorithms 1 and 2).
 
         S ← S + n G              residual of this peer, in sums over samples; G its mean gradient over n samples
         P ← Σ S Q / N            all-reduce, N = Σ n; then made orthonormal
@@ -277,8 +277,9 @@ class LowRankRun:
 
     @torch.no_grad()
     def inputs(self, phase: int) -> list[torch.Tensor]:
-        if not self._method.samples:
-            return self._nothing(phase)
+        if not self._method.samples:  # its weight is zero
+            tensors = self._method.tensors
+            return [torch.zeros_like(tensors[index]) for index in self._method.program.phases[phase]]
         if self._method.matrices and phase == P_PHASE:
             return self._own_products()
         pairs = zip(self._method.differences(), self._p, strict=True)
@@ -298,11 +299,6 @@ class LowRankRun:
 
     def results(self) -> list[torch.Tensor]:
         return [*self._p, *self._others]
-
-    def _nothing(self, phase: int) -> list[torch.Tensor]:
-        """Of a peer without samples, whose weight is zero."""
-        tensors = self._method.tensors
-        return [torch.zeros_like(tensors[index]) for index in self._method.program.phases[phase]]
 
     def _own_products(self) -> list[torch.Tensor]:
         if not self._products:

@@ -127,6 +127,16 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class Advanced:
+    """This peer has stepped and is at the next epoch."""
+
+    committed: Committed
+    own_samples: int  # of this peer, in the average
+    seconds: float  # that the end took
+    norms: StepNorms | None = None  # of the step; None: the mode averages no gradients
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Nobody steps; what was accumulated is still good for the next round of the same lineage."""
 

@@ -1,1 +1,1 @@
-"""Who is in the run and how far everyone is: the directory of reports, progress, and how those behind catch up."""
+"""The peers of the run and how far they are: the directory of reports, progress, and how those behind catch up."""

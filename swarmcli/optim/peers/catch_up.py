@@ -18,11 +18,13 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
 from swarmcli.averaging.archive.archive import StoredRound
 from swarmcli.averaging.archive.kept_round import KeptRound
+from swarmcli.backoff import growing
 from swarmcli.errors import NoDonorReachable, StateDownloadError
 from swarmcli.events import Noticed, RoundsReplayed
 from swarmcli.network.identity import PeerID
@@ -37,17 +39,23 @@ from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
 from swarmcli.state.witnesses import WITNESSES
 from swarmcli.tasks import beside
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # seconds between attempts to download
-PATIENCE_WITH_CLAIMS = 10.0  # seconds for which a settled peer knocks for a state that nobody hands out
-DISTRUST = 120.0  # seconds for which such a lineage is then ignored
-STRANDED_AFTER = 3.0  # seconds without anybody who could hand over the state, before that is told
-LOOK_AGAIN = 1.0  # seconds between two looks of a stranded peer
-MOST_SEATS_MISSED = 2  # in a row, before this peer catches up without a seat
-MOST_ROUNDS = 2  # that are replayed rather than downloaded: as many as others keep
-ASKED_AT_ONCE = 3  # of the donors, in turn, for the next round
-LOOK_FOR_NEXT = 0.25  # seconds between two questions for the next round
-LONGEST_FETCH = 120.0  # seconds for one round while a download is under way
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUpOptions:
+    """How a peer comes to the state that it lacks. Times are seconds."""
+
+    first_pause: float = 0.25  # between attempts to download, then twice as long each time …
+    longest_pause: float = 5.0  # … up to this
+    patience_with_claims: float = 10.0  # for which a settled peer knocks for a state that nobody hands out
+    stranded_after: float = 3.0  # without anybody who could hand over the state, before that is told
+    look_again: float = 1.0  # between two looks of a stranded peer
+    seats_missed: int = 2  # in a row, before this peer catches up without a seat
+    rounds: int = 2  # that are replayed rather than downloaded: as many as others keep
+    asked_at_once: int = 3  # donors, in turn, for the next round
+    look_for_next: float = 0.25  # between two questions for the next round
+    longest_fetch: float = 120.0  # for one round while a download is under way
 
 
 class Seat(Protocol):
@@ -66,6 +74,8 @@ class CatchUp:
     (two peers in client mode, for example, cannot dial each other) is waited for: this peer is `stranded`, since going
     on would make a second model.
     """
+
+    options = CatchUpOptions()
 
     def __init__(self, peer: PeerContext, work: EpochWork, survey: Survey, exchange: StateExchange, seat: Seat) -> None:
         self._seat = seat
@@ -93,8 +103,9 @@ class CatchUp:
         stranded for so long raises NoDonorReachable, settled or not.
         """
         deadline = loop_time() + self._load_state_timeout
-        changed, pause, began, missed = False, FIRST_PAUSE, loop_time(), 0
-        patient_until = min(deadline, began + PATIENCE_WITH_CLAIMS)
+        options, began = self.options, loop_time()
+        changed, missed, pauses = False, 0, growing(options.first_pause, options.longest_pause)
+        patient_until = min(deadline, began + options.patience_with_claims)
         try:
             while True:
                 overtaken = self._work.sits_in and self._replica.position == self._arrived
@@ -106,7 +117,8 @@ class CatchUp:
                     await self._wait_for_anyone(deadline)
                     continue
                 if wanted == self._replica.position:
-                    leading = self._leading_out_of_reach(Claim(wanted, settled))
+                    own, found = Claim(wanted, settled), self._survey.out_of_reach.items()
+                    leading = {peer: report for peer, report in found if self._claims.is_led_by(report, own)}
                     if self.stranded and not leading:
                         self._note_departure()
                     if not leading or self._goes_on_alone(leading):
@@ -116,35 +128,32 @@ class CatchUp:
                     await self._wait_for(leading, began, deadline)
                     continue
                 holders = [peer for peer, word in answers.items() if word.position.lineage == wanted.lineage]
-                # Who pauses is asked only where nobody else has it: otherwise the run would be lost with the pause.
+                # A peer that pauses is asked only where nobody else has it: otherwise the run would be lost.
                 holders = [peer for peer in holders if not answers[peer].rests] or holders
                 donors = self._directory.by_convenience(holders)
                 try:
                     why = self._why(wanted, reason)
                     seated = overtaken and await self._seat.take_seat(wanted, self.asked_at)
-                    if overtaken and not seated and missed < MOST_SEATS_MISSED:
+                    if overtaken and not seated and missed < options.seats_missed:
                         missed += 1
                         continue  # the others have gone on meanwhile
                     await self._take_over(wanted, donors, max(0.0, deadline - loop_time()), why, seated)
                     self._arrived, missed = self._replica.position, 0
-                    changed, pause, self.stranded, returns = True, FIRST_PAUSE, False, False
+                    changed, self.stranded, returns = True, False, False
+                    pauses = growing(options.first_pause, options.longest_pause)
                 except StateDownloadError as error:
                     logger.info("the state of epoch %d was not downloaded: %s", wanted.epoch, error)
                     if self._replica.state.torn:
                         self.settled = False  # it holds nothing to go on with, and says so
                         self._directory.announce(anew=True)
+                    pause = next(pauses)
                     if loop_time() + pause >= (patient_until if self.settled and not returns else deadline):
                         if not self.settled or returns:
                             raise
                         self._give_up_on(wanted, donors, error)
                     await asyncio.sleep(pause)
-                    pause = min(2 * pause, LONGEST_PAUSE)
         finally:
             self.stranded = False
-
-    def _leading_out_of_reach(self, own: Claim) -> dict[PeerID, PeerReport]:
-        found = self._survey.out_of_reach.items()
-        return {peer: report for peer, report in found if self._claims.is_led_by(report, own)}
 
     def _why(self, wanted: LineagePosition, reason: str) -> str:
         """The reason, for people: a round that was missed accounts for one epoch and no more."""
@@ -158,7 +167,7 @@ class CatchUp:
         text = _out_of_reach(leading)
         waited = loop_time() - began
         certain = any(self._directory.lives_for_certain(peer, waited) for peer in leading)  # no dead peer's report
-        if not self.stranded and certain and waited >= STRANDED_AFTER:
+        if not self.stranded and certain and waited >= self.options.stranded_after:
             self.stranded = True
             self._directory.announce()
             self._events.emit(Noticed("warning", f"this peer waits instead of training another model: {text}"))
@@ -166,16 +175,16 @@ class CatchUp:
             raise NoDonorReachable(f"told to stop while it waited: {text}")
         if loop_time() >= deadline:
             raise NoDonorReachable(f"after {self._load_state_timeout:.0f} s this peer gives up: {text}")
-        await asyncio.sleep(min(LOOK_AGAIN, deadline - loop_time()))
+        await asyncio.sleep(min(self.options.look_again, deadline - loop_time()))
 
     async def _wait_for_anyone(self, deadline: float) -> None:
         """This peer's parameters are torn, and nobody is there who has others."""
         if loop_time() >= deadline or self.gives_up():
             raise NoDonorReachable("a download failed halfway, and nobody is left who could give this peer the state")
-        await asyncio.sleep(min(LOOK_AGAIN, deadline - loop_time()))
+        await asyncio.sleep(min(self.options.look_again, deadline - loop_time()))
 
     def _note_departure(self) -> None:
-        """Whoever led is gone. A newcomer has nothing to go on with: its user decides whether to begin the run anew."""
+        """The peer that led is gone. A newcomer has nothing to go on with: its user may begin the run anew."""
         gone = "whoever held the state of this run is gone, and has handed it to nobody whom this peer can reach"
         if not self.settled:
             raise NoDonorReachable(f"{gone}; start this peer again to begin the run anew")
@@ -229,7 +238,7 @@ class CatchUp:
         await to_its_end(self._work.start_over())
 
     def _give_up_on(self, wanted: LineagePosition, donors: Sequence[PeerID], error: StateDownloadError) -> None:
-        self._claims.distrust(wanted.lineage, DISTRUST)
+        self._claims.distrust(wanted.lineage)
         self._claims.doubt(donors)  # its next lineage will be no better
         text = (
             f"nobody gave out the state of epoch {wanted.epoch}, so this peer stays at {self._replica.position.epoch}"
@@ -245,7 +254,7 @@ class CatchUp:
         by design and there is nothing to step with: the epochs are passed by. `timeout` is in seconds.
         """
         position = self._replica.position
-        if not 1 <= wanted.epoch - position.epoch <= MOST_ROUNDS:
+        if not 1 <= wanted.epoch - position.epoch <= self.options.rounds:
             return False
         if await to_its_end(self._work.pass_by(wanted)):
             self._claims.note_taken_over(wanted, donors)
@@ -315,14 +324,17 @@ class CatchUp:
         return not isinstance(outcome, Undecided)
 
     async def _collect(self, collection: CollectedRounds, donors: Sequence[PeerID], seated: bool) -> None:
+        options = self.options
         for turn in count():
-            asked = [donors[(turn + place) % len(donors)] for place in range(min(ASKED_AT_ONCE, len(donors)))]
+            first = turn % len(donors)
+            asked = [*donors[first:], *donors[:first]][: options.asked_at_once]
             try:
                 if not (seated and await self._take_part(collection)):
-                    await collection.add(await self._fetch(collection.end, asked, LONGEST_FETCH, among=len(donors)))
+                    kept = await self._fetch(collection.end, asked, options.longest_fetch, among=len(donors))
+                    await collection.add(kept)
             except StateDownloadError as error:
                 logger.debug("no round after epoch %d yet: %s", collection.end.epoch, error)
-                await asyncio.sleep(LOOK_FOR_NEXT)
+                await asyncio.sleep(options.look_for_next)
             except OSError as error:
                 logger.warning("rounds are not collected during the download: %s", error)
                 return
@@ -354,7 +366,7 @@ class CatchUp:
 
 
 def _out_of_reach(leading: Mapping[PeerID, PeerReport]) -> str:
-    """Who leads, and what helps."""
+    """Names the peers that lead, and says what helps."""
     names = [report.name or peer.short for peer, report in leading.items()]
     named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     epoch = max(report.epoch for report in leading.values())

@@ -34,6 +34,7 @@ class ClaimOptions:
     first_doubt: float = 15.0  # seconds: an honest peer that could not answer once is heard again soon
     longest_doubt: float = 3600.0  # seconds
     growth: float = 4.0  # of each further doubt of a peer
+    distrust: float = 120.0  # seconds for which a lineage is ignored of which nobody gave out the state
     near: int = 1  # epochs beyond what most report, which one alone may report: somebody ends each epoch first
     apart: float = 10.0  # seconds of holding another lineage before it counts as parted: most come back at once
     most_told: int = 8  # lineages that nobody bears out, of which people are told
@@ -50,7 +51,7 @@ class Claims:
         self.vouching = Vouching(directory.endpoint, f"{directory.run_id}.position.proof", self.mates)
         self._endpoint, self._history = directory.endpoint, directory.history
         self._doubts = Backoff[PeerID](self.options.first_doubt, self.options.longest_doubt, self.options.growth)
-        self._distrusted: dict[bytes, float] = {}  # lineage → loop time until which claims to it count for nothing
+        self._distrusted = Backoff[bytes](self.options.distrust, self.options.distrust)  # lineages
         self._told_unproved: set[bytes] = set()  # lineages of which people have been told that nobody vouches for them
         self._set_apart: set[PeerID] = set()
         self._apart_since: dict[PeerID, float] = {}  # loop time since when a peer's reports tell of another lineage
@@ -90,17 +91,15 @@ class Claims:
         for peer in peers:
             self._doubts.add(peer, loop_time())
 
-    def distrust(self, lineage: bytes, seconds: float) -> None:
-        """For so long, a peer that claims to hold this lineage is taken for one that holds nothing; those who reported
+    def distrust(self, lineage: bytes) -> None:
+        """For a while, a peer that claims to hold this lineage is taken for one that holds nothing; those who reported
         it are in doubt."""
-        now = loop_time()
         self.doubt(p for p, report in self.directory.others.items() if bytes.fromhex(report.lineage) == lineage)
-        self._distrusted = {each: until for each, until in self._distrusted.items() if until > now}
-        self._distrusted[lineage] = now + seconds
+        self._distrusted.add(lineage, loop_time())
 
     def trusts(self, lineage: bytes) -> bool:
         """Whether this peer takes others' word that they hold this lineage."""
-        return self._distrusted.get(lineage, 0.0) <= loop_time()
+        return not self._distrusted.rests(lineage, loop_time())
 
     def in_turn(self, peers: Iterable[PeerID]) -> list[PeerID]:
         """Mates first, then one of each network that is connected, then the others, one of each network after the
@@ -257,7 +256,7 @@ class Claims:
         self.vouching.read_owners_words(others.values())
 
     def apart(self) -> dict[PeerID, PeerReport]:
-        """Who lives and trains another model of this run than this peer, or waits since it cannot reach this one's.
+        """The peers that live and train another model of this run, or wait since they cannot reach this peer's.
 
         Those who train on are named only after a while: a peer that missed a round usually comes back at once. For any
         thread.

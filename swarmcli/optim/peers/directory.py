@@ -122,7 +122,7 @@ class PeerDirectory:
             return self.others
         records.pop(self.endpoint.peer_id, None)
         self._unread -= records.keys()
-        # Whoever is no member any more has left: nobody can be connected with it, so its silence is no news.
+        # A peer that is no member any more has left: nobody can be connected with it, so its silence is no news.
         membership = self.endpoint.membership
         gone = {p for p, r in records.items() if r.phase == "left" or (membership is not None and membership.is_out(p))}
         before, self.others = self.others, {p: r for p, r in records.items() if p not in gone}

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 
+from swarmcli.backoff import growing
 from swarmcli.errors import FingerprintError, NetworkError, NoDonorReachable, StateDownloadError
 from swarmcli.events import Noticed
-from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, offload, to_its_end
 from swarmcli.optim.peers.claims import Claims
@@ -28,12 +29,18 @@ from swarmcli.state.download import DownloadProgress, download_state
 from swarmcli.state.snapshot import Snapshot
 from swarmcli.words import amount
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between two looks for donors
-ALONE_FOR = 15.0  # seconds for which a peer that sees nobody looks for others
-MOST_DONORS = 32  # of one look, one of each network after the other
-MOST_ASKED = 8  # for their digest, likewise
-ANSWER_TIMEOUT = 5.0  # seconds
-IN_MEMORY = 64 << 20  # bytes up to which a download needs no file
+
+@dataclass(frozen=True, slots=True)
+class FrozenOptions:
+    """How long and among how many a peer looks for frozen weights. Times are seconds."""
+
+    first_pause: float = 0.5  # between two looks for donors, then twice as long each time …
+    longest_pause: float = 5.0  # … up to this
+    alone_for: float = 15.0  # for which a peer that sees nobody looks for others
+    donors: int = 32  # of one look, one of each network after the other
+    asked: int = 8  # for their digest, likewise
+    answer_timeout: float = 5.0
+    in_memory: int = 64 << 20  # bytes up to which a download needs no file
 
 
 class DigestQuestion(msgspec.Struct, frozen=True):
@@ -47,25 +54,24 @@ class DigestAnswer(msgspec.Struct, frozen=True):
 
 
 class FrozenExchange:
-    """Of one peer."""
+    """Has one peer compare, get and give the run's frozen weights."""
+
+    options = FrozenOptions()
 
     def __init__(
         self,
-        endpoint: Endpoint,
-        run_id: str,
         frozen: FrozenWeights,
         replica: Replica,
         claims: Claims,
-        *,
-        courtesy: Callable[[], Awaitable[None]] | None = None,
         timeout: float,
+        courtesy: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`timeout`: seconds for which they are looked for. `courtesy`: see StateDonor."""
         self.frozen = frozen
-        self._endpoint, self._replica, self._timeout = endpoint, replica, timeout
-        self._claims, self._directory = claims, claims.directory
+        self._replica, self._timeout, self._claims = replica, timeout, claims
+        self._directory, self._endpoint, run_id = claims.directory, claims.directory.endpoint, claims.directory.run_id
         self._prefix, self._method = f"frozen/{run_id}", f"frozen.digest/{run_id}"
-        self._donor = StateDonor(endpoint, self._prefix, self._provide, courtesy=courtesy)
+        self._donor = StateDonor(self._endpoint, self._prefix, self._provide, courtesy=courtesy)
         self._progress: DownloadProgress | None = None
 
     def start(self) -> None:
@@ -82,7 +88,7 @@ class FrozenExchange:
 
     @property
     def on_its_way(self) -> str:
-        """What is downloaded now, in words; "": nothing. From any thread."""
+        """Says what is downloaded now, in words; "": nothing. From any thread."""
         progress = self._progress
         return "" if progress is None else progress.sentence(self._endpoint.rates.download.limit)
 
@@ -98,7 +104,7 @@ class FrozenExchange:
         if self.frozen.named or not own or self._claims.holders():
             return
         others = [peer for peer, report in directory.others.items() if report.holds_state and is_settled(report.phase)]
-        asked = self._claims.in_turn(others)[:MOST_ASKED]
+        asked = self._claims.in_turn(others)[: self.options.asked]
         answers = await asyncio.gather(*map(self._ask, asked))
         digests = [answer.digest for answer in answers if answer is not None]
         if digests and own not in digests:
@@ -110,8 +116,9 @@ class FrozenExchange:
             )
 
     async def _ask(self, peer: PeerID) -> DigestAnswer | None:
+        question, timeout = DigestQuestion(), self.options.answer_timeout
         try:
-            return await self._endpoint.call(peer, self._method, DigestQuestion(), DigestAnswer, timeout=ANSWER_TIMEOUT)
+            return await self._endpoint.call(peer, self._method, question, DigestAnswer, timeout=timeout)
         except NetworkError:
             return None
 
@@ -121,27 +128,28 @@ class FrozenExchange:
     async def obtain(self, gives_up: Callable[[], bool]) -> None:
         """Returns when this model has the run's. Raises StateDownloadError, which says what to do, if nobody gives them
         within the time."""
-        began, pause, told = loop_time(), FIRST_PAUSE, False
+        options, began, told = self.options, loop_time(), False
+        pauses = growing(options.first_pause, options.longest_pause)
         while not self.frozen.held:
             await self._directory.refresh()
             try:
                 await self._download(max(0.0, began + self._timeout - loop_time()))
             except StateDownloadError as error:
-                patience = self._timeout if self._directory.others else min(ALONE_FOR, self._timeout)
+                patience = self._timeout if self._directory.others else min(options.alone_for, self._timeout)
                 problem = self._lacking(error)
                 if gives_up():
                     raise NoDonorReachable(f"told to stop while it waited: {problem}") from error
+                pause = next(pauses)
                 if loop_time() + pause >= began + patience:
                     raise StateDownloadError(problem, error.attempts) from error
                 if not told:
                     self._endpoint.events.emit(Noticed("warning", f"this peer waits for frozen weights: {problem}"))
                     told = True
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _download(self, timeout: float) -> None:
         claims, directory, frozen = self._claims, self._directory, self.frozen
-        donors = directory.by_convenience(claims.in_turn(claims.holders())[:MOST_DONORS])
+        donors = directory.by_convenience(claims.in_turn(claims.holders())[: self.options.donors])
         relayed = [peer for peer in donors if directory.is_relayed(peer)]
         self._progress = DownloadProgress(loop_time, what="the run's frozen weights")
         try:
@@ -153,7 +161,7 @@ class FrozenExchange:
                 version=bytes.fromhex(frozen.digest),
                 timeout=timeout,
                 check=frozen.check,
-                spool=frozen.directory if frozen.nbytes > IN_MEMORY else None,
+                spool=frozen.directory if frozen.nbytes > self.options.in_memory else None,
                 progress=self._progress,
             )
         finally:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -24,22 +25,29 @@ from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.wire.messages import Moment
 from swarmcli.optim.peers.report import PeerReport
 
-LOOK_PERIOD = 0.5  # seconds between two looks at the connections
-LATEST_LOOK = 2 * LOOK_PERIOD
-ASK_PERIOD = 1.5  # seconds between two questions to witnesses, and between two attempts to connect
-ANSWER_TIMEOUT = 3.0
-# Seconds without a byte on a connection that stands. A process that was stopped has to be known within five: looks
-# count up to half a second late, and screens draw up to half a second later. A healthy peer may be silent for 1.5 s
-# until it is asked; 4 s leave its loop 2.5 s to come to the answer, on a machine that is busy with other things.
-STOPPED = 4.0
-SILENT = 4.5  # seconds without a word of a peer that is connected with us or with a witness
-REPORT_SILENT = 15.0  # the same where only its reports tell: they come every ten seconds, and are read every three
-MOST_WATCHED = 32  # peers with whom a connection is kept and watched
 MOST_ASKED = 64  # peers in one question
-WITNESSES = 3
 UNHEARD = -1.0
-DIALS_AT_ONCE = 4
-DIAL_AGAIN = 5.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class HearingOptions:
+    """When a peer counts as silent, and how that is found out. Times are seconds.
+
+    A process that was stopped has to be known within five: looks count up to half a second late, and screens draw up
+    to half a second later. A healthy peer may be silent for 1.5 s until it is asked; `stopped` leaves its loop 2.5 s to
+    come to the answer, on a machine that is busy with other things.
+    """
+
+    look_period: float = 0.5  # between two looks at the connections
+    ask_period: float = 1.5  # between two questions to witnesses, and between two attempts to connect
+    answer_timeout: float = 3.0
+    stopped: float = 4.0  # without a byte on a connection that stands
+    silent: float = 4.5  # without a word of a peer that is connected with us or with a witness
+    report_silent: float = 15.0  # the same where only its reports tell: they come every ten, and are read every three
+    watched: int = 32  # peers with whom a connection is kept and watched
+    witnesses: int = 3
+    dials_at_once: int = 4
+    dial_again: float = 5.0
 
 
 class HeardRequest(msgspec.Struct, frozen=True):
@@ -56,6 +64,8 @@ class HeardReply(msgspec.Struct, frozen=True):
 
 class Hearing:
     """Moments, by loop time, that never fall; those of peers without a report are forgotten. Reads from any thread."""
+
+    options = HearingOptions()
 
     def __init__(self, endpoint: Endpoint, run_id: str, reports: Callable[[], Mapping[PeerID, PeerReport]]) -> None:
         """`reports`: the last one of every other peer of the run."""
@@ -97,16 +107,16 @@ class Hearing:
         if heard is None:
             return float("inf")
         # A loop that was held up has not listened meanwhile: its own pause is nobody's silence.
-        return max(0.0, min(self._time(), self._looked + LATEST_LOOK) - heard)
+        return max(0.0, min(self._time(), self._looked + 2 * self.options.look_period) - heard)
 
     def answers(self, peer: PeerID) -> bool:
         """Whether it can be taken for alive: false within five seconds where a connection tells, at once if it says
         goodbye."""
         if self._endpoint.is_connected(peer):
-            return self.age(peer) < STOPPED
+            return self.age(peer) < self.options.stopped
         if peer in self._left:
             return False
-        return self.age(peer) < (SILENT if peer in self._told else REPORT_SILENT)
+        return self.age(peer) < (self.options.silent if peer in self._told else self.options.report_silent)
 
     def is_certain(self, peer: PeerID) -> bool:
         """Whether more than a report, which a dead peer leaves behind, tells of it."""
@@ -125,7 +135,7 @@ class Hearing:
         age = max(0.0, self._endpoint.clock.now() - report.time)
         if self._endpoint.is_connected(peer):
             self._told.add(peer)
-        elif age < self.age(peer) - LOOK_PERIOD:
+        elif age < self.age(peer) - self.options.look_period:
             self._told.discard(peer)  # it was made after the last word on the connection: not read late
         self._note(peer, age)
 
@@ -138,16 +148,12 @@ class Hearing:
         heard = await self._ask_witnesses(asked)
         if heard is None:
             return {peer for peer in asked if peer not in self._told and self.answers(peer)}
-        return {peer for peer in asked if heard.get(peer, SILENT) < SILENT}
+        return {peer for peer in asked if peer in heard and heard[peer] < self.options.silent}
 
     def _note(self, peer: PeerID, age: float) -> None:
         self._heard[peer] = max(self._heard.get(peer, float("-inf")), self._time() - age)
 
     async def _keep_looking(self) -> None:
-        self._look()
-        await asyncio.sleep(LOOK_PERIOD)
-
-    def _look(self) -> None:
         self._looked = self._time()
         reports = self._reports()
         for peer, report in reports.items():
@@ -160,6 +166,7 @@ class Hearing:
             self._tell(peer, report)
         for peer in self._heard.keys() - reports.keys():
             self._forget(peer)
+        await asyncio.sleep(self.options.look_period)
 
     def _silence(self, peer: PeerID) -> float | None:
         """Seconds without a byte from this peer; None without a connection. Looks are counted, not time: a machine that
@@ -171,11 +178,11 @@ class Hearing:
         before, looks = self._received.get(peer, (-1, 0))
         looks = 0 if received > before else looks + 1
         self._received[peer] = received, looks
-        return looks * LOOK_PERIOD
+        return looks * self.options.look_period
 
     def _watch(self, peer: PeerID) -> None:
         watch = self._watches.get(peer)
-        if watch is None and len(self._watches) < MOST_WATCHED:
+        if watch is None and len(self._watches) < self.options.watched:
             watch = self._watches[peer] = self._endpoint.lost(peer)
         if watch is not None and watch.done():
             del self._watches[peer]  # the connection is another one by now, which the next look will watch
@@ -202,7 +209,7 @@ class Hearing:
         missing = [peer for peer in self._reports() if not self._endpoint.is_connected(peer)]
         self._dial(missing)
         await self._ask_witnesses(missing)
-        await asyncio.sleep(ASK_PERIOD)
+        await asyncio.sleep(self.options.ask_period)
 
     def _dial(self, missing: Sequence[PeerID]) -> None:
         """A peer that nobody can dial is reached by those with whom it keeps a connection."""
@@ -210,10 +217,10 @@ class Hearing:
         due = [
             peer
             for peer in self._in_order(missing)
-            if not reports[peer].client_mode and now >= self._dialed.get(peer, float("-inf")) + DIAL_AGAIN
+            if not reports[peer].client_mode and now >= self._dialed.get(peer, float("-inf")) + self.options.dial_again
         ]
-        room = MOST_WATCHED - (len(reports) - len(missing))
-        for peer in due[: max(0, min(DIALS_AT_ONCE, room))]:
+        room = self.options.watched - (len(reports) - len(missing))
+        for peer in due[: max(0, min(self.options.dials_at_once, room))]:
             self._dialed[peer] = now
             self._tasks.spawn(self._connect(peer))
 
@@ -230,7 +237,7 @@ class Hearing:
     async def _ask_witnesses(self, peers: Sequence[PeerID]) -> dict[PeerID, float] | None:
         """The shortest age of each peer that somebody hears; None if nobody could be asked."""
         connected = [peer for peer in self._reports() if self._endpoint.is_connected(peer)]
-        witnesses = [peer for peer in self._in_order(connected) if peer not in peers][:WITNESSES]
+        witnesses = [peer for peer in self._in_order(connected) if peer not in peers][: self.options.witnesses]
         asked = list(peers)[:MOST_ASKED]
         if not asked or not witnesses:
             return None
@@ -248,16 +255,16 @@ class Hearing:
         return heard
 
     async def _ask(self, witness: PeerID, peers: Sequence[PeerID]) -> list[float] | None:
-        request = HeardRequest([bytes(peer) for peer in peers])
+        request, timeout = HeardRequest([bytes(peer) for peer in peers]), self.options.answer_timeout
         try:
-            reply = await self._endpoint.call(witness, self._method, request, HeardReply, timeout=ANSWER_TIMEOUT)
+            reply = await self._endpoint.call(witness, self._method, request, HeardReply, timeout=timeout)
         except (CallError, NetworkError):
             return None
         return reply.ages if len(reply.ages) == len(peers) else None
 
     async def _answer(self, peer: PeerID, request: HeardRequest) -> HeardReply:
         asked = [PeerID(each) for each in request.peers[:MOST_ASKED] if len(each) == PEER_ID_BYTES]
-        # Who is connected has just come where no look has counted yet: its report is read only every few seconds.
+        # A connected peer that no look has counted yet has just come: its report is read only every few seconds.
         ages = [self.age(each) if each in self._received else 0.0 for each in asked]
         connected = [self._endpoint.is_connected(each) for each in asked]
         return HeardReply([age if here else UNHEARD for age, here in zip(ages, connected, strict=True)])

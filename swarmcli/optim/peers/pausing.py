@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
-from swarmcli.network.loop_thread import set_within
+from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.optim.peers.report import Pause
 
 Cause = Literal["user", "link"]  # who asks for a pause: the user, or a link that is too slow to follow the run
@@ -40,7 +40,7 @@ class Pausing:
 
     @property
     def told(self) -> Pause:
-        """What others are told."""
+        """The word that others are told."""
         if self.away:
             return "paused" if self.is_asked else "returning"
         if self.is_asked:
@@ -53,7 +53,7 @@ class Pausing:
         self._asked_by.add(cause)
         if not asked_before:
             for end in self._ends:
-                end.reschedule(asyncio.get_running_loop().time())
+                end.reschedule(loop_time())
             self._ended.clear()
             self._changed()
 
@@ -68,7 +68,7 @@ class Pausing:
     def withdraw(self) -> None:
         """It takes part in nothing any more."""
         if not self.away:
-            self.away, self.away_since = True, asyncio.get_running_loop().time()
+            self.away, self.away_since = True, loop_time()
             self._changed()
 
     def come_back(self) -> float:
@@ -77,11 +77,11 @@ class Pausing:
             return 0.0
         self.away = False
         self._changed()
-        return asyncio.get_running_loop().time() - self.away_since
+        return loop_time() - self.away_since
 
     async def returning(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns; until then others are told that this peer returns, so that nobody else who does takes it
-        for one at work."""
+        """Returns the result of `work`; until then others are told that this peer returns, so that no other one that
+        returns takes it for one at work."""
         self._returns = True
         try:
             return await work
@@ -94,7 +94,7 @@ class Pausing:
         await set_within(self._ended, seconds)
 
     async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """What `work` returns; None, and the work is cancelled, if a pause is asked for before it ends.
+        """Returns the result of `work`; None, and the work is cancelled, if a pause is asked for before it ends.
 
         It runs in the caller's task: in one of its own, what ends at once would give way to others all the same, who
         then read reports of a peer that is about to be in step again.

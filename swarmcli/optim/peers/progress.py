@@ -20,7 +20,7 @@ from swarmcli.dht import OwnedSubkey
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.loop_thread import set_within
+from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import RefreshOptions
 from swarmcli.optim.peers.board import Board
@@ -35,7 +35,7 @@ LONGEST_DRAWN = 15.0  # seconds; reports come every three while there is news, a
 
 
 class LocalTrainingProgress(BaseModel):
-    """What one peer says about its own share of the epoch; the value of its subkey under `{prefix}_progress`."""
+    """One peer's word about its own share of the epoch; the value of its subkey under `{prefix}_progress`."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -248,7 +248,7 @@ class ProgressTrackerCore:
 
     async def start(self, *, report: bool = True) -> None:
         """Begins to read the others' reports and, unless `report` is off, to write this peer's."""
-        self.performance_ema.resume(asyncio.get_running_loop().time())
+        self.performance_ema.resume(loop_time())
         self._reports = report
         steps = (self._keep_reporting, self._keep_reading) if report else (self._keep_reading,)
         self._tasks.keep(self._node.endpoint.events, *steps)
@@ -270,7 +270,7 @@ class ProgressTrackerCore:
         """
         gained = samples_accumulated - self.local_progress.samples_accumulated
         if local_epoch == self.local_progress.epoch and gained > 0:
-            self.performance_ema.update(gained, asyncio.get_running_loop().time())
+            self.performance_ema.update(gained, loop_time())
         self.local_progress = self._describe(local_epoch, samples_accumulated)
         if update_global_samples:
             had_enough = self.accumulated_enough_samples
@@ -287,7 +287,7 @@ class ProgressTrackerCore:
             yield
         finally:
             self._pauses -= 1
-            self.performance_ema.resume(asyncio.get_running_loop().time())
+            self.performance_ema.resume(loop_time())
 
     def update_epoch(self, new_epoch: int | None = None) -> int:
         """Moves on to `new_epoch` (None: the one after the present) with no samples. Only while paused."""
@@ -306,7 +306,7 @@ class ProgressTrackerCore:
         """From now on this peer computes nothing: its rate is told as 0, at once. Or it does again, as quickly as
         before."""
         self._rests = rests
-        self.performance_ema.resume(asyncio.get_running_loop().time())
+        self.performance_ema.resume(loop_time())
         self.report_local_progress(self.local_progress.epoch, self.local_progress.samples_accumulated)
         self._urgent.set()
 

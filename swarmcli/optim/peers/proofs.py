@@ -1,4 +1,4 @@
-"""What proves where a lineage came from: its last epochs, with the certificates of the rounds that ended them.
+"""Proofs of where a lineage came from: its last epochs, with the certificates of the rounds that ended them.
 
     lineage a ── round, signed by A B C D ──▶ b ── stepped alone ──▶ c ── round, signed by C D E F ──▶ d
 
@@ -91,7 +91,7 @@ class Proof(msgspec.Struct, frozen=True):
         return joined and epochs == list(range(epochs[0], epochs[0] + len(epochs))) and positions[-1] == position
 
     def signed(self, known: Collection[PeerID], needed: int, holders: Collection[PeerID] = ()) -> Signed:
-        """Who of those `known` bears the last step out; nobody if it is not signed, or not by enough.
+        """Finds those `known` that bear the last step out; nobody if it is not signed, or not by enough.
 
         Enough are `needed` of those known or, step by step, more than a third of a round that has been borne out (as
         light clients follow a chain whose validators change). Signatures are checked only where enough of the signers
@@ -132,12 +132,12 @@ class Way:
         self._steps.append(step)
 
     def take_over(self, proof: Proof) -> None:
-        """Of a lineage that was downloaded."""
+        """This peer has downloaded the lineage to which these steps lead."""
         self._steps.clear()
         self._steps.extend(proof.steps)
 
     def proof(self, lineage: bytes) -> Proof:
-        """Of this lineage, as many of its last steps as have room; without any if it is not on this peer's way."""
+        """Shows as many of the last steps to this lineage as have room; none if it is not on this peer's way."""
         steps: list[Step] = []
         room, found = MOST_BYTES, False
         for step in reversed(self._steps):
@@ -166,7 +166,7 @@ def step_between(
 
 @dataclass(frozen=True)
 class Saved:
-    """What goes into a checkpoint, so that a peer that comes back knows its mates and can prove where it stands."""
+    """Goes into a checkpoint, so that a peer that comes back knows its mates and can prove where it stands."""
 
     rounds: tuple[tuple[PeerID, ...], ...] = ()
     proof: Proof = field(default_factory=Proof)
@@ -180,7 +180,7 @@ class Saved:
 
     @classmethod
     def read(cls, value: Any) -> Saved:
-        """Of a checkpoint without it, nothing. Raises ValueError for what is none."""
+        """Returns nothing of a checkpoint without it. Raises ValueError for what is none."""
         if value is None:
             return cls()
         try:

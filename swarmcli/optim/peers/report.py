@@ -1,11 +1,11 @@
-"""What a peer counts of itself, and what of it the others read under `{run_id}_peers`."""
+"""Counts that a peer keeps of itself, and the report in which others read them under `{run_id}_peers`."""
 
 from __future__ import annotations
 
 import re
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 from pydantic import AfterValidator, ConfigDict, Field
@@ -17,11 +17,12 @@ from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.config import PeerDescription, Role
 from swarmcli.optim.state.lineage import Claim, LineagePosition
-from swarmcli.optim.state.norms import StepNorms, UsualNorms
+from swarmcli.optim.state.norms import UsualNorms
 from swarmcli.words import harmless
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
+    from swarmcli.optim.modes.base import Advanced
 
 MAX_REASON = 200  # characters
 MOST_LOSS = 1e30  # a loss beyond is as good as infinite; of less, means and differences are finite whoever adds them up
@@ -76,7 +77,7 @@ class ReportedEvaluation(ReportedLoss):
 
 
 class PeerMetrics:
-    """What one peer has done so far: counts of samples, losses and outcomes, and the events that tell of its epochs."""
+    """Counts one peer's samples, losses and outcomes so far, and emits the events that tell of its epochs."""
 
     def __init__(self, peer_id: PeerID, events: Events) -> None:
         self.samples = 0  # by this peer since it started
@@ -103,9 +104,9 @@ class PeerMetrics:
             self._epoch_began += seconds
 
     def look(self, *, anyone_computes: bool) -> None:
-        """What a peer that computes nothing itself sees now and then: between two looks at nobody nothing was done.
+        """A peer that computes nothing itself looks now and then: between two looks at nobody nothing was done.
 
-        Whoever comes between two looks counts from the first of them: an epoch should not seem shorter than it was.
+        A peer that comes between two looks counts from the first of them: an epoch should not seem shorter than it was.
         """
         if self._alone_at is not None and not anyone_computes:
             self.leave_out(loop_time() - self._alone_at)
@@ -133,34 +134,28 @@ class PeerMetrics:
     def end_epoch(
         self,
         position: LineagePosition,
-        *,
-        samples: int = 0,
-        own_samples: int = 0,
-        peers: int = 0,
-        seconds: float = 0.0,
+        step: Advanced | None = None,
         rate: float = 0.0,
-        norms: StepNorms | None = None,
     ) -> EpochAdvanced:
-        """Closes the epoch that led this peer to `position`, with a round of so many samples and peers that took so
-        many seconds, or with another peer's state. Emits the event and returns it; `rate`: of this peer, in samples
-        per second; `norms`: of the step, of which one far beyond the usual is told."""
+        """Closes the epoch that led this peer to `position`, with a round's `step` or with another peer's state. Emits
+        the event and returns it; `rate`: of this peer, in samples per second. A norm far beyond the usual is told."""
         loss = self._loss_sum / self._loss_samples if self._loss_samples else None
         if loss is not None:
             self.last_loss = loss
             self.recent.append(ReportedLoss(epoch=position.epoch, loss=loss, samples=self.samples))
             self._events.emit(EpochReported(self._peer_id.text, position.epoch, loss, self.samples, rate))
         self.forget_losses()
-        began = self._epoch_began
+        began, norms = self._epoch_began, step.norms if step else None
         self.begin()
         advanced = EpochAdvanced(
             epoch=position.epoch,
             lineage=position.lineage.hex(),
-            samples=samples,
-            own_samples=own_samples,
-            peers=peers,
+            samples=step.committed.samples if step else 0,
+            own_samples=step.own_samples if step else 0,
+            peers=len(step.committed.contributors) if step else 0,
             loss=loss,
             seconds=max(0.0, loop_time() - began) if began is not None else 0.0,
-            averaging_seconds=seconds,
+            averaging_seconds=step.seconds if step else 0.0,
             gradient_norm=norms.gradient if norms else None,
             update_norm=norms.update if norms else None,
         )
@@ -204,7 +199,7 @@ class PeerReport(pydantic.BaseModel):
     client_mode: bool  # nobody can dial it directly
     addresses: list[_Address] = Field(max_length=MAX_ADDRESSES)  # in client mode those at relays
     loss: _Loss | None  # mean over this peer's last epoch; None: it computes none, or the loss is told to nobody
-    # Of the latest epochs, oldest first.
+    # The latest epochs, oldest first.
     recent: list[ReportedLoss] = Field(default_factory=list, max_length=MAX_RECENT)
     evaluation: ReportedEvaluation | None = None
     drift: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None  # from the others' parameters, relative
@@ -238,13 +233,9 @@ def describe(
     phase: Phase,
     position: LineagePosition,
     samples_per_second: float = 0.0,
-    drift: float | None = None,
-    keeps: bool = False,
-    leaving: bool = False,
-    owners_word: str = "",
-    pause: Pause = "",
+    **more: Any,
 ) -> PeerReport:
-    """The report of the peer that runs this node."""
+    """The report of the peer that runs this node. `more`: those fields of PeerReport that not every peer has."""
     return PeerReport(
         terms=terms,
         role=description.role,
@@ -261,15 +252,11 @@ def describe(
         loss=metrics.last_loss,
         recent=list(metrics.recent),
         evaluation=metrics.evaluation,
-        drift=drift,
-        keeps=keeps,
         team=description.team[:64],
-        leaving=leaving,
-        owners_word=owners_word,
-        pause=pause,
         last_outcome=metrics.last_outcome,
         last_reason=metrics.last_reason[:MAX_REASON],
         time=node.endpoint.clock.now(),
+        **more,
     )
 
 

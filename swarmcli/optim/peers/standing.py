@@ -30,7 +30,7 @@ LEAST_NETWORKS = 4  # of mates, from which on these count instead of mates, as f
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a peer says of itself.
+    """A peer's word about itself.
 
     trail   the lineages through which it came, as far as it says so, none of them older than some rounds
     recent  it said so just now; otherwise in its last report, which may be some epochs old
@@ -53,9 +53,9 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """Who signed the round that led to a lineage, and the lineages on the way there.
+    """The signers of the round that led to a lineage, and the lineages on the way there.
 
-    alone   since then somebody has stepped by itself: who signed, and can be asked, has to say that it holds it
+    alone   since then a peer has stepped by itself: a signer that can be asked has to say that it holds it
     """
 
     members: frozenset[PeerID] = frozenset()
@@ -97,7 +97,7 @@ class Mates:
 
 @dataclass(frozen=True)
 class Standing:
-    """What this peer knows when it decides: its mates, everybody's words, and what was signed.
+    """Everything that this peer knows when it decides: its mates, everybody's words, and what was signed.
 
     network   in which bucket a peer counts where networks are counted
     differs   whether this peer was at the epoch of a position on another lineage
@@ -130,7 +130,7 @@ class Standing:
     # a settled peer with mates
 
     def supporters(self, lineage: bytes, among: Collection[PeerID]) -> set[PeerID]:
-        """Who of these hold a lineage, by their words or signatures."""
+        """Those of these peers that hold a lineage, by their words or signatures."""
         held = {peer for peer in among if peer in self.words and self.words[peer].holds(lineage)}
         signed = self.signed.get(lineage, Signed())
         return held | {peer for peer in signed.members if peer in among and self._may_hold(peer, signed)}
@@ -165,7 +165,7 @@ class Standing:
         return self.signed.get(lineage, Signed()).way.union(*(word.trail for word in held))
 
     def _speaks_against(self, peer: PeerID, way: Collection[bytes]) -> bool:
-        """Whoever is still on the way there does not, nor does an old report of this peer's own way."""
+        """Whether its word counts against it: not while it is on the way there, nor by an old report of this way."""
         word = self.words.get(peer)
         if word is None or not word.claim.settled or word.rests or word.position.lineage in way:
             return False
@@ -190,7 +190,7 @@ class Standing:
         return len({self.network(peer) for peer in held}), len(held)
 
     def _joined(self, own: Claim) -> LineagePosition:
-        """Of a newcomer. One that comes back and meets its mates goes by them, otherwise by everyone."""
+        """A newcomer goes by everyone; a peer that comes back and meets its mates goes by them."""
         mates = self.mates.known & self.words.keys()
         among = mates if mates and len(mates) >= self.mates.needed else self.words.keys()
         words = [self.words[peer] for peer in among]
@@ -213,8 +213,8 @@ class Standing:
         return max(positions, key=rank)
 
     def _outnumbered(self, own: Claim) -> LineagePosition:
-        """Of a peer that meets none of its mates: it counts for its own lineage as everybody does for theirs. Who has
-        made no round has nothing to lose, and follows whoever has gone on from where it stands."""
+        """A peer that meets none of its mates counts for its own lineage as everybody does for theirs. One that has
+        made no round has nothing to lose, and follows those who have gone on from where it stands."""
         everyone = self.words.keys()
         claimed = {word.position for word in self.words.values() if word.claim.settled}
         ahead = [each for each in claimed if each.beats(own.position)]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from swarmcli.compression import CompressionBase, NoCompression, TensorRole
+from swarmcli.compression import TensorRole
 from swarmcli.errors import CallRefused, OptimizerError, SiteError, StateDownloadError
 from swarmcli.events import Noticed, PeerRefused, StateDonated, StateDownloaded
-from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.loop_thread import offload, to_its_end
-from swarmcli.optim.state.drift import TOLERANCE, Sketch, Sketcher, distance
+from swarmcli.network.loop_thread import loop_time, offload, to_its_end
+from swarmcli.optim.modes.base import Mode
+from swarmcli.optim.peers.claims import Claims
+from swarmcli.optim.state.drift import Sketch, Sketcher, distance
 from swarmcli.optim.state.lineage import LineagePosition, hash_tensors
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.training_state import CapturedState, read_position
@@ -29,6 +30,7 @@ LOSSY = (
     "the state came with a lossy codec (load_state_compression of its donor), so this peer's parameters are not those "
     "of the others in every bit, until the states are averaged"
 )
+_ROLES = {"parameter": TensorRole.PARAMETER, "statistic": TensorRole.OPTIMIZER, "gradient": TensorRole.GRADIENT}
 
 
 class StateExchange:
@@ -36,31 +38,22 @@ class StateExchange:
 
     def __init__(
         self,
-        endpoint: Endpoint,
-        run_id: str,
         replica: Replica,
+        mode: Mode,
+        claims: Claims,
         courtesy: Callable[[], Awaitable[None]] | None = None,
-        compression: CompressionBase | None = None,
-        *,
-        doubt: Callable[[Iterable[PeerID]], None] = lambda peers: None,
-        network: Callable[[PeerID], Hashable] = lambda peer: peer,
-        alike: bool = True,
-        tolerance: float = TOLERANCE,
     ) -> None:
-        """`doubt` is told who gave out a state that others contradict, and that differs from theirs by more than
-        `tolerance` of its length; `network` in which bucket a peer counts then.
-        `alike`: peers of one lineage hold equal states, so that they can be compared.
-        `courtesy` returns when this peer does not need its link for a round.
+        """`claims` hears who gave out a state that others contradict, and that differs from theirs by more than the
+        mode's tolerance. `courtesy` returns when this peer does not need its link for a round.
 
-        `compression` is of the states that this peer hands out. Who downloads one with a lossy codec is told so: its
-        parameters are not those of the others in every bit.
+        A peer that downloads a state with a lossy codec is told so: its parameters are not those of the others in every
+        bit.
         """
-        self._codec = compression or NoCompression()
-        self._endpoint = endpoint
-        self._prefix = run_id
-        self._replica = replica
-        self._doubt, self._network, self._alike, self._tolerance = doubt, network, alike, tolerance
-        self._donor = StateDonor(endpoint, run_id, self._provide, donated=self._donated, courtesy=courtesy)
+        self._replica, self._claims, self._options = replica, claims, mode.state
+        # Whether peers of one lineage hold equal states, so that they can be compared.
+        self._alike = mode.averages_gradients and mode.target_group_size is None
+        self._endpoint, self._prefix = claims.directory.endpoint, claims.directory.run_id
+        self._donor = StateDonor(self._endpoint, self._prefix, self._provide, donated=self._donated, courtesy=courtesy)
         self._progress: DownloadProgress | None = None
 
     def start(self) -> None:
@@ -98,7 +91,7 @@ class StateExchange:
         `timeout` is in seconds. Raises StateDownloadError, with what failed at each donor; nothing has changed then,
         unless what came could not be read here: then the state may be torn, see TrainingState.restore.
         """
-        began = asyncio.get_running_loop().time()
+        began = loop_time()
         self._progress = DownloadProgress(asyncio.get_running_loop().time)
         with self._donor.expecting(wanted.lineage) as lend:  # newcomers often come together
             asked = witnesses if self._alike else ()
@@ -119,7 +112,7 @@ class StateExchange:
                 lineage=wanted.lineage.hex(),
                 donors=tuple(donor.text for donor in state.donors),
                 bytes=state.received,
-                seconds=asyncio.get_running_loop().time() - began,
+                seconds=loop_time() - began,
                 reason=reason,
             )
         )
@@ -144,7 +137,7 @@ class StateExchange:
                 [donor for donor in donors if donor.text not in attempts],
                 relayed=[donor for donor in relayed if donor.text not in attempts],
                 version=wanted.lineage,
-                timeout=max(0.0, deadline - asyncio.get_running_loop().time()),
+                timeout=max(0.0, deadline - loop_time()),
                 check=self._check,
                 spool=self._replica.state.statistics.spool,
                 progress=self._progress,
@@ -152,22 +145,23 @@ class StateExchange:
             if parameters is not None:
                 false = await offload(_hash_of_parameters, state) != parameters
             else:
-                false = contradicted(state.root, state.donors, await asking.roots(), self._network)
+                false = contradicted(state.root, state.donors, await asking.roots(), self._claims.directory.network_of)
             if refused or false:
-                # Of a seed that nobody can prepare a state for.
+                # Nobody can prepare a state for this seed.
                 sketcher = sketcher or Sketcher(self._endpoint.random.randbytes(16))
                 likeness = await offload(_likeness, state, sketcher)
             if not false:
                 # Replicas with other libraries or processors differ in their last bits: an honest minority stands by
                 # its word.
-                self._doubt(donor for donor, its in refused.items() if not its.is_close(likeness, self._tolerance))
+                tolerance = self._options.tolerance
+                self._claims.doubt(donor for donor, its in refused.items() if not its.is_close(likeness, tolerance))
                 return state
             refused |= dict.fromkeys(state.donors, likeness)
             for donor in state.donors:
                 attempts[donor.text] = "it gives out another state than the others hold under this lineage"
                 self._endpoint.events.emit(PeerRefused(donor.text, attempts[donor.text], "state"))
             if not {donor.text for donor in [*donors, *relayed]} - attempts.keys():
-                self._doubt(refused)
+                self._claims.doubt(refused)
                 raise StateDownloadError("the state that came is not the one that others hold", attempts)
 
     def _check(self, outline: StateOutline) -> None:
@@ -202,8 +196,8 @@ class StateExchange:
         lineage = captured.metadata["lineage"]
         if lineage != version:
             return None
-        roles = {name: _role(name) for name in captured.tensors}
-        return Snapshot(version, captured.metadata, captured.tensors, self._codec, roles)
+        roles = {name: _ROLES.get(name.partition("/")[0], TensorRole.UNSPECIFIED) for name in captured.tensors}
+        return Snapshot(version, captured.metadata, captured.tensors, self._options.load_compression, roles)
 
     def _donated(self, peer: PeerID, snapshot: Snapshot, sent: int) -> None:
         self._endpoint.events.emit(StateDonated(peer.text, snapshot.metadata["epoch"], sent))
@@ -211,7 +205,7 @@ class StateExchange:
 
 @dataclass(frozen=True)
 class _Likeness:
-    """What a state is, so that another one can be compared with it when this one is gone."""
+    """Describes a state, so that another one can be compared with it when this one is gone."""
 
     names: frozenset[str]
     sketches: Mapping[str, Sketch]  # of parameters, of statistics, …
@@ -237,8 +231,3 @@ def _hash_of_parameters(state: DownloadedState) -> bytes:
     named = {name: tensor for name, tensor in state.contents.items() if name.startswith("parameter/")}
     ordered = sorted(named, key=lambda name: int(name.partition("/")[2]))
     return hash_tensors(t if isinstance(t := named[name], torch.Tensor) else loaded(t) for name in ordered)
-
-
-def _role(name: str) -> TensorRole:
-    kinds = {"parameter": TensorRole.PARAMETER, "statistic": TensorRole.OPTIMIZER, "gradient": TensorRole.GRADIENT}
-    return kinds.get(name.partition("/")[0], TensorRole.UNSPECIFIED)

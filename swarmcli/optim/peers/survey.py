@@ -84,7 +84,7 @@ class Survey:
         self._endpoint.withdraw(self._method)
 
     async def ask(self, peers: Iterable[PeerID], *, comes: bool = False) -> dict[PeerID, PositionReply]:
-        """What these peers say right now; who does not answer is missing. `comes`: they keep a seat for this peer."""
+        """Asks these peers where they stand; silent ones are missing. `comes`: they keep a seat for this peer."""
         asked = list(peers)
         answers = await asyncio.gather(*(self._ask(peer, comes) for peer in asked))
         return {peer: answer for peer, answer in zip(asked, answers, strict=True) if answer is not None}
@@ -92,9 +92,9 @@ class Survey:
     async def find(
         self, peers: Iterable[PeerID], fits: Callable[[PositionReply], bool]
     ) -> tuple[PeerID, PositionReply] | None:
-        """Whoever answers first of those that fit; None if none of them does within the time that an answer may take.
+        """Returns the first answer that fits, and its peer; None if none comes within the time that an answer may take.
 
-        Only the first few are asked, all at once: of those who are gone none holds up the answer of another.
+        Only the first few are asked, all at once: a peer that is gone holds up nobody's answer.
         """
         asked = {asyncio.ensure_future(self._ask(peer)): peer for peer in list(peers)[:ASKED_AT_ONCE]}
         waiting = set(asked)
@@ -135,9 +135,9 @@ class Survey:
         return {}
 
     async def surroundings(self, position: LineagePosition) -> Surroundings:
-        """Who is there for a peer at `position` to average with.
+        """Finds out who is there for a peer at `position` to average with.
 
-        What matters is where a peer stands now: its report may be some epochs old.
+        It matters where a peer stands now: its report may be some epochs old.
         """
         directory, holders = self.directory, self.claims.holders()
         reports = [directory.others[peer] for peer in holders if self._endpoint.is_connected(peer)]
@@ -212,8 +212,8 @@ class Survey:
 
 
 def _judge(position: LineagePosition, others: Iterable[PeerReport | PositionReply]) -> Surroundings:
-    # Whoever has not settled yet may take its time with that, or end up elsewhere. Whoever pauses comes to no round;
-    # whoever returns from a pause is about to.
+    # A peer that has not settled yet may take its time with that, or end up elsewhere. One that pauses comes to no
+    # round; one that returns from a pause is about to.
     at_work = [each for each in others if each.phase in _TAKE_PART and each.pause != "paused"]
     if any(each.claim.position.lineage == position.lineage for each in at_work):
         return "company"

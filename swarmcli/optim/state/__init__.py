@@ -1,1 +1,1 @@
-"""What the run trains: parameters, statistics, scheduler and lineage; how they are captured, restored and averaged."""
+"""A run's state: parameters, statistics, scheduler and lineage; how they are captured, restored and averaged."""

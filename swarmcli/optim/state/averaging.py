@@ -140,7 +140,9 @@ class StateAveraging:
             for number in range(count):
                 reason = await self._average(passage, number)
                 if reason:
-                    self._tell(passage.occasion.epoch, number, count, reason)
+                    rest = f"volumes {number + 1} to {count} of {count} of the states" if number else "the states"
+                    after = f"after epoch {passage.occasion.epoch}, each peer keeps its own: {reason}"
+                    self._events.emit(Noticed("warning", f"{rest} were not averaged {after}"))
                     break
         except SwarmError as error:
             passage.error = error
@@ -178,8 +180,3 @@ class StateAveraging:
                 action()
 
         await self._replica.change(act)
-
-    def _tell(self, epoch: int, number: int, count: int, reason: str) -> None:
-        what = "the states were" if number == 0 else f"volumes {number + 1} to {count} of {count} of the states were"
-        text = f"{what} not averaged after epoch {epoch}, each peer keeps its own: {reason}"
-        self._events.emit(Noticed("warning", text))

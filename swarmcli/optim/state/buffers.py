@@ -49,7 +49,7 @@ class Buffers:
 
     @torch.no_grad()
     def load(self) -> None:
-        """What the model's have moved goes into the next round. While the model does not compute."""
+        """Puts into the next round how far the model's have moved. To be called while the model does not compute."""
         self.publish()
         self._loaded = [each.to("cpu", copy=True) for each in self._live]
         for now, own, mean in zip(self._loaded, self._own, self.means, strict=True):
@@ -105,6 +105,6 @@ def moved(live: torch.Tensor, average: torch.Tensor, before: torch.Tensor, *, sq
     change = average.to(exact) - before.to(exact)
     result = (present.to(exact) + change).to(average.dtype)
     result = torch.where((present == before) | ~before.isfinite(), average, result)
-    # Of means of squares the sum alone would be wrong: where the state and the average have both fallen below what was
+    # For means of squares the sum alone would be wrong: where the state and the average have both fallen below what was
     # copied, it comes out near zero or negative, and Adam divides by its root.
     return torch.fmax(result, torch.fmin(present, average)) if squares else result

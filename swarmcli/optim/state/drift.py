@@ -100,7 +100,7 @@ class Sketcher:
 
     @torch.no_grad()
     def sketch(self, tensors: Sequence[torch.Tensor]) -> Sketch:
-        """Of floating-point tensors on any device; sums are taken in float64. Not finite where a tensor is not."""
+        """Takes floating-point tensors on any device; sums are taken in float64. Not finite where a tensor is not."""
         sums = torch.zeros(BUCKETS, dtype=torch.float64)
         for index, tensor in enumerate(tensors):
             rows = self._rows(tensor.detach().reshape(-1))
@@ -142,7 +142,7 @@ _PURPOSE = "sketch"
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the members of a group find when they compare their sketches with the median of all.
+    """The finding of a group's members when they compare their sketches with the median of all.
 
     distances   of each member that told a sketch from the median, relative to its length; infinite where a sketch is
                 not finite
@@ -179,7 +179,7 @@ def compare(sketches: Mapping[PeerID, Sketch], expected: int, tolerance: float =
 
 
 def distance(sketch: Sketch, median: Sketch) -> float:
-    """Of what was sketched from the median, relative to the median's length."""
+    """How far the sketched tensors are from the median, relative to the median's length."""
     if not sketch.is_finite:
         return math.inf
     far, length = sketch.distance(median), median.norm
@@ -187,7 +187,7 @@ def distance(sketch: Sketch, median: Sketch) -> float:
 
 
 class Told(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
-    """What a member of a group tells the others of itself: a stranger's words, handed on by the group's leader.
+    """A member's word about itself to its group: a stranger's words, handed on by the group's leader.
 
     Only what is not as usual travels.
     """
@@ -200,7 +200,7 @@ class Told(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, froze
 
 
 def read_told(gathered: Iterable[bytes]) -> Iterator[Told]:
-    """What members told, in the order of the group; who told nothing, or nothing readable, is left out."""
+    """Decodes what members told, in the order of the group; leaves out those that told nothing readable."""
     for data in gathered:
         try:
             yield wire.decode(Told, data)
@@ -235,7 +235,7 @@ class DriftMonitor:
         self._tells = False  # a newcomer only listens: it does not know yet how large the group is
 
     def note_members(self, members: Iterable[PeerID]) -> None:
-        """Of the group that ended this epoch, in its order. The first of them tell a sketch to the next group."""
+        """Hears who ended this epoch, in the order of the group. The first of them tell a sketch to the next group."""
         self._tells = self._identity.peer_id in list(members)[:TELLERS]
 
     async def look(self) -> None:
@@ -254,7 +254,7 @@ class DriftMonitor:
 
     @property
     def told(self) -> Told | None:
-        """What the members of the next group are to know about this peer's state; None: nothing."""
+        """Tells the members of the next group about this peer's state; None: nothing."""
         if self._sketch is None or not self._tells:
             return None
         data, position = self._sketch.to_bytes(), self._replica.position

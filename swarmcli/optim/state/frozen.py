@@ -1,4 +1,4 @@
-"""What a model computes with and nobody trains: equal at all peers of a run, and no part of its state.
+"""A model's frozen weights, which nobody trains: equal at all peers of a run, and no part of its state.
 
     digest = SHA-256("swarm frozen weights 1" + chunk size, and each tensor's name, type and shape, by name, as JSON
                      + the BLAKE3 of all chunks of the flat memory that `state/snapshot.py` lays out)
@@ -119,8 +119,8 @@ def frozen_of(
     directory: Path | None = None,
     averaged: Sequence[torch.Tensor] = (),
 ) -> FrozenWeights:
-    """Of a model of which the optimizer has these `parameters`, and others are `named`; those that are trained are
-    passed over. None of them may be a view of what is trained, or `averaged`. Raises TypeError or ValueError."""
+    """Finds a model's frozen weights: the optimizer has these `parameters`, others are `named`, and those that are
+    trained are passed over. None may be a view of what is trained, or `averaged`. Raises TypeError or ValueError."""
     found: dict[torch.Tensor, str] = {}
     for index, item in enumerate(named):
         name, tensor = item if isinstance(item, tuple) and len(item) == 2 else (str(index), item)
@@ -133,7 +133,8 @@ def frozen_of(
             found.setdefault(parameter, f"parameter/{index}")
     if len(set(found.values())) != len(found):
         raise ValueError("frozen_parameters: two tensors have one name")
-    moving = {each.data_ptr() for each in (*filter(_is_trained, parameters), *averaged)} - {0}
+    trained = (parameter for parameter in parameters if parameter.requires_grad)
+    moving = {each.data_ptr() for each in (*trained, *averaged)} - {0}
     for tensor, name in found.items():
         if tensor.data_ptr() in moving:
             raise ValueError(
@@ -141,10 +142,6 @@ def frozen_of(
                 "model.named_parameters()"
             )
     return FrozenWeights({name: tensor for tensor, name in found.items()}, digest, directory)
-
-
-def _is_trained(parameter: torch.Tensor) -> bool:
-    return parameter.requires_grad
 
 
 def _chunks_of(tensors: Mapping[str, torch.Tensor]) -> list[bytes]:

@@ -37,12 +37,12 @@ def is_count(*numbers: int) -> bool:
 
 
 def first_lineage(run_id: str, parameters: Sequence[torch.Tensor]) -> bytes:
-    """Of a run that nobody has stepped yet: equal for peers that start from equal parameters."""
+    """The lineage of a run that nobody has stepped yet: equal for peers that start from equal parameters."""
     return hash_tensors(parameters, b"swarm first lineage", run_id.encode())
 
 
 def lineage_of_resumed(run_id: str, lineage: bytes) -> bytes:
-    """Of a run that begins from another one's state: equal for peers that begin from that of the same lineage."""
+    """The lineage of a run that begins from another one's state: equal for peers that begin from the same lineage."""
     return hashlib.sha256(b"swarm resumed" + lineage + run_id.encode()).digest()
 
 
@@ -81,7 +81,7 @@ class LineagePosition:
         return self.after(ANY_ROUND, target_batch_size)
 
     def astray(self, peer_id: bytes) -> LineagePosition:
-        """Of a peer that has come to this position with other parameters than everyone else: all of theirs beat it."""
+        """Where a peer stands that came here with other parameters than everyone else: all of theirs beat it."""
         lineage = hashlib.sha256(b"swarm astray" + peer_id + self.lineage).digest()
         return LineagePosition(self.epoch, max(0, self.samples - 1), lineage)
 
@@ -95,7 +95,7 @@ class LineagePosition:
         return self.epoch, self.samples, -int.from_bytes(self.lineage, "big")
 
 
-# Of parameters that are partly another state's, since a download could not be read to its end: every other beats it.
+# Parameters here are partly another state's, since a download could not be read to its end: every other beats it.
 TORN = LineagePosition(0, 0, b"\xff" * LINEAGE_BYTES)
 
 

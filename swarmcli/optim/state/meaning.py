@@ -16,12 +16,12 @@ from swarmcli.optim.state.statistics import fit, is_plain, to_plain
 _OWN_SETTINGS = frozenset(
     ("params", "param_names", "foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
 )
-# What every scheduler of torch notes for itself, in some version.
+# Every scheduler of torch notes these for itself, in some version.
 _OWN_NOTES = frozenset(("verbose", "_step_count", "_last_lr", "_is_initial", "_get_lr_called_within_step"))
 
 
 def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What a parameter group is set to, as plain values. In one order, whoever made the group."""
+    """The settings of a parameter group, as plain values. In one order, whoever made the group."""
     return _named({key: value for key, value in group.items() if key not in _OWN_SETTINGS})
 
 
@@ -45,8 +45,8 @@ def schedule_of(scheduler: Any) -> dict[str, Any]:
 
 
 def fit_schedule(scheduler: Any, told: Any, rates: Sequence[Any], where: str = "scheduler") -> dict[str, Any]:
-    """What the scheduler's `load_state_dict` takes to stand where others told that theirs does. `rates`: the learning
-    rates of the groups then. Raises ValueError, which names where they differ."""
+    """Makes what the scheduler's `load_state_dict` takes to stand where others told that theirs does. `rates`: the
+    learning rates of the groups then. Raises ValueError, which names where they differ."""
     if not isinstance(told, Mapping):
         raise ValueError(f"{where}: expected a mapping, got {type(told).__name__}")
     state = scheduler.state_dict()
@@ -92,7 +92,7 @@ def _says(value: Any) -> bool:
 
 
 def _fit(template: Mapping[str, Any], told: Any, own: frozenset[str] | set[str], where: str) -> dict[str, Any]:
-    """What was told, in the template's form, without the keys that are each peer's own."""
+    """Puts what was told into the template's form, without the keys that are each peer's own."""
     if not isinstance(told, Mapping):
         raise ValueError(f"{where}: expected a mapping, got {type(told).__name__}")
     here = {key: value for key, value in template.items() if key not in own and is_plain(value)}

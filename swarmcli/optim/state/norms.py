@@ -58,7 +58,7 @@ class UsualNorms:
         self._told = False
 
     def look(self, epoch: int, norms: StepNorms) -> str:
-        """What to tell a person of the step that led to `epoch`; "": nothing."""
+        """Says what to tell a person of the step that led to `epoch`; "": nothing."""
         found = []
         for (name, last), norm in zip(self._last.items(), (norms.gradient, norms.update), strict=True):
             usual = statistics.median(last) if len(last) >= LEAST_KNOWN else math.inf

@@ -26,6 +26,7 @@ from swarmcli.averaging.group import Group
 from swarmcli.compression import CompressionBase, NoCompression
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.state.volumes import VOLUME_BYTES, Slot, Volume, cut
 from swarmcli.tasks import on_executor
 
@@ -36,21 +37,30 @@ if TYPE_CHECKING:
 Fill: TypeAlias = Callable[[], Awaitable[None]]
 Result: TypeAlias = "RoundResult | str"  # why there is none
 
-LONGEST_WAIT = 5.0  # seconds for mates who have just ended the same epoch, and copy their states now
-_TO_BEGIN = 10.0  # seconds beyond that, in which the group of those who came may begin
-# Seconds for mates of other groups, who end the epoch within moments, or are at another one and look for this peer in
-# turn: whoever waited for them as long as for others would have no time left for its own epochs.
-_WAIT_FOR_OTHER_GROUPS, _TO_BEGIN_WITHOUT = 3.0, 1.0
-_PAUSE, _SHORTEST_TRY = 0.1, 0.1  # seconds between two tries, and for the last one
-_BEHIND = 2.0  # so many times as long as the last volume took, a mate may need more for it than this peer
+
+@dataclass(frozen=True, slots=True)
+class StateRoundOptions:
+    """How long a round of states waits, and when it is tried again. Times are seconds.
+
+    Mates of other groups end the epoch within moments, or are at another one and look for this peer in turn: a peer
+    that waited for them as long as for others would have no time left for its own epochs.
+    """
+
+    longest_wait: float = 5.0  # for mates who have just ended the same epoch, and copy their states now
+    to_begin: float = 10.0  # beyond that, in which the group of those who came may begin
+    wait_for_other_groups: float = 3.0
+    to_begin_without: float = 1.0  # beyond that
+    pause: float = 0.1  # between two tries
+    shortest_try: float = 0.1
+    behind: float = 2.0  # so many times as long as the last volume took, a mate may need more for it than this peer
 
 
 def state_config(run_id: str, gradients: AveragerConfig, compression: CompressionBase) -> AveragerConfig:
-    """Of the states' averager: like that of the gradients, but with its own codec, and all peers in one group."""
+    """Configures the states' averager: like that of the gradients, with its own codec, and all peers in one group."""
     matchmaking = replace(
         gradients.matchmaking,
         target_group_size=None,  # what several groups part, this unites
-        min_matchmaking_time=min(LONGEST_WAIT, gradients.matchmaking.min_matchmaking_time),
+        min_matchmaking_time=min(StateRounds.options.longest_wait, gradients.matchmaking.min_matchmaking_time),
     )
     allreduce = replace(gradients.allreduce, compression=compression, tensor_infos=None)
     return replace(gradients, prefix=f"{run_id}_state", allreduce=allreduce, matchmaking=matchmaking)
@@ -68,7 +78,7 @@ class Occasion:
     several: bool = False  # some of the mates ended the epoch in other groups
 
     def tag_of(self, number: int) -> bytes:
-        """Of one volume. Only peers that are at the same one form groups."""
+        """The tag of one volume. Only peers that are at the same one form groups."""
         if number == 0:
             return self.tag
         return hashlib.sha256(b"swarm volume" + number.to_bytes(4) + self.tag).digest()
@@ -106,6 +116,8 @@ class Reference:
 
 class StateRounds:
     """One round at a time, over memory that belongs to whoever asks for it."""
+
+    options = StateRoundOptions()
 
     def __init__(
         self,
@@ -147,15 +159,15 @@ class StateRounds:
         the others go on.
         """
         averager = self._averager
-        wait = min(self._wait, _WAIT_FOR_OTHER_GROUPS) if occasion.several else self._wait
+        wait = min(self._wait, self.options.wait_for_other_groups) if occasion.several else self._wait
         if number > 0:
-            wait += _BEHIND * self._took  # for mates that get what the last round gave more slowly
+            wait += self.options.behind * self._took  # for mates that get what the last round gave more slowly
         elif occasion.mates is not None:
             averager.expect(occasion.mates)
         request = RoundRequest(
             tag=occasion.tag_of(number),
             weight=occasion.weight,
-            timeout=wait + (_TO_BEGIN_WITHOUT if occasion.several else _TO_BEGIN),
+            timeout=wait + (self.options.to_begin_without if occasion.several else self.options.to_begin),
             lookout=wait,
             epoch=occasion.epoch,
             terms=self._terms,
@@ -181,13 +193,13 @@ class StateRounds:
     async def _try_all(self, request: RoundRequest, number: int, volume: Volume, fill: Fill | None) -> Result:
         """Tries again after a failure while there is time to find a group, for each group has its own way."""
         assert request.timeout is not None
-        deadline = asyncio.get_running_loop().time() + request.timeout
+        deadline = loop_time() + request.timeout
         while True:
             result = await self._negotiate(request, number, volume, fill)
-            left = deadline - asyncio.get_running_loop().time() - _PAUSE
-            if not isinstance(result, str) or left < _SHORTEST_TRY:
+            left = deadline - loop_time() - self.options.pause
+            if not isinstance(result, str) or left < self.options.shortest_try:
                 return result
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(self.options.pause)
             request = replace(request, timeout=left)
 
     async def _negotiate(self, request: RoundRequest, number: int, volume: Volume, fill: Fill | None) -> Result:
@@ -197,7 +209,9 @@ class StateRounds:
         await averager.take_up(volume.outline, volume.infos, self._codec)
         control = averager.begin_round(replace(request, gather=name, require_trigger=True, allow_retries=False))
         try:
-            await _has_begun(control)
+            begun = asyncio.Event()  # or it has ended without a group
+            control.begun.add_done_callback(lambda _: begun.set())
+            await begun.wait()
             common = b"" if control.group is None else _common_reference(control.group)
             if common and fill is not None and common != encode_gathered(name):
                 return "its leader altered what this peer told of its reference"
@@ -233,7 +247,7 @@ class StateRounds:
 
 
 def _common_reference(group: Group) -> bytes:
-    """What all members with a state told as the name of their reference, encoded; empty if they told several or none.
+    """The name of the reference that all members with a state told, encoded; empty if they told several or none.
 
     It is part of the group's id, so everyone comes to the same answer.
     """
@@ -241,20 +255,10 @@ def _common_reference(group: Group) -> bytes:
     return told.pop() if len(told) == 1 else b""
 
 
-async def _has_begun(control: StepControl) -> None:
-    """Returns when its group begins or the round has ended without one."""
-    begun = asyncio.Event()
-    control.begun.add_done_callback(lambda _: begun.set())
-    await begun.wait()
-
-
 async def _ended(control: StepControl) -> Result:
     """How the round ended: its result, or why there is none."""
-    # Not `await control`: cancelling that would cancel its future, and the round behind it would run on.
-    ended = asyncio.Event()
-    control.add_done_callback(lambda _: ended.set())
     try:
-        await ended.wait()
+        await control.ended()
     except asyncio.CancelledError:
         control.cancel()
         raise

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Statistics(Protocol):
-    """What a training state asks of the statistics. An optimizer that keeps them elsewhere has one as `.statistics`.
+    """A training state asks this of its statistics. An optimizer that keeps them elsewhere has one as `.statistics`.
 
     Every method may block where they lie in other processes (`waits`), so none is for an event loop then. While one
     runs nobody steps the optimizer. SiteError: another process is gone.

@@ -27,7 +27,7 @@ OptimizerFactory = Callable[[Parameters], torch.optim.Optimizer]
 
 
 class Scheduler(Protocol):
-    """What is asked of a learning rate scheduler; torch's all fit."""
+    """A learning rate scheduler; torch's all fit."""
 
     def step(self) -> None: ...
     def state_dict(self) -> dict[str, Any]: ...

@@ -1,4 +1,4 @@
-"""What peers average of their training states: tensors in one order, cut into volumes of bounded size.
+"""The parts of their training states that peers average: tensors in one order, cut into volumes of bounded size.
 
     tensors    |-- a --|- b -|------------------------ c ------------------------|- d -|
     volumes    |----- 0 -----|------ 1 ------|------ 2 ------|-------- 3 --------------|
@@ -26,7 +26,7 @@ from swarmcli.optim.state.statistics import statistics_of
 
 VOLUME_BYTES = 64 << 20  # a constant of the protocol: peers that cut otherwise cannot average with each other
 _ALIGNMENT = 64  # bytes
-# Of torch's optimizers: what they divide by, or by the root of.
+# Torch's optimizers divide by these, or by their roots.
 _SQUARES = frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "exp_inf", "sum"})
 
 
@@ -53,7 +53,7 @@ def state_slots(
     statistics: Sequence[str],
     extra_tensors: Sequence[torch.Tensor],
 ) -> Iterator[Slot]:
-    """What the peers of a run average of their states, in the order that all of them have.
+    """The tensors that the peers of a run average of their states, in the order that all of them have.
 
     Tensors that are no floating-point numbers are left alone: batch norm's counter of batches, for one, counts what
     this peer computed, and neither a mean nor a maximum of it means anything. Newcomers download them with the state.

@@ -76,7 +76,7 @@ class DelayedTrainer:
         await self.core.step(len(batch))
         self.waits.append(asyncio.get_running_loop().time() - began)
         if under_way and self.core._ending and self.epoch == epoch:
-            self.ahead.append(self.core.samples)
+            self.ahead.append(self.core.work.samples)
 
     async def train(self, until: int) -> None:
         while self.epoch < until:

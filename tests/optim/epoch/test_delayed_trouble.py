@@ -21,7 +21,7 @@ every_delay = pytest.mark.parametrize("timing", DELAYED, ids=lambda timing: timi
 def accounted(trainer: DelayedTrainer) -> int:
     """Samples in averages, on their way to one, or taken in for the next."""
     handed_in = trainer.core._end._weight or 0
-    return sum(event.own_samples for event in trainer.epochs) + handed_in + trainer.core.samples
+    return sum(event.own_samples for event in trainer.epochs) + handed_in + trainer.core.work.samples
 
 
 @every_delay
@@ -95,8 +95,8 @@ def test_gradients_that_are_not_finite_are_given_up_by_the_peer_that_has_them(ti
             await together(broken.train(2), sound.train(2))
             await together(broken.core._end_is_over(), sound.core._end_is_over())
             await broken.compute()
-            assert broken.core.samples
-            broken.core._work._gradients.accumulators[0].fill_(float("nan"))
+            assert broken.core.work.samples
+            broken.core.work._gradients.accumulators[0].fill_(float("nan"))
             await together(broken.train(6), sound.train(6))
             assert len(digests([broken, sound])) == 1
             assert broken.host_weights.isfinite().all()
@@ -229,6 +229,6 @@ def test_reused_buffers_change_nothing(timing: Timing, sizes: tuple[int, ...]) -
             expected = computed(3, batches)
             for trainer in swarm.trainers:
                 torch.testing.assert_close(trainer.host_weights, expected, **TIGHT)
-                assert trainer.weights.grad is trainer.core._work._gradients.accumulators[0]
+                assert trainer.weights.grad is trainer.core.work._gradients.accumulators[0]
 
     virtual_time.run(main())

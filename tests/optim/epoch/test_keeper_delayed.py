@@ -39,6 +39,6 @@ def test_a_corrupted_copy_in_host_memory_is_repaired(timing: Timing, count: int)
             for trainer in trainers:
                 await trainer.core.state_dict()
             assert len({trainer.core.position for trainer in trainers}) == 1
-            assert len({trainer.core.state_digest() for trainer in trainers}) == 1
+            assert len({trainer.core.replica.state.digest() for trainer in trainers}) == 1
 
     virtual_time.run(main(), timeout=300)

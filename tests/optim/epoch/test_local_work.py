@@ -46,7 +46,7 @@ def test_it_is_the_same_computation_in_one_process(delay: bool, sizes: tuple[int
             check(peers)
             assert len({peer.core.position for peer in peers}) == 1
             if not delay:
-                assert len({peer.core.state_digest() for peer in peers}) == 1
+                assert len({peer.core.replica.state.digest() for peer in peers}) == 1
 
     virtual_time.run(main(), timeout=300)
 
@@ -114,7 +114,7 @@ def test_a_checkpoint_waits_for_the_states_that_are_being_averaged() -> None:
             assert not any(isinstance(entry, Applied) for peer in peers for entry in peer.log)
             await together(*(peer.core.state_dict() for peer in peers))
             assert all(any(isinstance(entry, Applied) for entry in peer.log) for peer in peers)
-            assert len({peer.core.state_digest() for peer in peers}) == 1
+            assert len({peer.core.replica.state.digest() for peer in peers}) == 1
 
     virtual_time.run(main(), timeout=300)
 
@@ -141,7 +141,7 @@ def test_an_epoch_ends_though_the_states_could_not_be_averaged() -> None:
             assert torch.equal(peers[1].weights.detach(), before[-1])
             absent.begin, waiting.begin = type(absent).begin.__get__(absent), begin  # type: ignore[method-assign]
             await together(*(peer.train(4) for peer in peers))
-            assert len({peer.core.state_digest() for peer in peers}) == 1
+            assert len({peer.core.replica.state.digest() for peer in peers}) == 1
 
     virtual_time.run(main(), timeout=300)
 
@@ -167,11 +167,11 @@ def test_a_newcomer_with_other_weights_and_one_that_was_frozen_are_in_step_soon(
             downloads = record(peers[2].core.node, StateDownloaded)
             await together(*(peer.train(8) for peer in peers))
             assert len(downloads) == 1
-            assert len({peer.core.state_digest() for peer in peers}) == 1
+            assert len({peer.core.replica.state.digest() for peer in peers}) == 1
             await together(*(peer.train(12) for peer in peers[1:]))
             await peers[0].compute()
             await together(*(peer.train(15) for peer in peers))
-            assert len({peer.core.state_digest() for peer in peers}) == 1
+            assert len({peer.core.replica.state.digest() for peer in peers}) == 1
             assert len({peer.core.position for peer in peers}) == 1
 
     virtual_time.run(main(), timeout=300)
@@ -188,7 +188,7 @@ def test_a_follower_without_samples_holds_the_average() -> None:
                     await follower.core.step(0)
 
             await together(follow(), *(peer.train(6) for peer in peers))
-            assert len({peer.core.state_digest() for peer in (*peers, follower)}) == 1
+            assert len({peer.core.replica.state.digest() for peer in (*peers, follower)}) == 1
 
     virtual_time.run(main(), timeout=300)
 
@@ -201,7 +201,7 @@ def test_wrong_batches_are_refused_and_change_nothing() -> None:
             with pytest.raises(ValueError, match="batch_size=-1"):
                 await peer.core.step(-1)
             assert torch.equal(peer.weights, make_model(1))
-            assert peer.core.samples == 0
+            assert peer.core.work.samples == 0
 
     virtual_time.run(main(), timeout=300)
 
@@ -213,7 +213,7 @@ def test_a_batch_whose_gradient_is_not_finite_reaches_neither_parameters_nor_sta
             peer = await local_peer(swarm, seed=1, make=adamw)
             notices = record(peer.core.node, Noticed)
             await peer.compute()
-            before, samples = peer.weights.detach().clone(), peer.core.samples
+            before, samples = peer.weights.detach().clone(), peer.core.work.samples
             statistics = {
                 name: tensor.clone() for name, tensor in peer.core.replica.state.statistics.capture()[0].items()
             }
@@ -225,7 +225,7 @@ def test_a_batch_whose_gradient_is_not_finite_reaches_neither_parameters_nor_sta
             assert all(
                 torch.equal(peer.core.replica.state.statistics.capture()[0][n], t) for n, t in statistics.items()
             )
-            assert (peer.core.samples, peer.core.overflows) == (samples, 2)
+            assert (peer.core.work.samples, peer.core.work.overflows) == (samples, 2)
             (notice,) = [each.text for each in notices if "not finite" in each.text]
             assert notice.startswith("4 samples of this peer are given up")
             await peer.compute()

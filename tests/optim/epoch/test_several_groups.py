@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarmcli.events import RoundFinished, StateDownloaded
-from swarmcli.optim.epoch.group import CALM, LEFT_BEHIND, CrowdedEpochRule
+from swarmcli.optim.epoch.group import CrowdedEpochRule, CrowdOptions
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.drift import Told, are_apart, are_several
 from swarmcli.optim.state.lineage import LineagePosition
@@ -124,13 +124,13 @@ def test_three_peers_in_groups_of_two_do_not_stand_still() -> None:
 def test_more_peers_than_fit_come_and_go() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            end = asyncio.get_running_loop().time() + 40 + CALM
+            end = asyncio.get_running_loop().time() + 40 + CrowdOptions().calm
             stay = [await limited(swarm, 2) for _ in range(2)]
 
             async def pass_through() -> None:
                 await asyncio.sleep(5)
                 guest = await limited(swarm, 2)
-                await timed(guest, end - 10 - CALM)
+                await timed(guest, end - 10 - CrowdOptions().calm)
                 assert guest.core.replica.state.apart
                 await guest.core.shutdown()
                 swarm.trainers.remove(guest)
@@ -186,7 +186,7 @@ def test_a_peer_that_comes_and_goes_does_not_change_the_rule_every_time() -> Non
         assert rule.several
         assert rule.told(9) == 0.0  # until the reports suffice
         count[0] = 2
-        await asyncio.sleep(CALM - 1)
+        await asyncio.sleep(CrowdOptions().calm - 1)
         assert rule.several
         await asyncio.sleep(1)
         assert not rule.several
@@ -218,7 +218,7 @@ def test_whoever_is_left_behind_looks_for_others_for_a_moment_only() -> None:
         rule = crowded(reports)
         reports.global_epoch = 1
         assert rule.told(0) == 10
-        await asyncio.sleep(LEFT_BEHIND)
+        await asyncio.sleep(CrowdOptions().left_behind)
         assert rule.suffices(4)
 
     virtual_time.run(main())

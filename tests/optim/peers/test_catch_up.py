@@ -72,9 +72,9 @@ def test_a_state_that_is_not_what_was_claimed_is_refused_and_changes_nothing(cha
                 return captured
 
             liar.core.replica.capture = wrong
-            before = honest.core.state_digest()
+            before = honest.core.replica.state.digest()
             assert not await honest.core.join()
-            assert honest.core.state_digest() == before
+            assert honest.core.replica.state.digest() == before
             assert {event.what for event in refused} == {"state"}
             assert {event.reason.startswith("its state does not fit") for event in refused} == {was_fetched}
             await honest.train(6)
@@ -105,10 +105,10 @@ def test_a_peer_that_was_ahead_of_nobody_keeps_its_gradients() -> None:
             trainer, other = await swarm.trainer(seed=1), await swarm.trainer(seed=1)
             await together(trainer.train(2), other.train(2))
             await trainer.compute()
-            samples = trainer.core.samples
+            samples = trainer.core.work.samples
             downloads = record(trainer.node, StateDownloaded)
             assert not await trainer.core.join()
-            assert trainer.core.samples == samples > 0
+            assert trainer.core.work.samples == samples > 0
             assert downloads == []
             assert len(digests([trainer, other])) == 1
 
@@ -121,11 +121,11 @@ def test_gradients_of_the_former_parameters_are_dropped() -> None:
             trainer, leader = await swarm.trainer(seed=1), await swarm.trainer(seed=2)
             await together(trainer.train(2), leader.train(2))
             await trainer.compute()
-            assert trainer.core.samples > 0
+            assert trainer.core.work.samples > 0
             await boast(leader)
             assert await trainer.core.join()
             assert trainer.core.position == BOAST
-            assert trainer.core.samples == 0
+            assert trainer.core.work.samples == 0
             assert trainer.core.tracker.local_progress.samples_accumulated == 0
 
     virtual_time.run(main(), timeout=500)

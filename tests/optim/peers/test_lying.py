@@ -173,12 +173,12 @@ def test_a_member_that_claims_more_samples_than_can_be_counted_breaks_nobody(wei
     async def main() -> None:
         async with Swarm() as swarm:
             honest, liar = [await swarm.trainer() for _ in range(2)]
-            freeze = liar.core._work.freeze
+            freeze = liar.core.work.freeze
 
             async def lie() -> int:
                 return weight if await freeze() else 0
 
-            liar.core._work.freeze = lie
+            liar.core.work.freeze = lie
             await together(*(trainer.train(4) for trainer in (honest, liar)))
             assert honest.core.report().samples_seen == honest.core.position.samples == MAX_COUNT
             assert all(epoch.samples <= MAX_COUNT for epoch in honest.epochs)

@@ -186,7 +186,7 @@ def test_broken_gradients_are_given_up_by_the_peer_that_has_them() -> None:
             warnings = record(broken.node, Noticed)
             await together(broken.train(2), sound.train(2))
             await broken.compute()
-            broken.core._work._gradients.accumulators[0].fill_(float("nan"))
+            broken.core.work._gradients.accumulators[0].fill_(float("nan"))
             await together(broken.train(4), sound.train(4))
             assert in_one_lineage([broken, sound])
             assert broken.weights.isfinite().all()
@@ -203,11 +203,11 @@ def test_of_a_batch_with_broken_gradients_only_itself_is_given_up() -> None:
             warnings = record(broken.node, Noticed)
             await together(broken.train(2), sound.train(2))
             await broken.compute()
-            samples = broken.core.samples
+            samples = broken.core.work.samples
             for _ in range(2):
                 broken.weights.grad = torch.full_like(broken.weights, math.nan)
                 await broken.core.step(4)
-            assert (broken.core.samples, broken.core.overflows) == (samples, 2)
+            assert (broken.core.work.samples, broken.core.work.overflows) == (samples, 2)
             await together(broken.train(4), sound.train(4))
             assert in_one_lineage([broken, sound])
             assert broken.weights.isfinite().all()
@@ -223,7 +223,7 @@ def test_broken_gradients_of_everyone_stop_nobody() -> None:
             trainers = [await swarm.trainer(seed=1) for _ in range(peers)]
             await together(*(trainer.train(2) for trainer in trainers))
             for trainer in trainers:
-                trainer.core._work._gradients.accumulators[0].fill_(float("inf"))
+                trainer.core.work._gradients.accumulators[0].fill_(float("inf"))
             await together(*(trainer.train(5) for trainer in trainers))
             assert in_one_lineage(trainers)
             assert trainers[0].weights.isfinite().all()

@@ -100,24 +100,24 @@ def test_without_the_right_rounds_the_state_is_downloaded(missing: str, monkeypa
         async with Swarm() as swarm:
             trainers = [await swarm.trainer(seed=1) for _ in range(3)]
             late = await miss(swarm, trainers, 2)
-            fetch = late.core._work.averager.archive.fetch
+            fetch = late.core.work.averager.archive.fetch
 
             async def spoiled(*args: object, **options: object) -> KeptRound:
                 kept = await fetch(*args, **options)  # type: ignore[arg-type]
                 return replace(kept, record=msgspec.structs.replace(kept.record, group_id=bytes(32)))
 
             if missing == "another chain":
-                monkeypatch.setattr(late.core._work.averager.archive, "fetch", spoiled)
+                monkeypatch.setattr(late.core.work.averager.archive, "fetch", spoiled)
             for trainer in trainers[1:]:
-                archive = trainer.core._work.averager.archive
+                archive = trainer.core.work.averager.archive
                 if missing == "served by nobody":
                     trainer.node.endpoint.withdraw(state_method(replay_prefix("run_grads")))
                 if missing == "other averages":
                     archive._rounds.clear()
-            before, downloads = late.core.state_digest(), record(late.node, StateDownloaded)
+            before, downloads = late.core.replica.state.digest(), record(late.node, StateDownloaded)
             await asyncio.sleep(5)
             assert await late.core.join()
-            assert len(downloads) == 1 and late.core.state_digest() != before
+            assert len(downloads) == 1 and late.core.replica.state.digest() != before
             assert len(digests(trainers)) == 1
 
     virtual_time.run(main(), timeout=300)
@@ -175,11 +175,11 @@ def test_a_download_that_fails_leaves_nothing_of_what_was_collected() -> None:
                 seed=2, load_state_timeout=6.0, extra_tensors=[torch.ones(BULK, dtype=torch.bool)]
             )
             swarm.network.set_bandwidth(newcomer.node.peer_id, BULK / 30)
-            before = newcomer.core.state_digest()
+            before = newcomer.core.replica.state.digest()
             training = asyncio.create_task(together(*(trainer.train(12) for trainer in veterans)))
             with pytest.raises(StateDownloadError):
                 await newcomer.core.join()
-            assert newcomer.core.state_digest() == before and newcomer.epoch == 0
+            assert newcomer.core.replica.state.digest() == before and newcomer.epoch == 0
             await training
 
     virtual_time.run(main(), timeout=600)
@@ -194,7 +194,7 @@ def test_one_of_four_that_keeps_other_averages_of_a_round_makes_nobody_step_with
             trainers = [await swarm.trainer(seed=1) for _ in range(4)]
             late = await miss(swarm, trainers, 1)
             for liar in trainers[1:3]:  # so that it is asked first, whoever that is
-                for stored in liar.core._work.averager.archive._rounds:
+                for stored in liar.core.work.averager.archive._rounds:
                     real = stored.snapshot
 
                     def snapshot(version: bytes, real: Callable[[bytes], Snapshot] = real) -> Snapshot:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from swarmcli.cli.live import sparkline
 from swarmcli.events import EpochAdvanced, EpochReported, Event, Events
 from swarmcli.network.identity import PeerID
+from swarmcli.optim.modes.base import Advanced, Committed
 from swarmcli.optim.peers.report import MAX_RECENT, MOST_LOSS, PeerMetrics, ReportedLoss
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.run.history import EpochHistory
@@ -22,6 +23,9 @@ def metrics(seen: list[Event] | None = None) -> PeerMetrics:
     if seen is not None:
         events.subscribe(seen.append)
     return PeerMetrics(PeerID(bytes(32)), events)
+
+
+ROUND = Committed(bytes(32), 24, (PeerID(bytes(32)), PeerID(bytes([1] * 32))))
 
 
 def at(epoch: int) -> LineagePosition:
@@ -37,7 +41,7 @@ def test_an_epochs_loss_is_the_mean_over_its_samples() -> None:
         own.note_loss(2.0, 3)
         own.samples = 4
         await asyncio.sleep(2.5)
-        ended = own.end_epoch(at(1), samples=24, own_samples=4, peers=2, seconds=0.5, rate=1.6)
+        ended = own.end_epoch(at(1), Advanced(ROUND, own_samples=4, seconds=0.5), rate=1.6)
         assert (ended.loss, ended.seconds) == (2.5, 2.5)
         assert (own.last_loss, list(own.recent)) == (2.5, [ReportedLoss(epoch=1, loss=2.5, samples=4)])
         assert seen == [

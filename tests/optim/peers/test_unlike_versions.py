@@ -68,7 +68,7 @@ def test_a_minority_that_rounds_otherwise_is_not_doubted() -> None:
             refused = record(newcomer.node, PeerRefused)
             assert await newcomer.core.join()
             assert {event.peer for event in refused} == {peers[0].node.peer_id.text}, "most hold another one"
-            assert newcomer.core.state_digest() == peers[1].core.state_digest()
+            assert newcomer.core.replica.state.digest() == peers[1].core.replica.state.digest()
             assert peers[0].node.peer_id in newcomer.core.claims.credible()
 
     virtual_time.run(main(), seed=1, timeout=300)

@@ -38,7 +38,7 @@ def test_local_updates_are_the_same_computation_in_one_process(volume_bytes: int
                 assert sum(isinstance(entry, Applied) for entry in peer.log) == EPOCHS
             states = [event.epoch for event in rounds if event.purpose == "run_state"]
             assert states == [epoch for epoch in range(1, EPOCHS + 1) for _ in range(VOLUMES[volume_bytes])]
-            assert delay or len({peer.core.state_digest() for peer in peers}) == 1
+            assert delay or len({peer.core.replica.state.digest() for peer in peers}) == 1
 
     virtual_time.run(main(), timeout=300)
 
