@@ -17,6 +17,7 @@ from typing import Annotated
 
 import msgspec
 
+from swarmcli.backoff import Backoff
 from swarmcli.errors import CallError, NetworkError
 from swarmcli.events import PeerSilent
 from swarmcli.network.endpoint import Endpoint
@@ -62,6 +63,27 @@ class HeardReply(msgspec.Struct, frozen=True):
     ages: Annotated[list[Moment], msgspec.Meta(max_length=MOST_ASKED)]
 
 
+@dataclass(slots=True)
+class _Contact:
+    """What is known of the life of one peer."""
+
+    heard: float = -math.inf  # loop time of its last word
+    received: int = -1  # bytes on the connection with it, by the last look; -1: there was none
+    looks: int = 0  # since they grew
+    told: bool = False  # a connection told of it, here or at a witness, since its last report
+    silent: bool = False  # listeners were told that it does not answer
+    left: float = math.inf  # swarm time of its goodbye; its last report may say otherwise
+    watch: asyncio.Future[str] | None = None
+
+    def cease(self) -> None:
+        """Its connection is watched no more."""
+        if self.watch is not None:
+            self.watch.cancel()
+
+
+_NOBODY = _Contact()
+
+
 class Hearing:
     """Moments, by loop time, that never fall; those of peers without a report are forgotten. Reads from any thread."""
 
@@ -72,14 +94,9 @@ class Hearing:
         self._endpoint = endpoint
         self._method = f"{run_id}.heard"
         self._reports = reports
-        self._heard: dict[PeerID, float] = {}
-        self._received: dict[PeerID, tuple[int, int]] = {}  # bytes by the last look, and the looks since they grew
+        self._contacts: dict[PeerID, _Contact] = {}
         self._looked = 0.0  # loop time of the last look
-        self._told: set[PeerID] = set()  # of whom a connection told, here or at a witness, since their last report
-        self._watches: dict[PeerID, asyncio.Future[str]] = {}
-        self._dialed: dict[PeerID, float] = {}  # when, last
-        self._silent: set[PeerID] = set()  # of whom listeners were told that they do not answer
-        self._left: dict[PeerID, float] = {}  # who said goodbye, at which swarm time; its last report may say otherwise
+        self._dialed = Backoff[PeerID](self.options.dial_again, self.options.dial_again)
         self._tasks = TaskOwner()
         self._time: Callable[[], float] = float
 
@@ -93,9 +110,8 @@ class Hearing:
         """Idempotent; leaves no task."""
         self._endpoint.withdraw(self._method)
         await self._tasks.close()
-        for watch in self._watches.values():
-            watch.cancel()
-        self._watches.clear()
+        for contact in self._contacts.values():
+            contact.cease()
 
     def now(self) -> float:
         """The loop's time, for threads that have none."""
@@ -103,41 +119,41 @@ class Hearing:
 
     def age(self, peer: PeerID) -> float:
         """Seconds since this peer was last heard of; infinite if it never was."""
-        heard = self._heard.get(peer)
-        if heard is None:
-            return float("inf")
+        contact = self._contacts.get(peer, _NOBODY)
         # A loop that was held up has not listened meanwhile: its own pause is nobody's silence.
-        return max(0.0, min(self._time(), self._looked + 2 * self.options.look_period) - heard)
+        return max(0.0, min(self._time(), self._looked + 2 * self.options.look_period) - contact.heard)
 
     def answers(self, peer: PeerID) -> bool:
         """Whether it can be taken for alive: false within five seconds where a connection tells, at once if it says
         goodbye."""
         if self._endpoint.is_connected(peer):
             return self.age(peer) < self.options.stopped
-        if peer in self._left:
+        contact = self._contacts.get(peer, _NOBODY)
+        if contact.left < math.inf:
             return False
-        return self.age(peer) < (self.options.silent if peer in self._told else self.options.report_silent)
+        return self.age(peer) < (self.options.silent if contact.told else self.options.report_silent)
 
     def is_certain(self, peer: PeerID) -> bool:
         """Whether more than a report, which a dead peer leaves behind, tells of it."""
-        return peer in self._told
+        return self._contacts.get(peer, _NOBODY).told
 
     def note_goodbye(self, peer: PeerID) -> None:
         """Its connection ended since it leaves: it is gone, until it connects again or makes another report."""
-        if peer in self._heard:
-            self._left[peer] = self._endpoint.clock.now()
+        if peer in self._contacts:
+            self._contacts[peer].left = self._endpoint.clock.now()
 
     def note_report(self, peer: PeerID, report: PeerReport) -> None:
         """A report that was not known yet. Who renews it lives, whatever became of a connection."""
-        if report.time > self._left.get(peer, math.inf):
-            del self._left[peer]
+        contact = self._contacts.setdefault(peer, _Contact())
+        if report.time > contact.left:
+            contact.left = math.inf
         self._time = asyncio.get_running_loop().time
         age = max(0.0, self._endpoint.clock.now() - report.time)
         if self._endpoint.is_connected(peer):
-            self._told.add(peer)
+            contact.told = True
         elif age < self.age(peer) - self.options.look_period:
-            self._told.discard(peer)  # it was made after the last word on the connection: not read late
-        self._note(peer, age)
+            contact.told = False  # it was made after the last word on the connection: not read late
+        self._note(contact, age)
 
     async def find_living(self, peers: Iterable[PeerID]) -> set[PeerID]:
         """Which of these peers, who gave this one no answer, live nevertheless: by what witnesses say now.
@@ -147,63 +163,45 @@ class Hearing:
         asked = [peer for peer in peers if not self._endpoint.is_connected(peer)]
         heard = await self._ask_witnesses(asked)
         if heard is None:
-            return {peer for peer in asked if peer not in self._told and self.answers(peer)}
+            return {peer for peer in asked if not self.is_certain(peer) and self.answers(peer)}
         return {peer for peer in asked if peer in heard and heard[peer] < self.options.silent}
 
-    def _note(self, peer: PeerID, age: float) -> None:
-        self._heard[peer] = max(self._heard.get(peer, float("-inf")), self._time() - age)
+    def _note(self, contact: _Contact, age: float) -> None:
+        contact.heard = max(contact.heard, self._time() - age)
 
     async def _keep_looking(self) -> None:
-        self._looked = self._time()
-        reports = self._reports()
-        for peer, report in reports.items():
-            silence = self._silence(peer)
-            if silence is not None:
-                self._left.pop(peer, None)
-                self._told.add(peer)
-                self._note(peer, silence)
-                self._watch(peer)
-            self._tell(peer, report)
-        for peer in self._heard.keys() - reports.keys():
-            self._forget(peer)
+        self._look()
         await asyncio.sleep(self.options.look_period)
 
-    def _silence(self, peer: PeerID) -> float | None:
-        """Seconds without a byte from this peer; None without a connection. Looks are counted, not time: a machine that
-        slept or was too busy to look has not been waiting."""
+    def _look(self) -> None:
+        self._looked, reports = self._time(), self._reports()
+        room = self.options.watched - sum(contact.watch is not None for contact in self._contacts.values())
+        for peer, report in reports.items():
+            contact = self._contacts.setdefault(peer, _Contact())
+            if self._hears(peer, contact):
+                contact.left, contact.told = math.inf, True
+                self._note(contact, contact.looks * self.options.look_period)
+                if contact.watch is None and room > 0:
+                    contact.watch, room = self._endpoint.lost(peer), room - 1
+                if contact.watch is not None and contact.watch.done():
+                    contact.watch = None  # the connection is another one by now, which the next look will watch
+            self._tell(peer, contact, report)
+        for peer in self._contacts.keys() - reports.keys():
+            self._contacts.pop(peer).cease()
+
+    def _hears(self, peer: PeerID, contact: _Contact) -> bool:
+        """Whether there is a connection with this peer. Looks without a byte from it are counted, not time: a machine
+        that slept or was too busy to look has not been waiting."""
         received = self._endpoint.received(peer)
-        if received is None:
-            self._received.pop(peer, None)
-            return None
-        before, looks = self._received.get(peer, (-1, 0))
-        looks = 0 if received > before else looks + 1
-        self._received[peer] = received, looks
-        return looks * self.options.look_period
+        contact.looks = contact.looks + 1 if received is not None and received <= contact.received else 0
+        contact.received = -1 if received is None else received
+        return received is not None
 
-    def _watch(self, peer: PeerID) -> None:
-        watch = self._watches.get(peer)
-        if watch is None and len(self._watches) < self.options.watched:
-            watch = self._watches[peer] = self._endpoint.lost(peer)
-        if watch is not None and watch.done():
-            del self._watches[peer]  # the connection is another one by now, which the next look will watch
-
-    def _tell(self, peer: PeerID, report: PeerReport) -> None:
+    def _tell(self, peer: PeerID, contact: _Contact, report: PeerReport) -> None:
         answers = self.answers(peer)
-        if peer in self._left:
-            return  # people hear that it has left
-        if answers == (peer in self._silent):
-            (self._silent.discard if answers else self._silent.add)(peer)
+        if answers == contact.silent and contact.left == math.inf:  # people hear of goodbyes anyway
+            contact.silent = not answers
             self._endpoint.events.emit(PeerSilent(peer.text, report.name, report.role, answers=answers))
-
-    def _forget(self, peer: PeerID) -> None:
-        if watch := self._watches.pop(peer, None):
-            watch.cancel()
-        del self._heard[peer]
-        self._received.pop(peer, None)
-        self._dialed.pop(peer, None)
-        self._told.discard(peer)
-        self._silent.discard(peer)
-        self._left.pop(peer, None)
 
     async def _keep_asking(self) -> None:
         missing = [peer for peer in self._reports() if not self._endpoint.is_connected(peer)]
@@ -215,13 +213,11 @@ class Hearing:
         """A peer that nobody can dial is reached by those with whom it keeps a connection."""
         now, reports = self._time(), self._reports()
         due = [
-            peer
-            for peer in self._in_order(missing)
-            if not reports[peer].client_mode and now >= self._dialed.get(peer, float("-inf")) + self.options.dial_again
+            peer for peer in self._in_order(missing) if not (reports[peer].client_mode or self._dialed.rests(peer, now))
         ]
         room = self.options.watched - (len(reports) - len(missing))
         for peer in due[: max(0, min(self.options.dials_at_once, room))]:
-            self._dialed[peer] = now
+            self._dialed.add(peer, now)
             self._tasks.spawn(self._connect(peer))
 
     async def _connect(self, peer: PeerID) -> None:
@@ -250,8 +246,9 @@ class Hearing:
                 if age >= 0:  # neither UNHEARD nor NaN
                     heard[peer] = min(age, heard.get(peer, age))
         for peer, age in heard.items():
-            self._told.add(peer)
-            self._note(peer, age)
+            contact = self._contacts.setdefault(peer, _Contact())
+            contact.told = True
+            self._note(contact, age)
         return heard
 
     async def _ask(self, witness: PeerID, peers: Sequence[PeerID]) -> list[float] | None:
@@ -265,6 +262,6 @@ class Hearing:
     async def _answer(self, peer: PeerID, request: HeardRequest) -> HeardReply:
         asked = [PeerID(each) for each in request.peers[:MOST_ASKED] if len(each) == PEER_ID_BYTES]
         # A connected peer that no look has counted yet has just come: its report is read only every few seconds.
-        ages = [self.age(each) if each in self._received else 0.0 for each in asked]
+        ages = [self.age(each) if self._contacts.get(each, _NOBODY).received >= 0 else 0.0 for each in asked]
         connected = [self._endpoint.is_connected(each) for each in asked]
         return HeardReply([age if here else UNHEARD for age, here in zip(ages, connected, strict=True)])
