@@ -78,10 +78,8 @@ class AuxiliaryCore:
     async def start(self) -> None:
         await self._averager.start()
         if self._states is not None:
-            await self._states.start()
-        self.claims.start()
-        self.survey.start()
-        await self.directory.start()
+            await self._states.averager.start()
+        await self.survey.start()
         await self.tracker.start(report=False)
         self.metrics.begin()
 
@@ -91,11 +89,9 @@ class AuxiliaryCore:
         await self._tasks.close()
         await self._averager.shutdown()
         if self._states is not None:
-            await self._states.shutdown()
-        self.survey.close()
-        await self.claims.close()
+            await self._states.averager.shutdown()
         await self.tracker.shutdown()
-        await self.directory.shutdown()
+        await self.survey.shutdown()
 
     def report(self) -> PeerReport:
         """Returns what this peer says about itself under `{run_id}_peers`."""

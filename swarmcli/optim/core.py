@@ -111,11 +111,9 @@ class OptimizerCore:
         """Makes this peer known. It decides which lineage to train on when it first joins or steps."""
         await self.work.averager.start()
         await self._keeper.averaging.start()
-        self._exchange.start()
+        self._exchange.donor.start()
         self._frozen.start()
-        self.claims.start()
-        self.survey.start()
-        await self.directory.start()
+        await self.survey.start()
         await self.tracker.start()
         self.metrics.begin()
 
@@ -125,12 +123,10 @@ class OptimizerCore:
         await self._group.close()
         await self.work.averager.shutdown()
         await self._keeper.averaging.shutdown()
-        self._exchange.close()
+        self._exchange.donor.close()
         self._frozen.close()
-        self.survey.close()
-        await self.claims.close()
         await self.tracker.shutdown()
-        await self.directory.shutdown()
+        await self.survey.shutdown()
 
     # the story of an epoch
 
@@ -302,7 +298,7 @@ class OptimizerCore:
         for pause in growing(FIRST_LOOK, LONGEST_LOOK):
             if self._reason_to_look() or loop_time() >= deadline:
                 return
-            company = self._group.company
+            company = self.work.averager.company
             waited_for, with_us = await self.survey.look_for_work(company, self.position)
             if with_us or not waited_for or await self._group.wait_until_begun(pause):
                 return
@@ -362,9 +358,9 @@ class OptimizerCore:
         return not self._reason_to_look()
 
     async def _accumulate(self, batch_size: int, scale: float | None) -> None:
-        before = self.work.overflows
+        before = self.work.given_up.count
         await self.work.accumulate(batch_size, scale)
-        if self.work.overflows == before:
+        if self.work.given_up.count == before:
             self.metrics.samples += batch_size
         if not self._ending:  # otherwise these samples are of an epoch that has not begun for the others
             self._report_samples()

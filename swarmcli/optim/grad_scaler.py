@@ -41,12 +41,12 @@ class ScaledSteps:
         if scaler is not None and scaler.is_enabled():
             scale = scaler.scale_of(self)
             if not self.begun:
-                self.begun, self._told = True, (core.work.overflows, core.global_steps)
+                self.begun, self._told = True, (core.work.given_up.count, core.global_steps)
             # Kept, so that what happens in a call that is interrupted is told after the next one.
             overflows, steps = self._told
             self._run(core.step(samples, scale))
             # Read once: a delayed global step may end at any moment, also right behind an earlier one.
-            self._told = core.work.overflows, core.global_steps
+            self._told = core.work.given_up.count, core.global_steps
             scaler.note_step(self, overflow=self._told[0] > overflows, global_steps=self._told[1] - steps)
         elif self.begun and samples:
             raise GradScalerError("step: the gradients were scaled so far; call grad_scaler.step(optimizer)")

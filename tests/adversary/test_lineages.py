@@ -100,11 +100,11 @@ def test_a_donor_with_another_state_is_found_before_anything_is_taken_over(name:
             LIES[name].tell(liar)
             newcomer = await swarm.trainer(seed=2, target=48)
             for honest in peers[1:]:  # they tell their roots, and have no time for a download until it is found
-                honest.core._exchange._donor._max_downloads = 0
+                honest.core._exchange.donor._max_downloads = 0
 
             def have_time(event: Event) -> None:
                 for honest in peers[1:] if isinstance(event, PeerRefused) else ():
-                    honest.core._exchange._donor._max_downloads = 4
+                    honest.core._exchange.donor._max_downloads = 4
 
             newcomer.node.endpoint.events.subscribe(have_time)
             refused = record(newcomer.node, PeerRefused)

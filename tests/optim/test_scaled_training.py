@@ -76,12 +76,12 @@ class ScaledTrainer(Trainer):
             self.weights.grad = None
         (loss_of(self.weights, batch) * (self.scale or 1.0) * (math.inf if bad else 1.0)).backward()
         self.pending.append(batch)
-        lost = self.core.work.overflows
+        lost = self.core.work.given_up.count
         step = self.core.step(len(batch), self.scale)
         if not bad:
             return await self._stepped(step)
         self.pending, moved = [], await step
-        self.lost += self.core.work.overflows - lost
+        self.lost += self.core.work.given_up.count - lost
         if self.lost and self.scale is not None and not self.core.work.samples:
             self.scale /= 2
         assert not moved or not self.epochs[-1].own_samples
@@ -125,7 +125,7 @@ def test_an_overflow_on_one_peer_drops_what_that_peer_has_and_nobody_waits(reuse
             lucky = ScaledTrainer(await swarm.node(), SCALE, reuse=reuse)
             notices = record(unlucky.node, Noticed)
             await trained(swarm, unlucky, lucky, until=6)
-            assert unlucky.lost == 1 and unlucky.core.work.overflows == 1 and lucky.core.work.overflows == 0
+            assert unlucky.lost == 1 and unlucky.core.work.given_up.count == 1 and lucky.core.work.given_up.count == 0
             assert (unlucky.scale, lucky.scale) == (SCALE / 2, SCALE)
             assert any("scaled by 65536, are not finite" in notice.text for notice in notices)
             assert len(digests(swarm.trainers)) == 1

@@ -80,12 +80,12 @@ async def peers(*states: TrainingState, **options: CompressionBase) -> AsyncIter
     made = [Peer(state, **options) for state in states]
     for peer in made:
         await peer.endpoint.start()
-        peer.exchange.start()
+        peer.exchange.donor.start()
     try:
         yield made
     finally:
         for peer in made:
-            peer.exchange.close()
+            peer.exchange.donor.close()
             await peer.endpoint.close()
 
 

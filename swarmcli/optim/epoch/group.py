@@ -205,7 +205,7 @@ class PreformedGroup:
             await self.close()
             self.open(position, since)
         until = loop_time() + self.options.seated_within
-        while not (self.begun or self.company):
+        while not (self.begun or self._averager.company):
             if self._ended_forming or loop_time() >= until:
                 return False
             await self.wait_until_begun(self.options.seat_look)
@@ -254,7 +254,9 @@ class PreformedGroup:
         waited = loop_time() - self._enough_since
         self._averager.admit_doubted(waited)
         if self.position is not None and lineage == self.position.lineage:
-            reported = {peer: samples for peer, samples in reported.items() if peer in {*queue, *self.company}}
+            reported = {
+                peer: samples for peer, samples in reported.items() if peer in {*queue, *self._averager.company}
+            }
         enough = self._averager.count(reported) >= self._config.target_batch_size
         if enough and waited > self._gives_up_after:
             self._gives_up_after *= 2
@@ -298,11 +300,6 @@ class PreformedGroup:
         if self._control is not None:
             self._control.hurry()
         return await set_within(self._begun, timeout)
-
-    @property
-    def company(self) -> list[PeerID]:
-        """The others in the group that forms: the leader, or all that follow this peer, which leads."""
-        return self._averager.company
 
     async def unless_begun(self, work: Coroutine[Any, Any, T]) -> T | None:
         """Returns the result of `work`; None, and the work is cancelled, if the round begins first."""

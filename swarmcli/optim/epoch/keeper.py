@@ -59,7 +59,7 @@ class StateKeeper:
         if self.mode.target_group_size is None:
             return told
         state = self.replica.state
-        told = told or Told(state.epoch)
+        told = told or Told(state.position.epoch)
         return msgspec.structs.replace(told, several=self.rule.several, apart=state.apart)
 
     async def look(self) -> None:

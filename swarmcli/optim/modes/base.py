@@ -164,20 +164,17 @@ class EpochWork(Protocol):
     replica: Replica  # what steps
     averager: AveragerCore  # whose group ends the epoch
     replays: bool  # whether a round that one group committed, and this peer missed, can be made up for with `replay`
+    given_up: GivenUp  # batches, or all that had been accumulated, whose gradients were not finite
     sits_in: bool  # whether a peer may take part in a round, without samples, before it has the state that will step
 
     @property
     def samples(self) -> int:
         """Accumulated for the next round; those frozen to the present one are not among them."""
 
-    @property
-    def overflows(self) -> int:
-        """How often a batch, or all that had been accumulated, was given up because gradients were not finite."""
-
     async def accumulate(self, batch_size: int, scale: float | None = None) -> None:
         """The present gradients of the parameters, means over `batch_size` samples. ValueError: they do not fit.
 
-        A batch with a gradient that is not finite is dropped, and `overflows` counts it. With `scale` the losses were
+        A batch with a gradient that is not finite is dropped, and `given_up` counts it. With `scale` the losses were
         multiplied by it; then all that this peer has accumulated for the round may be given up with it.
         """
 

@@ -75,17 +75,9 @@ class LocalWork:
         self.averager = AveragerCore([ROUND_TENSOR.clone()], peer.node, peer.averaging)
         self._mode = mode
         self._target = peer.config.target_batch_size
-        self._losses = GivenUp(peer.events)
-        self._samples = 0
+        self.given_up = GivenUp(peer.events)
+        self.samples = 0
         self._handed: int | None = None  # samples on their way; None: nothing is
-
-    @property
-    def samples(self) -> int:
-        return self._samples
-
-    @property
-    def overflows(self) -> int:
-        return self._losses.count
 
     async def accumulate(self, batch_size: int, scale: float | None = None) -> None:
         """One step of the optimizer with the gradients of the model's parameters, unless one is not finite.
@@ -96,12 +88,12 @@ class LocalWork:
             raise ValueError(f"batch_size={batch_size!r}: expected a positive number of samples")
         gradients = (parameter.grad for parameter in self.replica.placement.model_parameters)
         if not all_finite(gradient for gradient in gradients if gradient is not None):
-            self._losses.note(batch_size, scale)
+            self.given_up.note(batch_size, scale)
             return
-        self._losses.end()
+        self.given_up.end()
         await self.replica.change(partial(self._step, scale or 1.0))
         await self.replica.publish()
-        self._samples += batch_size
+        self.samples += batch_size
 
     def _step(self, scale: float) -> None:
         place = self.replica.placement
@@ -114,11 +106,11 @@ class LocalWork:
 
     async def freeze(self) -> int:
         if self._handed is None:
-            self._handed, self._samples = self._samples, 0
+            self._handed, self.samples = self.samples, 0
         return self._handed
 
     async def restore(self) -> None:
-        self._samples += self._handed or 0
+        self.samples += self._handed or 0
         self._handed = None
 
     async def average_alone(self) -> None:
@@ -141,7 +133,7 @@ class LocalWork:
         return passed
 
     async def drop(self) -> None:
-        self._samples, self._handed = 0, None
+        self.samples, self._handed = 0, None
 
     async def start_over(self) -> None:
         await self.drop()

@@ -82,7 +82,7 @@ class GradientWork:
         self._mode = mode
         self._target = peer.config.target_batch_size
         self._gradients = accumulator
-        self._losses = GivenUp(peer.events)
+        self.given_up = GivenUp(peer.events)
         self.sits_in = method.program is None and mode.target_group_size is None  # phases begin with what all hold
         self._handed: int | None = None  # samples on their way; None: nothing is
         self._nbytes = sum(parameter.nbytes for parameter in accumulator.parameters)
@@ -92,19 +92,15 @@ class GradientWork:
     def samples(self) -> int:
         return self._gradients.samples
 
-    @property
-    def overflows(self) -> int:
-        return self._losses.count
-
     async def accumulate(self, batch_size: int, scale: float | None = None) -> None:
         self.replica.placement.check_trained()
         taken = self._gradients.samples
         add = partial(self._gradients.add, batch_size, scale)
         here = self._nbytes <= ACCUMULATE_HERE
         if on_one_thread(add) if here else await on_executor(self._nbytes, add):
-            self._losses.end()
+            self.given_up.end()
         else:
-            self._losses.note(taken + batch_size - self._gradients.samples, scale)
+            self.given_up.note(taken + batch_size - self._gradients.samples, scale)
 
     async def freeze(self) -> int:
         """Gradients that are not finite are worth nothing to anybody: they are dropped, all of them, and said to be."""
@@ -113,7 +109,7 @@ class GradientWork:
                 taken = self._gradients.samples
                 self._handed = await on_executor(self._freeze_bytes, self._freeze)
             if dropped := taken - self._handed:
-                self._losses.note(dropped)
+                self.given_up.note(dropped)
         return self._handed
 
     def _freeze(self) -> int:

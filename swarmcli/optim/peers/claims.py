@@ -58,13 +58,16 @@ class Claims:
         self._tasks = TaskOwner()
         directory.readers.append(self._note_look)
 
-    def start(self) -> None:
+    async def start(self) -> None:
+        """Begins to prove this peer's lineage to others, and starts the directory."""
         self.vouching.start()
+        await self.directory.start()
 
-    async def close(self) -> None:
-        """Idempotent; leaves no task."""
+    async def shutdown(self) -> None:
+        """Ends both. Idempotent; leaves no task."""
         self.vouching.close()
         await self._tasks.close()
+        await self.directory.shutdown()
 
     # whose reports count
 

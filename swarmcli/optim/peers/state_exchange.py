@@ -53,16 +53,8 @@ class StateExchange:
         # Whether peers of one lineage hold equal states, so that they can be compared.
         self._alike = mode.averages_gradients and mode.target_group_size is None
         self._endpoint, self._prefix = claims.directory.endpoint, claims.directory.run_id
-        self._donor = StateDonor(self._endpoint, self._prefix, self._provide, donated=self._donated, courtesy=courtesy)
+        self.donor = StateDonor(self._endpoint, self._prefix, self._provide, donated=self._donated, courtesy=courtesy)
         self._progress: DownloadProgress | None = None
-
-    def start(self) -> None:
-        """Begins to donate. Raises ValueError if this endpoint does so for the run already."""
-        self._donor.start()
-
-    def close(self) -> None:
-        """Takes no more requests; downloads under way go on. Idempotent."""
-        self._donor.close()
 
     @property
     def on_its_way(self) -> str:
@@ -93,7 +85,7 @@ class StateExchange:
         """
         began = loop_time()
         self._progress = DownloadProgress(asyncio.get_running_loop().time)
-        with self._donor.expecting(wanted.lineage) as lend:  # newcomers often come together
+        with self.donor.expecting(wanted.lineage) as lend:  # newcomers often come together
             asked = witnesses if self._alike else ()
             asking = Witnesses(self._endpoint, self._prefix, wanted.lineage, asked)
             try:

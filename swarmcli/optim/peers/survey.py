@@ -75,13 +75,15 @@ class Survey:
         self._endpoint = self.directory.endpoint
         self._method = f"{self.directory.run_id}.position"
 
-    def start(self) -> None:
-        """From now on this peer says where it stands."""
+    async def start(self) -> None:
+        """Begins to say where this peer stands, and starts the claims and the directory."""
         self._endpoint.serve(self._method, PositionRequest, self._answer)
+        await self.claims.start()
 
-    def close(self) -> None:
-        """Idempotent."""
+    async def shutdown(self) -> None:
+        """Ends all three, and says goodbye. Idempotent; leaves no task."""
         self._endpoint.withdraw(self._method)
+        await self.claims.shutdown()
 
     async def ask(self, peers: Iterable[PeerID], *, comes: bool = False) -> dict[PeerID, PositionReply]:
         """Asks these peers where they stand; silent ones are missing. `comes`: they keep a seat for this peer."""

@@ -75,12 +75,12 @@ class StateAveraging:
         self.passage: _Passage | None = None  # that under way, or one of whose end `apply` has not told
 
     async def start(self) -> None:
-        await self._rounds.start()
+        await self._rounds.averager.start()
 
     async def shutdown(self) -> None:
         """Leaves the round under way. Idempotent; leaves no task."""
         await self._abandon()
-        await self._rounds.shutdown()
+        await self._rounds.averager.shutdown()
 
     async def begin(self, occasion: Occasion, *, changes: bool) -> None:
         """Averages the state as it is now with that of its mates, and of others with its tag, in the background.

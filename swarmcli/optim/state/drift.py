@@ -245,7 +245,7 @@ class DriftMonitor:
         watched: list[torch.Tensor] = [*state.trained, *state.shared.values(), *buffers]
         period = 1 + sum(tensor.numel() for tensor in watched) // SKETCHED_EACH_EPOCH
         self._sketch = None
-        if state.epoch % period == 0:
+        if state.position.epoch % period == 0:
             self._sketch = await self._replica.change(partial(self._sketcher.sketch, watched))
 
     def drop(self) -> None:

@@ -134,19 +134,12 @@ class StateRounds:
         self._extents = cut([slot.descriptor for slot in self.slots], volume_bytes)
         first, *_ = self.volumes()
         config = replace(config, allreduce=replace(config.allreduce, tensor_infos=first.infos))
-        self._averager = AveragerCore(first.outline, node, config)
+        self.averager = AveragerCore(first.outline, node, config)
         self._wait = config.matchmaking.min_matchmaking_time
         self._terms = dict(terms or {})
         self._took = 0.0  # seconds, the last all-reduce
         self._codec = config.allreduce.compression
         self._references: dict[int, Reference] = {}  # of volumes, by number; none for a codec that loses nothing
-
-    async def start(self) -> None:
-        await self._averager.start()
-
-    async def shutdown(self) -> None:
-        """Leaves the round under way. Idempotent; leaves no task."""
-        await self._averager.shutdown()
 
     def volumes(self) -> list[Volume]:
         """All of them, in the order of their rounds, with nothing copied yet."""
@@ -158,7 +151,7 @@ class StateRounds:
         `fill` fills the buffers, None: this peer is an auxiliary and has none. A round that is cancelled here is left;
         the others go on.
         """
-        averager = self._averager
+        averager = self.averager
         wait = min(self._wait, self.options.wait_for_other_groups) if occasion.several else self._wait
         if number > 0:
             wait += self.options.behind * self._took  # for mates that get what the last round gave more slowly
@@ -187,8 +180,8 @@ class StateRounds:
     async def _average_values(self, request: RoundRequest, volume: Volume, fill: Fill | None) -> Result:
         if fill is not None:
             await fill()
-        await self._averager.take_up(volume.outline if fill is None else volume.tensors, volume.infos)
-        return await _ended(self._averager.begin_round(request))
+        await self.averager.take_up(volume.outline if fill is None else volume.tensors, volume.infos)
+        return await _ended(self.averager.begin_round(request))
 
     async def _try_all(self, request: RoundRequest, number: int, volume: Volume, fill: Fill | None) -> Result:
         """Tries again after a failure while there is time to find a group, for each group has its own way."""
@@ -204,7 +197,7 @@ class StateRounds:
 
     async def _negotiate(self, request: RoundRequest, number: int, volume: Volume, fill: Fill | None) -> Result:
         """One group: once it stands its members know each other's references, and only then choose what they send."""
-        own, averager = self._references.get(number), self._averager
+        own, averager = self._references.get(number), self.averager
         name = None if own is None else own.round_id
         await averager.take_up(volume.outline, volume.infos, self._codec)
         control = averager.begin_round(replace(request, gather=name, require_trigger=True, allow_retries=False))
@@ -229,12 +222,12 @@ class StateRounds:
         self, volume: Volume, fill: Fill | None, reference: Reference | None, codec: CompressionBase
     ) -> None:
         if fill is None:
-            await self._averager.take_up(volume.outline, volume.infos, codec)
+            await self.averager.take_up(volume.outline, volume.infos, codec)
             return
         await fill()
         if reference is not None:
             await on_executor(volume.nbytes, reference.subtract_from, volume.tensors)
-        await self._averager.take_up(volume.tensors, volume.infos, codec)
+        await self.averager.take_up(volume.tensors, volume.infos, codec)
 
     async def _remember(self, round_id: bytes, number: int, volume: Volume, *, by_differences: bool) -> None:
         """The average is the reference of the next round. What the others' is if this peer missed a round it says by

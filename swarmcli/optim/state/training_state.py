@@ -94,10 +94,6 @@ class TrainingState:
         self.apart = False
 
     @property
-    def epoch(self) -> int:
-        return self.position.epoch
-
-    @property
     def torn(self) -> bool:
         """Whether the parameters are partly another state's: they are of no use but to be replaced."""
         return self.position == TORN

@@ -225,7 +225,7 @@ def test_a_batch_whose_gradient_is_not_finite_reaches_neither_parameters_nor_sta
             assert all(
                 torch.equal(peer.core.replica.state.statistics.capture()[0][n], t) for n, t in statistics.items()
             )
-            assert (peer.core.work.samples, peer.core.work.overflows) == (samples, 2)
+            assert (peer.core.work.samples, peer.core.work.given_up.count) == (samples, 2)
             (notice,) = [each.text for each in notices if "not finite" in each.text]
             assert notice.startswith("4 samples of this peer are given up")
             await peer.compute()

@@ -36,16 +36,6 @@ class Peer:
         self.survey = Survey(self.claims)
         self.metrics = PeerMetrics(node.peer_id, node.endpoint.events)
 
-    async def start(self) -> None:
-        self.claims.start()
-        self.survey.start()
-        await self.directory.start()
-
-    async def shutdown(self) -> None:
-        self.survey.close()
-        await self.claims.close()
-        await self.directory.shutdown()
-
     def report(self) -> PeerReport:
         return describe(self.node, self.description, self.terms, self.metrics, self.phase, self.position)
 
@@ -57,14 +47,14 @@ class Peer:
 
 async def started(*peers: Peer) -> None:
     for peer in peers:
-        await peer.start()
+        await peer.survey.start()
     for peer in peers:
         await peer.directory.refresh()
 
 
 async def ended(*peers: Peer) -> None:
     for peer in peers:
-        await peer.shutdown()
+        await peer.survey.shutdown()
 
 
 def test_of_two_that_start_at_once_at_least_one_sees_the_other_at_once() -> None:
@@ -72,8 +62,8 @@ def test_of_two_that_start_at_once_at_least_one_sees_the_other_at_once() -> None
         async with nodes(3) as members:
             one, other = Peer(members[1]), Peer(members[2])
             async with asyncio.TaskGroup() as group:
-                group.create_task(one.start())
-                group.create_task(other.start())
+                group.create_task(one.survey.start())
+                group.create_task(other.survey.start())
             assert one.directory.others or other.directory.others
             await ended(one, other)
 
@@ -129,7 +119,7 @@ def test_who_is_started_anew_and_loads_for_long_is_not_lost() -> None:
         again = Peer(await make_node(network, 1, first))
         await asyncio.sleep(60)  # in which the record of its life before expires
         assert watcher.directory.others == {} and [event.gone for event in gone if event.gone] == []
-        await again.start()
+        await again.survey.start()
         await asyncio.sleep(10)
         network.kill(second.peer_id)
         await asyncio.sleep(100)
@@ -257,11 +247,11 @@ def test_who_was_in_the_last_round_computes_before_its_report_is_read() -> None:
     async def main() -> None:
         async with nodes(2) as members:
             one, other = Peer(members[0]), Peer(members[1])
-            await one.start()
+            await one.survey.start()
             assert not one.directory.anyone_computes([])
             one.claims.note_round([members[0].peer_id, members[1].peer_id], b"round")
             assert one.directory.anyone_computes([])
-            await other.start()
+            await other.survey.start()
             await asyncio.sleep(10)
             await ended(other)
             await members[1].shutdown()

@@ -207,7 +207,7 @@ def test_of_a_batch_with_broken_gradients_only_itself_is_given_up() -> None:
             for _ in range(2):
                 broken.weights.grad = torch.full_like(broken.weights, math.nan)
                 await broken.core.step(4)
-            assert (broken.core.work.samples, broken.core.work.overflows) == (samples, 2)
+            assert (broken.core.work.samples, broken.core.work.given_up.count) == (samples, 2)
             await together(broken.train(4), sound.train(4))
             assert in_one_lineage([broken, sound])
             assert broken.weights.isfinite().all()

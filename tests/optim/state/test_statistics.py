@@ -151,7 +151,7 @@ def test_an_optimizer_whose_statistics_cannot_travel_is_refused_after_its_first_
     for _ in range(2):
         with pytest.raises(OptimizerError, match=reason):
             state.step([torch.ones(3)], state.position.after(bytes(32), 1))
-    assert state.epoch == 0
+    assert state.position.epoch == 0
 
 
 @pytest.mark.parametrize("what", [None, 3, torch.tensor(2), torch.zeros(3)])

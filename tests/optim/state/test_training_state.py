@@ -77,7 +77,7 @@ def test_step_moves_the_standing() -> None:
     state = make_state(1)
     first = state.position
     advance(state, 2, seed=1)
-    assert (state.epoch, state.position.samples) == (2, 20)
+    assert (state.position.epoch, state.position.samples) == (2, 20)
     assert state.position.lineage != first.lineage
 
 
