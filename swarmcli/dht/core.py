@@ -22,6 +22,7 @@ from swarmcli.events import PeerRefused
 from swarmcli.network.addresses import Scope, is_direct, readable
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import Prefix
 
 Reply = TypeVar("Reply", bound=msgspec.Struct)
@@ -88,10 +89,6 @@ class NodeCore:
         """Swarm time, in which records expire."""
         return self.endpoint.clock.now()
 
-    def loop_time(self) -> float:
-        """The loop's time, in which durations are measured."""
-        return asyncio.get_running_loop().time()
-
     def jittered(self, seconds: float) -> float:
         return seconds * (1 + _JITTER * self.endpoint.random.random())
 
@@ -118,7 +115,7 @@ class NodeCore:
         # In a small network this node knows most of the others itself, whom no liar can hide from it.
         small = len(table) < _SMALL * self.bucket_size
         paths = 1 if small or table.knows_around(target) else PATHS
-        hearsay = self.hearsay.at(self.loop_time())
+        hearsay = self.hearsay.at(loop_time())
         lookup = Lookup(target, width, paths=paths, prefix=table.network, hearsay=hearsay)
         lookup.offer(self.contacts.table.nearest_apart(target, max(width, self.bucket_size)))
         if not len(self.contacts.table):
@@ -204,7 +201,7 @@ class NodeCore:
         answered: whatever others say of it is not handed on as if it had said so."""
         known = filter(is_direct, self.endpoint.own_word(peer)) if listening else ()
         contact = Contact(peer, tuple(known))
-        self.contacts.heard_from(contact, self.loop_time())
+        self.contacts.heard_from(contact, loop_time())
         return contact
 
     # Asking other nodes
@@ -256,7 +253,7 @@ class NodeCore:
     def impossible(self, peer: PeerID, reason: str) -> errors.ValidationError:
         """Reports an impossible answer and bans the contact; the caller raises what is returned. `reason` is one of
         ours, never the peer's words."""
-        self.contacts.ban(peer, self.loop_time())
+        self.contacts.ban(peer, loop_time())
         self.report(peer, reason, f"sent an impossible message: {reason}")
         return errors.ValidationError(reason)
 
@@ -278,7 +275,7 @@ class NodeCore:
     async def _ask(self, contact: Contact, method: str, request: msgspec.Struct, reply: type[Reply]) -> Reply:
         """Like `_call`; a contact known from hearsay is a contact from now on, since it has answered."""
         peer = contact.peer_id
-        if self.contacts.is_banned(peer, self.loop_time()):
+        if self.contacts.is_banned(peer, loop_time()):
             raise errors.ValidationError("the peer has sent impossible messages")
         if not self.endpoint.is_connected(peer):
             self.endpoint.learn(peer, contact.addresses, horizon=Scope.HOST)  # judged when it was heard
@@ -303,10 +300,10 @@ class NodeCore:
             self.contacts.withdrawn(peer)
             raise
         except errors.ProtocolViolation:
-            self.contacts.ban(peer, self.loop_time())
+            self.contacts.ban(peer, loop_time())
             raise
         except errors.NetworkError:
-            self.contacts.gone(peer, self.loop_time())
+            self.contacts.gone(peer, loop_time())
             raise
 
     def _timeout(self, peer: PeerID, request: msgspec.Struct) -> float:

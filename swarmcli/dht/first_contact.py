@@ -12,8 +12,9 @@ from itertools import islice
 from swarmcli.dht.core import NodeCore
 from swarmcli.errors import BootstrapError, CallTimeout, NotAMember, OwnAddressError, SwarmError, WrongPeerError
 from swarmcli.events import Noticed
-from swarmcli.network.addresses import format_address, parse_address
+from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
 
 MOST_TOLD = 4  # of the addresses that do not answer
 MOST_ADDRESSES = 64  # that a search without an end takes up on its way
@@ -43,7 +44,7 @@ class FirstContacts:
         then for addresses that were not known before."""
         self._core, self._timeout, self._others, self._pauses = core, timeout, others, pauses
         self._patient = math.isinf(timeout)
-        self._began = core.loop_time()
+        self._began = loop_time()
         self._since = core.now()
         self._tell_at = self._began + pauses.tell
         self._found: dict[str, PeerID | None] = {}
@@ -82,7 +83,7 @@ class FirstContacts:
         """Whether a node has come here meanwhile; or this one is a first contact itself, and has waited long enough for
         those that it knew: others that come now look for it."""
         own = self._core.peer_id in self._found.values()
-        waited = self._core.loop_time() - self._began
+        waited = loop_time() - self._began
         return len(self._core.contacts.table) > 0 or (own and waited >= self._pauses.alone)
 
     def _new(self, addresses: Iterable[str]) -> list[str]:
@@ -117,14 +118,14 @@ class FirstContacts:
     def _longest_pause(self) -> float:
         if not self._patient:
             return self._pauses.longest
-        waited = self._core.loop_time() - self._began
+        waited = loop_time() - self._began
         return min(max(self._pauses.longest, self._pauses.share * waited), self._pauses.calmest)
 
     def _note(self, address: str, error: SwarmError) -> None:
         """The first failure at each peer's last address is told at once, since the wait may be long; who waits without
         an end tells of all of them together."""
         if not self._patient and address not in self._failures and self._last_to_fail(address):
-            left = round(self._began + self._timeout - self._core.loop_time(), 1)
+            left = round(self._began + self._timeout - loop_time(), 1)
             self._say(f"{address} does not answer yet: {_why(address, error)}; trying again for {left:g} s")
         self._failures[address] = error
 
@@ -136,12 +137,14 @@ class FirstContacts:
         return named is None or all(each in self._failures for each in same)
 
     def _tell(self) -> None:
-        now = self._core.loop_time()
+        now = loop_time()
         if now < self._tell_at:
             return
         self._tell_at = now + min(max(self._pauses.tell, now - self._began), self._pauses.quiet)
         since = time.strftime("%H:%M:%S", time.localtime(self._since))
-        tried = [f"{_place(each)} ({_why(each, error)})" for each, error in self._failures.items()]
+        # For people, who know hosts and not keys.
+        hosts = {each: str(replace(parse_address(each), peer_id=None)).partition("://")[2] for each in self._failures}
+        tried = [f"{hosts[each]} ({_why(each, error)})" for each, error in self._failures.items()]
         more = f" and {len(tried) - MOST_TOLD} more" if len(tried) > MOST_TOLD else ""
         self._say(  # what helps comes first: a long list is cut at its end
             f"nobody answers since {since}; trying on, at least every {self._pauses.calmest:g} s, until one does or "
@@ -159,11 +162,6 @@ class FirstContacts:
         named = [line if each in line else f"{each}: {line}" for each, line in zip(attempts, lines, strict=True)]
         within = "" if in_time else f" within {self._timeout:g} s"
         return BootstrapError(f"no first contact answered{within}: {'; '.join(named)}", attempts)
-
-
-def _place(address: str) -> str:
-    """For people, who know hosts and not keys."""
-    return format_address(replace(parse_address(address), peer_id=None)).partition("://")[2]
 
 
 def _why(address: str, error: SwarmError) -> str:

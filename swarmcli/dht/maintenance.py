@@ -17,15 +17,14 @@ from swarmcli.errors import DHTError, NetworkError, OwnAddressError
 from swarmcli.events import Event, PeerDisconnected
 from swarmcli.network.addresses import Scope
 from swarmcli.network.identity import PeerID
-from swarmcli.network.loop_thread import set_within
-from swarmcli.network.task_owner import keep
+from swarmcli.network.loop_thread import loop_time, set_within
 
 _PROBES = 4  # lost contacts tried at a time
 _BREATHER = 1.0  # seconds between two rounds of probes, at the least
 
 
 class Maintenance:
-    """Looks after the routing table; `run` works until it is cancelled."""
+    """Looks after the routing table, by steps that are taken again and again (`TaskOwner.keep`)."""
 
     def __init__(self, core: NodeCore) -> None:
         self._core = core
@@ -49,26 +48,21 @@ class Maintenance:
         elif change == "doubtful":
             self._ping_soon(contact.peer_id)
 
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for step in (self._keep_pinging, self._keep_probing, self._keep_exploring):
-                group.create_task(keep(step, self._core.endpoint.events))
-
-    async def _keep_pinging(self) -> None:
+    async def keep_pinging(self) -> None:
         await self._somebody_to_ping.wait()
         self._somebody_to_ping.clear()
         peers, self._to_ping = list(self._to_ping), {}
         await self._ping(peers)
 
-    async def _keep_probing(self) -> None:
+    async def keep_probing(self) -> None:
         await self._probe()
         await asyncio.sleep(_BREATHER)
-        until_due = max(0.0, self._core.contacts.next_probe() - self._core.loop_time())
+        until_due = max(0.0, self._core.contacts.next_probe() - loop_time())
         pause = min(until_due, self._core.jittered(self._core.limits.probe_interval))
         if await set_within(self._somebody_lost, pause):
             self._somebody_lost.clear()
 
-    async def _keep_exploring(self) -> None:
+    async def keep_exploring(self) -> None:
         """Looks now and then into a part of the network that this node knows few of (Kademlia, section 2.3)."""
         random = self._core.endpoint.random
         table = self._core.contacts.table
@@ -92,12 +86,12 @@ class Maintenance:
     async def _probe(self) -> None:
         """Tries lost contacts and missing first contacts: one that is back knows others that were lost with it."""
         core = self._core
-        lost = core.contacts.lost_contacts(core.loop_time(), _PROBES)
+        lost = core.contacts.lost_contacts(loop_time(), _PROBES)
         for contact in lost:
             core.endpoint.learn(contact.peer_id, contact.addresses, horizon=Scope.HOST)  # its own word, in its time
         found = await self._ping([contact.peer_id for contact in lost])
-        if core.loop_time() >= self._first_contacts_due:
-            self._first_contacts_due = core.loop_time() + self._core.jittered(core.limits.probe_interval)
+        if loop_time() >= self._first_contacts_due:
+            self._first_contacts_due = loop_time() + self._core.jittered(core.limits.probe_interval)
             found += await self._ping(await self._missing_first_contacts())
         if found:
             await core.explore(node_id(core.peer_id))

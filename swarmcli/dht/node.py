@@ -34,7 +34,8 @@ from swarmcli.errors import ValidationError
 from swarmcli.events import Event, OwnAddressesChanged
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
-from swarmcli.network.task_owner import keep
+from swarmcli.network.loop_thread import loop_time
+from swarmcli.network.task_owner import TaskOwner
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class DHTNode:
         self._maintenance = Maintenance(core)
         self._service = DHTService(core)
         self._replicator = Replicator(core)
-        self._work: asyncio.Task[None] | None = None
+        self._tasks = TaskOwner()
         self._owns_endpoint = owns_endpoint
         self._moved = asyncio.Event()
 
@@ -155,14 +156,14 @@ class DHTNode:
         """Reads many keys with one message per node."""
         found: dict[str, Iterable[Record]] = {}
         for key in keys if not latest else ():
-            cached = self._cache.get(key_id(key), self.core.now(), self.core.loop_time())
+            cached = self._cache.get(key_id(key), self.core.now(), loop_time())
             if cached is not None:
                 found[key] = cached
         reads = {key: KeyRead(key_id(key)) for key in keys if key not in found}
         await read(self.core, list(reads.values()), latest=latest)
         for key, reading in reads.items():
             found[key] = reading.records.values()
-            self._cache.put(reading.target, reading.records, self.core.loop_time())
+            self._cache.put(reading.target, reading.records, loop_time())
         now = self.core.now()
         return {key: read_records(found[key], now) for key in keys}
 
@@ -203,20 +204,17 @@ class DHTNode:
 
     async def shutdown(self) -> None:
         """Ends the node and, if it owns it, the endpoint. Idempotent; leaves no task."""
-        self._unsubscribe()
         if self._contact_changed in self.core.contacts.listeners:
             self.core.contacts.listeners.remove(self._contact_changed)
         self._service.stop()
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.wait([self._work])
+        await self._tasks.close()
         if self._owns_endpoint:
             await self.endpoint.close()
 
     async def _join(self, initial_peers: Sequence[str], first_contacts: FirstContacts) -> None:
         # Before the first call: nodes that are met while joining ask back, and changes of contacts must be noted.
         self.core.contacts.listeners.append(self._maintenance.contact_changed)
-        self._unsubscribe = self.endpoint.events.subscribe(self._on_event)
+        self._tasks.hear(self.endpoint.events, self._on_event)
         self.core.contacts.listeners.append(self._replicator.contact_changed)
         self.core.contacts.listeners.append(self._contact_changed)
         self._turn()
@@ -224,12 +222,9 @@ class DHTNode:
             self._maintenance.first_contacts = await first_contacts.find(initial_peers)
             self._moved.clear()  # whoever hears of this node now hears where it is
             await self.core.explore(node_id(self.peer_id))
-        self._work = asyncio.create_task(self._run(), name=f"dht {self.peer_id.short}")
-
-    async def _run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for step in (self._maintenance.run, self._replicator.run, self._keep_introducing):
-                group.create_task(keep(step, self.endpoint.events))
+        upkeep = self._maintenance
+        steps = upkeep.keep_pinging, upkeep.keep_probing, upkeep.keep_exploring, self._replicator.run
+        self._tasks.keep(self.endpoint.events, *steps, self._keep_introducing)
 
     def _on_event(self, event: Event) -> None:
         self._maintenance.on_event(event)

@@ -27,6 +27,7 @@ from swarmcli.dht.records import (
 from swarmcli.dht.routing import Contact
 from swarmcli.errors import DHTError, NetworkError, ValidationError
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
 
 
 @dataclass(slots=True)
@@ -171,7 +172,7 @@ class Follower:
         near = self._core.contacts.table.nearest_apart(self._read.target, self._core.num_replicas)
         # Where others have come nearer than the replicas, whoever writes writes there: in a network that is small and
         # grows, not one of the former replicas may be left after seconds.
-        if self._core.loop_time() >= self._search_at or near != self._near or not await self._read_replicas():
+        if loop_time() >= self._search_at or near != self._near or not await self._read_replicas():
             self._near = near
             await self._search()
         self._update(self._core.now())
@@ -179,7 +180,7 @@ class Follower:
 
     async def _search(self) -> None:
         (lookup,) = await read(self._core, [self._read], latest=True)
-        self._search_at = self._core.loop_time() + _SEARCH_INTERVAL
+        self._search_at = loop_time() + _SEARCH_INTERVAL
         self._replicas = lookup.nearest()
         current = {contact.peer_id for contact in self._replicas} | {self._core.peer_id}
         self._read.cursors = {peer: cursor for peer, cursor in self._read.cursors.items() if peer in current}

@@ -306,7 +306,7 @@ class Storage:
         name = (number, record.subkey)
         for shares in (entry.shares, self._shares):
             share = shares.setdefault(writer.prefix, Share())
-            (share.kept if _is_kept(record.subkey) else share.expendable)[name] = None
+            (share.kept if record.subkey == NO_SUBKEY or is_owned(record.subkey) else share.expendable)[name] = None
         entry.identities[writer.peer] += 1
         if _is_foreign(record, writer):
             entry.foreign[writer.peer] += 1
@@ -361,10 +361,6 @@ def _to_evict(shares: Shares, prefix: Prefix, owned: bool, growth: int | None) -
             return fullest.newest()
     # Within one prefix a record with an owner takes the place of one that anyone may write.
     return next(reversed(own.expendable), None) if owned else None
-
-
-def _is_kept(subkey: bytes) -> bool:
-    return subkey == NO_SUBKEY or is_owned(subkey)
 
 
 def _is_word_of(record: Record, peer: PeerID | None) -> bool:

@@ -58,7 +58,9 @@ async def write(core: NodeCore, records: Sequence[Record]) -> list[StoreResult]:
             if contact.peer_id == core.peer_id:
                 tried.update((core.peer_id, index) for index in indices)
                 for index in indices:
-                    _note(core, results[index], records[index], _store_here(core, records[index]), core.peer_id)
+                    record, verdict = records[index], core.accept(records[index])
+                    newer = core.storage.find(key_id(record.key), record.subkey) if verdict is Verdict.STALE else None
+                    _note(core, results[index], record, messages.Outcome(verdict, newer), core.peer_id)
             else:
                 await store_at(contact, indices)
         except (NetworkError, DHTError):
@@ -104,12 +106,6 @@ async def deliver(
         outcomes.extend(more)
         found.extend(neighbours)
     return outcomes, found
-
-
-def _store_here(core: NodeCore, record: Record) -> messages.Outcome:
-    verdict = core.accept(record)
-    current = core.storage.find(key_id(record.key), record.subkey) if verdict is Verdict.STALE else None
-    return messages.Outcome(verdict, current)
 
 
 def _note(core: NodeCore, result: StoreResult, record: Record, outcome: messages.Outcome, source: PeerID) -> None:

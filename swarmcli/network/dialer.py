@@ -150,13 +150,10 @@ class Dialer:
         try:
             connection = await self.dial(address, peer, purpose, self._limits.dial_timeout)
         except (ConnectError, AddressError) as error:
-            if not _is_ours(error):
+            ours = isinstance(error.__cause__, OSError) and error.__cause__.errno in _OURS
+            if not ours:
                 self._book.failed(peer, address, somebody_else=isinstance(error, WrongPeerError))
             raise
         if stranger:
             self._failures.give_back(host=host)
         return connection
-
-
-def _is_ours(error: BaseException) -> bool:
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _OURS

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Hashable, Iterator
 from typing import TypeAlias
 
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.recent import Recent
 
 Bound: TypeAlias = tuple[float, float]  # tokens per second in the long run, and at once
@@ -49,7 +50,7 @@ class TokenBucket:
 
     async def wait(self, amount: float) -> None:
         """Returns, in the loop's time, when `amount` may go. Who is cancelled meanwhile has used its tokens up."""
-        seconds = self.take(amount, asyncio.get_running_loop().time())
+        seconds = self.take(amount, loop_time())
         if seconds > 0:
             await asyncio.sleep(seconds)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated
@@ -435,7 +435,14 @@ class Puncher:
                 place = replace(parse_address(address), peer_id=peer)
                 if not around.is_near(place.host):
                     found.setdefault(family_of(place.host), {})[place] = None
-        return {family: _farthest(places) for family, places in found.items()}
+        listeners: dict[Family, list[str]] = {}
+        for family, places in found.items():
+            # Those of the widest scope: somebody in a provider's network, between two routers, sees another host than
+            # the internet does.
+            scopes = {place: scope_of(place.host) or 0 for place in places}
+            farthest = [str(place) for place, scope in scopes.items() if scope == max(scopes.values())]
+            listeners[family] = farthest[:_MAX_LISTENERS]
+        return listeners
 
     def _allowed(self, peer: PeerID, purpose: Purpose, pairs: list[Pair]) -> list[Pair]:
         """Further connections lead to where the first one has proved that the peer is."""
@@ -479,10 +486,3 @@ class Puncher:
     def _near(self) -> tuple[str, ...]:
         """Where this peer listens in its own network."""
         return self._endpoint.listener_addresses[:MAX_NAMED]
-
-
-def _farthest(places: Collection[Address]) -> list[str]:
-    """Those of the widest scope: somebody in a provider's network, between two routers, sees another host than the
-    internet does."""
-    widest = max(scope_of(place.host) or 0 for place in places)
-    return [str(place) for place in places if (scope_of(place.host) or 0) == widest][:_MAX_LISTENERS]

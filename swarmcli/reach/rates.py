@@ -17,6 +17,7 @@ import msgspec
 from swarmcli.errors import CallRefused, EndOfStream, NetworkError
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.token_bucket import TokenBucket
 
@@ -69,7 +70,7 @@ class RateService:
     async def _serve(self, peer: PeerID, request: RateRequest, stream: Stream) -> None:
         if self._busy:
             raise CallRefused("busy", "another peer measures its link here at this moment")
-        if not self._budget.take_now(MEASURED_BYTES, asyncio.get_running_loop().time()):
+        if not self._budget.take_now(MEASURED_BYTES, loop_time()):
             raise CallRefused("budget", "this peer has lent its link for measuring often enough this hour")
         self._busy = True
         unused = MEASURED_BYTES - PIECE_BYTES  # an empty request costs one piece

@@ -83,7 +83,7 @@ class Relays:
         if not len(self._tasks):
             self._search_at = 0.0
             self._tasks.hear(self._endpoint.events, self._on_event)
-            self._tasks.keep(self._endpoint.events, self._keep)
+            self._tasks.keep(self._endpoint.events, self._hold)
 
     async def close(self) -> None:
         """Announces no relay any more, and gives the reservations back, within a second. Idempotent."""
@@ -99,10 +99,6 @@ class Relays:
         self._search_at = 0.0
         self._news.set()
 
-    async def _keep(self) -> None:
-        self._news.clear()
-        await set_within(self._news, await self._hold())
-
     def _on_event(self, event: Event) -> None:
         if isinstance(event, PeerDisconnected) and PeerID.parse(event.peer) in self._held:
             logger.info("relay %s is gone: %s", event.peer[:8], event.reason)
@@ -117,24 +113,26 @@ class Relays:
 
     # Inside
 
-    async def _hold(self) -> float:
-        """Renews what is held, and searches for what is missing. The seconds until there is something to do."""
-        loop = asyncio.get_running_loop()
+    async def _hold(self) -> None:
+        """Renews what is held, and searches for what is missing. Returns when there is something to do again."""
+        self._news.clear()
         for relay in self.held:
-            if not self._connected(relay.peer) or (loop.time() >= relay.renew_at and not await self._renew(relay)):
-                self._drop(relay.peer)
+            if not self._connected(relay.peer) or (loop_time() >= relay.renew_at and not await self._renew(relay)):
+                self._held.pop(relay.peer, None)
+                self._transport.relays.discard(relay.peer)
+                self._former = [*(other for other in self._former if other != relay.peer), relay.peer][-2 * WANTED :]
         self._announce()  # before the search: nobody should dial over a relay that is gone
-        if len(self._held) < WANTED and loop.time() >= self._search_at:
+        if len(self._held) < WANTED and loop_time() >= self._search_at:
             await self._search()
-            self._searched_at = loop.time()
+            self._searched_at = loop_time()
             found = len(self._held) >= WANTED
             self._pause = _SEARCH_AGAIN[0] if found else min(2 * self._pause, _SEARCH_AGAIN[1])
-            self._search_at = loop.time() + self._pause
+            self._search_at = loop_time() + self._pause
         self._announce()
         due = [relay.renew_at for relay in self._held.values()]
         if len(self._held) < WANTED:
             due.append(self._search_at)
-        return max(0.0, min(due) - loop.time())
+        await set_within(self._news, max(0.0, min(due) - loop_time()))
 
     async def _give_back(self, relay: PeerID) -> None:
         if self._connected(relay):
@@ -174,11 +172,6 @@ class Relays:
         round_trip = self._endpoint.ping_time(peer) or round_trip
         self._held[peer] = HeldRelay(peer, round_trip, now + answer.seconds / _RENEWALS, now + answer.seconds)
 
-    def _drop(self, peer: PeerID) -> None:
-        self._held.pop(peer, None)
-        self._transport.relays.discard(peer)
-        self._former = [*(other for other in self._former if other != peer), peer][-2 * WANTED :]
-
     async def _search(self) -> None:
         """Asks candidates, and reserves at the nearest ones that have room."""
         candidates = await self._candidates()
@@ -212,7 +205,9 @@ class Relays:
             return peer != own and peer not in self._held and not self._avoided.rests(peer, now)
 
         near = [peer for peer in self._endpoint.connected() if may_be_asked(peer) and self._connected(peer)]
-        near = in_turns(near, self._network, self._endpoint.random)[: 2 * MEASURED]
+        prefix = self._endpoint.prefix
+        near = in_turns(near, lambda peer: prefix(peer) or Prefix("name", peer.text), self._endpoint.random)
+        near = near[: 2 * MEASURED]
         near += [peer for peer in self._former if may_be_asked(peer) and peer not in near]
         asked = [asyncio.create_task(self._ask(peer)) for peer in near]
         try:
@@ -230,9 +225,6 @@ class Relays:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
             raise
-
-    def _network(self, peer: PeerID) -> Prefix:
-        return self._endpoint.prefix(peer) or Prefix("name", peer.text)
 
     async def _ask(self, peer: PeerID) -> _Candidate | None:
         try:

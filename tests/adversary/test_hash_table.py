@@ -10,6 +10,7 @@ import pytest
 from swarmcli.dht import DHTLimits, DHTNode, messages
 from swarmcli.dht.joining import RelayDirectory
 from swarmcli.dht.records import OwnedSubkey, encode_subkey, key_id, node_id
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.reach.relay_records import RELAYS_KEY, RelayRecord
 from swarmcli.testing import Swarm
 from tests.adversary.lies.base import LIES, Liar, all_lies
@@ -87,7 +88,7 @@ async def test_invented_contacts_are_dialed_some_times_and_then_hardly() -> None
             await reader.core.explore(node_id(reader.peer_id))
             asked.append(len(swarm.network.dials) - before)
         assert messages.FIND in liar.told
-        assert reader.core.hearsay.at(reader.core.loop_time()).credit(liar.endpoint.peer_id) == 1
+        assert reader.core.hearsay.at(loop_time()).credit(liar.endpoint.peer_id) == 1
         assert sum(asked) < 40 and {contact.peer_id for contact in reader.core.contacts.table} <= known
 
 

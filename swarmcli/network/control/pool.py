@@ -19,6 +19,7 @@ from swarmcli.network.budgets import STANDING
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.channel import ControlChannel, Reaction
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.transports.base import Connection, Purpose
 from swarmcli.network.wire.codec import encode
@@ -165,7 +166,7 @@ class ControlPool:
         The other end has greeted on the better one, so it knows it too and begins its calls there. The pause is for a
         call that it began just before: it may still be on its way here.
         """
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         for channel in self.channels():
             better = self.current(channel.peer_id)
             if channel.boot_id is None and now - channel.opened_at >= self._context.limits.handshake_timeout:
@@ -279,7 +280,7 @@ class ControlPool:
         Calls of the other end come last, since it can always have some under way.
         """
         ours = channel.connection.dialed or channel.calls_waiting > 0 or self.watched(channel.peer_id)
-        lasting = asyncio.get_running_loop().time() - channel.opened_at >= STANDING
+        lasting = loop_time() - channel.opened_at >= STANDING
         return ours, lasting, channel.unfinished, channel.used_at
 
     async def _part(self, channel: ControlChannel, reason: str) -> None:

@@ -27,7 +27,7 @@ from swarmcli.network.budgets import allow_descriptors
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.ledger import HandshakeRates, Ledger
 from swarmcli.network.limits import DIAL_STAGGER, Limits
-from swarmcli.network.loop_thread import set_within
+from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import prefix_of
 from swarmcli.network.task_owner import tell_fault
@@ -155,7 +155,7 @@ class TCPTransport:
     def _admits(self, incoming: socket.socket) -> bool:
         """Whether the network that this comes from may have one more handshake begun; where it has too many under way,
         the oldest of them makes room if it has had its time."""
-        prefix, now = prefix_of(_host_of(incoming)), asyncio.get_running_loop().time()
+        prefix, now = prefix_of(_host_of(incoming)), loop_time()
         if not self._rates.take(prefix, now):
             self._shared.refusals["too many handshakes per second"] += 1
             return False
@@ -175,7 +175,7 @@ class TCPTransport:
             self._room.clear()
             fullest = self._handshakes.fullest()
             oldest, since = next(each for each in self._pending.items() if each[0].prefix == fullest)
-            patience = since + self.limits.handshake_grace - asyncio.get_running_loop().time()
+            patience = since + self.limits.handshake_grace - loop_time()
             if patience <= 0:
                 oldest.refuse("too many handshakes", _TOO_MANY)
             await set_within(self._room, patience if patience > 0 else None)
