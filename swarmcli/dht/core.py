@@ -1,4 +1,5 @@
-"""What the parts of a node share: whom it knows, what it stores, and the questions that it asks other nodes."""
+"""The parts of a node share this: the nodes that it knows, what it stores, and the questions that it asks other
+nodes."""
 
 from __future__ import annotations
 
@@ -152,7 +153,7 @@ class NodeCore:
     # Judging records
 
     def writer(self, peer: PeerID) -> Writer:
-        """Who is charged for what this connected peer hands over of its own."""
+        """The writer that is charged for what this connected peer hands over of its own."""
         return Writer(peer, self.endpoint.prefix(peer) or _GONE)
 
     def is_near(self, peer: PeerID, target: int) -> bool:

@@ -158,7 +158,7 @@ class DHT:
 
     @property
     def peer_id(self) -> PeerID:
-        """Who this peer is."""
+        """The id of this peer."""
         return self._identity.peer_id
 
     @property
@@ -186,7 +186,7 @@ class DHT:
 
     @property
     def reach(self) -> Reach:
-        """What this peer has found out about who can dial it. RuntimeError as for `node`."""
+        """Knows whether others can dial this peer. RuntimeError as for `node`."""
         if self._reach is None or self._node is None:
             raise RuntimeError("this DHT is not running")
         return self._reach

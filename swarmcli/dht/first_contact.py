@@ -51,7 +51,7 @@ class FirstContacts:
         self._failures: dict[str, SwarmError] = {}
 
     async def find(self, addresses: Sequence[str]) -> dict[str, PeerID | None]:
-        """Whom each address led to; None: nobody yet.
+        """Returns the peer that each address led to; None: nobody yet.
 
         Raises AddressError for an address that cannot be read, and BootstrapError, with what failed last at each
         address, when none has answered in time or each has refused for good. A node whose only first contact is itself

@@ -28,7 +28,7 @@ class RelayDirectory:
         self.node: DHTNode | None = None
 
     async def find(self) -> dict[PeerID, RelayRecord]:
-        """Who relays, by their own signed word: readable records, at most MAX_RECORDS, one of each network prefix
+        """Finds relays by their own signed word: readable records, at most MAX_RECORDS, one of each network prefix
         before a second of any, each by lot. So a thousand identities of one network are one relay among the others.
 
         Not the newest: whoever claims an honest relay's network would only have to write the last.

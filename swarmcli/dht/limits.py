@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DHTLimits:
-    """What a node takes from others and how long it waits. Sizes in bytes, times in seconds."""
+    """Bounds what a node takes from others, and how long it waits. Sizes in bytes, times in seconds."""
 
     max_key: int = 512  # of a key in UTF-8
     max_subkey: int = 256
@@ -35,8 +35,8 @@ class DHTLimits:
     write_burst: float = 8192.0
     bytes_per_second: float = 4 << 20  # of records from one peer
     bytes_burst: float = 64 << 20
-    # What one peer may have looked up: a question counts 1, a record in the answer and a compared key 0.1; one is 30 to
-    # 100 µs of the loop.
+    # One peer may have so much looked up: a question counts 1, a record in the answer and a compared key 0.1; one is 30
+    # to 100 µs of the loop.
     work_per_second: float = 500.0
     work_burst: float = 20000.0
     prefix_factor: float = 4.0  # what all of one network prefix may do, as a multiple of what one peer may

@@ -124,7 +124,7 @@ class Lookup:
                 known.namer, known.contact, known.prefix = namer, contact, "unknown"
 
     def due(self, parallel: int) -> list[Contact]:
-        """Whom to ask now, so that at most `parallel` answers are waited for; updates `finished`."""
+        """The contacts to ask now, so that at most `parallel` answers are waited for; updates `finished`."""
         if self.finished:
             return []
         if self._paths > 1:
@@ -178,7 +178,7 @@ class Lookup:
         return self._found[peer].namer
 
     def nearest(self) -> list[Contact]:
-        """Of those that answered at most `width`, nearest first."""
+        """The nearest that answered, at most `width`, nearest first."""
         answered = (each for each in self._by_distance() if each.asked is Asked.ANSWERED)
         return [each.contact for each in spread(answered, self.width, self._prefix_of)]
 
@@ -226,7 +226,7 @@ class Lookup:
 
 T = TypeVar("T")
 
-# What only a peer that is there can have caused.
+# Only a peer that is there can have caused these.
 _ANSWERS = (CallRefused, RemoteError, UnknownMethod, DHTError)
 
 Ask: TypeAlias = Callable[[Contact, Sequence[Lookup]], Awaitable[Iterable[Contact]]]

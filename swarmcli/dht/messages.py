@@ -1,4 +1,4 @@
-"""What nodes say to each other. The types carry the bounds: a message beyond them is not even decoded, and ends the
+"""Messages between nodes. The types carry the bounds: a message beyond them is not even decoded, and ends the
 connection that it came on."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Question(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FindRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whom do you know near these ids, and (with `values`) what do you hold under them?"""
+    """Name the nodes that you know near these ids, and (with `values`) the records that you hold under them."""
 
     listening: bool
     questions: Annotated[tuple[Question, ...], msgspec.Meta(max_length=MAX_TARGETS)]
@@ -83,7 +83,7 @@ class StoreReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SyncRequest(msgspec.Struct, frozen=True):
-    """What the asker holds under these keys. A node that holds anything else asks for them."""
+    """The asker holds this under these keys. A node that holds anything else asks for them."""
 
     listening: bool
     digests: Annotated[tuple[tuple[ID, int], ...], msgspec.Meta(max_length=MAX_RECORDS)]  # of each key's records

@@ -96,7 +96,7 @@ async def read(core: NodeCore, reads: Sequence[KeyRead], *, latest: bool) -> lis
 
 
 def read_own(core: NodeCore, reading: KeyRead) -> None:
-    """What this very node holds of the key. Checked again: validators may have been added since."""
+    """Reads what this very node holds of the key. It is checked again: validators may have been added since."""
     entry = core.storage.entry(reading.target, core.now())
     _, version = reading.cursors.setdefault(core.peer_id, (0, 0))
     for stored in entry.since(version) if entry is not None else ():
@@ -111,7 +111,7 @@ def read_own(core: NodeCore, reading: KeyRead) -> None:
 async def read_replica(
     core: NodeCore, contact: Contact, reads: Sequence[KeyRead], *, contacts: int = 0
 ) -> list[Contact]:
-    """What one replica holds (or has changed), page by page; also the neighbours that it names."""
+    """Reads what one replica holds (or has changed), page by page; also the neighbours that it names."""
     peer = contact.peer_id
     found: list[Contact] = []
     left = list(reads)

@@ -140,7 +140,7 @@ TOMBSTONE = b""  # no msgpack value is empty
 
 
 class ValueWithExpiration(NamedTuple):
-    """What a reader gets. With subkeys, `value` is a dictionary subkey → ValueWithExpiration."""
+    """A reader gets this. With subkeys, `value` is a dictionary subkey → ValueWithExpiration."""
 
     value: Any
     expiration_time: float  # seconds of swarm time
@@ -171,7 +171,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
         return len(self.key) + len(self.subkey) + len(self.value) + len(self.signature) + 128
 
     def signed_fields(self) -> tuple[bytes, ...]:
-        """What the owner's signature covers."""
+        """The owner's signature covers these."""
         numbers = struct.pack(">Qd", self.sequence, self.expiration)
         return self.key.encode(), self.subkey, self.value, numbers
 
@@ -222,7 +222,7 @@ def merge_record(records: dict[bytes, Record], record: Record) -> bool:
 
 
 def read_records(records: Iterable[Record], now: float) -> ValueWithExpiration | None:
-    """What a user sees of a key's records: no withdrawn and no expired ones.
+    """Shows a user a key's records, without withdrawn and expired ones.
 
     A plain value and a dictionary under one key: the one that expires later is seen.
     """

@@ -19,7 +19,7 @@ from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.wire.messages import Addresses
 from swarmcli.recent import Recent
 
-# Of a contact: it is new in the table; it has left it; it was not heard of for long, and a newcomer waits.
+# A contact is new in the table; has left it; was not heard of for long, and a newcomer waits.
 Change: TypeAlias = Literal["appeared", "lost", "doubtful"]
 
 

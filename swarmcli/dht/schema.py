@@ -1,4 +1,4 @@
-"""What a record must be to count: its bounds, its owner's signature, and schemas of keys as pydantic models.
+"""Rules that a record must keep to count: its bounds, its owner's signature, and schemas of keys as pydantic models.
 
 A record is checked when it is written and again when it is read. A schema of a run's keys:
 

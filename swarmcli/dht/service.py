@@ -22,7 +22,7 @@ _RECORD_WORK = 0.1  # of a question's, for one record in an answer and for one k
 
 
 def _keys(peer: PeerID, prefix: Prefix) -> dict[str, Hashable]:
-    """What counts a peer's requests: itself, and its prefix unless strangers share it."""
+    """The keys that a peer's requests are counted under: itself, and its prefix unless strangers share it."""
     return {"peer": peer} if prefix.shared else {"peer": peer, "prefix": prefix}
 
 
@@ -141,8 +141,8 @@ class DHTService:
         return Outcome(verdict)
 
     def _answer(self, question: messages.Question, room: int, left: int) -> tuple[Answer, int]:
-        """What was stored after the question's cursor, as far as `room` bytes and `left` records allow; and the room
-        that is left."""
+        """Answers with the records that were stored after the question's cursor, as far as `room` bytes and `left`
+        records allow; and the room that is left."""
         cursor = question.cursor if question.instance == self._core.instance else 0
         if room <= 0 or left <= 0:  # nothing fits any more, so nothing is looked up
             return Answer((), cursor, more=True), 0

@@ -1,4 +1,4 @@
-"""What a node keeps: records by key for the network, bounded, with expiration, and with a history that followers read;
+"""A node keeps records by key for the network, bounded, with expiration, and with a history that followers read;
 and for itself what it has read lately.
 
 Every accepted record gets the next number of the storage's own count. The records of a key are kept in that order,
@@ -24,7 +24,7 @@ Name: TypeAlias = tuple[int, bytes]  # of one record: the id of its key, and its
 
 
 class Verdict(IntEnum):
-    """What a node did with a record that it was asked to store."""
+    """A node's answer to a record that it was asked to store."""
 
     STORED = 0  # it is kept, or was there already
     STALE = 1  # a newer one is there
@@ -35,7 +35,7 @@ class Verdict(IntEnum):
 
 
 class Writer(NamedTuple):
-    """Who hands a record over, and is charged for it."""
+    """The peer that hands a record over, and is charged for it."""
 
     peer: PeerID | None  # None: this very node
     prefix: Prefix
@@ -57,7 +57,7 @@ class Stored:
 
 @dataclass(slots=True)
 class Share:
-    """What the records of one network prefix take up. Both dictionaries begin with what has stood the longest; a record
+    """The records of one network prefix. Both dictionaries begin with what has stood the longest; a record
     that is replaced by a newer one of the same subkey keeps its place."""
 
     size: int = 0  # bytes charged
@@ -69,7 +69,7 @@ class Share:
         return len(self.kept) + len(self.expendable)
 
     def newest(self) -> Name | None:
-        """What goes first: without an owner before those with one, then what came last."""
+        """The record that goes first: without an owner before those with one, then what came last."""
         return next(reversed(self.expendable or self.kept), None)
 
 
@@ -88,7 +88,7 @@ class KeyEntry:
     fingerprints: int = 0
 
     def since(self, version: int) -> list[Stored]:
-        """What was stored after `version`, oldest first."""
+        """The records that were stored after `version`, oldest first."""
         newer: list[Stored] = []
         for stored in reversed(self.records.values()):
             if stored.version <= version:
@@ -183,13 +183,13 @@ class Storage:
             if entry is not None and stored is not None and stored.record.expiration <= now:
                 self._remove(number, entry, subkey)
 
-    # Who pays
+    # Charging
 
     def _payer(
         self, number: int, entry: KeyEntry, record: Record, known: Stored | None, writer: Writer
     ) -> Writer | None:
-        """Who is charged: whoever brings it, except that what an owner has written itself is not charged to a replica
-        that hands it on. None: nobody's share has room."""
+        """The writer that is charged: the peer that brings the record, unless a replica hands on what its owner has
+        written. None: nobody's share has room."""
         if known is None:
             return writer if self._has_share(number, entry, record, 1, record.size, writer) else None
         if _is_word_of(record, writer.peer) and self._has_share(number, entry, record, 1, record.size, writer):
@@ -348,8 +348,8 @@ _NOTHING = Share()
 
 
 def _to_evict(shares: Shares, prefix: Prefix, owned: bool, growth: int | None) -> Name | None:
-    """What has to go for one more record of this prefix, or (`growth`) for so many more of its bytes. None: the prefix
-    itself would then hold the most."""
+    """Chooses what has to go for one more record of this prefix, or (`growth`) for so many more of its bytes. None: the
+    prefix itself would then hold the most."""
     own = shares.get(prefix, _NOTHING)
     if growth is None:
         fullest = max(shares.values(), key=lambda share: share.count, default=_NOTHING)
@@ -384,7 +384,7 @@ class ReadCache:
         self._size = 0
 
     def put(self, number: int, records: Mapping[bytes, Record], loop_time: float) -> None:
-        """What all replicas together hold has been read."""
+        """Keeps what all replicas together hold, once it has been read."""
         self.drop(number)
         self._entries[number] = list(records.values()), loop_time
         self._size += sum(record.size for record in records.values())

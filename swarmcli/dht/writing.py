@@ -20,7 +20,7 @@ _MOST_ROUNDS = 8  # of replacing nodes that answered the search and then failed 
 
 @dataclass(slots=True)
 class StoreResult:
-    """What became of one record at all the replicas."""
+    """The outcome of one record at all the replicas."""
 
     stored: int = 0  # replicas that hold it now
     current: Record | None = None  # a newer one that stood in its way; owned, and checked

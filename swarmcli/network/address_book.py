@@ -72,8 +72,8 @@ class AddressBook:
         entry = self._met.get(peer) or self._heard_of.get(peer)
         if entry is None:
             entry = self._heard_of[peer] = _Entry()
-        # What was heard first keeps half of the places until it has failed, or a liar who repeats himself could drive
-        # out what honest peers have said.
+        # The addresses that were heard first keep half of the places until they have failed: else a liar who repeats
+        # himself could drive out what honest peers have said.
         first = entry.heard[-_FIRST_HEARD:]
         new = [each for each in found if each not in self._paused(entry)]
         later = dict.fromkeys(each for each in (*new, *entry.heard) if each not in first)

@@ -122,7 +122,7 @@ def format_address(address: Address) -> str:
 
 
 def readable(addresses: Iterable[str], peer: PeerID, horizon: Scope = Scope.HOST) -> tuple[str, ...]:
-    """Of what some peer says where `peer` can be dialed, what may be believed and tried; the rest is left out.
+    """Keeps what may be believed and tried of some peer's word on where `peer` can be dialed; the rest is left out.
 
     Host names are left out, since they are resolved for this peer's user alone, and so are addresses below `horizon`:
     the narrowest scope that whoever says it shares with us (see `Endpoint.horizon`). Direct ones come first, at most
@@ -137,8 +137,8 @@ def readable(addresses: Iterable[str], peer: PeerID, horizon: Scope = Scope.HOST
 
 
 def bounded(addresses: Iterable[str]) -> tuple[str, ...]:
-    """What of a list of a peer's addresses may be kept and handed on, unread: too many, or too long ones, cost nobody
-    anything but the peer that has named them."""
+    """Cuts a list of a peer's addresses to what may be kept and handed on, unread: too many, or too long ones, cost
+    nobody anything but the peer that has named them."""
     return tuple(address for address in tuple(addresses)[:_READ_AT_MOST] if len(address) <= MAX_ADDRESS)[:MAX_ADDRESSES]
 
 
@@ -148,7 +148,8 @@ def is_direct(text: str) -> bool:
 
 
 class _Read(NamedTuple):
-    """What is asked of each address of a list, again and again: neighbours in the hash table name each other's."""
+    """The facts that are asked of each address of a list, again and again: neighbours in the hash table name each
+    other's."""
 
     bare: str  # without the peer's id where it can do without
     peer_id: PeerID | None
@@ -181,7 +182,7 @@ def _is_port(text: str) -> bool:
 
 
 def _as_url(text: str) -> str:
-    """What a multiaddr, as hivemind has them, is here; "" if it is none."""
+    """Says what a multiaddr of hivemind is here; "" if it is none."""
     found = re.match(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([0-9]+)(/|$)", text)
     if found is None:
         return "addresses are URLs over TCP here, no multiaddrs; " if text.startswith("/") else ""

@@ -1,4 +1,4 @@
-"""What others can make this peer take, on one page: memory, processor, sockets, dials, clock samples, contacts.
+"""Others can make this peer take so much, on one page: memory, processor, sockets, dials, clock samples, contacts.
 
 A *stranger* has proved nothing yet, an *identity* has proved a key and costs nothing, a *prefix* (`prefix.py`) costs an
 address in another network. So what an identity may take keeps honest peers from hurting each other by mistake; what a
@@ -49,8 +49,8 @@ _MIB = 1 << 20
 
 PATIENCE = 10.0  # seconds for which a payload may lie or arrive while others wait for its room
 STANDING = 600.0  # seconds of being connected, after which a peer is of long standing: newer ones give way first
-# Of strangers in one prefix, per second in the long run and at once; and in one that many honest peers share. A
-# handshake takes a millisecond or two of the processor: one prefix takes a tenth of one core at most.
+# Handshakes of strangers in one prefix, per second in the long run and at once; and in one that many honest peers
+# share. A handshake takes a millisecond or two of the processor: one prefix takes a tenth of one core at most.
 HANDSHAKE_RATE = 32.0, 256.0
 SHARED_HANDSHAKE_RATE = 512.0, 2048.0
 # Files and sockets that a process needs besides those that others dial: its own dials, journals, checkpoints, data.
@@ -123,7 +123,7 @@ class Budgets:
         return OWN_DESCRIPTORS + self.connections.everyone + self.bulk.everyone + self.handshakes.everyone
 
     def within(self, descriptors: int) -> Budgets:
-        """What can be kept where the system allows this process so many: fewer connections, down to some that any
+        """Lowers the budgets to what a process can keep that has so many: fewer connections, down to some that any
         swarm needs."""
         if descriptors >= self.descriptors:
             return self

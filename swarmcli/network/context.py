@@ -1,4 +1,4 @@
-"""What the parts of one endpoint share."""
+"""The parts of one endpoint share this."""
 
 from __future__ import annotations
 

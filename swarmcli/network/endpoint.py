@@ -49,7 +49,7 @@ Resp = TypeVar("Resp")
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatistics:
-    """What an endpoint looks like at one moment."""
+    """An endpoint at one moment."""
 
     control_connections: int
     bulk_connections: int
@@ -65,7 +65,7 @@ class EndpointStatistics:
 
 @dataclass(frozen=True, slots=True)
 class SeenPeer:
-    """What the current control connection tells of where the two ends are."""
+    """The places of the two ends, as the current control connection tells them."""
 
     remote_address: str  # where this end sees the other one: the port is the listener's only if we dialed
     # Where the other end says that it sees this one; None: it came to us, or a relay hides it.
@@ -399,7 +399,7 @@ class Endpoint:
         return self.is_connected(peer) or bool(self._context.dialer.addresses_of(peer))
 
     def connected(self) -> tuple[PeerID, ...]:
-        """Whoever there is a control connection to."""
+        """The peers to which there is a control connection."""
         return tuple(dict.fromkeys(channel.peer_id for channel in self._control.channels()))
 
     def is_connected(self, peer: PeerID) -> bool:

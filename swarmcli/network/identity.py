@@ -1,4 +1,4 @@
-"""Who a peer is: an Ed25519 key pair. The public key is the peer's id, so an id proves itself.
+"""A peer is an Ed25519 key pair. The public key is the peer's id, so an id proves itself.
 
 Every signature begins with a tag of what it is for, and every signed field with its length, so that no signature
 can pass for another one.

@@ -1,4 +1,4 @@
-"""Who has taken how much of one budget at this moment."""
+"""Ledgers count how much of one budget is taken at this moment, and by which identity and prefix."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _take_off(books: Counter[Any], key: Hashable, amount: int) -> None:
 
 
 class Account:
-    """What one connection holds of a ledger. Of the first `free` units the ledger is not told: small messages, which
+    """One connection's share of a ledger. The ledger is not told of the first `free` units: small messages, which
     are most of them, cost no bookkeeping beyond the connection's own."""
 
     def __init__(self, ledger: Ledger, identity: Hashable, prefix: Prefix, free: int = 0) -> None:

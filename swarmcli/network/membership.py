@@ -51,7 +51,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ClosedRun:
-    """What invitations are for: the public run key, and the recipe by its fingerprint."""
+    """Invitations are for this: the public run key, and the recipe by its fingerprint."""
 
     key: PeerID
     recipe: str
@@ -88,7 +88,7 @@ class Invitation:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a peer shows: an invitation, and for the bearer's what ties it to this peer."""
+    """A peer shows this: an invitation, and for the bearer's what ties it to this peer."""
 
     invitation: Invitation
     claim: bytes = b""
@@ -131,7 +131,7 @@ def claimed(run: ClosedRun, invitation: Invitation, bearer: Identity, peer: Peer
 
 @dataclass(slots=True)
 class Remembered:
-    """What a member must still know after a restart. `save` is called when it has changed, and returns when it lies on
+    """A member must still know this after a restart. `save` is called when it has changed, and returns when it lies on
     the disk: a host that forgot a binding would bind an invitation twice."""
 
     bound: dict[bytes, PeerID] = field(default_factory=dict)  # invitation → whom this peer, its host, has bound it to
@@ -152,7 +152,7 @@ class Membership:
         self._now = now
 
     def proof(self, for_peer: PeerID) -> bytes:
-        """What this peer shows to another one. Whoever sees it can do nothing with it."""
+        """This peer's pass, for another one to see, which can do nothing with it."""
         card = self.remembered.card
         return b"" if card is None else card.encode()
 
@@ -248,7 +248,7 @@ class Membership:
     # Inside
 
     def _genuine(self, proof: bytes) -> Pass:
-        """Who shows nothing of the owner's is told nothing but that the run is closed."""
+        """Reads a pass. A peer that shows nothing of the owner's is told nothing but that the run is closed."""
         try:
             card = Pass.decode(proof)
         except ValueError:
@@ -299,7 +299,7 @@ class Membership:
             raise NotAMember("the host of this invitation cannot write just now; try again later") from error
 
     def _try_to_save(self) -> None:
-        """What others tell again after the next start: it holds now, also where it cannot be written."""
+        """Others tell this again after the next start, so it holds now also where it cannot be written."""
         try:
             self.remembered.save()
         except OSError as error:

@@ -45,7 +45,7 @@ class TokenBucket:
         return True
 
     def give_back(self, amount: float) -> None:
-        """What was taken is not used after all."""
+        """Gives back what was taken and is not used after all."""
         self._tokens = min(self.burst, self._tokens + amount)
 
     async def wait(self, amount: float) -> None:
@@ -91,7 +91,7 @@ class Meter:
             bucket.take(amount, now)
 
     def give_back(self, amount: float = 1, **keys: Hashable) -> None:
-        """What was taken is not used after all."""
+        """Gives back what was taken and is not used after all."""
         for bucket in self._of(keys):
             bucket.give_back(amount)
 

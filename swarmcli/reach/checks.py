@@ -64,7 +64,7 @@ class Checks:
         self._stirred = asyncio.Event()
 
     def asks(self, family: Family) -> list[Ask]:
-        """What came of the family's last check."""
+        """How those stand that were asked in the family's last check."""
         return self._asks(self._nonces.get(family, ()))
 
     def was_made(self, family: Family) -> bool:

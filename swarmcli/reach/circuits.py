@@ -43,8 +43,9 @@ from swarmcli.reach.relay_messages import CONNECT, INCOMING, PIECE, WINDOW, Conn
 logger = logging.getLogger(__name__)
 
 _DATA = Data()
-# Of strangers that one relay brings at the same time; further ones are refused. No bound of all relays together: one
-# that holds handshakes open would keep out what the others bring, and this peer chooses how many relays it has.
+# One relay brings so many strangers at the same time; further ones are refused. There is no bound of all relays
+# together: one that holds handshakes open would keep out what the others bring, and this peer chooses how many relays
+# it has.
 _MAX_HANDSHAKES = 32
 # … and per second, in the long run and at once: each takes some milliseconds of the processor. More than an honest
 # relay lets through to one client (`RelayBudgets.connects_per_second`).
@@ -54,7 +55,7 @@ Lookup = Callable[[PeerID], Awaitable[Sequence[str]]]
 
 
 class CircuitSocket(asyncio.Transport):
-    """What a TCPConnection takes for its socket: a stream, which `carry` brings along when it is open.
+    """A TCPConnection takes this for its socket: it is a stream, which `carry` brings along when it is open.
 
     Like a socket's, its write buffer is above its limit for a moment only, and reading pauses between two pieces.
     """
@@ -75,7 +76,7 @@ class CircuitSocket(asyncio.Transport):
         self._over = False
         self._ways: list[asyncio.Task[None]] = []
 
-    # What the connection calls
+    # Called by the connection
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._over or not data:
@@ -120,7 +121,7 @@ class CircuitSocket(asyncio.Transport):
     def abort(self) -> None:
         self._end(None)
 
-    # Who has the stream calls
+    # Called by the owner of the stream
 
     async def carry(self, stream: Stream) -> None:
         """Carries bytes both ways until the connection ends. Raises ConnectionLost if some that were written could
@@ -167,7 +168,7 @@ class CircuitSocket(asyncio.Transport):
                 self._protocol.resume_writing()
 
     def _take(self) -> list[memoryview]:
-        """What fits into one message."""
+        """As much as fits into one message."""
         pieces, room = [], PIECE
         while self._outgoing and len(self._outgoing[0]) <= room:
             pieces.append(self._outgoing.popleft())

@@ -74,7 +74,7 @@ class DialForReply(msgspec.Struct, frozen=True):
 
 
 class Proof(msgspec.Struct, frozen=True, tag="proof"):
-    """What a probe carries that was asked for."""
+    """A probe that was asked for carries this."""
 
     nonce: Nonce
 
@@ -187,7 +187,7 @@ class DialBackService:
 
 
 def read_probe(message: bytes) -> ProbeMessage | None:
-    """What a probe says; None if it cannot be read."""
+    """Reads what came on a probe; None if it cannot be read."""
     try:
         found = decode_header(ProbeMessage, message)
     except ProtocolViolation:

@@ -1,4 +1,4 @@
-"""What a peer sees of where it stands: the interfaces of this machine, what its user states, the port that its router
+"""A peer sees where it stands: by the interfaces of this machine, what its user states, the port that its router
 opened, and the hosts at which contacts are and see it."""
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _network(host: str, netmask: str | None) -> Network:
 
 
 async def _resolved(addresses: Sequence[str]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
-    """What the user states, with IP addresses for host names, which other peers do not resolve; and the names, each
+    """The user's statements, with IP addresses for host names, which other peers do not resolve; and the names, each
     with its addresses. A name that cannot be resolved now has none, and is warned of."""
     literals: dict[str, None] = {}
     names: dict[str, tuple[str, ...]] = {}

@@ -121,7 +121,7 @@ class _OwnEnd:
 
 @dataclass
 class _Kept:
-    """What an asked end keeps until it is told to go."""
+    """An asked end keeps this until it is told to go."""
 
     end: _OwnEnd
     purpose: Purpose
@@ -177,7 +177,7 @@ class Puncher:
         self._event.set()
 
     def translation(self, family: Family) -> Translation | None:
-        """What this peer's routers do, as far as it was found out in the last ten minutes."""
+        """How this peer's routers translate, as far as it was found out in the last ten minutes."""
         kind, at = self._translations.get(family, (None, 0.0))
         return kind if kind is not None and loop_time() - at < _TRANSLATION_SECONDS else None
 
@@ -310,7 +310,7 @@ class Puncher:
         return met
 
     async def _say(self, peer: PeerID, go: Go) -> Went | None:
-        """What became of it at the other end; None: it refuses, or cannot be asked any more."""
+        """Tells the other end to go, and returns its answer. None: it refuses, or cannot be asked any more."""
         try:
             return await self._endpoint.call(peer, GO, go, Went, timeout=_MEET_SECONDS + _SLACK)
         except NetworkError as error:

@@ -58,8 +58,8 @@ def behind_one_router(pairs: Iterable[Pair]) -> bool:
 
 
 def nearby(addresses: Iterable[str], is_near: Callable[[str], bool]) -> tuple[str, ...]:
-    """Of the addresses that an end in the same LAN says it listens at, those in a network that this machine is in; none
-    of this machine's loopback."""
+    """Takes those of the addresses, named by an end in the same LAN, that are in a network of this machine; none of
+    this machine's loopback."""
     found: dict[str, None] = {}
     for text in addresses:
         try:

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReachOptions:
-    """What the user wants of reach, and when it is checked."""
+    """The user's wishes for reach, and when it is checked."""
 
     port_mapping: bool = True  # ask the router to let others in where it does not
     relay: bool = False  # carry the connections of others who cannot dial each other
@@ -132,7 +132,7 @@ class Reach:
         if mapping is not None:
             await mapping.withdraw()
 
-    # What is known
+    # Knowledge
 
     @property
     def dialable(self) -> bool | None:
@@ -149,11 +149,11 @@ class Reach:
         return max(able or [verdict.scope for verdict in self.verdicts] or [Scope.HOST])
 
     def sentence(self) -> str:
-        """What all this means for taking part, for people."""
+        """Says in one sentence how this peer takes part."""
         relays = len(self.endpoint.addresses) - len(self.endpoint.direct_addresses)
         return in_words(self.verdicts, self.dialable, wished=self._wish, relays=relays)
 
-    # What happens
+    # Events
 
     def _on_event(self, event: events.Event) -> None:
         match event:
@@ -257,8 +257,8 @@ class Reach:
         self._conclude()
 
     def _forget(self, left: set[Family], before: Surroundings) -> None:
-        """What was found out in the families in which an address is gone. Peers that are still connected are met
-        again."""
+        """Forgets what was found out in the families in which an address is gone. Peers that are still connected are
+        met again."""
         was_beyond = bool(before.those_beyond(self.evidence.sightings))
         self._checked_at = float("-inf")  # the next check waits for nothing but contacts
         self._doubts.forget(None)

@@ -1,4 +1,4 @@
-"""What clients and relays say to each other. docs/protocol.md describes the order."""
+"""Messages between clients and relays. docs/protocol.md describes the order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Connect(msgspec.Struct, frozen=True):
 
 
 class Incoming(msgspec.Struct, frozen=True):
-    """Somebody wants to talk to you. Who that is, he proves himself; `source` is what the relay says."""
+    """Somebody wants to talk to you, and proves who it is; `source` is only what the relay says."""
 
     source: PeerID
 

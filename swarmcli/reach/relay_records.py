@@ -27,7 +27,7 @@ _NOT_YET = 5.0  # seconds until a peer that could not be dialed, or reached nobo
 
 
 class RelayRecord(msgspec.Struct, frozen=True):
-    """What a relay says of itself."""
+    """A relay says this of itself."""
 
     addresses: Annotated[
         tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS)], ...],

@@ -41,7 +41,7 @@ _OTHER_DESCRIPTORS = 256  # that this process may need besides those of its rela
 
 @dataclass(frozen=True, slots=True)
 class RelayBudgets:
-    """What a relay gives, at most. Sizes in bytes, times in seconds. A network is a /24, or a /48 of IPv6."""
+    """A relay gives so much at most. Sizes in bytes, times in seconds. A network is a /24, or a /48 of IPv6."""
 
     reservations: int = 1024  # clients that can be reached through this relay …
     reservations_per_network: int = 32  # … of which so many may be in one network
@@ -54,7 +54,7 @@ class RelayBudgets:
     circuits_per_network_and_target: int = 24  # so that dialers of one network do not use up a client's
     connects_per_second: float = 8.0  # attempts by one network, and to one client, in the long run …
     connects_at_once: float = 96.0  # … and in a burst: sixteen peers that find each other, each with some streams
-    # Of these by one network to one client, so that no network uses up what a client's others need.
+    # By one network to one client, so that no network uses up what a client's others need.
     connects_per_second_to_target: float = 1.0
     connects_at_once_to_target: float = 24.0
     # Bytes per second that are passed on in all, and not more than half of what its user lends of the link; None: any.
@@ -79,7 +79,7 @@ class RelayBudgets:
 
 @dataclass(frozen=True, slots=True)
 class RelayStatistics:
-    """What a relay does at one moment, and has done."""
+    """A relay's work at one moment, and since its start."""
 
     reservations: int
     circuits: int
@@ -226,7 +226,7 @@ class Relay:
             self._used -= Counter(keys)
 
     def _admitted(self, source: PeerID, target: PeerID, near: Stream) -> tuple[Hashable, ...]:
-        """What the circuit is counted under. Raises CallRefused."""
+        """Returns the keys under which the circuit is counted. Raises CallRefused."""
         budgets, seen, there = self._budgets, self._endpoint.seen(source), self._endpoint.seen(target)
         if target in (self._endpoint.peer_id, source):
             self._refuse("loop", "the two ends of a circuit and its relay are three peers")
@@ -315,7 +315,7 @@ class Relay:
 
 
 def _affordable(budgets: RelayBudgets) -> RelayBudgets:
-    """What can be kept with the descriptors that the system allows this process."""
+    """Lowers budgets to what the descriptors allow that the system gives this process."""
     wanted = budgets.reservations + 2 * budgets.circuits + _OTHER_DESCRIPTORS
     allowed = allow_descriptors(wanted)
     share = (allowed - _OTHER_DESCRIPTORS) / (wanted - _OTHER_DESCRIPTORS)

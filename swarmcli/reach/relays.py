@@ -198,7 +198,8 @@ class Relays:
         return in_turns(free or elsewhere or candidates, lambda each: each.network, self._endpoint.random)[0]
 
     async def _candidates(self) -> list[_Candidate]:
-        """Who would relay, by asking: the connected contacts, and some of those that advertise themselves."""
+        """Asks the connected contacts, and some of the relays that advertise themselves; returns those that would
+        relay."""
         now, own = loop_time(), self._endpoint.peer_id
 
         def may_be_asked(peer: PeerID) -> bool:

@@ -1,4 +1,4 @@
-"""What a peer concludes about who can dial it: one verdict for each family of addresses. Pure logic, no I/O.
+"""A peer concludes who can dial it: one verdict for each family of addresses. Pure logic, no I/O.
 
 The evidence is what contacts see (where they are, at which address they see this peer), whether somebody's dial came in
 at the listener, and what became of the dial-backs that were asked for. Nobody's word counts alone: that a dial worked
@@ -29,7 +29,7 @@ _MAX_REMEMBERED = 4096  # hosts of which a peer remembers whether they are near:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Who can dial this peer at its addresses of one family."""
+    """Says who can dial this peer at its addresses of one family."""
 
     family: Family
     scope: Scope  # how far away those are who can dial it; of one whom nobody can dial, who would want to
@@ -82,8 +82,8 @@ class Surroundings:
         return scope_of(sighting.host) is Scope.INTERNET or self._translated(sighting)
 
     def those_beyond(self, sightings: Iterable[Sighting]) -> list[Sighting]:
-        """Of all contacts, those beyond. That a private network lies behind a router is told by contacts alone, so
-        most of those have to say it who stand in any: one liar must not make a client of a peer of a large house."""
+        """The contacts beyond. Contacts alone tell that a private network lies behind a router, so most of those in any
+        private network have to say it: one liar must not make a client of a peer of a large house."""
         far = [sighting for sighting in sightings if not self.is_near(sighting.host)]
         private = [sighting for sighting in far if scope_of(sighting.host) is not Scope.INTERNET]
         translated = sum(map(self._translated, private))
@@ -147,7 +147,7 @@ def _judge_within(
     """Where nobody of this family is beyond this peer's own network."""
     if beyond_elsewhere and not seen:
         return Verdict(family, Scope.INTERNET, None, (), "not checked")
-    # What its own addresses promise: that contacts nearby have met it does not mean that others cannot.
+    # Its own addresses decide: that contacts nearby have met it does not mean that others cannot.
     scopes = [scope_of(host_of(address)) for address in own]
     scope = max((Scope.LAN if each is None else each for each in scopes), default=Scope.HOST)
     return Verdict(family, scope, bool(own), own, "assumed")
@@ -156,8 +156,8 @@ def _judge_within(
 def _proven(
     own: tuple[str, ...], neighbours: bool, asks: Collection[Ask], stated: tuple[str, ...]
 ) -> tuple[tuple[str, ...], How]:
-    """What to announce once somebody from beyond has come in: the address that most networks were told to dial, and
-    behind it this peer's own ones for contacts nearby (a router need not let them through by the outer one)."""
+    """Chooses what to announce once somebody from beyond has come in: the address that most networks were told to dial,
+    and behind it this peer's own ones for contacts nearby (a router need not let them through by the outer one)."""
     votes = Counter({ask.address: 0 for ask in asks})
     for address in {(ask.network, ask.address) for ask in asks if ask.proved}:
         votes[address[1]] += 1

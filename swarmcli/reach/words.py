@@ -1,4 +1,4 @@
-"""What a peer's reach means for taking part, for people."""
+"""A peer's reach in one sentence for people."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class ControlPool:
         relay = parse_address(connection.remote_address).relay if connection.relayed else None
         through = self.current(relay) if relay is not None else None
         if through is not None and not through.connection.relayed:
-            # Of the relay's own network: relays are identities too, so their ids alone would bound nothing.
+            # It counts in the relay's own network: relays are identities too, so their ids alone would bound nothing.
             return Prefix("relay", prefix_of_address(through.connection.remote_address).network)
         return prefix_of_address(connection.remote_address)
 
@@ -174,7 +174,7 @@ class ControlPool:
                 continue
             if channel is better or better is None or better.boot_id is None or channel.unfinished:
                 continue
-            # Of several connections that one end dialed at once, the ends may have seen different ones come last. Were
+            # Where one end dialed several at once, the two ends may have seen different ones come last. Were
             # both as patient, each could close the one that the other prefers, at the same moment.
             patience = _SURPLUS_LIFE if self._context.peer_id < channel.peer_id else 3 * _SURPLUS_LIFE
             if now - max(channel.used_at, better.opened_at) >= patience:
@@ -275,7 +275,7 @@ class ControlPool:
             self._context.tasks.spawn(self._part(victim, "too many connections"))
 
     def _standing(self, channel: ControlChannel) -> tuple[bool, bool, bool, float]:
-        """What speaks for keeping a connection: that this peer wants it, that it has stood for long, that it is used.
+        """Reasons to keep a connection: that this peer wants it, that it has stood for long, that it is used.
 
         Calls of the other end come last, since it can always have some under way.
         """
@@ -328,7 +328,7 @@ def _horizon(connection: Connection) -> Scope:
 
 
 def _end_one(pair: _Pair) -> None:
-    """Of a peer that dials on and on: the oldest connection, one without calls before others."""
+    """Ends the oldest connection of a peer that dials on and on, one without calls before others."""
     # One that has been ended is in the list until the loop says so: several may come before that.
     others = [channel for channel in pair.channels if channel is not pair.current and not channel.ending]
     if others:

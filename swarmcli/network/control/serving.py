@@ -19,7 +19,7 @@ _UNREAD = "too many bytes of answers that were not read"
 
 
 class IncomingCalls:
-    """What the other end asks for on one connection."""
+    """Answers the calls of the other end of one connection."""
 
     def __init__(self, connection: Connection, context: EndpointContext, prefix: Prefix) -> None:
         self._connection = connection
@@ -123,8 +123,8 @@ class IncomingCalls:
         return task
 
     def _begin_reply(self, reply: Answer | Failure | BulkDenied) -> bytes:
-        """What to send. A peer that asks and does not read the answers is not read either, and large answers become
-        refusals."""
+        """Encodes a reply, and charges it. A peer that asks and does not read the answers is not read either, and large
+        answers become refusals."""
         data = encode(reply)
         if not self._replies.charge(len(data)):
             if isinstance(reply, Answer):

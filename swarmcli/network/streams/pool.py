@@ -134,7 +134,7 @@ class StreamPool:
                 most = max(holders, key=lambda c: (ledger.of_identity(c.peer_id), c.account.held))
                 most.reset("its memory is needed")
 
-    # What channels and peers say
+    # Called by channels, and for peers
 
     def _offered(self, channel: StreamChannel, token: int) -> bool:
         future = self._streams(channel.peer_id).requests.pop(token, None)
@@ -223,7 +223,7 @@ class StreamPool:
         ways: list[Callable[[], Awaitable[StreamChannel]]] = [partial(self._dial, peer, direct)] if direct else []
         if control.connection.punched:
             return [partial(self._punch, peer), *ways, partial(self._relay, peer, relays)]
-        # Who has dialed the control connection knows where, whatever this peer announces.
+        # The end that has dialed the control connection knows where, whatever this peer announces.
         if self._context.direct or (came and not control.connection.relayed):
             ways.insert(0 if came else len(ways), partial(self._ask, control, streams))
         return [*ways, partial(self._relay, peer, relays)] if relays else ways

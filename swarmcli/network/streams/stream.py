@@ -262,7 +262,7 @@ class Stream:
             self._error_seen = True
 
     def unseen_failure(self) -> Exception | None:
-        """What the handler failed with, if nobody here was told yet."""
+        """The failure of the handler, if nobody here was told yet."""
         return self._error if isinstance(self._error, CallError) and not self._error_seen else None
 
     def stop_reading(self) -> None:

@@ -1,4 +1,4 @@
-"""What every transport gives: authenticated connections that carry frames.
+"""Every transport gives authenticated connections that carry frames.
 
 A frame is a short header and a raw payload, both bytes to this layer. Payloads are read straight into memory that
 the receiver names after it has seen the header, and written straight from the sender's memory.
@@ -26,7 +26,7 @@ Family = Literal["IPv4", "IPv6", "memory"]  # of addresses
 
 
 class Purpose(IntEnum):
-    """What a connection is for; the dialer says it in the handshake."""
+    """The use of a connection; the dialer says it in the handshake."""
 
     CONTROL = 0  # multiplexed calls and keepalives, one per pair of peers
     BULK = 1  # one stream at a time, so that it delays nobody
@@ -34,7 +34,7 @@ class Purpose(IntEnum):
 
 
 class Receiver(Protocol):
-    """Who a connection hands its frames to. All methods are called on the loop and must not block."""
+    """A connection hands its frames to this. All methods are called on the loop and must not block."""
 
     def payload_buffer(self, header: bytes, size: int) -> memoryview | None:
         """Memory of exactly `size` bytes to read the payload into. Called only if size > 0.
@@ -69,7 +69,7 @@ class Connection(Protocol):
 
     @property
     def bytes_waiting(self) -> int:
-        """Of these, how many are known not to have reached the other end yet."""
+        """So many of these are known not to have reached the other end yet."""
 
     @property
     def bytes_received(self) -> int:
@@ -116,7 +116,7 @@ class Transport(Protocol):
         """
 
     def own_addresses(self) -> tuple[str, ...]:
-        """What `listen` would return now: a machine may move to another network."""
+        """The addresses that `listen` would return now: a machine may move to another network."""
 
     async def dial(self, address: str, expected: PeerID | None, purpose: Purpose, timeout: float) -> Connection:
         """Connects; with `expected` only to that peer. Raises ConnectError and its kinds, or AddressError."""

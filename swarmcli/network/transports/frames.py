@@ -30,7 +30,7 @@ class PeerSaidGoodbye(ConnectionLost):
 
 
 def frame_start(header: bytes, payload_size: int, limits: Limits) -> bytes:
-    """What goes before the payload. Raises ValueError for a frame that the other end would not take."""
+    """Writes what goes before the payload. Raises ValueError for a frame that the other end would not take."""
     if len(header) > limits.max_message:
         raise ValueError(f"a header of {len(header)} bytes is above the limit of {limits.max_message}")
     if payload_size > limits.max_payload:

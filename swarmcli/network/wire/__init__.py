@@ -1,4 +1,4 @@
-"""What goes over the wire: messages, and how they become bytes."""
+"""Messages on the wire, and how they become bytes."""
 
 from swarmcli.network.wire.codec import convert, decode, encode
 

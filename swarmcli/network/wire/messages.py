@@ -1,4 +1,4 @@
-"""What endpoints say to each other, as typed messages. docs/protocol.md describes their order.
+"""Messages between endpoints, as types. docs/protocol.md describes their order.
 
 The headers of frames on a control connection are `ControlMessage`s, those on a bulk connection `BulkMessage`s. The
 message of a user is embedded in `body` as it is; the channel decodes it once it knows the type that the method takes.
@@ -21,14 +21,14 @@ MAX_METHOD = 128  # characters
 MAX_TEXT = 1000  # characters of words for people
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-# Of numbers that are added up or compared with others': far beyond what anybody counts or measures, and so small that
-# no sum of what messages carry is infinite. What is no number is refused as well.
+# Bounds numbers that are added up or compared with others': far beyond what anybody counts or measures, and so small
+# that no sum of what messages carry is infinite. What is no number is refused as well.
 MOST = 1e18
 Amount = Annotated[float, msgspec.Meta(ge=0, le=MOST)]
 Moment = Annotated[float, msgspec.Meta(ge=-MOST, le=MOST)]  # of swarm time
 Method = Annotated[str, msgspec.Meta(max_length=MAX_METHOD)]
 Words = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
-# What a peer writes here is read by `addresses.readable`, which leaves out what is no address, or one too many: a
+# `addresses.readable` reads what a peer writes here, and leaves out what is no address, or one too many: a
 # sloppy peer loses these, and not its connections. The bounds are of what is taken in at all.
 Addresses = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=4096)], ...], msgspec.Meta(max_length=64)]
 FailureKind = Literal["unknown method", "refused", "error", "cancelled"]
@@ -148,7 +148,7 @@ BulkMessage: TypeAlias = Offer | Open | Piece | Finish | Done | Failed
 
 
 def failed(error: Exception, method: str, peer: PeerID) -> Failed:
-    """What goes back to the peer whose request failed here. Logs what is not a refusal."""
+    """Answers the peer whose request failed here. Logs what is not a refusal."""
     if isinstance(error, CallRefused):
         return Failed("refused", error.code[:MAX_TEXT], str(error)[:MAX_TEXT])
     if isinstance(error, SwarmError):  # an ordinary misfortune, such as a third peer that is gone

@@ -92,7 +92,7 @@ class Method(Protocol):
 
 
 def outer_host(text: str) -> str:
-    """What a gateway claims to be its outer address, as an IP literal. Raises GatewayError."""
+    """The outer address that a gateway claims, as an IP literal. Raises GatewayError."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

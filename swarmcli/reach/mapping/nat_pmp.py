@@ -73,7 +73,7 @@ class NatPMP:
         return await self._exchange(question, lambda answer: read_granted(answer, port))
 
     async def _exchange(self, question: bytes, read: Callable[[bytes], T | None]) -> T:
-        """What `read` makes of the first datagram that it takes for an answer. Raises GatewayError if none comes."""
+        """Sends a question, and reads the first datagram that `read` takes for an answer. Raises GatewayError."""
         loop, gateway = asyncio.get_running_loop(), self._gateway
         try:
             # Connected: the system drops what comes from anybody but the gateway's port.
@@ -103,7 +103,7 @@ def read_address(answer: bytes) -> str | None:
 
 
 def read_granted(answer: bytes, port: int) -> Granted | None:
-    """What a gateway grants for this port."""
+    """Reads a grant for this port."""
     if not _answers(answer, _MAP_TCP) or len(answer) != _HEADER.size + _MAPPED.size:
         return None
     inner, outer, seconds = _MAPPED.unpack_from(answer, _HEADER.size)

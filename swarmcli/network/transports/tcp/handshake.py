@@ -212,7 +212,7 @@ def _expect(kind: Kind, message: Message, length: int | None = None) -> bytes:
 
 
 def tls_failure(error: ssl.SSLError) -> HandshakeError:
-    """What a failed TLS handshake says about the other end."""
+    """A failed TLS handshake, as an error that says what the other end is."""
     if error.reason in ("HTTP_REQUEST", "WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "UNEXPECTED_MESSAGE"):
         return Refused("no TLS", "the other end is another program: it does not speak TLS")
     return Refused("no swarm TLS", f"the other end is another program: its TLS is not a swarm peer's ({error.reason})")

@@ -18,7 +18,7 @@ from swarmcli.network.addresses import Address, parse_address
 from swarmcli.network.identity import PeerID
 from swarmcli.network.transports.base import Connection, Family, Purpose
 
-# What the transport does with a socket that is connected: the handshake, as the end that leads it or not.
+# The transport takes over a socket that is connected: the handshake, as the end that leads it or not.
 Greet: TypeAlias = Callable[[socket.socket, PeerID | None, Purpose, bool], Awaitable[Connection]]
 
 _FAMILIES = {"IPv4": socket.AF_INET, "IPv6": socket.AF_INET6}

@@ -1,4 +1,4 @@
-"""What only some systems can tell or be told about a socket. Elsewhere peers work without it, a little slower."""
+"""Calls on a socket that only some systems have. Elsewhere peers work without it, a little slower."""
 
 from __future__ import annotations
 

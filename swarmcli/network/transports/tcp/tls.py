@@ -120,7 +120,7 @@ class TLSReader(FrameReader):
 
     @property
     def bytes_received(self) -> int:
-        """Of the record that is under way, too: where little may come in it takes seconds, and its sender is not
+        """Counts the record that is under way, too: where little may come in it takes seconds, and its sender is not
         silent."""
         return self._decrypted + max(0, self.fed - _RECORD_OVERHEAD)
 

@@ -280,8 +280,8 @@ class TCPTransport:
 
 
 def _affordable(limits: Limits) -> Limits:
-    """What can be kept with the descriptors that the system allows this process: most allow 1024 unless they are asked
-    for more, and strangers in two networks would take all of them."""
+    """Lowers the limits to what the descriptors allow that the system gives this process: most allow 1024 unless they
+    are asked for more, and strangers in two networks would take all of them."""
     allowed = allow_descriptors(limits.budgets.descriptors)
     budgets = limits.budgets.within(allowed)
     if budgets is limits.budgets:
