@@ -18,8 +18,6 @@ from swarmcli.reach.relay_records import MAX_RECORDS, RELAYS_KEY, RelayRecord, r
 from swarmcli.reach.relaying import Relay, RelayBudgets
 from swarmcli.reach.relays import Relays
 
-FIRST_VERDICT_SECONDS = 3.0  # that a peer with contacts beyond its own network waits to know whether it can be dialed
-
 
 class RelayDirectory:
     """Reads and writes the records of relays. Without a node it knows nothing: reach begins before there is one."""
@@ -105,5 +103,5 @@ async def join(
     node = await DHTNode.create(endpoint, initial_peers=initial_peers, owns_endpoint=False, **node_options)
     ends.push_async_callback(node.shutdown)
     directory.node = node
-    await reach.settle(FIRST_VERDICT_SECONDS)
+    await reach.settle(options.checks.first)
     return node, reach

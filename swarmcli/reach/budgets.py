@@ -34,6 +34,7 @@ class DialLimits:
         )
 
 
+LEAST_PORT = 1024  # that is dialed where others point to: servers listen below, and routers show no client there
 TRIES = 3  # of one attempt to punch; each sends one SYN
 MAX_NEARBY = 3  # addresses of one LAN that are dialed
 

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from swarmcli.backoff import Backoff
@@ -43,14 +44,6 @@ from swarmcli.reach.relay_messages import CONNECT, INCOMING, PIECE, WINDOW, Conn
 logger = logging.getLogger(__name__)
 
 _DATA = Data()
-# One relay brings so many strangers at the same time; further ones are refused. There is no bound of all relays
-# together: one that holds handshakes open would keep out what the others bring, and this peer chooses how many relays
-# it has.
-_MAX_HANDSHAKES = 32
-# … and per second, in the long run and at once: each takes some milliseconds of the processor. More than an honest
-# relay lets through to one client (`RelayBudgets.connects_per_second`).
-_HANDSHAKE_RATE = 16.0, 128.0
-
 Lookup = Callable[[PeerID], Awaitable[Sequence[str]]]
 
 
@@ -202,13 +195,28 @@ class CircuitSocket(asyncio.Transport):
             asyncio.get_running_loop().call_soon(self._protocol.connection_lost, error)
 
 
+@dataclass(frozen=True, slots=True)
+class CircuitLimits:
+    """How much one relay may bring. There is no bound of all relays together: one that holds handshakes open would keep
+    out what the others bring, and this peer chooses how many relays it has."""
+
+    handshakes: int = 32  # of strangers at the same time; further ones are refused …
+    # … and per second, in the long run and at once: each takes some milliseconds of the processor. More than an honest
+    # relay lets through to one client (`RelayBudgets.connects_per_second`).
+    rate: tuple[float, float] = (16.0, 128.0)
+    lookup_pause: float = 30.0  # seconds until one that was not found is looked up again: any peer may name any relay
+
+
 class RelayTransport:
     """Implements `base.Transport` for addresses `relay://<relay>/<peer>`, by streams of an endpoint."""
 
     scheme: Scheme = "relay"
 
-    def __init__(self, endpoint: Endpoint, lookup: Lookup | None = None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, lookup: Lookup | None = None, bounds: CircuitLimits = CircuitLimits()
+    ) -> None:
         """`lookup(relay)` finds where a relay can be dialed of which this endpoint knows nothing."""
+        self._bounds = bounds
         self.identity = endpoint.identity
         self.limits = endpoint.limits
         self.relays: set[PeerID] = set()  # that hold a reservation of this peer: only these may bring connections
@@ -218,10 +226,9 @@ class RelayTransport:
         self._shared = Shared(endpoint.identity, endpoint.limits)
         self._tasks = TaskOwner()
         self._needed: Counter[PeerID] = Counter()  # relays to which a stream is being opened
-        # Seconds until a relay that was not found is looked up again: any peer may name any relay.
-        self._unknown = Backoff[PeerID](first=30.0, longest=30.0)
+        self._unknown = Backoff[PeerID](bounds.lookup_pause, bounds.lookup_pause)  # relays that were not found
         self._handshakes: Counter[PeerID] = Counter()  # of incoming connections, by the relay that brings them
-        self._rates = Meter(relay=_HANDSHAKE_RATE)  # of these
+        self._rates = Meter(relay=bounds.rate)  # of these
 
     @property
     def refusals(self) -> Counter[str]:
@@ -327,7 +334,7 @@ class RelayTransport:
     async def _incoming(self, relay: PeerID, stream: Stream, accept: Accept) -> None:
         if relay not in self.relays or stream.relayed:
             raise CallRefused("unwanted", "this peer has no reservation there")
-        if self._handshakes[relay] >= _MAX_HANDSHAKES or not self._rates.take(loop_time(), relay=relay):
+        if self._handshakes[relay] >= self._bounds.handshakes or not self._rates.take(loop_time(), relay=relay):
             raise CallRefused("busy", "too many handshakes at once")
         connection = self._shared.listening(self.membership, relayed=True)
         self._admit(connection, relay, accept)

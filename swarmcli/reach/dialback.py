@@ -14,6 +14,7 @@ with it, and budgets bound how many there are.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -26,7 +27,7 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.token_bucket import Meter
 from swarmcli.network.wire.codec import decode_header, encode
-from swarmcli.reach.budgets import DialLimits
+from swarmcli.reach.budgets import LEAST_PORT, DialLimits
 from swarmcli.reach.verdict import family_of, host_of, network_of
 
 logger = logging.getLogger(__name__)
@@ -36,10 +37,6 @@ DIAL_FOR = "reach.dialfor"
 
 NONCE_BYTES = 16
 MAX_KNOWN = 64  # peers that an asker names as known to it
-_CALL_SECONDS = 2.0  # for a third peer's yes
-_DIAL_SECONDS = 5.0  # that a dial for somebody may take
-_LOWEST_PORT = 1024  # that a third peer dials; behind those below stand services of others
-_DELEGATES = 2  # third peers that are asked before the contact dials by itself
 
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -88,15 +85,25 @@ class Wish(msgspec.Struct, frozen=True, tag="wish"):
 ProbeMessage: TypeAlias = Proof | Wish
 
 
+@dataclass(frozen=True, slots=True)
+class DialBackOptions:
+    """How a contact has others dialed. Times in seconds."""
+
+    call: float = 2.0  # for a third peer's yes
+    dial: float = 5.0  # that a dial for somebody may take
+    delegates: int = 2  # third peers that are asked before the contact dials by itself
+    limits: DialLimits = DialLimits()
+
+
 class DialBackService:
     """Dials for others, within its budget."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self._limits = DialLimits()
-        self._budget = self._limits.meter()  # for those who ask for themselves …
+    def __init__(self, endpoint: Endpoint, options: DialBackOptions = DialBackOptions()) -> None:
+        self._endpoint, self._options = endpoint, options
+        meter = options.limits.meter
+        self._budget = meter()  # for those who ask for themselves …
         # … and for those whom others name: what is only named must not use up what its neighbours ask for themselves.
-        self._callers, self._named = self._limits.meter(), self._limits.meter()
+        self._callers, self._named = meter(), meter()
         self._dials, self._dials_for = TaskOwner(), TaskOwner()
         self.dials = 0  # made so far, for anybody
 
@@ -119,8 +126,8 @@ class DialBackService:
         host = plain_host(request.address)
         if scope_of(host) is not Scope.INTERNET or request.peer == self._endpoint.peer_id:
             raise CallRefused("scope", "only hosts of the internet are dialed for others")
-        if parse_address(request.address).port < _LOWEST_PORT:
-            raise CallRefused("port", f"only ports from {_LOWEST_PORT} on are dialed for others")
+        if parse_address(request.address).port < LEAST_PORT:
+            raise CallRefused("port", f"only ports from {LEAST_PORT} on are dialed for others")
         self._spend(self._dials_for, peer, (self._callers, caller), (self._named, host))
         self._dials_for.spawn(self._dial(request.peer, request.address, request.nonce))
         return DialForReply()
@@ -150,7 +157,7 @@ class DialBackService:
 
     def _spend(self, dials: TaskOwner, peer: PeerID, *counted: tuple[Meter, str]) -> None:
         """Raises CallRefused if no more dials are made for this peer, or for the network of a host, or at all."""
-        busy = len(dials) >= self._limits.under_way
+        busy = len(dials) >= self._options.limits.under_way
         if busy or not all(meter.take(loop_time(), peer=peer, network=network_of(host)) for meter, host in counted):
             raise CallRefused("busy", "enough dials for now; ask again in some minutes")
 
@@ -158,7 +165,7 @@ class DialBackService:
         for third in () if request.yourself else self._thirds(peer, address, {peer, *request.known}):
             try:
                 wish = DialForRequest(peer, address, request.nonce)
-                await self._endpoint.call(third, DIAL_FOR, wish, DialForReply, timeout=_CALL_SECONDS)
+                await self._endpoint.call(third, DIAL_FOR, wish, DialForReply, timeout=self._options.call)
                 return
             except NetworkError:
                 continue
@@ -176,12 +183,12 @@ class DialBackService:
                 place = host_of(seen.remote_address)
                 if family_of(place) == family_of(host) and network_of(place) != network_of(host):
                     found.append(third)
-        return self._endpoint.random.sample(found, min(_DELEGATES, len(found)))
+        return self._endpoint.random.sample(found, min(self._options.delegates, len(found)))
 
     async def _dial(self, peer: PeerID, address: str, nonce: bytes) -> None:
         self.dials += 1
         try:
-            await self._endpoint.probe(address, peer, encode(Proof(nonce)), timeout=_DIAL_SECONDS)
+            await self._endpoint.probe(address, peer, encode(Proof(nonce)), timeout=self._options.dial)
         except NetworkError as error:
             logger.debug("%s cannot be dialed back: %s", peer.short, error)
 

@@ -46,6 +46,7 @@ class CheckOptions:
     after_a_fault: float = 60.0  # from a check that ended in a fault of our own to the next one
     look: float = 5.0  # between two looks at the interfaces: laptops change their network
     reconnected: float = 2.0  # after a wake-up, when contacts should be connected again
+    first: float = 3.0  # that a peer with contacts beyond its network waits at its start to know where it stands
     patience: float = 2.0  # for a dial-back before its silence counts; a nonce that comes later still counts …
     shortest_patience: float = 1.0  # … and with contacts next door: machines are busy when they start
     glance: float = 0.2  # between two looks at who can be asked, while a check runs

@@ -52,22 +52,27 @@ MAX_NAMED = 4
 AddressText = Annotated[str, msgspec.Meta(max_length=128)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
-_ASK_SECONDS = 12.0  # for the other end to open its ports
-_MEET_SECONDS = 6.0  # from "go" to the end of the handshake
-# For a dial inside this network, which takes milliseconds; one that fails is given all of it, so that the time of an
-# answer does not tell a stranger whether a host is there, or a port open.
-_NEARBY_SECONDS = 2.0
-_KEEP_SECONDS = 20.0  # that an asked end keeps its ports open
-_MAX_KEPT = 64  # attempts of others at the same time …
-_MAX_KEPT_PER_PEER = 16
-_MAX_OWN = 4  # own attempts at control connections at the same time
-_MAX_OWN_BULK = 12  # the same of bulk connections; fewer than _MAX_KEPT_PER_PEER
-_MAX_LISTENERS = 4  # that are asked how a port is seen, one after the other
-_TRANSLATION_SECONDS = 600.0  # for which the kind of translation is taken to stay as it is
-_BULK_PAUSE = 30.0  # seconds of circuits for a pair after a bulk connection could not be made directly
-_SLACK = 2.0  # seconds for a question and its answer on their way
-_LOOK_ANYWAY = 30.0  # a direct connection may be lost beside a relayed one, which is no event
-_LOOK_SECONDS = 0.25  # until a new connection's round trip is known
+
+@dataclass(frozen=True, slots=True)
+class PunchOptions:
+    """How long the two ends wait for each other, and how many attempts there are at a time. Times in seconds."""
+
+    ask: float = 12.0  # for the other end to open its ports
+    meet: float = 6.0  # from "go" to the end of the handshake
+    # For a dial inside this network, which takes milliseconds. One that fails is given all of it: the time of an answer
+    # must not tell a stranger whether a host is there, or a port open.
+    nearby: float = 2.0
+    slack: float = 2.0  # for a question and its answer on their way
+    keep: float = 20.0  # that an asked end keeps its ports open
+    kept: int = 64  # attempts of others at the same time …
+    kept_per_peer: int = 16
+    own: int = 4  # own attempts at control connections at the same time
+    own_bulk: int = 12  # the same of bulk connections; fewer than `kept_per_peer`
+    listeners: int = 4  # that are asked how a port is seen, one after the other
+    translation: float = 600.0  # for which the kind of translation is taken to stay as it is
+    bulk_pause: float = 30.0  # of circuits for a pair after a bulk connection could not be made directly
+    look_anyway: float = 30.0  # a direct connection may be lost beside a relayed one, which is no event
+    look: float = 0.25  # until a new connection's round trip is known
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -132,18 +137,21 @@ class _Kept:
 class Puncher:
     """Leaves relays for direct connections wherever that is possible."""
 
-    def __init__(self, endpoint: Endpoint, *, around: Callable[[], Surroundings]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, *, around: Callable[[], Surroundings], options: PunchOptions = PunchOptions()
+    ) -> None:
         """`around` says what this machine's interfaces are at the moment."""
+        self._options = options
         self.attempts = 0  # at control connections, so far …
         self.successes = 0  # … that worked
         self._endpoint = endpoint
         self._around = around
         self._patience = Patience()
-        self._bulk_pauses = Backoff[PeerID](_BULK_PAUSE, _BULK_PAUSE)
+        self._bulk_pauses = Backoff[PeerID](options.bulk_pause, options.bulk_pause)
         self._dials = {Purpose.CONTROL: CONTROL_LIMITS.meter(), Purpose.BULK: BULK_LIMITS.meter()}
         self._asks = {Purpose.CONTROL: ASK_LIMITS.meter(), Purpose.BULK: BULK_LIMITS.meter()}
         self._near_dials = NEAR_LIMITS.meter()
-        self._bulk_turns = asyncio.Semaphore(_MAX_OWN_BULK)
+        self._bulk_turns = asyncio.Semaphore(options.own_bulk)
         self._translations: dict[Family, tuple[Translation, float]] = {}  # with the time at which it was found
         self._outer_hosts: dict[Family, str] = {}  # where this peer was seen last, when somebody said so
         self._relayed: set[PeerID] = set()  # of these, as far as it was noticed …
@@ -179,7 +187,7 @@ class Puncher:
     def translation(self, family: Family) -> Translation | None:
         """How this peer's routers translate, as far as it was found out in the last ten minutes."""
         kind, at = self._translations.get(family, (None, 0.0))
-        return kind if kind is not None and loop_time() - at < _TRANSLATION_SECONDS else None
+        return kind if kind is not None and loop_time() - at < self._options.translation else None
 
     # ---- when
 
@@ -195,10 +203,10 @@ class Puncher:
     def _begin_due(self) -> float:
         """Begins the attempts that are due; the seconds until the next one may be."""
         now, own = loop_time(), self._endpoint.peer_id
-        if now - self._looked_at >= _LOOK_ANYWAY:
+        if now - self._looked_at >= self._options.look_anyway:
             self._looked_at = now
             self._relayed = set(self._endpoint.connected())
-        soonest = now + _LOOK_ANYWAY
+        soonest = now + self._options.look_anyway
         for peer in sorted(self._relayed - self._under_way):
             seen = self._endpoint.seen(peer)
             if seen is None or not seen.relayed:
@@ -206,12 +214,12 @@ class Puncher:
                 continue
             due = self._patience.due(peer)
             if self._endpoint.round_trip(peer) is None:  # and so it has not even said where it can be dialed
-                due = max(due, now + _LOOK_SECONDS)
-            if due <= now and len(self._under_way) < _MAX_OWN and (own < peer or self._direct(peer)):
+                due = max(due, now + self._options.look)
+            if due <= now and len(self._under_way) < self._options.own and (own < peer or self._direct(peer)):
                 self._under_way.add(peer)
                 self._tasks.spawn(self._leave_relay(peer))
             else:
-                soonest = min(soonest, max(due, now + _LOOK_SECONDS))
+                soonest = min(soonest, max(due, now + self._options.look))
         return soonest - now
 
     def _direct(self, peer: PeerID) -> tuple[str, ...]:
@@ -287,7 +295,7 @@ class Puncher:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._prepare(own))
-                ready = group.create_task(self._endpoint.call(peer, ASK, ask, Ready, timeout=_ASK_SECONDS))
+                ready = group.create_task(self._endpoint.call(peer, ASK, ask, Ready, timeout=self._options.ask))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return ready.result()
@@ -312,7 +320,7 @@ class Puncher:
     async def _say(self, peer: PeerID, go: Go) -> Went | None:
         """Tells the other end to go, and returns its answer. None: it refuses, or cannot be asked any more."""
         try:
-            return await self._endpoint.call(peer, GO, go, Went, timeout=_MEET_SECONDS + _SLACK)
+            return await self._endpoint.call(peer, GO, go, Went, timeout=self._options.meet + self._options.slack)
         except NetworkError as error:
             logger.debug("%s did not go: %s", peer.short, error)
             return None
@@ -338,11 +346,11 @@ class Puncher:
             raise CallRefused("purpose", "there is no direct connection that this one could stand beside")
         of_peer = sum(owner == peer for owner, _ in self._kept)
         key = peer, ask.number
-        if key in self._kept or len(self._kept) >= _MAX_KEPT or of_peer >= _MAX_KEPT_PER_PEER:
+        if key in self._kept or len(self._kept) >= self._options.kept or of_peer >= self._options.kept_per_peer:
             raise CallRefused("busy", "too many ports are open for others")
         if not self._asks[ask.purpose].take(loop_time(), peer=peer, network=""):
             raise CallRefused("budget", "ports were opened often enough for now")
-        expiry = asyncio.get_running_loop().call_later(_KEEP_SECONDS, self._drop, key)
+        expiry = asyncio.get_running_loop().call_later(self._options.keep, self._drop, key)
         kept = self._kept[key] = _Kept(_OwnEnd(), ask.purpose, expiry)
         try:
             await self._prepare(kept.end)
@@ -441,7 +449,7 @@ class Puncher:
             # the internet does.
             scopes = {place: scope_of(place.host) or 0 for place in places}
             farthest = [str(place) for place, scope in scopes.items() if scope == max(scopes.values())]
-            listeners[family] = farthest[:_MAX_LISTENERS]
+            listeners[family] = farthest[: self._options.listeners]
         return listeners
 
     def _allowed(self, peer: PeerID, purpose: Purpose, pairs: list[Pair]) -> list[Pair]:
@@ -461,7 +469,7 @@ class Puncher:
         self, port: LocalPort, address: str, peer: PeerID, purpose: Purpose, *, leads: bool
     ) -> Connection | None:
         try:
-            return await port.meet(address, peer, purpose, leads=leads, crossing=CROSSING, timeout=_MEET_SECONDS)
+            return await port.meet(address, peer, purpose, leads=leads, crossing=CROSSING, timeout=self._options.meet)
         except ConnectError as error:
             logger.debug("%s was not met: %s", peer.short, error)
             return None
@@ -471,7 +479,7 @@ class Puncher:
         these dials are few, and each that fails takes as long as another, even if nothing was dialed."""
         if not addresses:
             return False
-        end = loop_time() + _NEARBY_SECONDS
+        end = loop_time() + self._options.nearby
         found = nearby(addresses, self._around().is_near)
         if found and self._near_dials.take(loop_time(), peer=peer):
             try:

@@ -12,7 +12,7 @@ from swarmcli.backoff import Backoff
 from swarmcli.errors import AddressError
 from swarmcli.network.addresses import Address, Scope, parse_address, scope_of
 from swarmcli.network.identity import PeerID
-from swarmcli.reach.budgets import MAX_NEARBY
+from swarmcli.reach.budgets import LEAST_PORT, MAX_NEARBY
 from swarmcli.reach.verdict import Family, family_of
 
 # Seconds that a SYN has to cross the other end's. Systems send it again after 1 s (RFC 6298): a try shorter than that
@@ -20,8 +20,6 @@ from swarmcli.reach.verdict import Family, family_of
 CROSSING = 0.9
 
 Pair: TypeAlias = tuple[Family, str, str]  # a family, and in it where this end and the other one are seen
-
-_LEAST_PORT = 1024  # routers show no client at a lower one; servers of others listen there
 
 
 def acceptable(text: str, own: str) -> Address | None:
@@ -34,7 +32,7 @@ def acceptable(text: str, own: str) -> Address | None:
         theirs, ours = parse_address(text), parse_address(own)
     except AddressError:
         return None
-    usual = theirs.scheme == ours.scheme and theirs.port >= _LEAST_PORT
+    usual = theirs.scheme == ours.scheme and theirs.port >= LEAST_PORT
     alike = family_of(theirs.host) == family_of(ours.host) and scope_of(theirs.host) == scope_of(ours.host)
     named = theirs.scheme == "tcp" and scope_of(theirs.host) is None  # a host name: resolved for the user alone
     return theirs if usual and alike and not named else None
@@ -66,7 +64,7 @@ def nearby(addresses: Iterable[str], is_near: Callable[[str], bool]) -> tuple[st
             address = parse_address(text)
         except AddressError:
             continue
-        usual = address.direct and address.port >= _LEAST_PORT and scope_of(address.host) is not Scope.HOST
+        usual = address.direct and address.port >= LEAST_PORT and scope_of(address.host) is not Scope.HOST
         if usual and is_near(address.host):
             found[str(address)] = None
     return tuple(found)[:MAX_NEARBY]

@@ -24,11 +24,17 @@ from swarmcli.network.token_bucket import TokenBucket
 METHOD = "reach.rate"
 PIECE_BYTES = 64 << 10
 MEASURED_BYTES = 8 << 20  # at most, in one direction
-MEASURED_SECONDS = 3.0  # at most, in one direction: 8 MiB take so long at 22 Mbit/s
 WINDOW_BYTES = 4 << 20  # under way and not counted yet: at 100 ms of round trip, 320 Mbit/s go through it
-PATIENCE = 10.0  # seconds after which either end gives up on one direction
-HOURLY_BYTES = 256 << 20  # that a peer lends to all who ask, in both directions together
-AT_ONCE_BYTES = 64 << 20  # … of which so much at once, after a quiet time
+
+
+@dataclass(frozen=True, slots=True)
+class RateOptions:
+    """How long a rate is measured, and what a peer lends for it. Times in seconds."""
+
+    longest: float = 3.0  # in one direction: 8 MiB take so long at 22 Mbit/s
+    patience: float = 10.0  # after which either end gives up on one direction
+    hourly_bytes: int = 256 << 20  # that a peer lends to all who ask, in both directions together
+    at_once_bytes: int = 64 << 20  # … of which so much at once, after a quiet time
 
 
 class RateRequest(msgspec.Struct, frozen=True):
@@ -56,9 +62,9 @@ class Rates:
 class RateService:
     """Answers at one peer. Serves one asker at a time: two would measure each other."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-        self._budget = TokenBucket(HOURLY_BYTES / 3600, AT_ONCE_BYTES)
+    def __init__(self, endpoint: Endpoint, options: RateOptions = RateOptions()) -> None:
+        self._endpoint, self._options = endpoint, options
+        self._budget = TokenBucket(options.hourly_bytes / 3600, options.at_once_bytes)
         self._busy = False
 
     def start(self) -> None:
@@ -80,38 +86,38 @@ class RateService:
             unused -= count
 
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(self._options.patience):
                 if request.towards_asker:
-                    await _send(stream, passed)
+                    await _send(stream, self._options.longest, passed)
                 else:
                     await stream.send(RateResult(await _count(stream, passed) or 0.0))
         except TimeoutError:
-            raise CallRefused("slow", f"it took more than {PATIENCE:g} s") from None
+            raise CallRefused("slow", f"it took more than {self._options.patience:g} s") from None
         finally:
             self._busy = False
             self._budget.give_back(max(0, unused))
 
 
-async def measure(endpoint: Endpoint, peer: PeerID) -> Rates:
+async def measure(endpoint: Endpoint, peer: PeerID, options: RateOptions = RateOptions()) -> Rates:
     """The rates between this peer and another one, which lends at most MEASURED_BYTES for each.
 
     Raises NetworkError, CallRefused of it where the other end's budget is used up.
     """
     try:
-        async with asyncio.timeout(2 * PATIENCE):
-            async with endpoint.stream(peer, METHOD, RateRequest(True), timeout=PATIENCE) as stream:
+        async with asyncio.timeout(2 * options.patience):
+            async with endpoint.stream(peer, METHOD, RateRequest(True), timeout=options.patience) as stream:
                 down = await _count(stream)
-            async with endpoint.stream(peer, METHOD, RateRequest(False), timeout=PATIENCE) as stream:
-                await _send(stream)
+            async with endpoint.stream(peer, METHOD, RateRequest(False), timeout=options.patience) as stream:
+                await _send(stream, options.longest)
                 result, _ = await stream.receive(RateResult)
     except TimeoutError:
-        raise NetworkError(f"measuring took more than {2 * PATIENCE:g} s") from None
+        raise NetworkError(f"measuring took more than {2 * options.patience:g} s") from None
     return Rates(down, result.rate or None)
 
 
-async def _send(stream: Stream, passed: Callable[[int], None] = lambda count: None) -> None:
+async def _send(stream: Stream, longest: float, passed: Callable[[int], None] = lambda count: None) -> None:
     loop = asyncio.get_running_loop()
-    end = loop.time() + MEASURED_SECONDS
+    end = loop.time() + longest
     payload = bytes(PIECE_BYTES)
     for _ in range(MEASURED_BYTES // PIECE_BYTES):
         passed(PIECE_BYTES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -21,9 +22,14 @@ from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 RELAYS_KEY = "relays"
 MAX_RECORDS = 64  # of relays that a reader is given: more of them would help nobody
 
-_LIFE = 900.0  # seconds that a record lasts …
-_AGAIN = 240.0  # … and between two of them
-_NOT_YET = 5.0  # seconds until a peer that could not be dialed, or reached nobody, looks again
+
+@dataclass(frozen=True, slots=True)
+class AdvertisingTimes:
+    """In seconds."""
+
+    life: float = 900.0  # that a record lasts …
+    again: float = 240.0  # … and between two of them
+    not_yet: float = 5.0  # until a peer that could not be dialed, or reached nobody, looks again
 
 
 class RelayRecord(msgspec.Struct, frozen=True):
@@ -53,18 +59,20 @@ def read_record(value: object) -> RelayRecord | None:
         return None
 
 
-async def advertise(describe: Callable[[], RelayRecord | None], publish: Publish) -> None:
+async def advertise(
+    describe: Callable[[], RelayRecord | None], publish: Publish, times: AdvertisingTimes = AdvertisingTimes()
+) -> None:
     """Keeps this relay's record in the hash table while `describe` gives one. Never returns.
 
     However many others are there: who reads draws some by lot, and the hash table keeps to bounds of its own.
     """
-    pause = _NOT_YET
+    pause = times.not_yet
     while True:
         record, stored = describe(), False
         if record is not None:
             with suppress(SwarmError):
-                stored = await publish(record, _LIFE)
+                stored = await publish(record, times.life)
         # A network that keeps no more records is not asked every few seconds.
-        pause = _AGAIN if stored else _NOT_YET if record is None else min(pause, _AGAIN)
+        pause = times.again if stored else times.not_yet if record is None else min(pause, times.again)
         await asyncio.sleep(pause)
-        pause = _NOT_YET if stored or record is None else 2 * pause
+        pause = times.not_yet if stored or record is None else 2 * pause

@@ -35,8 +35,6 @@ from swarmcli.reach.relay_records import Publish, RelayRecord, advertise
 logger = logging.getLogger(__name__)
 
 _DATA = messages.Data()
-_LEAST = 1024  # bytes that any message counts for: what it costs the processor, when it is small or empty
-_OTHER_DESCRIPTORS = 256  # that this process may need besides those of its relay
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +58,11 @@ class RelayBudgets:
     # Bytes per second that are passed on in all, and not more than half of what its user lends of the link; None: any.
     rate: float | None = 32e6
     rate_per_peer: float | None = 16e6  # from or to one network, or one peer of a network that many honest ones share
+    least: int = 1024  # bytes that any message counts for: what it costs the processor, when it is small or empty
     burst_seconds: float = 1.0  # of these rates, that pass at once after a pause
     opening: float = 8.0  # until the client has taken up its stream
     idle: float = 180.0  # without a byte, after which a circuit ends; the ends ping each other more often
+    other_descriptors: int = 256  # that this process may need besides those of its relay
     half_open: float = 10.0  # that a circuit is given after one end has said its last word
 
     def burst(self, rate: float) -> float:
@@ -283,7 +283,7 @@ class Relay:
             while True:
                 _, payload = await source.receive(messages.Data)
                 circuit.moved()
-                amount = max(payload.nbytes, _LEAST)
+                amount = max(payload.nbytes, self._budgets.least)
                 for payer in self._payers(circuit.ends):
                     await self._pace.wait(amount, payer=payer)
                 # After these: a circuit that waits for its own pace takes nothing from all.
@@ -316,9 +316,9 @@ class Relay:
 
 def _affordable(budgets: RelayBudgets) -> RelayBudgets:
     """Lowers budgets to what the descriptors allow that the system gives this process."""
-    wanted = budgets.reservations + 2 * budgets.circuits + _OTHER_DESCRIPTORS
+    wanted = budgets.reservations + 2 * budgets.circuits + budgets.other_descriptors
     allowed = allow_descriptors(wanted)
-    share = (allowed - _OTHER_DESCRIPTORS) / (wanted - _OTHER_DESCRIPTORS)
+    share = (allowed - budgets.other_descriptors) / (wanted - budgets.other_descriptors)
     if share >= 1:
         return budgets
     logger.info("this relay takes less: the system allows %d open files, of %d", allowed, wanted)

@@ -17,8 +17,6 @@ from swarmcli.network.transports.base import LocalPort
 
 Translation = Literal["none", "independent", "dependent"]
 
-_PROBE_SECONDS = 5.0
-
 
 async def outer_address(port: LocalPort, listeners: Sequence[str]) -> str | None:
     """Where the first of these listeners that answers sees the port. None: nobody says."""
@@ -50,6 +48,6 @@ async def find_translation(
 
 async def _probe(port: LocalPort, address: str) -> str | None:
     try:
-        return await port.probe(address, _PROBE_SECONDS)
+        return await port.probe(address, timeout=5.0)
     except (ConnectError, AddressError):
         return None
