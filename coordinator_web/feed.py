@@ -52,7 +52,7 @@ class Cursor:
 class Feed:
     """Streams of one source. The source is asked in worker threads, so a slow disk stops no loop."""
 
-    def __init__(self, source: DashboardSource, *, options: FeedOptions = OPTIONS) -> None:
+    def __init__(self, source: DashboardSource, options: FeedOptions = OPTIONS) -> None:
         self._source = source
         self._options = options
         self._viewers = 0
