@@ -47,6 +47,7 @@ from swarmcli.peer.neighbours import Neighbours
 from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.link import command_of
+from swarmcli.run.alerts import Alerts
 from swarmcli.run.observer import Observer
 from swarmcli.run.source import DashboardSource, Providers, RunStatus
 from swarmcli.run.watch import RunWatch
@@ -257,17 +258,18 @@ class Session:
             seat=watch.seat,
             has_card=has_card(),
         )
+        alerts = Alerts()
         providers = Providers(
             activity=controls.activity,
             limits=controls.limits,
             contributions=lambda: self.peer.contributions(),  # it is another one once the run is joined
             basis=lambda: self.peer.basis(),
             checkpoints=self.peer.home.path / "checkpoints",
-            alerts=lambda: observer.alerts(),
+            alerts=lambda: alerts.standing,
             machine=Neighbours().look,
         )
         source = DashboardSource(self.peer.journal, watch.look, providers)
-        observer = Observer(source.look, self.peer.events, self._recipe.local.webhook, watch.news)
+        observer = Observer(source.look, self.peer.events, alerts, self._recipe.local.webhook, watch.news)
         self._exit.enter_context(observer)
         address = self._serve(source, controls)
         self._say_how_to_join(watch.look())

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -141,32 +140,6 @@ class BackgroundCheckpoints:
         self.path = path
         self.outcome = ""  # what became of the last state, for people; empty where there was nothing new
 
-    @classmethod
-    def of_run(
-        cls,
-        collaboration: Collaboration,
-        stopped: Callable[[], bool],
-        *,
-        yields: bool,
-        upload: Callable[[Path, float | None, bool], object] = lambda path, loss, best: None,
-    ) -> BackgroundCheckpoints:
-        """Those of a peer that does its part of `checkpoint.every_epochs`, in its home. `stopped`: see Evaluation."""
-        peer = collaboration.peer
-        # A trainer that leaves checkpoints to others leaves evaluations to them, too.
-        evaluates = peer.recipe.evaluation.every_epochs and (peer.recipe.checkpoint.every_epochs or not yields)
-        return cls(
-            store_of(collaboration),
-            collaboration.model,
-            collaboration.optimizer,
-            peer.recipe.checkpoint.every_epochs,
-            offers=True,
-            yields=yields,
-            path=collaboration.resumed,
-            events=peer.events,
-            evaluation=Evaluation(collaboration, stopped) if evaluates else None,
-            upload=upload,
-        )
-
     @property
     def _lineage(self) -> str:
         return self._optimizer.report().lineage
@@ -199,16 +172,16 @@ class BackgroundCheckpoints:
 
     def _begin(self, writes: bool) -> None:
         epoch, taken = self._optimizer.local_epoch, self._take()
-        state, model = on_host(taken) if writes else None, on_host(self._model)
-        work = partial(self._work_on, model, state, epoch, self._lineage)
+        state, model, lineage = on_host(taken) if writes else None, on_host(self._model), self._lineage
+
+        def work() -> bool:
+            """Beside the run, with a copy: first the checkpoint is safe, then its loss is measured."""
+            path = None if state is None else self._write(model, state, epoch, lineage)
+            self._evaluate(model, epoch, path)
+            return False
+
         # A trainer's team waits at the end of each operation for a thread that another team keeps from its core.
         self._work = self._writer.submit(on_one_thread if self._yields else on_all_threads, work)
-
-    def _work_on(self, model: nn.Module, state: Mapping[str, Any] | None, epoch: int, lineage: str) -> bool:
-        """Beside the run, with a copy: first the checkpoint is safe, then its loss is measured."""
-        path = None if state is None else self._write(model, state, epoch, lineage)
-        self._evaluate(model, epoch, path)
-        return False
 
     def _evaluate(self, model: nn.Module, epoch: int, path: Path | None) -> None:
         result = self._evaluation(model, epoch) if self._evaluation is not None else None
@@ -291,10 +264,13 @@ def _give_way() -> None:
 def saving(
     collaboration: Collaboration, stopped: Callable[[], bool], *, yields: bool
 ) -> Iterator[BackgroundCheckpoints]:
-    """The checkpoints of a peer while the block lasts, and what its recipe wants of them beside: evaluations, uploads.
+    """A peer does its part of `checkpoint.every_epochs` in its home while the block lasts, evaluations and uploads with
+    it.
 
     `stopped`: whether the user has told the peer to leave; it waits for no evaluation and no upload then."""
-    peer = collaboration.peer
+    peer, every = collaboration.peer, collaboration.peer.recipe.checkpoint.every_epochs
+    # A trainer that leaves checkpoints to others leaves evaluations to them, too.
+    evaluates = peer.recipe.evaluation.every_epochs and (every or not yields)
     settings = peer.recipe.checkpoint.upload
     uploads = Uploads(peer.home.path, hub(settings), peer.events) if settings.repo is not None else None
 
@@ -303,7 +279,18 @@ def saving(
             uploads.offer(path, loss)
 
     try:
-        with BackgroundCheckpoints.of_run(collaboration, stopped, yields=yields, upload=upload) as checkpoints:
+        with BackgroundCheckpoints(
+            store_of(collaboration),
+            collaboration.model,
+            collaboration.optimizer,
+            every,
+            offers=True,
+            yields=yields,
+            path=collaboration.resumed,
+            events=peer.events,
+            evaluation=Evaluation(collaboration, stopped) if evaluates else None,
+            upload=upload,
+        ) as checkpoints:
             yield checkpoints
     finally:
         if uploads is not None:

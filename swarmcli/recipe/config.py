@@ -27,7 +27,7 @@ from pydantic import PrivateAttr
 
 from swarmcli.errors import RecipeError
 from swarmcli.files.durable import write_file
-from swarmcli.recipe.document import MAX_BYTES, Entry, Word, parse_document, plain
+from swarmcli.recipe.document import Entry, Word, parse_document, plain, read_text
 from swarmcli.recipe.limits import Limits, as_text
 from swarmcli.recipe.problems import recipe_error
 from swarmcli.recipe.section import Section, own
@@ -67,17 +67,13 @@ def load_config(file: Path | None = None, *, may_be_empty: bool = True) -> UserC
     """
     file = file or config_file()
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise RecipeError(f"{file}:1: larger than {MAX_BYTES >> 20} MiB, so this is no configuration")
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file, "configuration")
     except FileNotFoundError:
         return UserConfig()
     except OSError as error:
         raise RecipeError(
             f"{file}: cannot be read ({error.strerror}); mend it, or name another by {VARIABLE}"
         ) from error
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{file}:1: no UTF-8 text; save it as UTF-8") from error
     if not may_be_empty and not text.strip():
         raise RecipeError(
             f"{file}: is empty, as after a full disk; `swarm limits set` with any limit writes those that hold anew; "

@@ -134,6 +134,16 @@ def plain(entry: Entry, annotation: Any) -> Plain:
     return value.text if is_text(annotation) else resolved
 
 
+def read_text(file: Path, what: str = "recipe") -> str:
+    """The text of a file that a person wrote, bounded. Raises RecipeError that begins with its name, and OSError."""
+    if file.stat().st_size > MAX_BYTES:
+        raise RecipeError(f"{file}:1: larger than {MAX_BYTES >> 20} MiB, so this is no {what}; name a YAML file")
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{file}:1: no UTF-8 text; save the {what} as UTF-8") from error
+
+
 def parse_document(text: str, name: str, what: str = "recipe") -> Entry:
     """Reads a whole file. RecipeError with `name:line` for what is no YAML, has duplicate keys or tags."""
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pydantic
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe.document import MAX_BYTES, Entry, Word, parse_document, parse_value, plain
+from swarmcli.recipe.document import Entry, Word, parse_document, parse_value, plain, read_text
 from swarmcli.recipe.problems import recipe_error
 from swarmcli.recipe.schema import Recipe
 
@@ -63,13 +63,9 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """
     file = Path(path)
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise RecipeError(f"{file}:1: larger than {MAX_BYTES >> 20} MiB, so this is no recipe; name a YAML file")
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except OSError as error:
         raise RecipeError(_unreadable(str(path), error)) from error
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{file}:1: no UTF-8 text; save the recipe as UTF-8") from error
     return parse_recipe(text, overrides, name=str(file), directory=file.resolve().parent)
 
 

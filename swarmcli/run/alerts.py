@@ -45,7 +45,7 @@ class AlertOptions:
 
 
 class Alerts:
-    """Keeps which alerts stand. Used by one thread."""
+    """Keeps which alerts stand. One thread looks; `standing` may be read in any."""
 
     def __init__(self, options: AlertOptions = AlertOptions()) -> None:
         self._longest_gap = options.longest_gap
@@ -53,6 +53,7 @@ class Alerts:
         self._donors = _Donors(options)
         self._loss = _Loss(options)
         self._standing: dict[AlertKind, Alert] = {}
+        self.standing: tuple[Alert, ...] = ()  # replaced and never changed
         self._looked: float | None = None
 
     def look(self, status: RunStatus) -> tuple[list[Alert], list[Alert]]:
@@ -74,11 +75,8 @@ class Alerts:
                 begun.append(alert)
             elif not text and kind in self._standing:
                 ended.append(self._standing.pop(kind))
+        self.standing = tuple(self._standing.values())
         return begun, ended
-
-    @property
-    def standing(self) -> tuple[Alert, ...]:
-        return tuple(self._standing.values())
 
 
 @dataclass(slots=True)

@@ -24,22 +24,18 @@ class Observer:
         self,
         look: Callable[[], RunStatus],
         events: Events,
+        alerts: Alerts,
         webhook: str | None = None,
         news: Callable[[], Iterable[EpochLoss]] = tuple,
     ) -> None:
-        """`look` as of a DashboardSource. `webhook`: where alerts are posted to; None: nowhere. `news` as of a
-        RunWatch."""
+        """`look` as of a DashboardSource, which shows `alerts`. `webhook`: where alerts are posted to; None: nowhere.
+        `news` as of a RunWatch."""
         self._look, self._news = look, news
         self._events = events
         self._webhook = Webhook(webhook, self._warn) if webhook else None
-        self._alerts = Alerts()
-        self._standing: tuple[Alert, ...] = ()  # replaced and never changed: pages read it in other threads
+        self._alerts = alerts
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="swarm-observer", daemon=True)
-
-    def alerts(self) -> tuple[Alert, ...]:
-        """Those that stand. From any thread."""
-        return self._standing
 
     def observe(self) -> None:
         """One look."""
@@ -49,7 +45,6 @@ class Observer:
         loss = status.losses[-1] if status.losses and math.isfinite(status.losses[-1]) else None
         self._events.emit(RunObserved(status.epoch, counts.alive, counts.trainers, status.samples_per_second, loss))
         begun, ended = self._alerts.look(status)
-        self._standing = self._alerts.standing
         for alert in begun:
             self._warn(alert.text)
             if self._webhook is not None:

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from swarmcli.errors import CheckpointError
+from swarmcli.peer.site_state import load_newest
 from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.commands import Follower, LeaderCommands
 from swarmcli.sites.site import Site
 from swarmcli.training import CheckpointStore, load_checkpoint
-from swarmcli.training.shares import load_newest
 from tests.sharding.conftest import worlds
 from tests.sharding.files.jobs import differing, groups, parameters, plain, reference, sharded, train, whole
 from tests.sharding.processes import Worlds

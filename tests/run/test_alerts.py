@@ -225,15 +225,16 @@ def test_an_observer_tells_the_journal_people_and_pages() -> None:
     events, run = Events(), Run()
     events.subscribe(heard.append)
     news = [[EpochLoss(7, 2.0, 3)]]
-    observer = Observer(lambda: run.status, events, news=lambda: news.pop() if news else [])
+    alerts = Alerts()
+    observer = Observer(lambda: run.status, events, alerts, news=lambda: news.pop() if news else [])
     run.change(losses=(3.0, 2.0))
     for step in range(2 + int(USUAL.deserted / STEP)):
         run.change(now=step * STEP, peers=(MONITOR, TRAINER) if step < 2 else (MONITOR,), epoch=7)
         observer.observe()
-    assert [alert.kind for alert in observer.alerts()] == ["stalled"]
+    assert [alert.kind for alert in alerts.standing] == ["stalled"]
     run.change(peers=(MONITOR, TRAINER), now=run.status.now + STEP)
     observer.observe()
-    assert observer.alerts() == ()
+    assert alerts.standing == ()
     observed = [event for event in heard if isinstance(event, RunObserved)]
     assert observed[0] == RunObserved(7, 2, 1, 10.0, 2.0) and observed[-2].trainers == 0
     assert [event.level for event in heard if isinstance(event, Noticed)] == ["warning", "info"]

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer
 from swarmcli.optim.modes.base import SiteHooks
+from swarmcli.peer.site_state import load_newest
 from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.gradients import LeaderMeans, LeaderSums, MemberMeans, MemberSums
@@ -23,7 +24,6 @@ from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import SharedModel
 from swarmcli.sites.steps import SiteLeader, SiteMember
 from swarmcli.training import CheckpointStore
-from swarmcli.training.shares import load_newest
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
