@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from swarmcli.network.identity import PeerID
     from swarmcli.peer.peer import Summary
     from swarmcli.run.asking import Given
-    from swarmcli.run.bookkeeping import Standing
+    from swarmcli.run.bookkeeping import Attested
     from swarmcli.run.certificate import Certificate
     from swarmcli.run.contributions import Attestation, Book
 
@@ -234,7 +234,7 @@ def list_as_json(run_id: str, found: Sequence[Contribution], *, sort: str, last:
 # the last line of a peer
 
 
-def thanks(summary: Summary, standing: Standing | None) -> str:
+def thanks(summary: Summary, standing: Attested | None) -> str:
     """What this peer has given, in a line; "" for nothing. `standing`: monitors' word; None: there was none to ask, and
     the peer's own count of this start is told."""
     if standing is None:

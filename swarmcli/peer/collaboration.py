@@ -35,7 +35,7 @@ from swarmcli.peer.lending import room_for
 from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recipe, digest_of
 from swarmcli.recipe.run_key import is_owners_position
-from swarmcli.run.bookkeeping import Bookkeeper, BookReader, Standing, Surroundings
+from swarmcli.run.bookkeeping import Attested, Bookkeeper, BookReader, RunView
 from swarmcli.run.contributions import Mark
 from swarmcli.training import (
     Checkpoint,
@@ -210,7 +210,7 @@ class Collaboration:
     def close(self) -> None:
         if self.peer.dht.is_alive():
             standing = self.peer.dht.run_coroutine(close_accounts(self._accounts))
-            if isinstance(standing, Standing):
+            if isinstance(standing, Attested):
                 self.peer.stand(standing)
         self.optimizer.shutdown()
 
@@ -226,7 +226,7 @@ def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> BookReader:
         return Mark(report.epoch, report.samples_seen) if stands else None
 
     async def begin(dht: DHT, node: DHTNode) -> BookReader:
-        around = Surroundings(
+        around = RunView(
             node=node,
             identity=dht.identity,
             run_id=recipe.run_id,
@@ -250,7 +250,7 @@ def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> BookReader:
     return accounts
 
 
-async def close_accounts(accounts: BookReader) -> Standing | None:
+async def close_accounts(accounts: BookReader) -> Attested | None:
     """What others say of this peer's part, where one of those that keep count answers at once."""
     standing = await accounts.standing()
     await accounts.close()

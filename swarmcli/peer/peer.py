@@ -51,7 +51,7 @@ from swarmcli.peer.processors import sharing_processors
 from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.link import BOUNDS, access_in_words, places_of, scope_of_places
-from swarmcli.run.bookkeeping import Standing
+from swarmcli.run.bookkeeping import Attested
 from swarmcli.run.certificate import FILE, Certificate
 from swarmcli.run.values import Basis
 from swarmcli.training.loop import Pace
@@ -152,7 +152,7 @@ class RunPeer:
         self.others_of_run: Callable[[], Mapping[PeerID, PeerReport]] = dict  # once somebody knows them
         self.contributions: Callable[[], Sequence[Contribution]] = tuple  # most samples first; from any thread
         self.basis: Callable[[], Basis] = Basis  # whose word that is
-        self.standing: Standing | None = None  # of this peer's part, by the monitors; known when it leaves
+        self.standing: Attested | None = None  # of this peer's part, by the monitors; known when it leaves
         self._remembered = -math.inf  # when whom this peer knows was written last
         self._told: Link | None = None  # the link that was told last
         self._offered = ""  # the recipe as links hand it out; "": it cannot travel
@@ -367,7 +367,7 @@ class RunPeer:
         except (OSError, ValueError):
             return False
 
-    def stand(self, standing: Standing) -> None:
+    def stand(self, standing: Attested) -> None:
         """The monitors have told of this peer's part: what they signed stays in the home, for a certificate."""
         self.standing = standing
         with suppress(SwarmError):  # a full disk costs no more than this

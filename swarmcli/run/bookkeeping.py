@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing:
+class BookTiming:
     """Seconds."""
 
     presence: float = 30.0  # between two notes of who is there
@@ -47,7 +47,7 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class RunView:
     """What a peer sees of its run, on the event loop."""
 
     node: DHTNode
@@ -61,11 +61,11 @@ class Surroundings:
     clock: Callable[[], float]  # seconds since 1970
     exact: bool = True  # as `most_samples` has it
     network: Callable[[PeerID], Hashable] = lambda peer: None
-    timing: Timing = Timing()
+    timing: BookTiming = BookTiming()
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Attested:
     """What those who keep count have signed of one peer's part."""
 
     attestations: tuple[Attestation, ...]
@@ -83,7 +83,7 @@ class BookReader:
 
     LINES = 128  # of a book, that are asked for
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: RunView) -> None:
         self._around, self._timing = around, around.timing
         self._loop = asyncio.get_running_loop()
         self._tasks = TaskOwner()
@@ -174,7 +174,7 @@ class BookReader:
         of_networks = {around.network(writer): writer for writer in books}
         return {each: books[each] for each in of_networks.values()} if len(of_networks) >= 3 else books
 
-    async def standing(self) -> Standing | None:
+    async def standing(self) -> Attested | None:
         """This peer's own part, as others sign it; None where none of them answers at once. One that has yet to count
         the last epoch that this peer knows of is asked again, for about as long."""
         around, last, found = self._around, self._last, dict[PeerID, Attestation]()
@@ -194,7 +194,7 @@ class BookReader:
                 logger.debug("nothing of this peer's part from %s: %s", writer.short, error)
 
         await asyncio.gather(*map(ask, self._writers()))
-        return Standing(tuple(found.values())) if found else None
+        return Attested(tuple(found.values())) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class Bookkeeper(BookReader):
 
     ATTEMPTS = 3  # to take over the book of somebody who is vouched for; then anybody's
 
-    def __init__(self, around: Surroundings, journal: Journal) -> None:
+    def __init__(self, around: RunView, journal: Journal) -> None:
         super().__init__(around)
         self._journal = journal
         self._lock = threading.Lock()  # around what was read: threads of pages ask as well

@@ -28,7 +28,7 @@ from swarmcli.network.identity import Identity, PeerID
 from swarmcli.peer.home import LINK
 from swarmcli.peer.peer import Summary
 from swarmcli.run.asking import Given
-from swarmcli.run.bookkeeping import Standing
+from swarmcli.run.bookkeeping import Attested
 from swarmcli.run.certificate import Certificate
 from swarmcli.run.contributions import Attestation, Book, Entry, Mark, signed
 
@@ -44,8 +44,8 @@ def summary(samples: int = 0) -> Summary:
     return Summary("run", "trainer", "Ada", ADA.peer_id.text, samples=samples)
 
 
-def standing(*attestations: Attestation) -> Standing:
-    return Standing(attestations)
+def standing(*attestations: Attestation) -> Attested:
+    return Attested(attestations)
 
 
 def attestation(samples: float = 12_400.0, rank: int = 3, reduced: int = 0, hours: float = 3.1) -> Attestation:

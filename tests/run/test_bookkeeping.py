@@ -19,14 +19,14 @@ from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim import PeerDescription
 from swarmcli.run import contributions as given
 from swarmcli.run.asking import Report
-from swarmcli.run.bookkeeping import Bookkeeper, BookReader, Surroundings, Timing
+from swarmcli.run.bookkeeping import Bookkeeper, BookReader, BookTiming, RunView
 from swarmcli.run.contributions import Book, Entry, Mark, fetch_books, is_signed, samples_of, signed
 from swarmcli.run.values import Basis
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import nodes
 
 # What is done every few seconds, or minutes, is done at once: simulated peers cost processor time.
-SOON = Timing(presence=1.0, catch_up=0.5, fresh=0.5, behind=0.0)
+SOON = BookTiming(presence=1.0, catch_up=0.5, fresh=0.5, behind=0.0)
 ADA, BOB, EVE = [Identity.from_seed(seed).peer_id.text for seed in (101, 102, 103)]  # nobody has to simulate them
 Lie = Callable[[dict[str, Entry]], None]
 
@@ -61,10 +61,10 @@ class Run:
     def given(self) -> dict[str, int]:
         return {ADA: 75 * self.mark.epoch, BOB: 25 * self.mark.epoch}
 
-    def around(self, node: DHTNode, timing: Timing = SOON) -> Surroundings:
+    def around(self, node: DHTNode, timing: BookTiming = SOON) -> RunView:
         me = PeerDescription("monitor", node.peer_id.short)
         loop = asyncio.get_running_loop()
-        return Surroundings(
+        return RunView(
             node=node,
             identity=node.endpoint.identity,
             run_id="run",
@@ -79,7 +79,7 @@ class Run:
             timing=timing,
         )
 
-    async def monitor(self, back: Monitor | None = None, timing: Timing = SOON) -> Monitor:
+    async def monitor(self, back: Monitor | None = None, timing: BookTiming = SOON) -> Monitor:
         """`back`: with the journal of one that has left."""
         monitor = Monitor(self, self.nodes.pop(), timing, back.path if back is not None else None)
         await monitor.keeper.start()
@@ -91,7 +91,7 @@ class Run:
 
 
 class Monitor:
-    def __init__(self, run: Run, node: DHTNode, timing: Timing, path: Path | None) -> None:
+    def __init__(self, run: Run, node: DHTNode, timing: BookTiming, path: Path | None) -> None:
         self.run, self.node = run, node
         self.path = path or run.place / f"{node.peer_id.short}.sqlite"
         around = run.around(node, timing)
