@@ -9,23 +9,32 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from swarmcli.checkpoints.layout import OWNER, position_of
+from swarmcli.cli import contributions
 from swarmcli.cli.console import err, moment, out, plain_table, plural
+from swarmcli.cli.journals import journal_of
+from swarmcli.cli.link import contacts_of, links_of
 from swarmcli.cli.peers import Overrides, Peers
 from swarmcli.errors import CheckpointError, SwarmError, UsageError
 from swarmcli.events import Contribution
 from swarmcli.journal import printable
-
-if TYPE_CHECKING:
-    from swarmcli.cli import contributions
-    from swarmcli.owner.visit import Ledger, Member, Visit
-    from swarmcli.recipe import Link, Recipe
-    from swarmcli.run.asking import Given, Visitor
+from swarmcli.machine import client
+from swarmcli.machine.registry import LocalPeers
+from swarmcli.network.identity import PeerID
+from swarmcli.owner.invitations import key_file, of_recipe
+from swarmcli.owner.visit import Ledger, Member, Visit, describe_subject, load_key
+from swarmcli.peer.home import addresses_in, remembered
+from swarmcli.peer.linked import LinkedRun
+from swarmcli.recipe import Link, Recipe, digest_of, is_link, load_recipe, parse_link
+from swarmcli.recipe.run_key import RunKey, is_owners_position
+from swarmcli.recipe.ticket import Ticket
+from swarmcli.run.asking import Given, Visitor, ask_for_books, visit
 
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="The recipe file of the run.")]
 KeyFile = Annotated[
@@ -58,11 +67,6 @@ def invite(
     swarm invite my-run.yaml --note Ada
     swarm invite my-run.yaml --note Ada --days 30 --copyable
     """
-    from swarmcli.network.identity import PeerID
-    from swarmcli.owner.visit import Ledger, load_key
-    from swarmcli.recipe import digest_of, load_recipe
-    from swarmcli.recipe.ticket import Ticket
-
     loaded = load_recipe(recipe, overrides)
     key, path = load_key(loaded, run_key)
     if not 0 < days <= MAX_DAYS:
@@ -101,8 +105,6 @@ def revoke(
     \b
     swarm revoke my-run.yaml Ada
     """
-    from swarmcli.owner.visit import describe_subject
-
     visit = _visit(recipe, overrides, peer, run_key)
     with _waiting("telling the members"):
         subjects, told = visit.do(partial(visit.revoke, who))
@@ -127,12 +129,6 @@ def sign(
     \b
     swarm sign my-run.yaml runs/my-run/monitor-1/checkpoints/epoch-000400
     """
-    from swarmcli.checkpoints.layout import OWNER, position_of
-    from swarmcli.network.identity import PeerID
-    from swarmcli.owner.invitations import key_file
-    from swarmcli.recipe import digest_of, load_recipe
-    from swarmcli.recipe.run_key import RunKey, is_owners_position
-
     loaded = load_recipe(recipe, overrides)
     if loaded.run_key is None:
         raise UsageError(f"{recipe} names no run_key, so peers could not tell whose signature it is; add one to it")
@@ -174,8 +170,6 @@ def members(
 
     Examples: swarm members; swarm members recipe.yaml --teams; swarm members --sort hours -n 10 --json
     """
-    from swarmcli.cli import contributions
-
     contributions.check_order(sort)
     shown = contributions.Shown(sort, teams, last)
     run = _run_named(what, overrides, peer)
@@ -194,8 +188,6 @@ def members(
 
 def _is_owner(recipe: Recipe, run_key: Path | None) -> bool:
     """Whether the members of a closed run are to be looked at with its key, which only its owner has."""
-    from swarmcli.owner.invitations import key_file
-
     return recipe.access == "invite" and (run_key is not None or key_file(recipe).exists())
 
 
@@ -210,8 +202,6 @@ class _ToldHere:
 def _given(run: _Run) -> Given | _ToldHere:
     """As somebody who looks on; where a closed run shows itself to members alone, what this user's own peer knows.
     Raises SwarmError."""
-    from swarmcli.run.asking import ask_for_books, visit
-
     try:
         return visit(run.contacts, lambda node: ask_for_books(node, run.run_id), _visitor(run))
     except SwarmError:
@@ -223,9 +213,6 @@ def _given(run: _Run) -> Given | _ToldHere:
 def _visitor(run: _Run) -> Visitor | None:
     """Who looks at a closed run: a peer of it on this computer that does not run just now, or whoever has the link.
     Raises MembershipError, IdentityError."""
-    from swarmcli.owner.invitations import of_recipe
-    from swarmcli.peer.linked import LinkedRun
-
     if run.recipe is not None:
         return of_recipe(run.recipe) if run.recipe.access == "invite" else None
     return LinkedRun(run.link).visitor() if run.link is not None else None
@@ -233,9 +220,6 @@ def _visitor(run: _Run) -> Visitor | None:
 
 def _told_here(run_id: str) -> _ToldHere | None:
     """None: no peer of this user runs in it that can be asked. A peer that was never asked before asks the monitors."""
-    from swarmcli.machine import client
-    from swarmcli.machine.registry import LocalPeers
-
     own = next((peer for peer in LocalPeers().peers() if peer.run_id == run_id and peer.api), None)
     if own is None:
         return None
@@ -246,8 +230,6 @@ def _told_here(run_id: str) -> _ToldHere | None:
 
 
 def _show_told_here(run: _Run, told: _ToldHere, shown: contributions.Shown, as_json: bool) -> None:
-    from swarmcli.cli import contributions
-
     if as_json:
         found = contributions.list_as_json(run.run_id, told.contributions, sort=shown.sort, last=shown.last)
         typer.echo(json.dumps(found | {"rests_on": told.rests_on}, indent=2))
@@ -260,9 +242,6 @@ def _show_told_here(run: _Run, told: _ToldHere, shown: contributions.Shown, as_j
 def _show_closed(
     recipe: Recipe, contacts: list[str], run_key: Path | None, shown: contributions.Shown, as_json: bool
 ) -> None:
-    from swarmcli.cli import contributions
-    from swarmcli.owner.visit import Ledger, Visit, load_key
-
     key, path = load_key(recipe, run_key)
     visit = Visit(recipe, key, Ledger.beside(path), contacts)
     with _waiting("looking who takes part"):
@@ -297,15 +276,12 @@ class _Run:
 
 def _run_named(what: str | None, overrides: list[str], peers: list[str]) -> _Run:
     """Raises UsageError where no peer of it is known, or several runs are meant."""
-    from swarmcli.recipe import is_link, load_recipe, parse_link
-
     if what is not None and is_link(what):
         link = parse_link(what)
         return _Run(link.run_id, [*peers, *link.addresses], link=link)
     if what is not None and Path(what).is_file():
         recipe = load_recipe(what, overrides)
         return _Run(recipe.run_id, _contacts_of(recipe, peers), recipe)
-    from swarmcli.cli.link import contacts_of, links_of
 
     try:
         found = links_of(what)
@@ -322,9 +298,6 @@ def _run_named(what: str | None, overrides: list[str], peers: list[str]) -> _Run
 
 def _known_in(run_id: str) -> list[str]:
     """Whom a peer of this user in a run knows, where none has given out a link; `[]`: there is no such peer."""
-    from swarmcli.cli.journals import journal_of
-    from swarmcli.peer.home import addresses_in, remembered
-
     try:
         home = journal_of(run_id).parent
     except UsageError:
@@ -333,8 +306,6 @@ def _known_in(run_id: str) -> list[str]:
 
 
 def _contacts_of(recipe: Recipe, peers: list[str]) -> list[str]:
-    from swarmcli.cli.link import contacts_of
-
     contacts = [*peers, *recipe.network.initial_peers]
     if not peers:
         contacts += [address for home, link in _links_here(recipe).items() for address in contacts_of(home, link)]
@@ -347,18 +318,12 @@ def _contacts_of(recipe: Recipe, peers: list[str]) -> list[str]:
 
 
 def _visit(recipe: str, overrides: list[str], peers: list[str], run_key: Path | None) -> Visit:
-    from swarmcli.owner.visit import Ledger, Visit, load_key
-    from swarmcli.recipe import load_recipe
-
     loaded = load_recipe(recipe, overrides)
     key, path = load_key(loaded, run_key)
     return Visit(loaded, key, Ledger.beside(path), _contacts_of(loaded, peers))
 
 
 def _links_here(recipe: Recipe) -> dict[Path, Link]:
-    from swarmcli.cli.link import links_of
-    from swarmcli.recipe import digest_of
-
     try:
         digest = digest_of(recipe)
         return {home: each for home, each in links_of(recipe.file).items() if each.fingerprint == digest}
@@ -368,8 +333,6 @@ def _links_here(recipe: Recipe) -> dict[Path, Link]:
 
 def _host_of(recipe: Recipe, link: str | None) -> Link:
     """A link without an invitation, of whom the newcomer dials first."""
-    from swarmcli.recipe import digest_of, parse_link
-
     if link is not None:
         given = parse_link(link)
         if given.fingerprint != digest_of(recipe):

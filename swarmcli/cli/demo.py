@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swarmcli.cli.demo_run import ActorReport, Check, DemoRun, Plan, checks
 from swarmcli.cli.peers import Overrides
 from swarmcli.errors import SwarmError
+from swarmcli.recipe import load_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from swarmcli.cli.demo_run import ActorReport, Check
 
 MARK = ".swarm-demo"  # in a directory that a demo made, and that the next may remove
 RECIPE = Path(__file__).with_name("demo.yaml")  # recipes/stdlib-lm.yaml, for those who have no checkout
@@ -36,9 +37,6 @@ def demo(
     swarm demo recipes/powersgd.yaml --web 8080
     """
     from rich.console import Console
-
-    from swarmcli.cli.demo_run import DemoRun, Plan, checks
-    from swarmcli.recipe import load_recipe
 
     path = recipe or RECIPE
     loaded = load_recipe(path, overrides)

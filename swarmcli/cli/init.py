@@ -14,6 +14,9 @@ import typer
 
 from swarmcli.cli.console import aloud, err, out
 from swarmcli.errors import RecipeError, UsageError
+from swarmcli.recipe import load_recipe, parse_recipe
+from swarmcli.recipe.run_key import RunKey
+from swarmcli.recipe.schema import RUN_ID
 from swarmcli.recipe.templates import STDLIB, TEMPLATES, TemplateName, compose
 
 RECIPE = "recipe.yaml"  # in a directory
@@ -150,8 +153,6 @@ def _usual_name(file: Path) -> str:
 
 
 def _name(text: str) -> str:
-    from swarmcli.recipe.schema import RUN_ID
-
     if not RUN_ID.fullmatch(text):
         raise UsageError(f"{text!r} is no name for a run: it has letters, digits, dots and dashes")
     return text
@@ -212,9 +213,6 @@ def _is_text(file: Path) -> bool:
 
 def _write(file: Path, chosen: Answers) -> Path | None:
     """Writes the recipe; of a closed run the key first, whose path it gives."""
-    from swarmcli.recipe import load_recipe, parse_recipe
-    from swarmcli.recipe.run_key import RunKey
-
     texts = {"data": chosen.data.path, "data_dir": chosen.data.begins}
     parse_recipe(compose(file.name, chosen.run_id, template=chosen.template, **texts))  # before anything is written
     key: Path | None = None

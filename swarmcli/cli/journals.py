@@ -10,6 +10,7 @@ import typer
 from swarmcli.cli.local import running_homes
 from swarmcli.errors import JournalError, UsageError
 from swarmcli.journal import JOURNAL_NAME, JournalReader
+from swarmcli.machine.places import places_of_runs
 
 MOST_NAMED = 8  # journals that are named where several are meant
 
@@ -48,8 +49,6 @@ def journal_of(which: str | None) -> Path:
 
 def known_journals() -> list[Path]:
     """Of peers that run, of runs that were joined by a link, and below the usual output_dir."""
-    from swarmcli.machine.places import places_of_runs
-
     depths = ("", "*/", "*/*/", "*/*/*/")
     return [file for place in places_of_runs() for depth in depths for file in place.glob(depth + JOURNAL_NAME)]
 

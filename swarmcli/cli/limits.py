@@ -11,6 +11,9 @@ from swarmcli.cli.local import At, Called, Json, OfRun, Quiet, chosen, described
 from swarmcli.errors import ControlError, RecipeError
 from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeer, LocalPeers
+from swarmcli.recipe.config import config_file, is_empty, keep_limits, load_config
+from swarmcli.recipe.limit_store import DEFAULT, LimitStore, commanded, read_changes
+from swarmcli.recipe.limits import KEYS, Limits
 from swarmcli.words import printable
 
 app = typer.Typer(
@@ -71,8 +74,6 @@ def set_(
     swarm limits set on_battery=no temperature=80
     swarm limits set upload=none --now-only
     """
-    from swarmcli.recipe.limit_store import commanded
-
     change(commanded(values, "swarm limits set"), now_only=now_only, run=run, name=peer, home=home, quiet=quiet)
 
 
@@ -91,9 +92,6 @@ def reset(
     swarm limits reset upload hours
     swarm limits reset
     """
-    from swarmcli.recipe.limit_store import DEFAULT, read_changes
-    from swarmcli.recipe.limits import KEYS
-
     changes = dict.fromkeys(keys or KEYS, DEFAULT)
     read_changes(changes, "swarm limits reset")
     change(changes, now_only=now_only, run=run, name=peer, home=home, quiet=quiet)
@@ -102,9 +100,6 @@ def reset(
 def change(changes: dict[str, str], *, now_only: bool, quiet: bool, **which: Any) -> None:
     """At the running peers that are meant and, unless `now_only`, in the user's file. Ends the command with 1 if one of
     them did not do it."""
-    from swarmcli.recipe.config import config_file, is_empty, keep_limits, load_config
-    from swarmcli.recipe.limit_store import read_changes
-
     registry = LocalPeers()
     named = any(value is not None for value in which.values())
     peers = chosen(registry, **which) if named or now_only or registry.peers() else []
@@ -134,9 +129,6 @@ def change(changes: dict[str, str], *, now_only: bool, quiet: bool, **which: Any
 
 
 def _in_words(changes: dict[str, str]) -> str:
-    from swarmcli.recipe.limit_store import DEFAULT
-    from swarmcli.recipe.limits import KEYS
-
     forgotten = [key for key, value in changes.items() if value == DEFAULT]
     if len(forgotten) == len(KEYS):
         return "all limits that you had set are forgotten"
@@ -147,8 +139,6 @@ def _in_words(changes: dict[str, str]) -> str:
 
 def _asked(registry: LocalPeers, **which: Any) -> list[dict[str, Any]]:
     """The limits of each running peer that is meant, or, if none runs, of the next one."""
-    from swarmcli.recipe.limit_store import LimitStore
-
     if not registry.peers() and not any(value is not None for value in which.values()):
         return [{"who": "peers that you start now", "limits": LimitStore().shown()}]
     return [{"who": described(peer), **_limits_of(registry, peer)} for peer in chosen(registry, **which)]
@@ -164,8 +154,6 @@ def _limits_of(registry: LocalPeers, peer: LocalPeer) -> dict[str, Any]:
 
 def lines_of(limits: dict[str, Any], *, every: bool) -> list[str]:
     """One for each limit that somebody has set; `every`: for each, and what it means."""
-    from swarmcli.recipe.limits import Limits
-
     lines = []
     for key, field in Limits.model_fields.items():
         one = limits.get(key) or {}

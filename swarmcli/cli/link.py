@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from swarmcli.cli.console import err, out
 from swarmcli.errors import AddressError, UsageError
-
-if TYPE_CHECKING:
-    from swarmcli.recipe import Link
+from swarmcli.machine.places import data_directory, places_of_runs
+from swarmcli.machine.registry import LocalPeers
+from swarmcli.peer.home import LINK, read_link, remembered
+from swarmcli.peer.linked import LinkedRun
+from swarmcli.recipe import Link, is_link, load_recipe, parse_link
+from swarmcli.recipe.link import command_of, reach_in_words
 
 
 def link(
@@ -36,9 +39,6 @@ def link(
     swarm link my-run/recipe.yaml
     swarm link --copyable         for a clipboard or a pipe
     """
-    from swarmcli.peer.home import read_link
-    from swarmcli.recipe.link import command_of, reach_in_words
-
     found = links_of(what)
     if copyable and len(found) > 1:
         named = "".join(f"\n  {home}" for home in found)
@@ -57,8 +57,6 @@ def links_of(what: str | None) -> dict[Path, Link]:
     """Home → its link, one home for each run: of those that run now, or else of all, the one whose link is newest.
 
     Raises UsageError when there is none."""
-    from swarmcli.peer.home import read_link
-
     places = places_of(what)
     files = [file for below in places.directories for file in link_files(below)]
     newest: dict[tuple[str, str], tuple[Path, Link]] = {}
@@ -82,8 +80,6 @@ def links_of(what: str | None) -> dict[Path, Link]:
 def contacts_of(home: Path, link: Link) -> list[str]:
     """Whom to ask about the run of a home: its own peer, and those that it knew when it left, since it may run no
     more."""
-    from swarmcli.peer.home import remembered
-
     return list(dict.fromkeys([*link.addresses, *remembered(home)]))
 
 
@@ -102,11 +98,6 @@ class Places:
 
 def places_of(what: str | None) -> Places:
     """Where to look. Peers that run now are looked at wherever their homes are, unless a directory is named."""
-    from swarmcli.machine.places import data_directory, places_of_runs
-    from swarmcli.machine.registry import LocalPeers
-    from swarmcli.peer.linked import LinkedRun
-    from swarmcli.recipe import is_link, load_recipe, parse_link
-
     living = [Path(peer.home) for peer in LocalPeers().living()]
     if what is None:
         return Places([data_directory(), *living])
@@ -121,7 +112,5 @@ def places_of(what: str | None) -> Places:
 
 def link_files(directory: Path) -> Iterator[Path]:
     """The files of a home, or of homes up to three levels below."""
-    from swarmcli.peer.home import LINK
-
     for pattern in (LINK, f"*/{LINK}", f"*/*/{LINK}", f"*/*/*/{LINK}"):
         yield from (file for file in directory.glob(pattern) if file.is_file())

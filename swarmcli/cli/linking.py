@@ -17,6 +17,7 @@ from swarmcli.cli.console import aloud, err, moment
 from swarmcli.cli.ending import ExitCode
 from swarmcli.errors import MembershipError, RecipeError
 from swarmcli.peer.linked import LinkedRun
+from swarmcli.peer.offering import fetch_recipe
 from swarmcli.recipe import (
     Recipe,
     differing_keys,
@@ -27,6 +28,7 @@ from swarmcli.recipe import (
     parse_link,
     parse_recipe,
 )
+from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.recipe.ticket import Ticket
 
@@ -124,7 +126,6 @@ def recipe_of(run: LinkedRun, settings: Sequence[str]) -> tuple[str, Recipe, Goi
     if (kept := recipe_kept(run, settings)) is not None:
         return *kept, UNKNOWN
     err.print(f"asking {run.link.named} for the recipe of {run.link.run_id}")
-    from swarmcli.peer.offering import fetch_recipe
 
     fetched, answer = fetch_recipe(run.link, run.path)
     text = run.text_of(fetched)
@@ -160,7 +161,6 @@ def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: Going) -> nn.M
     err.print("looking at what that takes on this computer: some seconds")  # those of the imports count too
     from swarmcli.cli import consent
     from swarmcli.peer.collaboration import compute_of
-    from swarmcli.recipe.limit_store import LimitStore
     from swarmcli.training.demand import demand_of
     from swarmcli.training.memory import check_memory
     from swarmcli.training.outline import outline_of

@@ -17,11 +17,13 @@ from rich.text import Text
 from swarmcli.cli.console import err, out, plain_table, setup_logging
 from swarmcli.cli.peers import Host, NoPortMapping, Peers, Port, Verbose
 from swarmcli.journal import printable
+from swarmcli.owner.invitations import of_recipe
+from swarmcli.peer.linked import LinkedRun
+from swarmcli.recipe import Link, Recipe, is_link, load_recipe, parse_link
+from swarmcli.run.asking import Visitor
 
 if TYPE_CHECKING:
     from swarmcli.peer.netcheck import FamilyReport, MappingReport, NetReport, PeerReport
-    from swarmcli.recipe import Link, Recipe
-    from swarmcli.run.asking import Visitor
 
 Run = Annotated[
     str | None, typer.Argument(metavar="LINK|RECIPE", help="The run whose peers are asked; without it nobody is.")
@@ -44,7 +46,6 @@ def netcheck(
     swarm netcheck "swarm://…"
     """
     setup_logging(verbose)
-    from swarmcli.recipe import is_link, load_recipe, parse_link
 
     read = None if run is None else parse_link(run) if is_link(run) else load_recipe(Path(run))
     options = options_of(read, peer)
@@ -68,10 +69,6 @@ def netcheck(
 def options_of(run: Link | Recipe | None, peers: Sequence[str]) -> dict[str, Any]:
     """How a peer of this run would listen on this machine, and whom it would dial first. Raises MembershipError,
     IdentityError."""
-    from swarmcli.owner.invitations import of_recipe
-    from swarmcli.peer.linked import LinkedRun
-    from swarmcli.recipe import Recipe
-
     if run is None:
         return {"initial_peers": list(peers)}
     if not isinstance(run, Recipe):

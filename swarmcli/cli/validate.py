@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from swarmcli.recipe import Recipe, SiteSettings
+from swarmcli.cli.linking import recipe_of, show_sheet
+from swarmcli.errors import DataError, RecipeError
+from swarmcli.journal import printable
+from swarmcli.peer.linked import LinkedRun
+from swarmcli.recipe import Recipe, SiteSettings, fingerprint_of, is_link, load_recipe, parse_link
+from swarmcli.recipe.limit_store import LimitStore
+from swarmcli.recipe.offered import offered
 
 
 def validate(
@@ -27,9 +32,6 @@ def validate(
     swarm validate my-run/recipe.yaml
     swarm validate my-run/recipe.yaml --quick --set optimizer.learning_rate=3e-4
     """
-    from swarmcli.journal import printable
-    from swarmcli.recipe import fingerprint_of, is_link, load_recipe
-
     linked = is_link(recipe)
     loaded = (
         _of_link(recipe, overrides or (), told=not (quick or as_json))
@@ -55,9 +57,6 @@ def validate(
 
 def _why_no_link(recipe: Recipe) -> str:
     """What a peer that joins with this file would say of its link; "": a link brings the recipe to others."""
-    from swarmcli.errors import RecipeError
-    from swarmcli.recipe.offered import offered
-
     try:
         offered(recipe)
     except RecipeError as error:
@@ -67,10 +66,6 @@ def _why_no_link(recipe: Recipe) -> str:
 
 def _of_link(text: str, overrides: Sequence[str], *, told: bool) -> Recipe:
     """The recipe that a link leads to, with what a trainer would have to agree to on stderr if that is wanted."""
-    from swarmcli.cli.linking import recipe_of, show_sheet
-    from swarmcli.peer.linked import LinkedRun
-    from swarmcli.recipe import parse_link
-
     run = LinkedRun(parse_link(text))
     _, recipe, going = recipe_of(run, overrides)
     if told:
@@ -112,8 +107,6 @@ def site_in_words(site: SiteSettings) -> str:
 
 def _try_out(recipe: Recipe) -> dict[str, str]:
     """What only the model and the data themselves can tell; raises what joining would raise."""
-    from swarmcli.errors import DataError, RecipeError
-    from swarmcli.recipe.limit_store import LimitStore
     from swarmcli.training import build_task, choose_compute
     from swarmcli.training.freezing import frozen_in_words
     from swarmcli.training.memory import check_memory

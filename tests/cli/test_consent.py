@@ -184,7 +184,7 @@ def contact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleN
 
     monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("SWARM_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("swarmcli.peer.offering.fetch_recipe", fetch)
+    monkeypatch.setattr("swarmcli.cli.linking.fetch_recipe", fetch)
     monkeypatch.setattr("swarmcli.training.outline.outline_of", lambda recipe: OUTLINE)
     monkeypatch.setattr(consent, "show", show)
     yield asked
