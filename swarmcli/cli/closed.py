@@ -19,7 +19,7 @@ from swarmcli.checkpoints.layout import OWNER, position_of
 from swarmcli.cli import contributions
 from swarmcli.cli.console import err, moment, out, plain_table, plural
 from swarmcli.cli.journals import journal_of
-from swarmcli.cli.link import contacts_of, links_of
+from swarmcli.cli.link import contacts_of, links_of, only
 from swarmcli.cli.peers import Overrides, Peers
 from swarmcli.errors import CheckpointError, SwarmError, UsageError
 from swarmcli.events import Contribution
@@ -27,14 +27,14 @@ from swarmcli.journal import printable
 from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeers
 from swarmcli.network.identity import PeerID
-from swarmcli.owner.invitations import key_file, of_recipe
+from swarmcli.owner.invitations import key_file
 from swarmcli.owner.visit import Ledger, Member, Visit, describe_subject, load_key
 from swarmcli.peer.home import addresses_in, remembered
-from swarmcli.peer.linked import LinkedRun
+from swarmcli.peer.linked import visitor_of
 from swarmcli.recipe import Link, Recipe, digest_of, is_link, load_recipe, parse_link
 from swarmcli.recipe.run_key import RunKey, is_owners_position
 from swarmcli.recipe.ticket import Ticket
-from swarmcli.run.asking import Given, Visitor, ask_for_books, visit
+from swarmcli.run.asking import Given, ask_for_books, visit
 
 RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="The recipe file of the run.")]
 KeyFile = Annotated[
@@ -105,7 +105,9 @@ def revoke(
     \b
     swarm revoke my-run.yaml Ada
     """
-    visit = _visit(recipe, overrides, peer, run_key)
+    loaded = load_recipe(recipe, overrides)
+    key, path = load_key(loaded, run_key)
+    visit = Visit(loaded, key, Ledger.beside(path), _contacts_of(loaded, peer))
     with _waiting("telling the members"):
         subjects, told = visit.do(partial(visit.revoke, who))
     for subject in subjects:
@@ -203,19 +205,11 @@ def _given(run: _Run) -> Given | _ToldHere:
     """As somebody who looks on; where a closed run shows itself to members alone, what this user's own peer knows.
     Raises SwarmError."""
     try:
-        return visit(run.contacts, lambda node: ask_for_books(node, run.run_id), _visitor(run))
+        return visit(run.contacts, lambda node: ask_for_books(node, run.run_id), visitor_of(run.recipe or run.link))
     except SwarmError:
         if (told := _told_here(run.run_id)) is None:
             raise
         return told
-
-
-def _visitor(run: _Run) -> Visitor | None:
-    """Who looks at a closed run: a peer of it on this computer that does not run just now, or whoever has the link.
-    Raises MembershipError, IdentityError."""
-    if run.recipe is not None:
-        return of_recipe(run.recipe) if run.recipe.access == "invite" else None
-    return LinkedRun(run.link).visitor() if run.link is not None else None
 
 
 def _told_here(run_id: str) -> _ToldHere | None:
@@ -282,17 +276,13 @@ def _run_named(what: str | None, overrides: list[str], peers: list[str]) -> _Run
     if what is not None and Path(what).is_file():
         recipe = load_recipe(what, overrides)
         return _Run(recipe.run_id, _contacts_of(recipe, peers), recipe)
-
     try:
         found = links_of(what)
     except UsageError:
         if what is None or Path(what).exists() or not (known := _known_in(what)):
             raise
         return _Run(what, [*peers, *known])
-    if len(found) > 1:
-        named = "".join(f"\n  {home}  {each.run_id}" for home, each in found.items())
-        raise UsageError(f"peers of {len(found)} runs are known here; say which with one of these directories:{named}")
-    ((home, link),) = found.items()
+    home, link = only(found)
     return _Run(link.run_id, [*peers, *contacts_of(home, link)], link=link)
 
 
@@ -315,12 +305,6 @@ def _contacts_of(recipe: Recipe, peers: list[str]) -> list[str]:
             "or name a peer elsewhere with --peer tcp://host:port"
         )
     return list(dict.fromkeys(contacts))
-
-
-def _visit(recipe: str, overrides: list[str], peers: list[str], run_key: Path | None) -> Visit:
-    loaded = load_recipe(recipe, overrides)
-    key, path = load_key(loaded, run_key)
-    return Visit(loaded, key, Ledger.beside(path), _contacts_of(loaded, peers))
 
 
 def _links_here(recipe: Recipe) -> dict[Path, Link]:

@@ -43,13 +43,14 @@ def sheet(
 ) -> list[tuple[str, str]]:
     """The lines, each a word and what is to say about it; what matters most comes first, and a usual recipe's fit a
     terminal of 24 lines with the question. `memory`: as `check_memory` tells it."""
+    seat = before_joining(demand.round, limits.link, recipe.target_batch_size, demand.told_pace)
     return [
         ("this peer", WHAT[role]),
         ("model", _model(recipe, demand)),
         ("memory", f"about {memory}"),
         ("disk", _disk(recipe, role, demand, files)),
         ("traffic", _traffic(recipe, role, demand)),
-        *([("rounds", _seat(recipe, demand, limits))] if role == "trainer" else []),
+        *([("rounds", seat)] if role == "trainer" else []),
         ("processor", _processor(recipe, role)),
         ("leaving", "Ctrl-C at any time; the same command takes you back in"),
         ("limits", "; ".join(in_words(limits)) or NO_LIMITS),
@@ -118,7 +119,8 @@ def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
             said.append(f"all of {printable(', '.join(whole), 200)} before it begins (its page tells how large it is)")
         if any(dataset.streaming for dataset in hub):
             nbytes = recipe.sequence_len * (1 if recipe.tokenizer == "bytes" else 4)
-            said.append(f"data while it trains, about {_size(nbytes)} for each sample that it computes")
+            size = f"{nbytes / 1024:.1f} KiB" if nbytes < 1 << 20 else format_bytes(nbytes)
+            said.append(f"data while it trains, about {size} for each sample that it computes")
     return "; ".join(said) or "nothing"
 
 
@@ -158,18 +160,10 @@ def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
     return f"{amounts}; an epoch in {format_time(demand.pace)}, {whose}{others}"
 
 
-def _seat(recipe: Recipe, demand: Demand, limits: Limits) -> str:
-    return before_joining(demand.round, limits.link, recipe.target_batch_size, demand.told_pace)
-
-
 def _router(recipe: Recipe) -> str:
     if not recipe.local.port_mapping or recipe.local.client_mode:
         return "it is asked for nothing"
     return "asked for a port if others cannot dial in; --no-port-mapping: not"
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1024:.1f} KiB" if nbytes < 1 << 20 else format_bytes(nbytes)
 
 
 def show(recipe: Recipe, contact: str, lines: Sequence[tuple[str, str]], console: Console = err) -> None:

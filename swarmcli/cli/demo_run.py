@@ -203,17 +203,13 @@ class DemoRun:
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         while not condition():
-            self._look_after_actors()
+            for name, child in self._actors.items():
+                if child.returncode not in (None, 0) and name not in self._fates:
+                    told = f"{name} ended with exit code {child.returncode}; its last words:\n{child.last_words()}"
+                    raise SwarmError(told)
             if time.monotonic() > self._deadline:
                 raise SwarmError(f"the demo waited for {what} and gave up after {self._limit_seconds:.0f} s in all")
             time.sleep(0.2)
-
-    def _look_after_actors(self) -> None:
-        for name, child in self._actors.items():
-            if child.returncode not in (None, 0) and name not in self._fates:
-                raise SwarmError(
-                    f"{name} ended with exit code {child.returncode}; its last words:\n{child.last_words()}"
-                )
 
 
 def checks(actors: Sequence[ActorReport], plan: Plan) -> list[Check]:

@@ -10,7 +10,7 @@ import typer
 from swarmcli.cli.local import running_homes
 from swarmcli.errors import JournalError, UsageError
 from swarmcli.journal import JOURNAL_NAME, JournalReader
-from swarmcli.machine.places import places_of_runs
+from swarmcli.machine.places import files_of_homes, places_of_runs
 
 MOST_NAMED = 8  # journals that are named where several are meant
 
@@ -29,10 +29,8 @@ def journal_of(which: str | None) -> Path:
     JournalError, UsageError."""
     if which is not None and Path(which).exists():
         return find_journal(Path(which))
-    if which is None:
-        here = [Path(), *(place for depth in ("*", "*/*", "*/*/*") for place in Path().glob(depth))]
-        if any((place / JOURNAL_NAME).is_file() for place in here):
-            return find_journal(None)
+    if which is None and files_of_homes(Path(), JOURNAL_NAME):
+        return find_journal(None)
     found = [file for file in known_journals() if which is None or _is_of(file, which)]
     if not found:
         named = f"of the run {which} " if which else ""
@@ -49,8 +47,7 @@ def journal_of(which: str | None) -> Path:
 
 def known_journals() -> list[Path]:
     """Of peers that run, of runs that were joined by a link, and below the usual output_dir."""
-    depths = ("", "*/", "*/*/", "*/*/*/")
-    return [file for place in places_of_runs() for depth in depths for file in place.glob(depth + JOURNAL_NAME)]
+    return [file for place in places_of_runs() for file in files_of_homes(place, JOURNAL_NAME)]
 
 
 def _of_running(journals: list[Path]) -> list[Path]:
@@ -76,9 +73,7 @@ def find_journal(path: Path | None) -> Path:
         return where
     if (where / JOURNAL_NAME).is_file():
         return where / JOURNAL_NAME
-    found = [
-        each for depth in ("*", "*/*", "*/*/*") for each in where.glob(f"{depth}/{JOURNAL_NAME}") if each.is_file()
-    ]
+    found = files_of_homes(where, JOURNAL_NAME)
     if len(found) == 1:
         return found[0]
     if len(running := _of_running(found)) == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ import typer
 
 from swarmcli.cli.console import err, out
 from swarmcli.errors import AddressError, UsageError
-from swarmcli.machine.places import data_directory, places_of_runs
+from swarmcli.machine.places import data_directory, files_of_homes, places_of_runs
 from swarmcli.machine.registry import LocalPeers
 from swarmcli.peer.home import LINK, read_link, remembered
 from swarmcli.peer.linked import LinkedRun
@@ -40,9 +40,8 @@ def link(
     swarm link --copyable         for a clipboard or a pipe
     """
     found = links_of(what)
-    if copyable and len(found) > 1:
-        named = "".join(f"\n  {home}" for home in found)
-        raise UsageError(f"peers of {len(found)} runs are known here; say which with one of these directories:{named}")
+    if copyable:
+        only(found)
     for home, each in found.items():
         if copyable:
             out.print(str(each), soft_wrap=True)
@@ -75,6 +74,14 @@ def links_of(what: str | None) -> dict[Path, Link]:
             "`swarm monitor RECIPE`, or name the recipe, or the peer's directory"
         )
     return dict(newest.values())
+
+
+def only(found: dict[Path, Link]) -> tuple[Path, Link]:
+    """Raises UsageError where that is not one."""
+    if len(found) > 1:
+        named = "".join(f"\n  {home}  {each.run_id}" for home, each in found.items())
+        raise UsageError(f"peers of {len(found)} runs are known here; say which with one of these directories:{named}")
+    return next(iter(found.items()))
 
 
 def contacts_of(home: Path, link: Link) -> list[str]:
@@ -110,7 +117,5 @@ def places_of(what: str | None) -> Places:
     return Places([Path(what)]) if Path(what).exists() else Places(places_of_runs(), what)
 
 
-def link_files(directory: Path) -> Iterator[Path]:
-    """The files of a home, or of homes up to three levels below."""
-    for pattern in (LINK, f"*/{LINK}", f"*/*/{LINK}", f"*/*/*/{LINK}"):
-        yield from (file for file in directory.glob(pattern) if file.is_file())
+def link_files(directory: Path) -> list[Path]:
+    return files_of_homes(directory, LINK)

@@ -59,7 +59,12 @@ def show(
             for name in selection.lists:
                 if len(selection.lists) > 1 and not selection.as_json and not console.is_terminal:
                     console.print(f"# {name}")
-                _print_list(console, name, rows(reader, run_id, name, selection.last), selection.as_json)
+                records = rows(reader, run_id, name, selection.last)
+                if not selection.as_json:
+                    print_table(console, name, records)
+                    continue
+                for record in records:
+                    _print_json(console, name, asdict(record))
         elif selection.as_json:
             _print_json(console, "runs", summary(reader, runs))
         else:
@@ -111,14 +116,6 @@ def followed(
         yield from sorted(fresh, key=lambda record: record.time)
         limit = None
         wait(0.5)  # seconds
-
-
-def _print_list(console: Console, name: str, records: list[Any], as_json: bool) -> None:
-    if not as_json:
-        print_table(console, name, records)
-        return
-    for record in records:
-        _print_json(console, name, asdict(record))
 
 
 def _print_line(console: Console, record: Event, as_json: bool) -> None:

@@ -30,12 +30,8 @@ class Column(NamedTuple):
     style: Callable[[Any], str] = lambda record: ""
 
 
-def _outcome_style(record: RoundFinished) -> str:
-    return {"committed": "green", "failed": "red", "undecided": "yellow"}.get(record.outcome, "")
-
-
-def _level_style(record: Line) -> str:
-    return {"detail": "dim", "warning": "yellow", "error": "red"}.get(record.level, "")
+OUTCOMES = {"committed": "green", "failed": "red", "undecided": "yellow"}
+LEVELS = {"detail": "dim", "warning": "yellow", "error": "red"}
 
 
 def _explained(record: RoundFinished) -> str:
@@ -64,7 +60,9 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("time", lambda record: day(record.time)),
         Column("epoch", lambda record: str(record.epoch) if record.epoch >= 0 else "–", right=True),
         Column("what", lambda record: printable(record.purpose.rpartition("_")[2], 10)),
-        Column("outcome", lambda record: printable(record.outcome), style=_outcome_style),
+        Column(
+            "outcome", lambda record: printable(record.outcome), style=lambda record: OUTCOMES.get(record.outcome, "")
+        ),
         Column("peers", peers_of, right=True),
         Column("finding", lambda record: format_time(record.seconds.get("looking for group", 0.0)), right=True),
         Column("took", lambda record: format_time(record.duration), right=True),
@@ -74,7 +72,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
     ),
     "events": (
         Column("time", lambda record: day(record.time)),
-        Column("level", lambda record: record.level, style=_level_style),
+        Column("level", lambda record: record.level, style=lambda record: LEVELS.get(record.level, "")),
         Column("what", lambda record: printable(record.text)),
     ),
     "peers": (
@@ -127,11 +125,13 @@ def _print_plain(console: Console, name: str, records: Sequence[Any]) -> None:
 def print_summary(console: Console, reader: JournalReader, runs: Sequence[RunRecord], now: float) -> None:
     """The last run in the journal, in a few lines."""
     run = runs[-1]
+    starts = sum(each.run_id == run.run_id for each in runs)
+    again = f", for the {starts}th time" if starts > 3 else f", {starts} starts" if starts > 1 else ""
     console.print(Text(f"{printable(run.run_id)}  {run.role} {printable(run.name or run.peer[:10], 40)}", style="bold"))
     facts = [
         ("journal", str(reader.path)),
         ("peer", run.peer),
-        ("started", _started(run, runs)),
+        ("started", f"{day(run.started)}{again}"),
         ("state", _state(run, now)),
         *_epoch_facts(reader, run.run_id),
         *_round_facts(reader, run.run_id),
@@ -139,13 +139,6 @@ def print_summary(console: Console, reader: JournalReader, runs: Sequence[RunRec
     ]
     for label, text in facts:
         console.print(Text(f"  {label:<8} ", style="dim").append(text, style="not dim"), soft_wrap=True)
-
-
-def _started(run: RunRecord, runs: Sequence[RunRecord]) -> str:
-    starts = sum(each.run_id == run.run_id for each in runs)
-    return day(run.started) + (
-        f", for the {starts}th time" if starts > 3 else f", {starts} starts" if starts > 1 else ""
-    )
 
 
 def _state(run: RunRecord, now: float) -> str:

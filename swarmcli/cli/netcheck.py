@@ -17,8 +17,7 @@ from rich.text import Text
 from swarmcli.cli.console import err, out, plain_table, setup_logging
 from swarmcli.cli.peers import Host, NoPortMapping, Peers, Port, Verbose
 from swarmcli.journal import printable
-from swarmcli.owner.invitations import of_recipe
-from swarmcli.peer.linked import LinkedRun
+from swarmcli.peer.linked import visitor_of
 from swarmcli.recipe import Link, Recipe, is_link, load_recipe, parse_link
 from swarmcli.run.asking import Visitor
 
@@ -69,10 +68,8 @@ def netcheck(
 def options_of(run: Link | Recipe | None, peers: Sequence[str]) -> dict[str, Any]:
     """How a peer of this run would listen on this machine, and whom it would dial first. Raises MembershipError,
     IdentityError."""
-    if run is None:
-        return {"initial_peers": list(peers)}
     if not isinstance(run, Recipe):
-        return {"initial_peers": [*peers, *run.addresses], "visitor": LinkedRun(run).visitor()}
+        return {"initial_peers": [*peers, *(run.addresses if run else ())], "visitor": visitor_of(run)}
     local = run.local
     return {
         "initial_peers": list(peers) or list(run.network.initial_peers),
@@ -81,7 +78,7 @@ def options_of(run: Link | Recipe | None, peers: Sequence[str]) -> dict[str, Any
         "port": local.port,
         "announce_addresses": local.announce_addresses,
         "port_mapping": local.port_mapping,
-        "visitor": of_recipe(run) if run.access == "invite" else None,
+        "visitor": visitor_of(run),
     }
 
 

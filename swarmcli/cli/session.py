@@ -145,8 +145,10 @@ class Session:
         with ExitStack() as undo:
             self._reserve_web(undo)  # before anybody can meet a peer that would leave at once for want of the port
             home = undo.enter_context(self._claim_home(recipe))
+            site = f"a site of {recipe.local.site.processes} processes"
+            as_what = site if self._process else self._role
             err.print(
-                f"joining the run {recipe.run_id} as {self._as_what(recipe)}; my files are in {home.path}",
+                f"joining the run {recipe.run_id} as {as_what}; my files are in {home.path}",
                 soft_wrap=True,
             )
             if self._process is None and (twin := twin_of(self._role, recipe.run_id, home.path)):
@@ -208,9 +210,6 @@ class Session:
         """A try that failed before it did anything leaves no directory behind."""
         if kind is not None and not self.peer.has_trained:
             self.peer.home.discard()
-
-    def _as_what(self, recipe: Recipe) -> str:
-        return f"a site of {recipe.local.site.processes} processes" if self._process else self._role
 
     def _heard(self, event: Event) -> None:
         """What people should know before there is a view that shows it, and what ends this peer's part."""
@@ -275,7 +274,15 @@ class Session:
         self._say_how_to_join(watch.look())
         self.peer.tell(address)
         self._exit.callback(self.peer.events.subscribe(lambda event: self._tell_anew(event, address)))
-        self._view = self._exit.enter_context(self._make_view(source))
+        view = LiveView(
+            source.look,
+            self.peer.events,
+            console=err,
+            me=lambda status: source.overview_of(status).me,
+            plain=self._plain,
+            clock=time.time,
+        )
+        self._view = self._exit.enter_context(view)
         return watch
 
     def _serve(self, source: DashboardSource, controls: PeerControls) -> str:
@@ -308,23 +315,10 @@ class Session:
 
         self._exit.enter_context(serving(make_app, sockets))
         if self._local is not None:
-            self._announce(self._local, control)
+            api = f"http://127.0.0.1:{self._local.getsockname()[1]}"
+            with suppress(OSError):  # said already, when this peer was entered there
+                self.peer.processors.entry.announce(name=self.peer.description.name, api=api, token=control)
         return self._say_where_the_page_is(self._web, token, control) if self._web is not None else ""
-
-    def _make_view(self, source: DashboardSource) -> LiveView:
-        return LiveView(
-            source.look,
-            self.peer.events,
-            console=err,
-            me=lambda status: source.overview_of(status).me,
-            plain=self._plain,
-            clock=time.time,
-        )
-
-    def _announce(self, local: socket.socket, control: str) -> None:
-        api = f"http://127.0.0.1:{local.getsockname()[1]}"
-        with suppress(OSError):  # said already, when this peer was entered there
-            self.peer.processors.entry.announce(name=self.peer.description.name, api=api, token=control)
 
     def _say_where_the_page_is(self, web: socket.socket, token: str | None, control: str) -> str:
         """The link on this machine lets its user control the peer; the one for others lets them look."""

@@ -28,6 +28,12 @@ def cache_directory() -> Path:
     return platformdirs.user_cache_path("swarm", appauthor=False)
 
 
+def files_of_homes(directory: Path, name: str) -> list[Path]:
+    """The files of this name in a home, or in homes up to three levels below."""
+    found = [file for depth in ("", "*/", "*/*/", "*/*/*/") for file in sorted(directory.glob(depth + name))]
+    return [file for file in found if file.is_file()]
+
+
 def places_of_runs(registry: LocalPeers | None = None) -> list[Path]:
     """Directories below which this user's checkpoints lie, as far as can be known: the homes of peers that run, the
     runs that were joined by a link, and `runs` where the command is given or in a directory there, as `swarm init

@@ -109,5 +109,12 @@ class LinkedRun:
         return found if isinstance(found, dict) else {}
 
 
+def visitor_of(run: Link | Recipe | None) -> Visitor | None:
+    """Who looks at a run if it is closed; None: nobody in particular. Raises MembershipError, IdentityError."""
+    if isinstance(run, Recipe):
+        return of_recipe(run) if run.access == "invite" else None
+    return LinkedRun(run).visitor() if run is not None else None
+
+
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()

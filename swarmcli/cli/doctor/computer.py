@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarmcli import __version__
+from swarmcli.cli.console import plural
 from swarmcli.cli.doctor.finding import Context, Finding, Outcome
 from swarmcli.errors import RecipeError
 
@@ -139,7 +140,7 @@ def check_configuration(context: Context) -> Iterator[Finding]:
 
     file = config_file()
     limits = len(load_config(file).limits.written)
-    there = f"{file}, {limits} {'limit' if limits == 1 else 'limits'}"
+    there = f"{file}, {plural(limits, 'limit')}"
     none = f"there is none yet; your name and limits would stand in {file}"
     yield Finding("configuration", "OK", there if file.exists() else none)
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from swarmcli.cli import service
+from swarmcli.cli.console import plural
 from swarmcli.cli.doctor.finding import Context, Finding, of_error
 from swarmcli.cli.status import reports
 from swarmcli.errors import JournalError, SwarmError
@@ -36,13 +37,15 @@ def check_leftovers(context: Context) -> Iterator[Finding]:
 def find_homes(context: Context) -> Iterator[Finding]:
     """The directories of peers: of runs joined by a link, of the recipe that is named, of peers that run, and below
     `runs` here."""
-    from swarmcli.machine.places import data_directory, places_of_runs
+    from swarmcli.machine.places import data_directory, files_of_homes, places_of_runs
 
     places = places_of_runs(context.registry)
     if context.recipe is not None:
         places.append(Path(context.recipe.output_dir).resolve() / context.recipe.run_id)
-    names = [depth + name for depth in ("", "*/", "*/*/", "*/*/*/") for name in ("identity.key", JOURNAL_NAME)]
-    are = list(dict.fromkeys(file.parent for place in places for name in names for file in sorted(place.glob(name))))
+    files = [
+        file for place in places for name in ("identity.key", JOURNAL_NAME) for file in files_of_homes(place, name)
+    ]
+    are = list(dict.fromkeys(file.parent for file in files))
     context.homes = are[:MOST_HOMES]
     if not are:
         yield Finding("homes", "SKIP", f"no peer of yours has run yet (below {data_directory()}, or of a recipe named)")
@@ -86,7 +89,7 @@ def _each(check: str, files: list[Path], look: Callable[[Path], object], what: s
             if isinstance(found, Finding):
                 yield found
     if good:
-        yield Finding(check, "OK", f"{good} {what if good == 1 else what + 's'} {well}")
+        yield Finding(check, "OK", f"{plural(good, what)} {well}")
 
 
 def _look_into(journal: Path, running: set[str]) -> Finding | None:
@@ -132,7 +135,7 @@ def check_checkpoints(context: Context) -> Iterator[Finding]:
                 yield Finding("checkpoint", "FAIL", text, fix)
         read += was_read
     if read:
-        text = f"the newest of {read} {'peer' if read == 1 else 'peers'} was read; `swarm checkpoints verify` reads all"
+        text = f"the newest of {plural(read, 'peer')} was read; `swarm checkpoints verify` reads all"
         yield Finding("checkpoint", "OK", text)
 
 

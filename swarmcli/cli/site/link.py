@@ -141,11 +141,8 @@ class Link:
         while (messages := self._line.receive()) is not None:
             for message in messages:
                 if isinstance(message, Stop):
-                    self._stop(message)
+                    with self._lock:
+                        self._asked.append(message)
+                        self._on_stop(signal.Signals(message.number), message.again)
         if not self._over:
             self._end_process(1)
-
-    def _stop(self, stop: Stop) -> None:
-        with self._lock:
-            self._asked.append(stop)
-            self._on_stop(signal.Signals(stop.number), stop.again)
