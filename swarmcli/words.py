@@ -56,6 +56,15 @@ def amount(nbytes: float, digits: int = 3) -> str:
     return f"{nbytes:g} B"
 
 
+def megabytes(size: float) -> str:
+    """Bytes as people read them, in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
 def roughly(seconds: float) -> str:
     """For example: 40 s, 12 min, 2.5 h, 3 days."""
     if seconds < 99.5:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -15,10 +15,10 @@ import typer
 from swarmcli.checkpoints.layout import BEST, LATEST, find_checkpoint
 from swarmcli.checkpoints.looking import CheckpointInfo, listing, verify
 from swarmcli.checkpoints.shelf import Keep, Shelf
-from swarmcli.cli.local import Json, Quiet
+from swarmcli.cli.local import Json, Quiet, in_columns
 from swarmcli.errors import CheckpointError
 from swarmcli.machine.places import places_of_runs
-from swarmcli.words import printable
+from swarmcli.words import megabytes, printable
 
 CheckpointsPath = Annotated[
     Path | None,
@@ -114,7 +114,7 @@ def _gone_in_words(removed: Sequence[CheckpointInfo], *, dry_run: bool) -> str:
     if not removed:
         return "nothing to remove: by these rules all checkpoints stay; --keep 1 keeps the newest of each peer"
     number = f"{len(removed)} checkpoint{'' if len(removed) == 1 else 's'}"
-    return f"{number} {'would go' if dry_run else 'removed'}, {_size(sum(info.bytes for info in removed))}"
+    return f"{number} {'would go' if dry_run else 'removed'}, {megabytes(sum(info.bytes for info in removed))}"
 
 
 def _pruned(directory: Path, rules: Keep, *, dry_run: bool) -> list[CheckpointInfo]:
@@ -167,7 +167,11 @@ def lines_of(found: Sequence[CheckpointInfo], now: float) -> list[str]:
         here = [info for info in found if info.path.parent == directory]
         run_id = next((info.run_id for info in here if info.run_id), "of no run that can be read")
         rows = [("epoch", "written", "size", "loss", "stays as", "link"), *(_row(info, now) for info in here)]
-        lines += [*([""] if lines else []), printable(f"{run_id}: {directory}", 2000), *_in_columns(rows)]
+        lines += [
+            *([""] if lines else []),
+            printable(f"{run_id}: {directory}", 2000),
+            *(f"  {line}" for line in in_columns(rows, right=range(4))),
+        ]
     return lines
 
 
@@ -176,19 +180,7 @@ def _row(info: CheckpointInfo, now: float) -> tuple[str, ...]:
     links = [name for name, is_it in (("latest", info.latest), ("best", info.best)) if is_it]
     stays = ", ".join(info.kept) or "no"
     said = f"DAMAGED: {info.problem}" if info.problem else " ".join(links)
-    return str(info.epoch), f"{_age(now - info.written)} ago", _size(info.bytes), loss, stays, printable(said, 300)
-
-
-def _in_columns(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    for row in rows:
-        yield (
-            "  "
-            + "  ".join(
-                word.rjust(width) if n < 4 else word.ljust(width)
-                for n, (word, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-        )
+    return str(info.epoch), f"{_age(now - info.written)} ago", megabytes(info.bytes), loss, stays, printable(said, 300)
 
 
 def _age(seconds: float) -> str:
@@ -196,12 +188,6 @@ def _age(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
-
-
-def _size(size: float) -> str:
-    from swarmcli.journal.describe import megabytes
-
-    return megabytes(size)
 
 
 def _plain(info: CheckpointInfo) -> dict[str, Any]:

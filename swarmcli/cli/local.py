@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -50,3 +51,15 @@ def running_homes() -> set[Path]:
 def described(peer: LocalPeer) -> str:
     """For example: Ada (trainer of stdlib-lm)."""
     return printable(f"{peer.label} ({peer.role} of {peer.run_id})")
+
+
+def in_columns(rows: Sequence[Sequence[str]], right: Container[int]) -> list[str]:
+    """A line for each row, every column as wide as its longest cell; those whose numbers are in `right` end alike."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if n in right else cell.ljust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmcli.cli.console import day, format_time, number, peers_of, plural
+from swarmcli.cli.local import in_columns
 from swarmcli.events import EpochAdvanced, PeerSeen, RoundFinished
 from swarmcli.journal import JournalReader, Line, RunRecord, megabytes, printable
 
@@ -113,13 +114,8 @@ def _terminal_table(name: str, records: Sequence[Any]) -> Table:
 def _print_plain(console: Console, name: str, records: Sequence[Any]) -> None:
     columns = COLUMNS[name]
     cells = [[column.title for column in columns], *([column.text(record) for column in columns] for record in records)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        padded = [
-            cell.rjust(width) if column.right else cell.ljust(width)
-            for cell, width, column in zip(row, widths, columns, strict=True)
-        ]
-        console.print("  ".join(padded).rstrip(), soft_wrap=True)
+    for line in in_columns(cells, right=[n for n, column in enumerate(columns) if column.right]):
+        console.print(line, soft_wrap=True)
 
 
 def print_summary(console: Console, reader: JournalReader, runs: Sequence[RunRecord], now: float) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from swarmcli import events as happened
 from swarmcli.network.token_bucket import TokenBucket
-from swarmcli.words import printable, some
+from swarmcli.words import megabytes, printable, some
 
 # Peers decide how often they connect and get refused; the journal's size must not be theirs to decide.
 BURST = 60.0  # lines about connections at once
@@ -206,12 +206,3 @@ def describe_sighting(event: happened.PeerSeen) -> Line:
 def _who(event: happened.PeerSeen | happened.PeerSilent) -> str:
     name = event.name or short(event.peer)
     return name if name == event.role else f"{event.role} {name}"
-
-
-def megabytes(size: float) -> str:
-    """Bytes as people read them, in decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
