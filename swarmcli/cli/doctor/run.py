@@ -81,6 +81,8 @@ def check_recipe(context: Context) -> Iterator[Finding]:
 
 def check_contacts(context: Context) -> Iterator[Finding]:
     """Each first contact, from its name up to its recipe, and what their clocks say of this one."""
+    if not (context.link or context.recipe or context.peers):
+        return
     from swarmcli.cli.netcheck import options_of
 
     try:
