@@ -27,6 +27,7 @@ from swarmcli.hivemind_names import names_new_words
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import SwarmFuture, offload
 from swarmcli.network.wire.messages import MOST
+from swarmcli.state.sharing import StateOffer
 from swarmcli.state.snapshot import copies_of
 
 logger = logging.getLogger(__name__)
@@ -296,7 +297,7 @@ class DecentralizedAverager:
     def get_group_bits(self, wait: Literal[False]) -> SwarmFuture[str]: ...
     def get_group_bits(self, wait: bool = True) -> str | SwarmFuture[str]:
         """The bucket in which the next group is looked for."""
-        return self._runner.call(lambda core: core.group_bits, wait)
+        return self._runner.call(lambda core: core.finder.group_bits, wait)
 
     @overload
     def set_group_bits(self, group_bits: str, wait: Literal[True] = True) -> None: ...
@@ -304,7 +305,7 @@ class DecentralizedAverager:
     def set_group_bits(self, group_bits: str, wait: Literal[False]) -> SwarmFuture[None]: ...
     def set_group_bits(self, group_bits: str, wait: bool = True) -> SwarmFuture[None] | None:
         """Moves to another bucket from the next round on. Raises ValueError for anything but zeros and ones."""
-        return self._runner.call(lambda core: core.set_group_bits(group_bits), wait)
+        return self._runner.call(lambda core: core.finder.set_group_bits(group_bits), wait)
 
     # State
 
@@ -344,7 +345,7 @@ class DecentralizedAverager:
             check_flags(allow_state_sharing=allow)
         self._allow_state_sharing = allow
         if self._runner.can_be_called:
-            self._runner.call(lambda core: core.share_state(allow))
+            self._runner.call(lambda core: core.sharing.share(allow))
 
     @property
     def state_sharing_priority(self) -> float:
@@ -364,7 +365,7 @@ class DecentralizedAverager:
 
     async def _load_state(self, core: AveragerCore, timeout: float | None) -> tuple[Any, list[torch.Tensor]] | None:
         try:
-            state = await core.load_state_from_peers(timeout)
+            state = await core.sharing.download(timeout)
         except StateDownloadError as error:
             logger.warning("no state of %r: %s", self.prefix, error)
             return None
@@ -378,7 +379,7 @@ class DecentralizedAverager:
         return state.metadata, list(state.tensors.values())
 
     def _declare(self, core: AveragerCore) -> None:
-        core.declare_state(priority=self._state_sharing_priority, epoch=self._state_epoch, tag=self._tag)
+        core.sharing.declare(StateOffer(self._state_sharing_priority, self._state_epoch, self._tag))
 
     async def _make_core(self) -> AveragerCore:
         async def get_state() -> tuple[Any, Sequence[torch.Tensor]]:

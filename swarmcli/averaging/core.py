@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -34,7 +34,6 @@ from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
 from swarmcli.averaging.round.phases import PhasedAllreduce, PhaseNews, RoundProgram
 from swarmcli.averaging.round.plan import Layout, compression_term
 from swarmcli.averaging.round.service import AllreduceService
-from swarmcli.averaging.seats import Bid
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError
@@ -42,8 +41,7 @@ from swarmcli.events import PeerRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.task_owner import TaskOwner
-from swarmcli.state.assembly import DownloadedState
-from swarmcli.state.sharing import SharingOptions, StateOffer, StateSharing
+from swarmcli.state.sharing import SharingOptions, StateSharing
 from swarmcli.state.snapshot import Snapshot, copies_of
 from swarmcli.tasks import on_executor
 
@@ -99,7 +97,7 @@ class AveragerCore:
         self._service = AllreduceService(node.endpoint, config.prefix, self.archive.fetch_committed, self.bans, trust)
         self._program = program
         self._news = PhaseNews(self._service)
-        self._finder = GroupFinder(
+        self.finder = GroupFinder(
             node,
             config,
             self._layout,
@@ -110,7 +108,7 @@ class AveragerCore:
             ban_news=self._ban_news,
         )
         self._get_state = get_state or self._copy_tensors
-        self._sharing = StateSharing(
+        self.sharing = StateSharing(
             node,
             config.prefix,
             self._snapshot,
@@ -123,12 +121,12 @@ class AveragerCore:
 
     async def start(self) -> None:
         """Begins to answer others. Raises ValueError if the endpoint has an averager of this prefix already."""
-        self._finder.start()
+        self.finder.start()
         self._ban_news.start()
         self._service.start()
         self._news.start()
         self.archive.start()
-        self._sharing.start()
+        self.sharing.start()
         self._running = True
 
     async def shutdown(self) -> None:
@@ -139,8 +137,8 @@ class AveragerCore:
             self._news.close()
             self._service.close()
             await self.archive.close()
-            await self._sharing.stop()
-            await self._finder.stop()
+            await self.sharing.stop()
+            await self.finder.stop()
             await self._ban_news.stop()
 
     def begin_round(self, request: RoundRequest) -> StepControl:
@@ -181,7 +179,7 @@ class AveragerCore:
             layout = Layout.of(tensors, allreduce.compression, allreduce.tensor_infos)
             self._tensors, self._layout = list(tensors), layout
             self.config = replace(self.config, allreduce=allreduce)
-            self._finder.describe(layout, self._own_terms())
+            self.finder.describe(layout, self._own_terms())
 
     async def at_rest(self) -> None:
         """Returns once no all-reduce is under way."""
@@ -192,84 +190,6 @@ class AveragerCore:
     def layout(self) -> Layout:
         """The shapes and types of the tensors."""
         return self._layout
-
-    @property
-    def total_size(self) -> int:
-        """Elements in all tensors together."""
-        return self._layout.numel
-
-    @property
-    def group_bits(self) -> str:
-        """The bucket of the next search."""
-        return self._finder.group_bits
-
-    def set_group_bits(self, bits: str) -> None:
-        """Raises ValueError for anything but zeros and ones."""
-        self._finder.set_group_bits(bits)
-
-    @property
-    def company(self) -> list[PeerID]:
-        """With whom this peer is in a group, though it may not have begun: whom it follows, or who follows it."""
-        return self._finder.company
-
-    def bid(self, target: float) -> Bid:
-        """What this peer would bring to the decision about the seats of a preformed group now."""
-        return self._finder.bid(RoundRequest(target=target))
-
-    async def withdraw(self) -> None:
-        """This peer looks for no group until its next round: nobody is to wait for it as a member of the last one."""
-        await self._finder.withdraw()
-
-    def give_up_leader(self) -> None:
-        """The group that this peer waits in should have begun by what others report, and its leader has not: another
-        one is to lead it, if one is there."""
-        self._finder.give_up_leader()
-
-    def forgive_leaders(self) -> None:
-        """It should not have: what the reports had counted is gone."""
-        self._finder.forgive_leaders()
-
-    def count(self, claims: Mapping[PeerID, float]) -> float:
-        """How much of the samples that these claim counts towards a target here; see Experience."""
-        return self._finder.experience.count(claims)
-
-    def keep_seat(self, peer: PeerID) -> None:
-        """See GroupFinder."""
-        self._finder.keep_seat(peer)
-
-    def admit_doubted(self, waited: float) -> None:
-        """The group that forms has waited so many seconds for work that others report who are not in it. Of those
-        without a seat for a doubt, whoever is worth no longer a wait has one again."""
-        self._finder.admit_doubted(waited)
-
-    def expect(self, peers: Iterable[PeerID]) -> None:
-        """The next group waits for these as for the members of the last one: while they can be reached, and at most
-        until its time is up."""
-        self._finder.expect(peers)
-
-    async def load_state_from_peers(self, timeout: float | None = None) -> DownloadedState | None:
-        """Downloads the state that others share; nothing here changes. None if nobody offers one.
-
-        Raises StateDownloadError, whose `attempts` name each donor, also after `timeout` seconds.
-        """
-        return await self._sharing.download(timeout)
-
-    def share_state(self, donates: bool | None) -> None:
-        """Whether others may download the state from here, from now on; None: while they can reach this peer.
-        Downloads under way go on."""
-        self._sharing.share(donates)
-
-    def declare_state(self, *, priority: float = 0.0, epoch: int = -1, tag: bytes = b"") -> None:
-        """What newcomers are told about the state that this peer shares; donors of higher priority are asked first."""
-        self._sharing.declare(StateOffer(priority, epoch, tag))
-
-    async def highest_shared_epoch(self) -> int:
-        """Of the states that others offer; -1: nobody offers one, or none that has an epoch."""
-        return max(await self.shared_epochs(), default=-1)
-
-    async def shared_epochs(self) -> list[int]:
-        """Of the states that others offer, one for each who does, by what they say; -1: it has no epoch."""
-        return [offer.epoch for _, offer in await self._sharing.donors()]
 
     def _untold(self, group: Group, member: PeerID, reason: str) -> None:
         self._rounds.spawn(self._service.note_absence(group, member, reason))
@@ -328,7 +248,7 @@ class AveragerCore:
                 logger.debug("round of %s failed and is tried again: %s", self.config.prefix, error)
                 if isinstance(error, RoundFailed):
                     suspects = list(map(PeerID, error.suspects))
-                    self._finder.miss(suspects)
+                    self.finder.miss(suspects)
                     if len(suspects) <= 2:  # more are doubted for what they did to this peer alone: a liar may name all
                         self.doubts.spare(suspects)
             await asyncio.sleep(pause)
@@ -358,7 +278,7 @@ class AveragerCore:
         with reading(self._reference) as reference:  # a round that ends meanwhile is told of in the next search
             with chronicle.stage(AveragingStage.LOOKING_FOR_GROUP):
                 told = await self._told(reference, gathered)
-                group = chronicle.group = await self._finder.find(control, told, deadline)
+                group = chronicle.group = await self.finder.find(control, told, deadline)
             control.mark_begun(group)
             with self._service.expecting(group):
                 return group, await self._average(control, chronicle, group, reference)
@@ -388,7 +308,7 @@ class AveragerCore:
                     return AllreduceResult.without_exchange(reason)
                 way, base = await self._travels(group, reference)
                 result = await self._run_round(self._make_round(group, weight, way=way, base=base), control.request)
-                self._finder.experience.note(result.weights)
+                self.finder.experience.note(result.weights)
                 if result.total_weight > 0 and result.averages:
                     averages = await self._remember(group.group_id, way, reference, result)
                     await on_executor(self._layout.nbytes, self._apply, averages)
@@ -399,10 +319,10 @@ class AveragerCore:
 
     async def _run_round(self, round_: Allreduce | PhasedAllreduce, request: RoundRequest) -> AllreduceResult:
         loop = asyncio.get_running_loop()
-        began, withheld, experience = loop.time(), set[PeerID](), self._finder.experience
+        began, withheld, experience = loop.time(), set[PeerID](), self.finder.experience
         try:
             try:
-                with self._finder.link.watching():
+                with self.finder.link.watching():
                     result = await round_.run()
             except RoundFailed:
                 shares = zip(round_.group.members, round_.group.part_shares, strict=True)
@@ -420,11 +340,11 @@ class AveragerCore:
                     experience.note_short()
                     # It has listed them. That is no fault where they were killed: the first time costs it nothing.
                     if round_.group.leader != self.node.peer_id:
-                        self._finder.doubt(round_.group.leader, "it led a round that fell short", lost=True, led=True)
+                        self.finder.doubt(round_.group.leader, "it led a round that fell short", lost=True, led=True)
                     withheld = absent - (round_.lessons.sending.keys() - result.weights.keys())  # these are slow
                     raise RoundFailed(f"its members handed in {handed_in:g} of {request.target:g} samples")
             self.doubts.note_group(frozenset(member.peer_id for member in round_.group.members))
-            self._finder.sightings.note_committed(began, loop.time(), result.weights)
+            self.finder.sightings.note_committed(began, loop.time(), result.weights)
             return result
         finally:
             self._learn_from(round_, loop.time() - began, request.target is not None, withheld)
@@ -433,7 +353,7 @@ class AveragerCore:
         self, round_: Allreduce | PhasedAllreduce, seconds: float, preformed: bool, withheld: Set[PeerID]
     ) -> None:
         lessons, now = round_.lessons, asyncio.get_running_loop().time()
-        self._finder.sightings.note_sending(now, lessons.sending, round_.group.bids)
+        self.finder.sightings.note_sending(now, lessons.sending, round_.group.bids)
         withheld -= {self.node.peer_id}
         doubts = dict.fromkeys(withheld, "it claimed samples and handed in less than half")
         if not self._service.has_split(round_.group):  # of whom it kept apart nobody knows what held him up
@@ -441,9 +361,9 @@ class AveragerCore:
         for peer, reason in doubts.items():
             if preformed and peer in lessons.sending and peer not in withheld:
                 continue  # how slowly it sends decides about its seat as a sender, see `seats.py`
-            self._finder.doubt(peer, reason, lost=peer in lessons.lost)
+            self.finder.doubt(peer, reason, lost=peer in lessons.lost)
             if peer in withheld and self.doubts.has_no_seat(peer):
-                self._finder.experience.forget(peer)
+                self.finder.experience.forget(peer)
         if self._round_time.learn(lessons.needed, seconds):
             logger.warning(
                 "the links of this group are too slow for %g s; the next round of %s gets %.0f s",

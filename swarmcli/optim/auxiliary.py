@@ -145,7 +145,7 @@ class AuxiliaryCore:
             await self._group.close()
             async with self._assisting:  # with states that others count on
                 pass
-            await self._averager.withdraw()
+            await self._averager.finder.withdraw()
             self.pausing.withdraw()
 
     async def _follow_reports(self) -> None:

@@ -67,7 +67,7 @@ class OptimizerCore:
         self.directory = PeerDirectory(node, config.run_id, self.report)
         self.pausing = Pausing(self.directory.announce)
         self.claims = Claims(self.directory)
-        self.survey = Survey(self.claims, averager.keep_seat)
+        self.survey = Survey(self.claims, averager.finder.keep_seat)
         self.tracker = ProgressTrackerCore(
             node,
             config.run_id,
@@ -298,7 +298,7 @@ class OptimizerCore:
         for pause in growing(FIRST_LOOK, LONGEST_LOOK):
             if self._reason_to_look() or loop_time() >= deadline:
                 return
-            company = self.work.averager.company
+            company = self.work.averager.finder.company
             waited_for, with_us = await self.survey.look_for_work(company, self.position)
             if with_us or not waited_for or await self._group.wait_until_begun(pause):
                 return
@@ -311,7 +311,7 @@ class OptimizerCore:
         if self._keeper.averaging.passage is not None:
             await self._keeper.averaging.apply(wait=True)
         await self.replica.publish()
-        await self.work.averager.withdraw()
+        await self.work.averager.finder.withdraw()
         self.pausing.withdraw()
 
     # its seat

@@ -28,9 +28,7 @@ from swarmcli.optim.grad_scaler import GradScaler, ScaledSteps, check_grad_scale
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.modes import choose_mode
 from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
-from swarmcli.optim.peers.claims import Claims
-from swarmcli.optim.peers.directory import PeerDirectory
-from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress, ProgressTrackerCore
+from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.frozen import TERM, FrozenWeights, frozen_of
 from swarmcli.optim.state.frozen import Parameters as FrozenParameters
@@ -179,6 +177,8 @@ class Optimizer(torch.optim.Optimizer):
             trained = Trained(self.opt, self.scheduler, extra_tensors, placement, frozen)
             self._core = core = OptimizerCore(peer, trained, self.mode, site)
             self.scaled_steps = ScaledSteps(core, self._parameters, self._run, gradients_are_sums=reuse_grad_buffers)
+        # What is known of the others, whose claims count, and how far the epoch is: for looking, from any thread.
+        self.directory, self.claims, self.tracker = self._core.directory, self._core.claims, self._core.tracker
         self._shutdown_timeout, self._closed = shutdown_timeout, False
         self._stepping = threading.Lock()
         self._thread = LoopThread.acquire()
@@ -300,21 +300,6 @@ class Optimizer(torch.optim.Optimizer):
         if isinstance(self._core, AuxiliaryCore):
             raise OptimizerError("an auxiliary holds no parameters and computes no progress")
         return self._core
-
-    @property
-    def directory(self) -> PeerDirectory:
-        """What is known of the other peers. For looking, from any thread."""
-        return self._core.directory
-
-    @property
-    def claims(self) -> Claims:
-        """Whose claims to a lineage count for this peer. For looking, from any thread."""
-        return self._core.claims
-
-    @property
-    def tracker(self) -> ProgressTrackerCore:
-        """How far the epoch is. For looking, from any thread."""
-        return self._core.tracker
 
     @overload
     def call(self, action: Callable[[OptimizerCore], Coroutine[Any, Any, T]]) -> T: ...

@@ -124,7 +124,7 @@ class StateSharing:
             self._donor = None
 
     def declare(self, offer: StateOffer) -> None:
-        """Changes what the offer says, at once."""
+        """Changes what newcomers are told about the state that this peer shares, at once."""
         self.offer = offer
         self._changed.set()
 
@@ -140,8 +140,14 @@ class StateSharing:
             self._node.endpoint.learn(peer, offer.addresses)
         return sorted(offers, key=lambda item: (-item[1].priority, -item[1].epoch, not item[1].listening))
 
-    async def download(self, timeout: float | None) -> DownloadedState | None:
-        """The state of the best donors; None if nobody offers any. Raises StateDownloadError.
+    async def epochs(self) -> list[int]:
+        """Of the states that others offer, one for each who does, by what they say; -1: it has no epoch."""
+        return [offer.epoch for _, offer in await self.donors()]
+
+    async def download(self, timeout: float | None = None) -> DownloadedState | None:
+        """The state of the best donors; None if nobody offers any. Nothing here changes.
+
+        Raises StateDownloadError, whose `attempts` name each donor, also after `timeout` seconds.
 
         Those of the highest priority and epoch are asked together; only if none of them gives it, the next ones are.
         """

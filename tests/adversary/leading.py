@@ -33,7 +33,7 @@ def alter_entries(liar: Liar, alter: Callable[[Member], Member]) -> None:
 def alter_list(liar: Liar, alter: Callable[[list[Member]], list[Member]]) -> None:
     """Where it leads, this is the list of its followers; whoever is new in it reduces nothing."""
     assert liar.averager is not None
-    finder = liar.averager._finder
+    finder = liar.averager.finder
     divide = finder._divide
 
     def altered(said: list[Member], epoch: float) -> tuple[list[Member], tuple[float, ...]]:
@@ -59,7 +59,7 @@ ALTERED: dict[str, Callable[[Member], Member]] = {
 def begin_two(liar: Liar) -> None:
     """Where it leads, every second follower is told of another group of the same members."""
     assert liar.averager is not None
-    finder = liar.averager._finder
+    finder = liar.averager.finder
     tell, told = finder._tell_begin, [0]
 
     async def tell_another(driver: Any, follower: PeerID, group: Group, message: Begin) -> None:
@@ -92,7 +92,7 @@ def give_up(liar: Liar) -> None:
 def hurry_to_the_front(liar: Liar, draws: int = 2000) -> None:
     """It begins each search with the id, of so many, that ranks first."""
     assert liar.averager is not None
-    finder = liar.averager._finder
+    finder = liar.averager.finder
     describe = finder._me
 
     def best(*, looking: bool) -> Candidate:
@@ -116,7 +116,7 @@ def stuff(liar: Liar, keys: list[Identity]) -> None:
     """Where it leads, its group has members that exist as keys alone, nobody else reduces, and each follower is told
     that the group has committed what that follower holds, which differs from one to the next."""
     assert liar.averager is not None
-    finder, service = liar.averager._finder, liar.averager._service
+    finder, service = liar.averager.finder, liar.averager._service
     take_vote, held = service._take_vote, dict[tuple[PeerID, bytes], asyncio.Future[bytes]]()
     identity = liar.endpoint.identity
 

@@ -98,7 +98,7 @@ def test_keys_that_bring_much_keep_nobody_out_of_a_group(offers: list[Offer], co
             await together(*(trainer.core.join() for trainer in trainers))
             await together(*(trainer.train(1) for trainer in trainers))
             crowd = Crowd(swarm.network, keys, offers)
-            finders = [trainer.core.work.averager._finder for trainer in trainers]
+            finders = [trainer.core.work.averager.finder for trainer in trainers]
             joining = asyncio.create_task(crowd.join(finders, [trainer.node for trainer in trainers]))
             training = [asyncio.create_task(trainer.train(1000)) for trainer in trainers]
             await asyncio.sleep(2.0)

@@ -19,7 +19,7 @@ from tests.optim.optim_swarm import TARGET, Swarm, Trainer, together
 async def name_searches_to_come(liar: Liar, others: list[Trainer]) -> None:
     """It invites each to each other one, which cannot be dialed, it says, and whose search begins long after all."""
     assert liar.averager is not None
-    finder = liar.averager._finder
+    finder = liar.averager.finder
     while True:
         await asyncio.sleep(0.2)
         if finder.driver is None:

@@ -32,7 +32,7 @@ def claim(trainer: Trainer, *, leads: bool = False) -> Liar:
     and begins as soon as two follow it."""
     liar = Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core.work.averager)
     assert liar.averager is not None
-    begin, finder = liar.averager.begin_round, liar.averager._finder
+    begin, finder = liar.averager.begin_round, liar.averager.finder
     tracker, new_search = trainer.core.tracker, finder._new_search
     report = tracker.report_local_progress
 
@@ -59,7 +59,7 @@ def list_keys(trainer: Trainer) -> Liar:
     """It computes as the others do. Where it leads, it begins as soon as two follow it, with a key that claims all."""
     liar = Liar(random.Random(0), trainer.node.endpoint, averager=trainer.core.work.averager)
     assert liar.averager is not None
-    finder = liar.averager._finder
+    finder = liar.averager.finder
     new_search = finder._new_search
     key = Member(Identity.from_seed(99).peer_id, claim=float(TARGET))
 

@@ -58,7 +58,7 @@ class Peer:
     @property
     def search(self) -> Search:
         """The search for a group that is under way."""
-        driver = self.core._finder.driver
+        driver = self.core.finder.driver
         assert driver is not None
         return driver.search
 

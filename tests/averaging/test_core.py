@@ -280,9 +280,9 @@ def test_other_tensors_may_be_taken_up_between_rounds() -> None:
             for peer, tensors in zip(peers, others, strict=True):
                 with pytest.raises(ValueError, match="only floating point tensors"):
                     await peer.core.take_up([torch.tensor(1)])
-                assert peer.core.total_size != 11
+                assert peer.core.layout.numel != 11
                 await peer.core.take_up(tensors)
-                assert peer.core.total_size == 11
+                assert peer.core.layout.numel == 11
             await all_results([peer.begin() for peer in peers])
             assert all(tensors[0].tolist() == [[5.0] * 3] * 2 for tensors in others)
             assert all(torch.equal(tensor, before) for tensor, before in first)
@@ -365,14 +365,14 @@ def test_group_bits_move_and_mix() -> None:
             ]
             results = await all_results([peer.begin() for peer in peers])
             assert {len(result) for result in results} == {2}
-            bits = {peer.peer_id: peer.core.group_bits for peer in peers}
+            bits = {peer.peer_id: peer.core.finder.group_bits for peer in peers}
             for result in results:
                 assert len({bits[peer] for peer in result}) == 2  # group mates part
                 assert all(len(each) == 2 for each in bits.values())
-            peers[0].core.set_group_bits("11")
-            assert peers[0].core.group_bits == "11"
+            peers[0].core.finder.set_group_bits("11")
+            assert peers[0].core.finder.group_bits == "11"
             with pytest.raises(ValueError, match="group bits"):
-                peers[0].core.set_group_bits("012")
+                peers[0].core.finder.set_group_bits("012")
 
     run(main(), 15)
 
@@ -398,7 +398,7 @@ def test_tries_that_fail_at_once_are_spaced_out() -> None:
                 tries.append(asyncio.get_running_loop().time())
                 raise MatchmakingError("within a moment")
 
-            peer.core._finder.find = fail
+            peer.core.finder.find = fail
             control = peer.begin()
             await asyncio.sleep(60)
             assert 10 < len(tries) < 25

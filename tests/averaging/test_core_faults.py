@@ -150,7 +150,7 @@ def test_one_that_does_not_hear_that_its_group_begins_is_not_waited_for() -> Non
             controls = [peer.begin(target=30.0, allow_retries=False) for peer in peers]
             await asyncio.sleep(5)
             deaf = next(peer for peer in peers if peer.search.leader is not None)
-            deaf.core._finder.driver = None  # as if it had just left, and the messages had crossed
+            deaf.core.finder.driver = None  # as if it had just left, and the messages had crossed
             began = asyncio.get_running_loop().time()
             for control in controls:
                 control.report(10.0)

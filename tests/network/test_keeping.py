@@ -88,7 +88,7 @@ async def test_groups_form_after_a_fault_in_a_search() -> None:
     async with Averagers(3) as swarm:
         peers = await swarm.add(3)
         for peer in peers:  # nobody finds anybody, unless it reads again
-            declarations = peer.core._finder._declarations
+            declarations = peer.core.finder._declarations
             declarations.read = failing(declarations.read, 1)  # type: ignore[method-assign]
         results = await all_results([peer.begin(timeout=60.0) for peer in peers])
         assert_one_group(results, peers)

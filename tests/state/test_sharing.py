@@ -25,9 +25,9 @@ def test_a_newcomer_loads_the_state_of_the_highest_priority() -> None:
         async with Averagers(0) as swarm:
             donors = await swarm.add(3, share_state=True)
             newcomer = await swarm.add_one()
-            donors[1].core.declare_state(priority=2.0, epoch=7, tag=b"line")
+            donors[1].core.sharing.declare(StateOffer(priority=2.0, epoch=7, tag=b"line"))
             await asyncio.sleep(1)
-            state = await newcomer.core.load_state_from_peers(timeout=30)
+            state = await newcomer.core.sharing.download(timeout=30)
             assert state is not None and state.donors[0] == donors[1].peer_id
             assert [float(tensor.flatten()[0]) for tensor in state.tensors.values()] == [1.0, 10.0]
             assert newcomer.values == [3.0, 30.0]  # what to do with it is the caller's business
@@ -44,13 +44,13 @@ def test_a_slow_donor_of_high_priority_goes_before_a_quick_one() -> None:
         async with Averagers(9) as swarm:
             quick, slow = await swarm.add(2, share_state=True)
             newcomer = await swarm.add_one()
-            slow.core.declare_state(priority=1.0)
+            slow.core.sharing.declare(StateOffer(priority=1.0))
             await asyncio.sleep(1)
             swarm.network.set_bandwidth(slow.peer_id, 2000)
-            state = await newcomer.core.load_state_from_peers(timeout=60)
+            state = await newcomer.core.sharing.download(timeout=60)
             assert state is not None and state.donors == (slow.peer_id,)
             swarm.kill(slow)
-            state = await newcomer.core.load_state_from_peers(timeout=60)
+            state = await newcomer.core.sharing.download(timeout=60)
             assert state is not None and state.donors == (quick.peer_id,)
 
     run(main())
@@ -61,9 +61,9 @@ def test_equal_priorities_prefer_the_higher_epoch() -> None:
         async with Averagers(1) as swarm:
             donors = await swarm.add(4, share_state=True)
             for number, donor in enumerate(donors):
-                donor.core.declare_state(epoch=number)
+                donor.core.sharing.declare(StateOffer(epoch=number))
             await asyncio.sleep(1)
-            order = [peer for peer, _ in await donors[3].core._sharing.donors()]
+            order = [peer for peer, _ in await donors[3].core.sharing.donors()]
             assert order == [donors[number].peer_id for number in (2, 1, 0)]  # without oneself
 
     run(main())
@@ -79,7 +79,7 @@ def test_what_is_shared_may_be_something_else() -> None:
             donor = await swarm.add_one(share_state=True, get_state=get_state)
             newcomer = await swarm.add_one()
             await asyncio.sleep(1)
-            state = await newcomer.core.load_state_from_peers()
+            state = await newcomer.core.sharing.download()
             assert state is not None and state.metadata == {"epoch": 3}
             assert torch.equal(state.tensors["0"], torch.arange(5)) and state.donors == (donor.peer_id,)
 
@@ -94,13 +94,13 @@ def test_a_client_offers_its_state_while_it_has_a_relay() -> None:
             hidden = await swarm.add_one(listening=False, share_state=None)
             newcomer = await swarm.add_one(listening=False, relays=True)
             await asyncio.sleep(1)
-            assert [peer for peer, _ in await newcomer.core._sharing.donors()] == [donor.peer_id]
-            state = await newcomer.core.load_state_from_peers()
+            assert [peer for peer, _ in await newcomer.core.sharing.donors()] == [donor.peer_id]
+            state = await newcomer.core.sharing.download()
             assert state is not None and state.donors == (donor.peer_id,)
             donor.endpoint.announce(relayed=())
             await asyncio.sleep(1)
-            assert await newcomer.core._sharing.donors() == []
-            assert await hidden.core.load_state_from_peers() is None
+            assert await newcomer.core.sharing.donors() == []
+            assert await hidden.core.sharing.download() is None
 
     run(main())
 
@@ -109,7 +109,7 @@ def test_nobody_offers_anything() -> None:
     async def main() -> None:
         async with Averagers(3) as swarm:
             peers = await swarm.add(2)
-            assert await peers[0].core.load_state_from_peers() is None
+            assert await peers[0].core.sharing.download() is None
 
     run(main())
 
@@ -121,7 +121,7 @@ def test_donors_that_are_gone_are_named() -> None:
             await asyncio.sleep(1)
             swarm.kill(donor)
             with pytest.raises(StateDownloadError) as caught:
-                await newcomer.core.load_state_from_peers(timeout=20)
+                await newcomer.core.sharing.download(timeout=20)
             assert list(caught.value.attempts) == [donor.peer_id.text]
             assert contact.peer_id.text not in caught.value.attempts
 
@@ -133,9 +133,9 @@ def test_a_donor_that_ends_withdraws_its_offer() -> None:
         async with Averagers(5) as swarm:
             donor, other = [await swarm.add_one(share_state=number == 0) for number in range(2)]
             await asyncio.sleep(1)
-            assert len(await other.core._sharing.donors()) == 1
+            assert len(await other.core.sharing.donors()) == 1
             await donor.core.shutdown()
-            assert await other.core._sharing.donors() == []
+            assert await other.core.sharing.donors() == []
 
     run(main())
 
@@ -145,7 +145,7 @@ def test_offers_are_repeated_before_they_expire() -> None:
         async with Averagers(6) as swarm:
             _, other = [await swarm.add_one(share_state=number == 0, declare_state_period=10.0) for number in range(2)]
             await asyncio.sleep(100)
-            assert len(await other.core._sharing.donors()) == 1
+            assert len(await other.core.sharing.donors()) == 1
 
     run(main())
 
@@ -160,7 +160,7 @@ def test_offers_that_no_honest_donor_makes(value: object) -> None:
             expiration = liar.endpoint.clock.now() + 60
             await liar.node.store("test.state", value, expiration, subkey=OwnedSubkey(liar.peer_id, b""))
             await liar.node.store("test.state", wire.encode(StateOffer()), expiration, subkey="nobody's")
-            assert await other.core._sharing.donors() == []
+            assert await other.core.sharing.donors() == []
 
     run(main())
 
@@ -176,7 +176,7 @@ def test_a_donor_whose_own_round_runs_gives_little() -> None:
             newcomer = await swarm.add_one()
             await asyncio.sleep(1)
             async with donor.core.tensors():  # as an all-reduce does
-                loading = asyncio.create_task(newcomer.core.load_state_from_peers())
+                loading = asyncio.create_task(newcomer.core.sharing.download())
                 await asyncio.sleep(9)
                 assert (1 << 16) < newcomer.endpoint.statistics().traffic.received < 6 * (1 << 16)
             began = asyncio.get_running_loop().time()
@@ -191,15 +191,15 @@ def test_sharing_can_be_ended_and_begun_again() -> None:
         async with Averagers(10) as swarm:
             donor, newcomer = [await swarm.add_one(share_state=number == 0) for number in range(2)]
             await asyncio.sleep(1)
-            donor.core.share_state(False)
+            donor.core.sharing.share(False)
             with pytest.raises(StateDownloadError):  # it still knows the offer, or reads it before it is withdrawn
-                await newcomer.core.load_state_from_peers(timeout=20)
+                await newcomer.core.sharing.download(timeout=20)
             await asyncio.sleep(1)
-            assert await newcomer.core.load_state_from_peers() is None
-            donor.core.share_state(True)
-            donor.core.share_state(True)
+            assert await newcomer.core.sharing.download() is None
+            donor.core.sharing.share(True)
+            donor.core.sharing.share(True)
             await asyncio.sleep(1)
-            assert await newcomer.core.load_state_from_peers() is not None
+            assert await newcomer.core.sharing.download() is not None
 
     run(main())
 
@@ -212,7 +212,7 @@ def test_a_download_gets_the_state_as_it_is_when_it_is_asked_for() -> None:
             for value in range(3):
                 async with donor.core.tensors() as tensors:
                     tensors[0].fill_(value)
-                states = await asyncio.gather(*(peer.core.load_state_from_peers() for peer in (newcomer, other)))
+                states = await asyncio.gather(*(peer.core.sharing.download() for peer in (newcomer, other)))
                 assert [float(state.tensors["0"][0, 0]) for state in states if state] == [value, value]
 
     run(main())
@@ -232,10 +232,10 @@ def test_who_asks_while_the_state_is_copied_for_another_does_not_get_that_copy()
             await swarm.add_one(share_state=True, get_state=get_state)
             newcomers = await swarm.add(2)
             await asyncio.sleep(1)
-            first = asyncio.create_task(newcomers[0].core.load_state_from_peers())
+            first = asyncio.create_task(newcomers[0].core.sharing.download())
             await copying.wait()
             values[0] = torch.ones(3)
-            second = await newcomers[1].core.load_state_from_peers()
+            second = await newcomers[1].core.sharing.download()
             assert second is not None and torch.equal(second.tensors["0"], torch.ones(3))
             state = await first
             assert state is not None and torch.equal(state.tensors["0"], torch.zeros(3))

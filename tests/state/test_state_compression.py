@@ -109,7 +109,7 @@ def test_averagers_share_their_state_with_the_codec_that_they_were_told() -> Non
                 tensor.copy_(values)
             newcomer = await swarm.add_one(shapes=shapes, allreduce=options)
             await asyncio.sleep(1)
-            state = await newcomer.core.load_state_from_peers(timeout=30)
+            state = await newcomer.core.sharing.download(timeout=30)
             assert state is not None and not state.exact
             assert torch.equal(state.tensors["0"], torch.zeros(300))  # a parameter: not compressed
             error = (state.tensors["1"].double() - values.double()).abs()
@@ -128,7 +128,7 @@ def test_tensors_of_a_state_have_their_place_as_key() -> None:
                     tensor.fill_(1 / 3)
             newcomer = await swarm.add_one()
             await asyncio.sleep(1)
-            state = await newcomer.core.load_state_from_peers(timeout=30)
+            state = await newcomer.core.sharing.download(timeout=30)
             assert state is not None
             assert [tensor.flatten()[0] == 1 / torch.tensor(3.0) for tensor in state.tensors.values()] == [True, False]
 

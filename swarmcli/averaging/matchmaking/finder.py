@@ -107,7 +107,7 @@ class GroupFinder:
 
     @property
     def company(self) -> list[PeerID]:
-        """Whom this peer follows, or who follows it, in the search under way."""
+        """With whom this peer is in a group, though it may not have begun: whom it follows, or who follows it."""
         if self.driver is None:
             return []
         leader = self.driver.search.leader
@@ -171,13 +171,14 @@ class GroupFinder:
         self._memory.note_missed(peers)
 
     def give_up_leader(self) -> None:
-        """See AveragerCore."""
+        """The group that this peer waits in should have begun by what others report, and its leader has not: another
+        one is to lead it, if one is there."""
         if self.driver is not None:
             self.driver.search.give_up_idle_leader(asyncio.get_running_loop().time())
             self.driver.wake()
 
     def forgive_leaders(self) -> None:
-        """See AveragerCore."""
+        """It should not have: what the reports had counted is gone."""
         if self.driver is not None:
             self.driver.search.forgive_leaders(asyncio.get_running_loop().time())
             self.driver.wake()
@@ -192,7 +193,8 @@ class GroupFinder:
                 self.driver.keep_seat(peer)
 
     def admit_doubted(self, waited: float) -> None:
-        """See AveragerCore."""
+        """The group that forms has waited so many seconds for work that others report who are not in it. Of those
+        without a seat for a doubt, whoever is worth no longer a wait has one again."""
         if self.driver is not None and self._doubts.admit(waited):
             self._anew = True
             self.driver.wake()

@@ -225,7 +225,7 @@ class EpochEnd:
     async def _helpers_begin(self) -> bool:
         """Whether the round begins with auxiliaries alone. One that leads hears of this peer's samples a moment later,
         and if this peer had stepped by itself by then, the round would fail there."""
-        reports = [self._directory.others.get(peer) for peer in self._work.averager.company]
+        reports = [self._directory.others.get(peer) for peer in self._work.averager.finder.company]
         helped = any(report is not None and report.role == "auxiliary" for report in reports)
         return self._group.begun or (helped and await self._group.wait_until_begun(self.options.look_around))
 

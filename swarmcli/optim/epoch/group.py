@@ -205,7 +205,7 @@ class PreformedGroup:
             await self.close()
             self.open(position, since)
         until = loop_time() + self.options.seated_within
-        while not (self.begun or self._averager.company):
+        while not (self.begun or self._averager.finder.company):
             if self._ended_forming or loop_time() >= until:
                 return False
             await self.wait_until_begun(self.options.seat_look)
@@ -245,22 +245,22 @@ class PreformedGroup:
         if self.begun:
             return
         reported, (lineage, queue) = self._reported(), self._queue
-        if self._averager.count(reported) < self._config.target_batch_size:
+        if self._averager.finder.experience.count(reported) < self._config.target_batch_size:
             if self._enough_since < math.inf:
                 self._enough_since = math.inf
-                self._averager.forgive_leaders()
+                self._averager.finder.forgive_leaders()
             return
         self._enough_since = min(self._enough_since, loop_time())
         waited = loop_time() - self._enough_since
-        self._averager.admit_doubted(waited)
+        self._averager.finder.admit_doubted(waited)
         if self.position is not None and lineage == self.position.lineage:
             reported = {
-                peer: samples for peer, samples in reported.items() if peer in {*queue, *self._averager.company}
+                peer: samples for peer, samples in reported.items() if peer in {*queue, *self._averager.finder.company}
             }
-        enough = self._averager.count(reported) >= self._config.target_batch_size
+        enough = self._averager.finder.experience.count(reported) >= self._config.target_batch_size
         if enough and waited > self._gives_up_after:
             self._gives_up_after *= 2
-            self._averager.give_up_leader()
+            self._averager.finder.give_up_leader()
 
     @property
     def begun(self) -> bool:

@@ -85,8 +85,8 @@ class LowRankGradientAverager(GradientAverager):
                     return None
 
     def _others_are_further(self) -> bool:
-        further: bool = self._runner.run(lambda core: core.highest_shared_epoch()) > self._state_epoch
-        return further
+        epochs: list[int] = self._runner.run(lambda core: core.sharing.epochs())
+        return max(epochs, default=-1) > self._state_epoch
 
     def _take_in_outcome(self) -> None:
         before, waiting = self._state_epoch, self._last is not None
@@ -104,7 +104,7 @@ class LowRankGradientAverager(GradientAverager):
         if state is not None:
             async with core.tensors():
                 await offload(self._adopt, *state)
-            core.declare_state(priority=self._state_sharing_priority, epoch=self._state_epoch, tag=self._tag)
+            self._declare(core)
         return state
 
     def _adopt(self, metadata: Any, tensors: Sequence[torch.Tensor]) -> None:

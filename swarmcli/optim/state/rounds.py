@@ -156,7 +156,7 @@ class StateRounds:
         if number > 0:
             wait += self.options.behind * self._took  # for mates that get what the last round gave more slowly
         elif occasion.mates is not None:
-            averager.expect(occasion.mates)
+            averager.finder.expect(occasion.mates)
         request = RoundRequest(
             tag=occasion.tag_of(number),
             weight=occasion.weight,

@@ -19,6 +19,7 @@ from swarmcli.errors import AveragingError, DHTError, MatchmakingError, NetworkE
 from swarmcli.network.loop_thread import offload
 from swarmcli.sharding.levels.plan import NOTHING, LevelAverage, LevelPlan, Places, outline
 from swarmcli.sharding.levels.swarm_groups import EVERYONE, SwarmGroups
+from swarmcli.state.sharing import StateOffer
 
 MAX_STEP = 1 << 40  # that anybody believes of another peer
 
@@ -126,7 +127,7 @@ class SwarmLevels:
         """
         await self._fit(tensors, places)
         try:
-            state = await self._averagers[-1].load_state_from_peers(timeout)
+            state = await self._averagers[-1].sharing.download(timeout)
         except StateDownloadError as error:
             logger.warning("no parameters from the others: %s", error)
             return None
@@ -174,7 +175,7 @@ class SwarmLevels:
 
     async def _present_step(self, step: int) -> int:
         try:
-            told = await self._averagers[-1].shared_epochs()
+            told = await self._averagers[-1].sharing.epochs()
         except (NetworkError, DHTError) as error:
             logger.info("step %d: where the others are is not known: %s", step, error)
             return step
@@ -185,7 +186,7 @@ class SwarmLevels:
     def _tell(self, step: int) -> None:
         """Tells peers that are behind at which step they find a group."""
         if self._state_step >= 0:
-            self._averagers[-1].declare_state(epoch=step)
+            self._averagers[-1].sharing.declare(StateOffer(epoch=step))
 
     async def _round(self, averager: AveragerCore, step: int, watchful: bool) -> RoundResult:
         # Without retries of its own a search ends when time is up, and not in the middle of the next one.

@@ -55,7 +55,7 @@ def never_begin(liar: Liar) -> None:
     find = averager._find_and_average
 
     async def compute_for_ever(control: Any, chronicle: Any, gathered: bytes, deadline: float | None) -> Any:
-        group = await averager._finder.find(control, gathered, deadline)
+        group = await averager.finder.find(control, gathered, deadline)
         control.mark_begun(group)
         with averager._service.expecting(group):
             liar.told.append("still computing")
@@ -69,7 +69,7 @@ def never_begin(liar: Liar) -> None:
 def gather_and_never_begin(liar: Liar) -> None:
     """It draws its searches until one ranks first, gathers everyone, sends heartbeats, and never begins."""
     assert liar.averager is not None
-    finder = liar.averager._finder
+    finder = liar.averager.finder
     new_search = finder._new_search
 
     def search_with_a_good_rank(control: Any, gathered: bytes) -> Any:

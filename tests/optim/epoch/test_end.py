@@ -272,7 +272,7 @@ class Unanswered(Story):
     def __init__(self, **options: bool) -> None:
         super().__init__(Timing.AT_ONCE, [], 24, **options)
         self.begun = False
-        self.averager = self.archive = self
+        self.averager = self.finder = self.archive = self
 
     async def unless_begun(self, work: Coroutine[Any, Any, str]) -> str:
         return await work
