@@ -12,7 +12,7 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
-from swarmcli.optim.modes.base import Advanced, Committed, Mode, Outcome, Undecided
+from swarmcli.optim.modes.base import Advanced, CommittedRound, Mode, Outcome, UndecidedRound
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.claims import Claims
 from swarmcli.optim.peers.directory import PeerDirectory
@@ -125,7 +125,7 @@ class AuxiliaryCore:
         began = loop_time()
         outcome = await self._group.contribute(weight=0.0)
         await self._follow(outcome, began)
-        return isinstance(outcome, Committed)
+        return isinstance(outcome, CommittedRound)
 
     def pause(self) -> None:
         """From now on this peer helps with nothing new, and the others hear of it at once. Idempotent."""
@@ -187,9 +187,9 @@ class AuxiliaryCore:
             self.directory.announce()
 
     async def _follow(self, outcome: Outcome, began: float) -> None:
-        if not isinstance(outcome, Committed):
+        if not isinstance(outcome, CommittedRound):
             self.metrics.note_outcome(outcome.word, outcome.reason)
-            if isinstance(outcome, Undecided):
+            if isinstance(outcome, UndecidedRound):
                 await self._group.close()  # the reports will tell how it ended
             return
         self.position = self.mode.after(self.position, outcome, self.config.target_batch_size)
@@ -202,7 +202,7 @@ class AuxiliaryCore:
         self.directory.announce()
         self.metrics.end_epoch(self.position, Advanced(outcome, 0, loop_time() - began))
 
-    def _assist_states(self, committed: Committed) -> None:
+    def _assist_states(self, committed: CommittedRound) -> None:
         """Takes part in the averaging of states that follows this epoch, if one does."""
         every = self.mode.average_state_every(committed.several)
         if self._states is not None and every and self.position.epoch % every == 0:

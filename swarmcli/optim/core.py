@@ -35,7 +35,7 @@ from swarmcli.optim.peers.proofs import Saved
 from swarmcli.optim.peers.report import PeerMetrics, PeerReport, Phase, credited, describe
 from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.peers.survey import Survey
-from swarmcli.optim.state.drift import Told
+from swarmcli.optim.state.drift import MemberNote
 from swarmcli.optim.state.frozen import TERM
 from swarmcli.optim.state.lineage import Claim, LineagePosition
 
@@ -98,7 +98,7 @@ class OptimizerCore:
         self._epoch_began = 0.0  # loop time
         self.global_steps = 0  # with gradients of this peer in them
 
-    def _gathered(self) -> Told | None:
+    def _gathered(self) -> MemberNote | None:
         """Tells the members of the group; nothing while this peer's state is not that of the group's yet."""
         return self._keeper.gathered if self._group.position == self.position else None
 

@@ -10,7 +10,7 @@ import pytest
 
 from swarmcli.events import Event, Noticed, PeerRefused, StateDownloaded
 from swarmcli.network.identity import Identity
-from swarmcli.optim.peers.proofs import MOST_STEPS, Proof, Saved, Step, Way
+from swarmcli.optim.peers.proofs import MOST_STEPS, LineageProof, LineageWay, Saved, Step
 from swarmcli.optim.state.lineage import ANY_ROUND, LineagePosition, solitary_round_id
 from swarmcli.testing import virtual_time
 from tests.adversary.lies import LIES, Liar
@@ -149,7 +149,7 @@ def chain(*signers: list[Identity]) -> list[Step]:
 
 
 def test_signatures_of_those_who_are_known_bear_a_position_out() -> None:
-    proof = Proof(tuple(chain(MATES[:4], MATES[:4])))
+    proof = LineageProof(tuple(chain(MATES[:4], MATES[:4])))
     assert proof.leads_to(proof.steps[-1].position)
     assert proof.signed(IDS[:3], 2).members == set(IDS[:3])
     assert proof.signed(IDS[4:], 1).members == set(), "it knows none of them"
@@ -157,21 +157,23 @@ def test_signatures_of_those_who_are_known_bear_a_position_out() -> None:
 
 
 def test_members_that_change_step_by_step_are_followed_and_a_minority_is_not() -> None:
-    assert Proof(tuple(chain(MATES[:4], MATES[2:6]))).signed(IDS[:2], 2).members == set(IDS[:2])
-    assert Proof(tuple(chain(MATES[:4], MATES[3:7]))).signed(IDS[:2], 2).members == set(), "one of four went there"
+    assert LineageProof(tuple(chain(MATES[:4], MATES[2:6]))).signed(IDS[:2], 2).members == set(IDS[:2])
+    assert LineageProof(tuple(chain(MATES[:4], MATES[3:7]))).signed(IDS[:2], 2).members == set(), (
+        "one of four went there"
+    )
 
 
 def test_a_step_alone_after_a_signed_one_is_not_signed() -> None:
     steps = chain(MATES[:4])
     alone = Step(steps[-1].position.lineage, b"r" * 32, 6, 60)
-    assert Proof((*steps, alone)).signed(IDS[:4], 2).members == set()
+    assert LineageProof((*steps, alone)).signed(IDS[:4], 2).members == set()
 
 
 def test_a_step_alone_counts_for_who_holds_it_after_a_round_of_so_few_that_none_is_hostile() -> None:
-    def proof(*signers: list[Identity]) -> Proof:
+    def proof(*signers: list[Identity]) -> LineageProof:
         steps = chain(*signers)
         before = steps[-1].position.lineage
-        return Proof((*steps, Step(before, solitary_round_id(IDS[1], before), 5 + len(steps), 60)))
+        return LineageProof((*steps, Step(before, solitary_round_id(IDS[1], before), 5 + len(steps), 60)))
 
     found = proof(MATES[:2]).signed(IDS[:3], 2, holders=IDS[1:2])
     assert found.members == set(IDS[:2]) and found.alone
@@ -194,27 +196,27 @@ def test_nothing_in_a_step_can_be_altered(change) -> None:
     steps = chain(MATES[:4], MATES[:4])
     position = steps[-1].position
     altered = msgspec.structs.replace(steps[0], **change)
-    assert not Proof((altered, steps[1])).leads_to(position)
+    assert not LineageProof((altered, steps[1])).leads_to(position)
     last = msgspec.structs.replace(steps[1], **change)
-    assert not Proof((steps[0], last)).leads_to(position)
+    assert not LineageProof((steps[0], last)).leads_to(position)
 
 
 def test_a_certificate_altered_is_none() -> None:
     [step] = chain(MATES[:4])
     assert step.certificate is not None
     certificate = msgspec.structs.replace(step.certificate, digest=b"d" * 32)
-    assert Proof((msgspec.structs.replace(step, certificate=certificate),)).signed(IDS[:4], 2).members == set()
+    assert LineageProof((msgspec.structs.replace(step, certificate=certificate),)).signed(IDS[:4], 2).members == set()
 
 
 def test_where_lineages_count_epochs_a_certificate_is_of_any_round_on_the_one_before() -> None:
     [step] = chain(MATES[:4])
     counted = Step(step.before, ANY_ROUND, 5, 50, step.certificate)
-    proof = Proof((counted,))
+    proof = LineageProof((counted,))
     assert proof.leads_to(counted.position) and proof.signed(IDS[:4], 2).members == set(IDS[:4])
 
 
 def test_what_is_kept_is_bounded_and_comes_back_from_a_checkpoint() -> None:
-    way, steps = Way(), chain(*[MATES[:4]] * (MOST_STEPS + 6))
+    way, steps = LineageWay(), chain(*[MATES[:4]] * (MOST_STEPS + 6))
     for step in steps:
         way.note(step)
     proof = way.proof(steps[-1].position.lineage)

@@ -18,7 +18,7 @@ from swarmcli.events import Noticed
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.config import PeerContext
 from swarmcli.optim.epoch.group import PreformedGroup
-from swarmcli.optim.modes.base import Advanced, Committed, EpochWork, Failed, Outcome, Timing, Undecided
+from swarmcli.optim.modes.base import Advanced, CommittedRound, EpochWork, FailedRound, Outcome, Timing, UndecidedRound
 from swarmcli.optim.peers.progress import LocalTrainingProgress, ProgressTrackerCore, seconds_until
 from swarmcli.optim.peers.report import PeerMetrics
 from swarmcli.optim.peers.survey import Survey
@@ -169,14 +169,14 @@ class EpochEnd:
             await self._work.restore()
             self.released.set()
 
-    async def _average(self, began: float) -> Committed | None:
+    async def _average(self, began: float) -> CommittedRound | None:
         """The round; None: there was none."""
         deadline = began + self._config.matchmaking_time
         while True:
             outcome = await self._attempt(began)
-            if isinstance(outcome, Committed):
+            if isinstance(outcome, CommittedRound):
                 return outcome
-            if isinstance(outcome, Undecided) or self.left_behind:
+            if isinstance(outcome, UndecidedRound) or self.left_behind:
                 return None
             if outcome is not None:  # it failed: the group forms again, and has longer for that
                 deadline = began + self._config.averaging_timeout
@@ -191,7 +191,7 @@ class EpochEnd:
         text = f"no round came about within {loop_time() - began:.0f} s: this peer steps with its own gradients alone"
         self._warn(text)
         outcome = await self._average_alone()
-        return outcome if isinstance(outcome, Committed) else None
+        return outcome if isinstance(outcome, CommittedRound) else None
 
     async def _attempt(self, began: float) -> Outcome | None:
         """A round with the others if it has begun, or by itself if nobody else is there; None: neither."""
@@ -205,7 +205,7 @@ class EpochEnd:
                 outcome = await self._average_alone()
         else:
             return None
-        if not isinstance(outcome, Committed):
+        if not isinstance(outcome, CommittedRound):
             self._metrics.note_outcome(outcome.word, outcome.reason)
             # If everybody else is gone, this is what a goodbye looks like. Who goes without one is told of by name.
             if any(self._directory.hearing.answers(peer) for peer in self._claims.holders()):
@@ -235,7 +235,7 @@ class EpochEnd:
         if self._keeper.compare(self._group.gathered):
             self._kept_out = "this peer's parameters have drifted away from the others'"
         outcome = await self._group.contribute(0 if self._kept_out else weight)
-        if isinstance(outcome, Committed):
+        if isinstance(outcome, CommittedRound):
             self._said_alone = self._said_alone and len(outcome.members) <= 1  # auxiliaries are no members
             self._metrics.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
         return outcome
@@ -244,7 +244,7 @@ class EpochEnd:
         """Nobody else can be reached, so what this peer has is the swarm's average."""
         samples = await self._freeze()
         if not (samples and self.has_enough):
-            return Failed("this peer has no samples any more")
+            return FailedRound("this peer has no samples any more")
         await self._group.close()
         self._metrics.note_outcome("alone")
         await self._work.average_alone()
@@ -252,7 +252,7 @@ class EpochEnd:
         round_id = solitary_round_id(self._own_id, lineage)
         async with self._work.averager.tensors() as averages:
             await self._work.averager.archive.keep_alone(round_id, lineage, averages, samples)
-        return Committed(
+        return CommittedRound(
             round_id,
             samples,
             contributors=(self._own_id,),
@@ -288,7 +288,7 @@ class EpochEnd:
             self.released.set()
         return self._weight
 
-    async def _advance(self, committed: Committed, began: float) -> Advanced:
+    async def _advance(self, committed: CommittedRound, began: float) -> Advanced:
         """Steps with the average; from here on this peer is at the next epoch."""
         if self._timing is not Timing.AT_ONCE:
             self.released.set()

@@ -16,7 +16,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.task_owner import AFTER_A_FAULT, TaskOwner, tell_fault
 from swarmcli.optim.config import OptimizerConfig
-from swarmcli.optim.modes.base import Committed, Failed, Outcome, Undecided
+from swarmcli.optim.modes.base import CommittedRound, FailedRound, Outcome, UndecidedRound
 from swarmcli.optim.state.drift import are_apart, are_several, read_told
 from swarmcli.optim.state.lineage import MAX_COUNT, LineagePosition
 
@@ -317,7 +317,7 @@ class PreformedGroup:
         """Lets the round that has begun use the averager's tensors as they are now; waits for its outcome."""
         control, ended = self._control, self._ended
         if control is None or ended is None or not self.begun:
-            return Failed("the group fell apart before it began")
+            return FailedRound("the group fell apart before it began")
         control.weight = weight
         control.allow_allreduce()
         return await asyncio.shield(ended)
@@ -333,9 +333,9 @@ class PreformedGroup:
                 tell_fault("the group that ends the epoch", error, self._averager.node.endpoint.events)
                 await asyncio.sleep(AFTER_A_FAULT)
                 continue
-            if isinstance(outcome, Undecided):
+            if isinstance(outcome, UndecidedRound):
                 self.undecided = outcome.reason
-            if not isinstance(outcome, Failed):
+            if not isinstance(outcome, FailedRound):
                 return
             logger.debug("the group of epoch %d fell apart: %s", position.epoch, outcome.reason)
             await asyncio.sleep(pause)
@@ -372,7 +372,7 @@ class PreformedGroup:
             self._begun.clear()  # at once: who sees a round that has begun asks for its outcome, again and again
             control.cancel()  # without effect on one that has ended
             if not ended.done():
-                ended.set_result(Failed("the group was left"))
+                ended.set_result(FailedRound("the group was left"))
 
     def _has_begun(self, control: StepControl) -> None:
         if control is self._control and not control.begun.cancelled():
@@ -383,28 +383,28 @@ class PreformedGroup:
     async def _outcome(self, control: StepControl) -> Outcome:
         await control.ended()
         if control.cancelled():
-            return Failed("the round was cancelled")
+            return FailedRound("the round was cancelled")
         try:
             result = control.result(timeout=0)
             committed = self._committed(result)
             if not committed.members or (self._sees_weights and result.total_weight <= 0):
-                return Failed(f"nobody in the group had samples: {result.remark}")
+                return FailedRound(f"nobody in the group had samples: {result.remark}")
             return committed
         except RoundMissed as error:
             lineage = control.request.tag
             if self._missed[0] != lineage:
                 self._missed = (lineage, loop_time())
-            return Undecided(str(error))
+            return UndecidedRound(str(error))
         except RoundUndecided as error:
-            return Undecided(str(error))
+            return UndecidedRound(str(error))
         except AveragingError as error:
-            return Failed(str(error))
+            return FailedRound(str(error))
 
-    def _committed(self, result: RoundResult) -> Committed:
+    def _committed(self, result: RoundResult) -> CommittedRound:
         members = result.group.members
         bounded = self._averager.config.matchmaking.target_group_size is not None  # otherwise nobody has a say in it
         told = list(read_told(member.gathered for member in members)) if bounded else []
-        return Committed(
+        return CommittedRound(
             result.group.group_id,
             min(round(result.total_weight), MAX_COUNT),
             tuple(result.contributors),

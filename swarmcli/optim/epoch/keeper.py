@@ -14,9 +14,9 @@ import msgspec
 
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.epoch.group import EpochRule
-from swarmcli.optim.modes.base import Committed
+from swarmcli.optim.modes.base import CommittedRound
 from swarmcli.optim.state.averaging import StateAveraging
-from swarmcli.optim.state.drift import Comparison, DriftMonitor, Told
+from swarmcli.optim.state.drift import Comparison, DriftMonitor, MemberNote
 from swarmcli.optim.state.replica import Replica
 from swarmcli.optim.state.rounds import Occasion, state_config
 
@@ -53,13 +53,13 @@ class StateKeeper:
         self._rests_until = 0  # epoch before which states that disagree are not averaged again
 
     @property
-    def gathered(self) -> Told | None:
+    def gathered(self) -> MemberNote | None:
         """Tells the members of the next group about this peer and its state; None: nothing."""
         told = self.monitor.told
         if self.mode.target_group_size is None:
             return told
         state = self.replica.state
-        told = told or Told(state.position.epoch)
+        told = told or MemberNote(state.position.epoch)
         return msgspec.structs.replace(told, several=self.rule.several, apart=state.apart)
 
     async def look(self) -> None:
@@ -74,7 +74,7 @@ class StateKeeper:
         self._found = self.monitor.compare(gathered)
         return self._found is not None and self.monitor.is_stray(self._found)
 
-    async def after_epoch(self, committed: Committed, samples: int) -> None:
+    async def after_epoch(self, committed: CommittedRound, samples: int) -> None:
         """Once this peer has stepped: what is due is averaged or repaired. `samples` are its own in that epoch."""
         found, self._found = self._found, None
         self.monitor.note_members(committed.members)
@@ -97,7 +97,7 @@ class StateKeeper:
         self.monitor.drop()
         self.averaging.drop()
 
-    async def _unite(self, committed: Committed) -> None:
+    async def _unite(self, committed: CommittedRound) -> None:
         """Several groups ended the epochs so far and one has ended this: everyone takes over one member's state, for
         the statistics of all differ. Later than this, they would only drift apart again."""
         self.averaging.drop()
@@ -107,7 +107,7 @@ class StateKeeper:
         else:
             await self.replica.change(self._go_astray)
 
-    async def _average(self, committed: Committed, samples: int) -> None:
+    async def _average(self, committed: CommittedRound, samples: int) -> None:
         # The last one, if it has taken a whole epoch: two at a time would need memory for two more states.
         await self.averaging.apply(wait=True)
         weight = self.mode.state_weight(samples)
@@ -116,7 +116,7 @@ class StateKeeper:
         if not self._delay:
             await self.averaging.apply(wait=True)
 
-    async def _repair(self, committed: Committed, found: Comparison) -> None:
+    async def _repair(self, committed: CommittedRound, found: Comparison) -> None:
         epoch = self.replica.position.epoch
         if self.monitor.is_stray(found):
             await self.replica.change(self._go_astray)
@@ -133,7 +133,7 @@ class StateKeeper:
         self.strayed = True
 
     async def _begin(
-        self, committed: Committed, weight: float, *, helpers: tuple[PeerID, ...] = (), changes: bool
+        self, committed: CommittedRound, weight: float, *, helpers: tuple[PeerID, ...] = (), changes: bool
     ) -> None:
         position = self.replica.position
         # Nobody knows who is in the other groups, if there are several: all who are known are expected then.

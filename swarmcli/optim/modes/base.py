@@ -110,7 +110,7 @@ class SiteHooks:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommittedRound:
     """Every member of the round's lineage now steps with the average."""
 
     round_id: bytes
@@ -130,14 +130,14 @@ class Committed:
 class Advanced:
     """This peer has stepped and is at the next epoch."""
 
-    committed: Committed
+    committed: CommittedRound
     own_samples: int  # of this peer, in the average
     seconds: float  # that the end took
     norms: StepNorms | None = None  # of the step; None: the mode averages no gradients
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedRound:
     """Nobody steps; what was accumulated is still good for the next round of the same lineage."""
 
     reason: str
@@ -145,14 +145,14 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Undecided:
+class UndecidedRound:
     """The others may or may not have stepped; this peer has to look where they stand."""
 
     reason: str
     word: ClassVar[Literal["undecided"]] = "undecided"
 
 
-Outcome: TypeAlias = Committed | Failed | Undecided
+Outcome: TypeAlias = CommittedRound | FailedRound | UndecidedRound
 
 
 class EpochWork(Protocol):
@@ -191,7 +191,7 @@ class EpochWork(Protocol):
     async def average_alone(self) -> None:
         """What was frozen becomes the average, as in a round with nobody else."""
 
-    async def advance(self, committed: Committed, counted: bool) -> StepNorms | None:
+    async def advance(self, committed: CommittedRound, counted: bool) -> StepNorms | None:
         """Steps with the averager's tensors; from here on the replica is at the next epoch of the next lineage. Returns
         how far the step went; None where no gradients are averaged.
 
@@ -264,7 +264,7 @@ class Mode(ABC):
         ended it."""
         return several or not self.averages_gradients
 
-    def after(self, position: LineagePosition, committed: Committed, target_batch_size: int) -> LineagePosition:
+    def after(self, position: LineagePosition, committed: CommittedRound, target_batch_size: int) -> LineagePosition:
         """Where a round leads that was committed at `position`."""
         if self.by_epoch(committed.several):
             return position.by_epoch(target_batch_size)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHTNode
     from swarmcli.optim.config import PeerContext
-    from swarmcli.optim.modes.base import Committed, EpochWork, SiteHooks, Trained
+    from swarmcli.optim.modes.base import CommittedRound, EpochWork, SiteHooks, Trained
     from swarmcli.optim.state.lineage import LineagePosition
 
 ROUND_TENSOR = torch.zeros(1)  # what rounds average: one number stands for the gradients that nobody averages
@@ -116,7 +116,7 @@ class LocalWork:
     async def average_alone(self) -> None:
         """There is nothing to average."""
 
-    async def advance(self, committed: Committed, counted: bool) -> None:
+    async def advance(self, committed: CommittedRound, counted: bool) -> None:
         """The next epoch begins with the parameters as they are."""
         following = self._mode.after(self.replica.position, committed, self._target)
         await self.replica.change(partial(self.replica.state.end_epoch, following))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHTNode
     from swarmcli.optim.config import PeerContext
-    from swarmcli.optim.modes.base import Committed, EpochWork, SiteHooks, Trained
+    from swarmcli.optim.modes.base import CommittedRound, EpochWork, SiteHooks, Trained
     from swarmcli.optim.state.lineage import LineagePosition
     from swarmcli.optim.state.norms import StepNorms
 
@@ -128,7 +128,7 @@ class GradientWork:
         async with self.averager.tensors():
             await self.replica.change(self.method.alone)
 
-    async def advance(self, committed: Committed, counted: bool) -> StepNorms:
+    async def advance(self, committed: CommittedRound, counted: bool) -> StepNorms:
         async with self.averager.tensors():
             following = self._mode.after(self.replica.position, committed, self._target)
             norms = await self.replica.change(partial(self._step, following, committed.samples, counted))

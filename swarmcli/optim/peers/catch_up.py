@@ -30,7 +30,7 @@ from swarmcli.events import Noticed, RoundsReplayed
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, to_its_end
 from swarmcli.optim.config import PeerContext
-from swarmcli.optim.modes.base import Committed, EpochWork, Outcome, Undecided
+from swarmcli.optim.modes.base import CommittedRound, EpochWork, Outcome, UndecidedRound
 from swarmcli.optim.peers.report import PeerReport, credited
 from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.peers.survey import Survey
@@ -316,12 +316,12 @@ class CatchUp:
             return False
         async with collection.taking_part:
             outcome = await self._seat.contribute(0.0)
-            if isinstance(outcome, Committed):
+            if isinstance(outcome, CommittedRound):
                 kept = await self._work.averager.archive.kept(collection.end.lineage)
                 if kept is None:
                     return False
                 await collection.add(kept)
-        return not isinstance(outcome, Undecided)
+        return not isinstance(outcome, UndecidedRound)
 
     async def _collect(self, collection: CollectedRounds, donors: Sequence[PeerID], seated: bool) -> None:
         options = self.options

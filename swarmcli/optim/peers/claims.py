@@ -20,7 +20,7 @@ from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.peers.directory import PeerDirectory
 from swarmcli.optim.peers.proofs import MOST_PROOFS, Saved, Vouching, step_between
 from swarmcli.optim.peers.report import PeerReport, is_settled
-from swarmcli.optim.peers.standing import Mates, Standing, Word
+from swarmcli.optim.peers.standing import Mates, PeerWord, Standing
 from swarmcli.optim.state.lineage import Claim, LineagePosition, best, lineage_to_follow
 
 if TYPE_CHECKING:
@@ -163,14 +163,14 @@ class Claims:
     def _is_parted(self, peer: PeerID, now: float) -> bool:
         return now - self._apart_since.get(peer, now) >= self.options.apart
 
-    async def decide(self, own: Claim, answers: Mapping[PeerID, Word]) -> LineagePosition:
+    async def decide(self, own: Claim, answers: Mapping[PeerID, PeerWord]) -> LineagePosition:
         """The position that this peer should train on, by what others have just answered and by the reports of mates
         that live and were not asked, or could not be. Where that bears out nobody who claims to lead, a few of those
         are asked for the certificates of their last rounds."""
         directory = self.directory
         silent = [peer for peer in self.credible() if peer in self.mates.known and peer not in answers]
         told = {
-            peer: Word(directory.others[peer].claim, recent=False, rests=directory.is_away(peer))
+            peer: PeerWord(directory.others[peer].claim, recent=False, rests=directory.is_away(peer))
             for peer in silent
             if directory.hearing.answers(peer)
         }
@@ -182,11 +182,11 @@ class Claims:
         self._note_unproved(Claim(found, own.settled), answers)
         return found
 
-    def _standing(self, words: Mapping[PeerID, Word]) -> Standing:
+    def _standing(self, words: Mapping[PeerID, PeerWord]) -> Standing:
         network, vouching = self.directory.network_of, self.vouching
         return Standing(self.mates, words, network, vouching.signed, vouching.owners, self._history.differs)
 
-    def _note_unproved(self, own: Claim, answers: Mapping[PeerID, Word]) -> None:
+    def _note_unproved(self, own: Claim, answers: Mapping[PeerID, PeerWord]) -> None:
         """A peer that claims to lead, and that nobody bears out, counts for nothing for a while; people are told of
         each such lineage once. A newcomer leaves in peace those who say that they come from there."""
         beating = {peer: word for peer, word in answers.items() if word.position.beats(own.position)}

@@ -21,7 +21,7 @@ from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.peers.board import Board
 from swarmcli.optim.peers.hearing import Hearing
 from swarmcli.optim.peers.report import PeerKeys, PeerReport, is_away
-from swarmcli.optim.state.lineage import History
+from swarmcli.optim.state.lineage import PositionHistory
 
 if TYPE_CHECKING:
     from swarmcli.dht import DHTNode
@@ -51,7 +51,7 @@ class PeerDirectory:
         self.endpoint = node.endpoint
         self.others: dict[PeerID, PeerReport] = {}  # as of the last look
         self.readers: list[Callable[[], None]] = []  # called after each look
-        self.history = History()  # of this peer's own position
+        self.history = PositionHistory()  # of this peer's own position
         self.hearing = Hearing(node.endpoint, run_id, lambda: self.others)
         self._board = Board(node, f"{run_id}_peers", PeerReport, self.options.expiration)
         self._present = False  # the others have been told of this peer

@@ -43,11 +43,11 @@ class FrozenOptions:
     in_memory: int = 64 << 20  # bytes up to which a download needs no file
 
 
-class DigestQuestion(msgspec.Struct, frozen=True):
+class FrozenQuestion(msgspec.Struct, frozen=True):
     """Which frozen weights does this peer's model have?"""
 
 
-class DigestAnswer(msgspec.Struct, frozen=True):
+class FrozenAnswer(msgspec.Struct, frozen=True):
     """As FrozenWeights names them; "" for none."""
 
     digest: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")]
@@ -76,7 +76,7 @@ class FrozenExchange:
 
     def start(self) -> None:
         """From now on this peer says which ones it has, and gives them out while they are the run's."""
-        self._endpoint.serve(self._method, DigestQuestion, self._tell)
+        self._endpoint.serve(self._method, FrozenQuestion, self._tell)
         if self.frozen.digest:
             self._donor.start()
 
@@ -115,15 +115,15 @@ class FrozenExchange:
                 (TERM,),
             )
 
-    async def _ask(self, peer: PeerID) -> DigestAnswer | None:
-        question, timeout = DigestQuestion(), self.options.answer_timeout
+    async def _ask(self, peer: PeerID) -> FrozenAnswer | None:
+        question, timeout = FrozenQuestion(), self.options.answer_timeout
         try:
-            return await self._endpoint.call(peer, self._method, question, DigestAnswer, timeout=timeout)
+            return await self._endpoint.call(peer, self._method, question, FrozenAnswer, timeout=timeout)
         except NetworkError:
             return None
 
-    async def _tell(self, peer: PeerID, question: DigestQuestion) -> DigestAnswer:
-        return DigestAnswer(self.frozen.digest)
+    async def _tell(self, peer: PeerID, question: FrozenQuestion) -> FrozenAnswer:
+        return FrozenAnswer(self.frozen.digest)
 
     async def obtain(self, gives_up: Callable[[], bool]) -> None:
         """Returns when this model has the run's. Raises StateDownloadError, which says what to do, if nobody gives them

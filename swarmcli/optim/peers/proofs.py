@@ -25,7 +25,7 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import offload
 from swarmcli.optim.peers.report import PeerReport
-from swarmcli.optim.peers.standing import MOST_ROUNDS, Mates, Signed, Word, enough
+from swarmcli.optim.peers.standing import MOST_ROUNDS, Mates, PeerWord, Signed, enough
 from swarmcli.optim.state.lineage import (
     ANY_ROUND,
     LINEAGE_BYTES,
@@ -73,7 +73,7 @@ class Step(msgspec.Struct, frozen=True):
         return same and self.certificate.tag == self.before
 
 
-class Proof(msgspec.Struct, frozen=True):
+class LineageProof(msgspec.Struct, frozen=True):
     """The last steps to a position, oldest first; and, if there is one, the owner's signature for it and a state."""
 
     steps: Annotated[tuple[Step, ...], msgspec.Meta(max_length=MOST_STEPS)] = ()
@@ -119,7 +119,7 @@ class Proof(msgspec.Struct, frozen=True):
         return Signed(members, frozenset(step.before for step in self.steps), alone)
 
 
-class Way:
+class LineageWay:
     """The last steps of this peer's own lineage, which it shows to others. Bounded."""
 
     def __init__(self) -> None:
@@ -131,12 +131,12 @@ class Way:
             self._steps.clear()
         self._steps.append(step)
 
-    def take_over(self, proof: Proof) -> None:
+    def take_over(self, proof: LineageProof) -> None:
         """This peer has downloaded the lineage to which these steps lead."""
         self._steps.clear()
         self._steps.extend(proof.steps)
 
-    def proof(self, lineage: bytes) -> Proof:
+    def proof(self, lineage: bytes) -> LineageProof:
         """Shows as many of the last steps to this lineage as have room; none if it is not on this peer's way."""
         steps: list[Step] = []
         room, found = MOST_BYTES, False
@@ -147,7 +147,7 @@ class Way:
                 if room < 0:
                     break
                 steps.append(step)
-        return Proof(tuple(reversed(steps)))
+        return LineageProof(tuple(reversed(steps)))
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self._steps)
@@ -169,7 +169,7 @@ class Saved:
     """Goes into a checkpoint, so that a peer that comes back knows its mates and can prove where it stands."""
 
     rounds: tuple[tuple[PeerID, ...], ...] = ()
-    proof: Proof = field(default_factory=Proof)
+    proof: LineageProof = field(default_factory=LineageProof)
 
     def plain(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -185,7 +185,7 @@ class Saved:
             return cls()
         try:
             rounds = tuple(tuple(map(PeerID.parse, mates)) for mates in value["rounds"][-MOST_ROUNDS:])
-            return cls(rounds, wire.decode(Proof, bytes.fromhex(value["proof"])))
+            return cls(rounds, wire.decode(LineageProof, bytes.fromhex(value["proof"])))
         except (TypeError, KeyError, ValueError, SwarmError, msgspec.DecodeError) as error:
             raise ValueError(f"standing: not what a checkpoint says of a peer's mates and proofs: {error}") from None
 
@@ -202,7 +202,7 @@ class Vouching:
     def __init__(self, endpoint: Endpoint, method: str, mates: Mates) -> None:
         """`mates`: whose signatures count here."""
         self._endpoint, self._method, self._mates = endpoint, method, mates
-        self.way = Way()
+        self.way = LineageWay()
         self.signed_by_owner: SignedByOwner = lambda position, state, signature: False
         self.owners_word: tuple[LineagePosition, bytes, bytes] | None = None  # for a position: state hash, signature
         self.signed: dict[bytes, Signed] = {}  # lineage → who is known to have signed the round that led there
@@ -229,7 +229,7 @@ class Vouching:
             if len(self.owners) < MOST_SIGNED and self.signed_by_owner(position, word[:32], word[32:]):
                 self.owners[position.lineage] = word[:32]
 
-    async def look_into(self, claimants: Iterable[PeerID], answers: Mapping[PeerID, Word]) -> None:
+    async def look_into(self, claimants: Iterable[PeerID], answers: Mapping[PeerID, PeerWord]) -> None:
         """Asks for the proofs of a few lineages that have none yet: of each lineage the first to claim it."""
         asked: dict[LineagePosition, PeerID] = {}
         holders: dict[LineagePosition, list[PeerID]] = {}
@@ -241,11 +241,13 @@ class Vouching:
             holders[position] = [peer for peer, word in answers.items() if word.holds(position.lineage)]
         await asyncio.gather(*(self.fetch(peer, at, holders[at]) for at, peer in asked.items()))
 
-    async def fetch(self, peer: PeerID, position: LineagePosition, holders: Collection[PeerID] = ()) -> Proof | None:
+    async def fetch(
+        self, peer: PeerID, position: LineagePosition, holders: Collection[PeerID] = ()
+    ) -> LineageProof | None:
         """The proof of a position, checked as far as this peer knows its signers. None: the peer has none that fits."""
         question = ProofRequest(position.lineage)
         try:
-            proof = await self._endpoint.call(peer, self._method, question, Proof, timeout=ANSWER_TIMEOUT)
+            proof = await self._endpoint.call(peer, self._method, question, LineageProof, timeout=ANSWER_TIMEOUT)
         except NetworkError as error:
             logger.debug("%s did not prove its position: %s", peer.short, error)
             return None
@@ -263,7 +265,7 @@ class Vouching:
             del self.signed[next(iter(self.signed))]
         return proof
 
-    async def _prove(self, peer: PeerID, request: ProofRequest) -> Proof:
+    async def _prove(self, peer: PeerID, request: ProofRequest) -> LineageProof:
         proof = self.way.proof(request.lineage)
         if self.owners_word is not None and self.owners_word[0].lineage == request.lineage:
             _, state, signature = self.owners_word

@@ -29,7 +29,7 @@ LEAST_NETWORKS = 4  # of mates, from which on these count instead of mates, as f
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class PeerWord:
     """A peer's word about itself.
 
     trail   the lineages through which it came, as far as it says so, none of them older than some rounds
@@ -104,7 +104,7 @@ class Standing:
     """
 
     mates: Mates
-    words: Mapping[PeerID, Word]
+    words: Mapping[PeerID, PeerWord]
     network: Callable[[PeerID], Hashable]
     signed: Mapping[bytes, Signed] = field(default_factory=dict)
     proved: Collection[bytes] = ()  # lineages that the run's owner signed

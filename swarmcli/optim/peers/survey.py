@@ -18,7 +18,7 @@ from swarmcli.network.wire.messages import Number
 from swarmcli.optim.peers.claims import Claims
 from swarmcli.optim.peers.proofs import ANSWER_TIMEOUT
 from swarmcli.optim.peers.report import Pause, PeerReport, Phase, is_away, is_settled
-from swarmcli.optim.peers.standing import Word
+from swarmcli.optim.peers.standing import PeerWord
 from swarmcli.optim.state.lineage import LINEAGE_BYTES, Claim, LineagePosition, is_count
 
 MOST_TRAIL = 8  # lineages that a peer says it came through
@@ -60,8 +60,8 @@ class PositionReply(msgspec.Struct, frozen=True):
         return Claim(LineagePosition(self.epoch, self.samples, self.lineage), settled=is_settled(self.phase))
 
     @property
-    def word(self) -> Word:
-        return Word(self.claim, self.trail, rests=is_away(self.pause))
+    def word(self) -> PeerWord:
+        return PeerWord(self.claim, self.trail, rests=is_away(self.pause))
 
 
 class Survey:
@@ -113,7 +113,7 @@ class Survey:
                 each.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    async def survey(self, *, comes: bool = False) -> dict[PeerID, Word]:
+    async def survey(self, *, comes: bool = False) -> dict[PeerID, PeerWord]:
         """Asks who holds the run's states, a few at a time, until some of them answer.
 
         So records of peers that are gone, and claims that nobody stands by, count for nothing. A peer that reported

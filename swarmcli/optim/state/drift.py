@@ -186,7 +186,7 @@ def distance(sketch: Sketch, median: Sketch) -> float:
     return far / length if length > 0 else math.inf if far > 0 else 0.0
 
 
-class Told(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
+class MemberNote(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True):
     """A member's word about itself to its group: a stranger's words, handed on by the group's leader.
 
     Only what is not as usual travels.
@@ -199,16 +199,16 @@ class Told(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, froze
     apart: bool = False  # its state is another than that of others at the same position, see TrainingState.apart
 
 
-def read_told(gathered: Iterable[bytes]) -> Iterator[Told]:
+def read_told(gathered: Iterable[bytes]) -> Iterator[MemberNote]:
     """Decodes what members told, in the order of the group; leaves out those that told nothing readable."""
     for data in gathered:
         try:
-            yield wire.decode(Told, data)
+            yield wire.decode(MemberNote, data)
         except msgspec.DecodeError:
             continue
 
 
-def are_several(told: Collection[Told]) -> bool:
+def are_several(told: Collection[MemberNote]) -> bool:
     """Whether several groups end this epoch, so that its lineage only counts epochs: by at least half of the members.
 
     A newcomer is the first to count itself, so of two it is the one that counts more who knows better.
@@ -216,7 +216,7 @@ def are_several(told: Collection[Told]) -> bool:
     return bool(told) and 2 * sum(each.several for each in told) >= len(told)
 
 
-def are_apart(told: Collection[Told]) -> bool:
+def are_apart(told: Collection[MemberNote]) -> bool:
     """Whether the members hold unlike states: by more than half of them, so that no single one can make it so."""
     return 2 * sum(each.apart for each in told) > len(told)
 
@@ -253,13 +253,13 @@ class DriftMonitor:
         self._sketch = None
 
     @property
-    def told(self) -> Told | None:
+    def told(self) -> MemberNote | None:
         """Tells the members of the next group about this peer's state; None: nothing."""
         if self._sketch is None or not self._tells:
             return None
         data, position = self._sketch.to_bytes(), self._replica.position
         # The lineage is signed too, so nobody can show a sketch of another epoch as one of this.
-        return Told(position.epoch, data, self._identity.sign(_PURPOSE, position.lineage, data))
+        return MemberNote(position.epoch, data, self._identity.sign(_PURPOSE, position.lineage, data))
 
     def compare(self, gathered: Mapping[PeerID, bytes]) -> Comparison | None:
         """Compares what the members of a group with a state told, its leader first; None if this peer has no sketch
@@ -307,7 +307,7 @@ class DriftMonitor:
             if len(sketches) + refused == TELLERS:
                 break
             try:
-                told = wire.decode(Told, data) if data else None
+                told = wire.decode(MemberNote, data) if data else None
                 if told is None or told.epoch != position.epoch or not told.sketch:
                     continue
                 sketch = Sketch.from_bytes(told.sketch)

@@ -129,7 +129,7 @@ def lineage_to_follow(own: Claim, others: Iterable[Claim]) -> LineagePosition:
     return best([own.position, *(claim.position for claim in claims)]) or own.position
 
 
-class History:
+class PositionHistory:
     """The latest positions of one peer's lineage, and since when (swarm time) it had each.
 
     Reports of others are seconds old, which may be some epochs: they are compared with where this peer stood then.

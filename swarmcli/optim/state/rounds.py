@@ -85,7 +85,7 @@ class Occasion:
 
 
 @dataclass(slots=True)
-class Reference:
+class VolumeReference:
     """The last average of a volume. All peers that hold one of the same round hold the same bits."""
 
     round_id: bytes
@@ -93,7 +93,7 @@ class Reference:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, round_id: bytes, averages: Sequence[torch.Tensor]) -> Reference:
+    def of(cls, round_id: bytes, averages: Sequence[torch.Tensor]) -> VolumeReference:
         return cls(round_id, [average.clone() for average in averages])
 
     @torch.no_grad()
@@ -139,7 +139,7 @@ class StateRounds:
         self._terms = dict(terms or {})
         self._took = 0.0  # seconds, the last all-reduce
         self._codec = config.allreduce.compression
-        self._references: dict[int, Reference] = {}  # of volumes, by number; none for a codec that loses nothing
+        self._references: dict[int, VolumeReference] = {}  # of volumes, by number; none for a codec that loses nothing
 
     def volumes(self) -> list[Volume]:
         """All of them, in the order of their rounds, with nothing copied yet."""
@@ -219,7 +219,7 @@ class StateRounds:
             control.cancel()  # without effect on a round that has ended
 
     async def _hand_over(
-        self, volume: Volume, fill: Fill | None, reference: Reference | None, codec: CompressionBase
+        self, volume: Volume, fill: Fill | None, reference: VolumeReference | None, codec: CompressionBase
     ) -> None:
         if fill is None:
             await self.averager.take_up(volume.outline, volume.infos, codec)
@@ -236,7 +236,7 @@ class StateRounds:
             await on_executor(volume.nbytes, self._references[number].move, round_id, volume.tensors)
         else:
             self._references.pop(number, None)  # before there is another: memory for one copy of a state is enough
-            self._references[number] = await on_executor(volume.nbytes, Reference.of, round_id, volume.tensors)
+            self._references[number] = await on_executor(volume.nbytes, VolumeReference.of, round_id, volume.tensors)
 
 
 def _common_reference(group: Group) -> bytes:

@@ -14,7 +14,7 @@ from swarmcli.averaging.consensus.messages import ZERO, Committed
 from swarmcli.averaging.group import Group, Member
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.peers.board import Board
-from swarmcli.optim.peers.proofs import Proof, Step
+from swarmcli.optim.peers.proofs import LineageProof, Step
 from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.peers.survey import PositionReply, PositionRequest
 from swarmcli.optim.state.lineage import MAX_COUNT, LineagePosition
@@ -116,7 +116,7 @@ def forged_certificates(liar: Liar) -> None:
         before = steps[-1].position.lineage
     _stop(liar)
     _claim(liar, steps[-1].position)
-    core.claims.vouching.way.take_over(Proof(tuple(steps)))
+    core.claims.vouching.way.take_over(LineageProof(tuple(steps)))
 
 
 @lie("an old proof", "lineages", at_most=MOVES_NOBODY)
@@ -125,7 +125,7 @@ def old_proof(liar: Liar) -> None:
     core = _core(liar)
     proof = core.claims.vouching.way.proof(core.position.lineage)
 
-    async def replay(*_: Any) -> Proof:
+    async def replay(*_: Any) -> LineageProof:
         liar.told.append("an old proof")
         return proof
 

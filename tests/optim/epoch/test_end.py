@@ -15,14 +15,14 @@ from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.end import EpochEnd
 from swarmcli.optim.epoch.group import EpochRule
-from swarmcli.optim.modes.base import Committed, Failed, Outcome, Timing, Undecided
+from swarmcli.optim.modes.base import CommittedRound, FailedRound, Outcome, Timing, UndecidedRound
 from swarmcli.optim.peers.report import PeerMetrics
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 
 OWN, OTHER = PeerID(bytes(32)), PeerID(bytes([1]) * 32)
-TOGETHER = Committed(bytes(32), 24, (OWN, OTHER))
-WITHOUT_ME = Committed(bytes(32), 12, (OTHER,), {OWN: "silent"})
+TOGETHER = CommittedRound(bytes(32), 24, (OWN, OTHER))
+WITHOUT_ME = CommittedRound(bytes(32), 12, (OTHER,), {OWN: "silent"})
 
 
 class Release(asyncio.Event):
@@ -99,7 +99,7 @@ class Story:
     async def restore(self) -> None:
         self.told.append("take back")
 
-    async def advance(self, committed: Committed, counted: bool) -> None:
+    async def advance(self, committed: CommittedRound, counted: bool) -> None:
         self.told.append(f"advance{'' if counted else ' without own'}")
 
     # the keeper of the state
@@ -107,7 +107,7 @@ class Story:
     def compare(self, gathered: object) -> bool:
         return self.has_strayed
 
-    async def after_epoch(self, committed: Committed, samples: int) -> None:
+    async def after_epoch(self, committed: CommittedRound, samples: int) -> None:
         self.told.append("keep states together")
 
     # the group
@@ -202,7 +202,7 @@ def test_delayed_averaging_waits_until_its_sums_are_frozen() -> None:
 
 @pytest.mark.parametrize("timing", Timing)
 def test_a_failed_round_is_tried_again_with_the_same(timing: Timing) -> None:
-    story = tell(timing, Failed("a"), Failed("b"), TOGETHER)
+    story = tell(timing, FailedRound("a"), FailedRound("b"), TOGETHER)
     assert story.weights == [12, 12, 12]
     assert story.told.count("advance") == 1
     assert story.told.count("publish") == 1
@@ -211,7 +211,7 @@ def test_a_failed_round_is_tried_again_with_the_same(timing: Timing) -> None:
 
 
 @pytest.mark.parametrize("timing", Timing)
-@pytest.mark.parametrize("outcome", [Failed("nobody there"), Undecided("cut off")])
+@pytest.mark.parametrize("outcome", [FailedRound("nobody there"), UndecidedRound("cut off")])
 def test_what_no_round_used_is_given_back(timing: Timing, outcome: Outcome) -> None:
     story = tell(timing, outcome)
     assert "advance" not in story.told
@@ -220,7 +220,7 @@ def test_what_no_round_used_is_given_back(timing: Timing, outcome: Outcome) -> N
 
 def test_a_round_that_everybody_else_has_left_is_no_warning() -> None:
     for company, warnings in ((True, 1), (False, 0)):
-        story = Story(Timing.AT_ONCE, [Undecided("no quorum")])
+        story = Story(Timing.AT_ONCE, [UndecidedRound("no quorum")])
         story.answering = company
         virtual_time.run(story.run())
         assert len(story.warnings) == warnings

@@ -9,7 +9,7 @@ from swarmcli.network.task_owner import TaskOwner
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig
 from swarmcli.optim.epoch.group import PreformedGroup
-from swarmcli.optim.modes.base import Committed, Failed
+from swarmcli.optim.modes.base import CommittedRound, FailedRound
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm
@@ -49,7 +49,7 @@ def test_it_begins_when_the_sum_is_reached_and_weighs_by_samples() -> None:
             assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other))))
             outcomes = await asyncio.gather(one.group.contribute(TARGET // 3), other.group.contribute(2 * TARGET // 3))
             assert outcomes[0] == outcomes[1]
-            assert isinstance(outcomes[0], Committed)
+            assert isinstance(outcomes[0], CommittedRound)
             assert outcomes[0].samples == TARGET
             assert one.tensor.item() == other.tensor.item() == 3.0
 
@@ -79,7 +79,7 @@ def test_after_a_member_died_the_others_step_with_what_they_have() -> None:
                 assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other, third))))
                 swarm.network.kill(nodes[2].peer_id)
                 first, second = await asyncio.gather(*(m.group.contribute(TARGET // 2) for m in (one, other)))
-                assert isinstance(first, Committed) and isinstance(second, Committed)
+                assert isinstance(first, CommittedRound) and isinstance(second, CommittedRound)
                 assert first.round_id == second.round_id and first.samples == second.samples == TARGET
                 assert set(first.contributors) == {nodes[0].peer_id, nodes[1].peer_id}
                 assert one.tensor.item() == other.tensor.item() == 2.5
@@ -95,10 +95,10 @@ def test_after_a_round_that_gave_nothing_it_forms_again_with_the_same_samples() 
                 member.group.report(TARGET)
             assert all(await asyncio.gather(*(m.group.wait_until_begun(5) for m in (one, other))))
             outcomes = await asyncio.gather(one.group.contribute(0), other.group.contribute(0))
-            assert all(isinstance(outcome, Failed) for outcome in outcomes)
+            assert all(isinstance(outcome, FailedRound) for outcome in outcomes)
             assert all(await asyncio.gather(*(m.group.wait_until_begun(30) for m in (one, other))))
             again = await asyncio.gather(*(m.group.contribute(TARGET // 2) for m in (one, other)))
-            assert again[0] == again[1] and isinstance(again[0], Committed)
+            assert again[0] == again[1] and isinstance(again[0], CommittedRound)
             assert one.tensor.item() == other.tensor.item() == 2.5
 
     virtual_time.run(main(), timeout=200)
@@ -112,7 +112,7 @@ def test_once_closed_nothing_can_be_contributed() -> None:
             assert one.group.position == HERE
             await one.group.close()
             await one.group.close()
-            assert isinstance(await one.group.contribute(1.0), Failed)
+            assert isinstance(await one.group.contribute(1.0), FailedRound)
             assert one.group.position is None
 
     virtual_time.run(main())
@@ -163,5 +163,5 @@ async def _average(members: list[Member], samples: list[float], position: Lineag
     while not all(await asyncio.gather(*(member.group.wait_until_begun(1.0) for member in members))):
         assert asyncio.get_running_loop().time() - began < 30, "the round does not begin"
     outcomes = await asyncio.gather(*(m.group.contribute(own) for m, own in zip(members, samples, strict=True)))
-    assert all(isinstance(outcome, Committed) for outcome in outcomes)
+    assert all(isinstance(outcome, CommittedRound) for outcome in outcomes)
     return {member.tensor.item() for member in members}

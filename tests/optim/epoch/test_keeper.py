@@ -15,7 +15,7 @@ from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.epoch.keeper import PAUSE
 from swarmcli.optim.modes.base import StateOptions
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.state.drift import SKETCH_BYTES, Sketcher, Told
+from swarmcli.optim.state.drift import SKETCH_BYTES, MemberNote, Sketcher
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests, record, together
 
@@ -167,7 +167,7 @@ def lie(trainer: Trainer, sketch: bytes) -> None:
         def gathered(self) -> object:
             position = self.replica.position
             signature = sign("sketch", position.lineage, sketch)
-            return Told(position.epoch, sketch, signature) if honest.fget(self) is not None else None
+            return MemberNote(position.epoch, sketch, signature) if honest.fget(self) is not None else None
 
         def compare(self, gathered: object) -> bool:
             return False
@@ -232,7 +232,7 @@ def deceive(trainer: Trainer) -> None:
     far = Sketcher(b"run").sketch([torch.full((6,), 1e6)]).to_bytes()
 
     def deceived(gathered: Mapping[PeerID, bytes]) -> bool:
-        forged = wire.encode(Told(trainer.epoch, far, key.sign("sketch", trainer.core.position.lineage, far)))
+        forged = wire.encode(MemberNote(trainer.epoch, far, key.sign("sketch", trainer.core.position.lineage, far)))
         return compare({peer: told if peer == own else forged for peer, told in gathered.items()})
 
     keeper.compare = deceived  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from swarmcli.cli.live import sparkline
 from swarmcli.events import EpochAdvanced, EpochReported, Event, Events
 from swarmcli.network.identity import PeerID
-from swarmcli.optim.modes.base import Advanced, Committed
+from swarmcli.optim.modes.base import Advanced, CommittedRound
 from swarmcli.optim.peers.report import MAX_RECENT, MOST_LOSS, PeerMetrics, ReportedLoss
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.run.history import EpochHistory
@@ -25,7 +25,7 @@ def metrics(seen: list[Event] | None = None) -> PeerMetrics:
     return PeerMetrics(PeerID(bytes(32)), events)
 
 
-ROUND = Committed(bytes(32), 24, (PeerID(bytes(32)), PeerID(bytes([1] * 32))))
+ROUND = CommittedRound(bytes(32), 24, (PeerID(bytes(32)), PeerID(bytes([1] * 32))))
 
 
 def at(epoch: int) -> LineagePosition:

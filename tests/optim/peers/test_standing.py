@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.optim.peers.standing import MOST_MATES, MOST_ROUNDS, Mates, Signed, Standing, Word
+from swarmcli.optim.peers.standing import MOST_MATES, MOST_ROUNDS, Mates, PeerWord, Signed, Standing
 from swarmcli.optim.state.lineage import Claim, LineagePosition
 
 PEERS = [Identity.from_seed(number).peer_id for number in range(40)]
@@ -19,10 +19,12 @@ def way(epoch: int, branch: int = 0, back: int = 8) -> tuple[bytes, ...]:
     return tuple(at(each, branch).lineage for each in range(max(0, epoch - back), epoch))
 
 
-def says(epoch: int, branch: int = 0, *, settled: bool = True, recent: bool = True, after: int | None = None) -> Word:
+def says(
+    epoch: int, branch: int = 0, *, settled: bool = True, recent: bool = True, after: int | None = None
+) -> PeerWord:
     """`after`: the epoch of branch 0 from which it says that its branch began."""
     trail = way(epoch, branch) if after is None else (at(after).lineage,)
-    return Word(Claim(at(epoch, branch), settled), trail, recent)
+    return PeerWord(Claim(at(epoch, branch), settled), trail, recent)
 
 
 def mates(*rounds: int) -> Mates:
@@ -33,7 +35,7 @@ def mates(*rounds: int) -> Mates:
     return made
 
 
-def decide(known: Mates, words: list[Word], own: Claim | None = None, first: int = 0, **more) -> LineagePosition:
+def decide(known: Mates, words: list[PeerWord], own: Claim | None = None, first: int = 0, **more) -> LineagePosition:
     """`words` are of peers from number `first` on, each in a network of its own unless `network` is given."""
     spoken = dict(zip(PEERS[first:], words, strict=False))
     standing = Standing(known, spoken, **({"network": bytes, "differs": lambda p: p != at(p.epoch)} | more))

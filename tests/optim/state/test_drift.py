@@ -22,8 +22,8 @@ from swarmcli.optim.state.drift import (
     TELLERS,
     Comparison,
     DriftMonitor,
+    MemberNote,
     Sketch,
-    Told,
     compare,
 )
 from swarmcli.optim.state.replica import InPlace, Replica
@@ -183,7 +183,7 @@ def tell_another(liar: Peer, gathered: dict[PeerID, bytes], victim: Peer) -> dic
 
 def mirror(liar: Peer, gathered: dict[PeerID, bytes], victim: Peer) -> dict[PeerID, bytes]:
     """The opposite of the honest sketch, so that the mean of two is zero."""
-    honest = Sketch.from_bytes(wire.decode(Told, gathered[victim.peer_id]).sketch)
+    honest = Sketch.from_bytes(wire.decode(MemberNote, gathered[victim.peer_id]).sketch)
     return gathered | {liar.peer_id: signed(liar, Sketch(tuple(-value for value in honest.values)).to_bytes())}
 
 
@@ -193,7 +193,7 @@ def alter_the_victims(liar: Peer, gathered: dict[PeerID, bytes], victim: Peer) -
 
 def signed(liar: Peer, sketch: bytes) -> bytes:
     position = liar.replica.position
-    return wire.encode(Told(position.epoch, sketch, liar.identity.sign("sketch", position.lineage, sketch)))
+    return wire.encode(MemberNote(position.epoch, sketch, liar.identity.sign("sketch", position.lineage, sketch)))
 
 
 LIES = [forge, leave_out, leave_out_and_be_broken, tell_another, mirror, alter_the_victims]
@@ -231,7 +231,9 @@ def test_a_sketch_of_an_earlier_epoch_cannot_be_shown_again() -> None:
     for each in peers:
         each.next_epoch()
     now = group(peers)
-    forged = wire.encode(Told(1, *(getattr(wire.decode(Told, old), name) for name in ("sketch", "signature"))))
+    forged = wire.encode(
+        MemberNote(1, *(getattr(wire.decode(MemberNote, old), name) for name in ("sketch", "signature")))
+    )
     for data in (old, forged):
         found = peers[1].monitor.compare(now | {peers[2].peer_id: data})
         assert found is not None
@@ -284,7 +286,7 @@ def test_without_a_sketch_nothing_is_compared() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"\xc1", wire.encode([1, 2]), wire.encode({"epoch": "0"}), wire.encode(Told(0, b"short")), b"\x80" * 300],
+    [b"\xc1", wire.encode([1, 2]), wire.encode({"epoch": "0"}), wire.encode(MemberNote(0, b"short")), b"\x80" * 300],
 )
 def test_what_is_no_sketch_is_refused_and_not_counted(data: bytes) -> None:
     peers = [Peer(), Peer(), Peer()]
