@@ -65,7 +65,7 @@ class StateOptions:
 
 
 class Trained:
-    """What a peer trains: the parameters of `placement` by `optimizer`, which steps in place."""
+    """The training of one peer: the parameters of `placement` by `optimizer`, which steps in place."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class EpochWork(Protocol):
         """No round used what was frozen: it counts for the next one. Without effect if nothing was."""
 
     async def average_alone(self) -> None:
-        """What was frozen becomes the average, as in a round with nobody else."""
+        """Makes what was frozen the average, as in a round with nobody else."""
 
     async def advance(self, committed: CommittedRound, counted: bool) -> StepNorms | None:
         """Steps with the averager's tensors; from here on the replica is at the next epoch of the next lineage. Returns
@@ -209,7 +209,7 @@ class EpochWork(Protocol):
         """
 
     async def drop(self) -> None:
-        """What was accumulated or frozen belongs to parameters that are gone."""
+        """Drops what was accumulated or frozen: it belongs to parameters that are gone."""
 
     async def start_over(self) -> None:
         """The state has been replaced by another peer's: drops all that belonged to the former one."""
@@ -217,8 +217,8 @@ class EpochWork(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Mode(ABC):
-    """What the peers of a run do with their batches, with its options. Each way to train is a subclass in a file of its
-    own, named in `modes/__init__.py`. Raises ValueError for options that cannot work together, with the reason.
+    """A way to train that all peers of a run share, with its options. Each is a subclass in a file of its own,
+    named in `modes/__init__.py`. Raises ValueError for options that cannot work together, with the reason.
     """
 
     timing: Timing = Timing.AT_ONCE
@@ -238,7 +238,7 @@ class Mode(ABC):
 
     @abstractmethod
     def build(self, peer: PeerContext, trained: Trained, site: SiteHooks) -> EpochWork:
-        """What one trainer does in its epochs. Raises ValueError for hooks that have no meaning in this mode."""
+        """Makes a trainer's work in its epochs. Raises ValueError for hooks that have no meaning in this mode."""
 
     @abstractmethod
     def assisting_averager(
@@ -248,8 +248,8 @@ class Mode(ABC):
         parameters: Sequence[torch.Tensor],
         buffers: Sequence[torch.Tensor] = (),
     ) -> AveragerCore:
-        """What reduces for the trainers at an auxiliary. `parameters`, `buffers`: tensors that are never touched, of
-        the shapes of the trainers' ones."""
+        """Makes the averager of an auxiliary, which reduces for the trainers. `parameters`, `buffers`: tensors that are
+        never touched, of the shapes of the trainers' ones."""
 
     @property
     def averages_gradients(self) -> bool:
@@ -278,7 +278,7 @@ class Mode(ABC):
         return 1 if every is None and self.by_epoch(several) else every
 
     def state_weight(self, samples: int) -> float:
-        """Of a peer with so many samples in the epoch, when states are averaged after it."""
+        """The weight of a peer with so many samples in the epoch, when states are averaged after it."""
         return 1.0
 
     @property

@@ -65,7 +65,7 @@ class HeardReply(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Contact:
-    """What is known of the life of one peer."""
+    """The last signs of life of one peer."""
 
     heard: float = -math.inf  # loop time of its last word
     received: int = -1  # bytes on the connection with it, by the last look; -1: there was none
