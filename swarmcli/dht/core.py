@@ -4,7 +4,7 @@ nodes."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -25,17 +25,21 @@ from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import Prefix
+from swarmcli.recent import Recent
 
 Reply = TypeVar("Reply", bound=msgspec.Struct)
+T = TypeVar("T")
 
-BREATH = 64  # records that are checked before other work on the loop gets its turn
-PATHS = 3  # that a search takes where the neighbourhood of its target is not known, as many as it asks at a time
-_SMALL = 3  # buckets full of contacts: a network of some 80 nodes
+_BREATH = 64  # records that are checked before other work on the loop gets its turn
 _GONE = Prefix("name", "gone")  # of a peer whose connection has ended while it was answered
-_JITTER = 0.25  # periods differ by up to this fraction, so that nodes started together do not act together
-_MOST_REPORTED = 1024
-_SLOW_LINK = 64 << 10  # bytes per second
-_SHORTEST_TIMEOUT = 2.0  # seconds; a busy machine is not a dead one
+
+
+async def breathing(things: Iterable[T]) -> AsyncIterator[T]:
+    """All of them, with a turn for other work on the loop now and then."""
+    for number, each in enumerate(things, 1):
+        if number % _BREATH == 0:
+            await asyncio.sleep(0)
+        yield each
 
 
 class NodeCore:
@@ -68,7 +72,7 @@ class NodeCore:
         self.checker = RecordChecker(limits, validators)
         self.hearsay = Hearsay()
         self.instance = endpoint.random.getrandbits(62) + 1
-        self._reported: set[tuple[PeerID, str]] = set()
+        self._reported: Recent[tuple[PeerID, str], None] = Recent(1024)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -91,7 +95,7 @@ class NodeCore:
         return self.endpoint.clock.now()
 
     def jittered(self, seconds: float) -> float:
-        return seconds * (1 + _JITTER * self.endpoint.random.random())
+        return seconds * (1 + self.limits.jitter * self.endpoint.random.random())
 
     # Searching
 
@@ -114,8 +118,8 @@ class NodeCore:
         """A search that starts with everyone this node knows near the target; it has answered to itself already."""
         table = self.contacts.table
         # In a small network this node knows most of the others itself, whom no liar can hide from it.
-        small = len(table) < _SMALL * self.bucket_size
-        paths = 1 if small or table.knows_around(target) else PATHS
+        small = len(table) < self.limits.small_network * self.bucket_size
+        paths = 1 if small or table.knows_around(target) else self.limits.paths
         hearsay = self.hearsay.at(loop_time())
         lookup = Lookup(target, width, paths=paths, prefix=table.network, hearsay=hearsay)
         lookup.offer(self.contacts.table.nearest_apart(target, max(width, self.bucket_size)))
@@ -175,8 +179,8 @@ class NodeCore:
         """Those records from a peer that count; of the others the first is reported."""
         now = self.now()
         good: list[Record] = []
-        for index, record in enumerate(records):
-            if index % BREATH == BREATH - 1 or record.size > LARGE_VALUE:
+        async for record in breathing(records):
+            if record.size > LARGE_VALUE:
                 await asyncio.sleep(0)
             try:
                 if key_id(record.key) != target:
@@ -192,9 +196,7 @@ class NodeCore:
         """Tells listeners, once per peer and rule, of something that was dropped."""
         if (peer, rule) in self._reported:
             return
-        if len(self._reported) >= _MOST_REPORTED:
-            self._reported.clear()
-        self._reported.add((peer, rule))
+        self._reported[peer, rule] = None
         self.endpoint.events.emit(PeerRefused(peer.text, text, what="dht"))
 
     def heard_from(self, peer: PeerID, listening: bool) -> Contact:
@@ -311,7 +313,7 @@ class NodeCore:
         """Ten measured round trips, within bounds, and time for the way of what is sent over a slow link."""
         longest = self.limits.call_timeout
         measured = self.endpoint.round_trip(peer)
-        patience = longest if measured is None else min(longest, max(_SHORTEST_TIMEOUT, 10 * measured))
+        patience = longest if measured is None else min(longest, max(self.limits.shortest_timeout, 10 * measured))
         if isinstance(request, messages.StoreRequest):
-            patience += sum(record.size for record in request.records) / _SLOW_LINK
+            patience += sum(record.size for record in request.records) / self.limits.slow_link
         return patience

@@ -48,7 +48,21 @@ class DHTLimits:
     refresh_interval: float = 60.0  # between looks into a part of the network not heard of
     sync_interval: float = 120.0  # between comparisons of what the replicas of a key hold
     sync_delay: float = 0.5  # after a change among the replicas, for others that follow at once
+    shortest_timeout: float = 2.0  # of a call to a near node; a busy machine is not a dead one
+    slow_link: float = 64 << 10  # bytes per second that records are given to arrive
+    jitter: float = 0.25  # periods differ by up to this fraction, so that nodes started together do not act together
+    # A search takes so many paths where the neighbourhood of its target is not known, as many as it asks at a time …
+    paths: int = 3
+    small_network: int = 3  # … unless the table has less than so many buckets full of contacts: some 80 nodes
+    follow_interval: float = 15.0  # after which a follower looks up the replicas anew: nearer nodes may have come
+    store_rounds: int = 8  # of replacing nodes that answered the search and then failed to store
+    renumberings: int = 3  # of one record, where its owner's earlier life has stored a higher number
+    remembered_writes: int = 1 << 14  # own records whose numbers are remembered
+    shortest_tombstone: float = 60.0  # that a withdrawal stays, at the least
+    remembered_syncs: int = 1 << 14  # keys, of each replica, that were sent whole and are not sent the same again
     max_evicted: int = 256  # lost contacts that are remembered
+    probes: int = 4  # of these are tried at a time …
+    probe_pause: float = 1.0  # … and so long is between two rounds, at the least
     first_probe: float = 2.0  # until a contact that did not answer is tried again: four times as long each time …
     longest_probe: float = 600.0  # … up to this
     ban: float = 300.0  # for which a node is not asked that has sent what no honest node sends

@@ -20,17 +20,27 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix
 from swarmcli.recent import Recent
 
-_CREDIT = 4  # contacts on one peer's word that a search asks before any of them has answered …
-_LEAST = 1  # … and on the word of one whose contacts were not there
-_HALVED_AFTER = 60.0  # seconds: after a crash of many nodes honest ones too name the dead for a while
-_MOST = 1024  # peers that are remembered
+
+@dataclass(frozen=True, slots=True)
+class LookupBounds:
+    """How far liars can lead a search."""
+
+    credit: int = 4  # contacts on one peer's word that a search asks before any of them has answered …
+    least_credit: int = 1  # … and on the word of one whose contacts were not there …
+    most_credit: int = 8  # … and at a time, when those before have answered
+    halved_after: float = 60.0  # seconds: after a crash of many nodes honest ones too name the dead for a while
+    remembered: int = 1024  # peers that have named the dead
+    asked: int = 160  # nodes, in one search: liars may invent ever nearer ones …
+    asked_on_path: int = 40  # … and in one path of it
+    path_ends: int = 3  # nearest candidates of a path that have to have answered before the paths are put together
 
 
 class Hearsay:
     """Debts of those who named contacts that did not answer, over all searches of a node. Times are the loop's."""
 
-    def __init__(self) -> None:
-        self._debts: Recent[PeerID, tuple[float, float]] = Recent(_MOST)  # how many, as of when
+    def __init__(self, bounds: LookupBounds = LookupBounds()) -> None:
+        self.bounds = bounds
+        self._debts: Recent[PeerID, tuple[float, float]] = Recent(bounds.remembered)  # how many, as of when
         self._now = 0.0
 
     def missed(self, namers: Iterable[PeerID | None], now: float) -> None:
@@ -42,7 +52,7 @@ class Hearsay:
 
     def credit(self, namer: PeerID) -> int:
         """How many of its contacts a search asks before any of them has answered."""
-        return max(_LEAST, _CREDIT - int(self._debt(namer)))
+        return max(self.bounds.least_credit, self.bounds.credit - int(self._debt(namer)))
 
     def at(self, now: float) -> Hearsay:
         """As of now: debts are forgotten in time."""
@@ -51,7 +61,7 @@ class Hearsay:
 
     def _debt(self, namer: PeerID) -> float:
         debt, since = self._debts.get(namer, (0.0, self._now))
-        return debt * 0.5 ** ((self._now - since) / _HALVED_AFTER)
+        return debt * 0.5 ** ((self._now - since) / self.bounds.halved_after)
 
 
 class Asked(Enum):
@@ -62,12 +72,6 @@ class Asked(Enum):
     SLOW = 2  # asked, and others are asked in its stead; its answer still counts
     ANSWERED = 3
     FAILED = 4
-
-
-MOST_ASKED = 160  # liars who invent ever nearer nodes lead a search no further than this …
-_MOST_ON_PATH = 40  # … and one path of it no further than this
-_PATH_ENDS = 3  # nearest candidates of a path that have to have answered before the paths are put together
-_MOST_CREDIT = 8  # named contacts of one peer that a search asks at a time, when those before have answered
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +108,7 @@ class Lookup:
         self._paths = paths  # 1 as soon as they are put together
         self._prefix = prefix
         self._hearsay = hearsay or Hearsay()
+        self._bounds = self._hearsay.bounds
         self._order: list[tuple[int, PeerID]] = []  # (distance, peer), nearest first
         self._found: dict[PeerID, _Candidate] = {}
         self._credit: dict[PeerID, int] = {}
@@ -134,7 +139,8 @@ class Lookup:
             self._paths = 1
         window = self._window()
         waiting = sum(each.asked is Asked.WAITING for each in window)
-        fresh = [each.contact for each in window if each.asked is Asked.NOT_YET] if self.asked < MOST_ASKED else []
+        may_ask = self.asked < self._bounds.asked
+        fresh = [each.contact for each in window if may_ask and each.asked is Asked.NOT_YET]
         answered = sum(each.asked is Asked.ANSWERED for each in window)
         slow = any(each.asked is Asked.SLOW for each in self._found.values())
         if not fresh and not waiting and (answered >= self.width or not slow):
@@ -143,7 +149,7 @@ class Lookup:
 
     def wants(self, peer: PeerID) -> bool:
         """Whether this peer is to be asked anyway as things stand: then this lookup may share another one's message."""
-        if self.finished or self.asked >= MOST_ASKED:
+        if self.finished or self.asked >= self._bounds.asked:
             return False
         known = self._found.get(peer)
         if known is None or known.asked is not Asked.NOT_YET:
@@ -192,13 +198,13 @@ class Lookup:
             window = self._path_window(path)
             waiting = sum(each.asked is Asked.WAITING for each in window)
             fresh = [each.contact for each in window if each.asked is Asked.NOT_YET]
-            if self._asked_on[path] < _MOST_ON_PATH:
+            if self._asked_on[path] < self._bounds.asked_on_path:
                 due += fresh[: max(0, parallel - waiting)]
         return due
 
     def _path_window(self, path: int) -> list[_Candidate]:
         on_path = (each for each in self._by_distance() if each.path == path and self._counts(each))
-        return list(islice(on_path, _PATH_ENDS))
+        return list(islice(on_path, self._bounds.path_ends))
 
     def _by_distance(self) -> Iterator[_Candidate]:
         return (self._found[peer] for _, peer in self._order)
@@ -216,7 +222,7 @@ class Lookup:
 
     def _credited(self, each: _Candidate, change: int) -> None:
         if each.namer is not None:
-            self._credit[each.namer] = min(_MOST_CREDIT, self._credit_of(each.namer) + change)
+            self._credit[each.namer] = min(self._bounds.most_credit, self._credit_of(each.namer) + change)
 
     def _prefix_of(self, each: _Candidate) -> Prefix | None:
         if each.prefix == "unknown":

@@ -19,9 +19,6 @@ from swarmcli.network.addresses import Scope
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, set_within
 
-_PROBES = 4  # lost contacts tried at a time
-_BREATHER = 1.0  # seconds between two rounds of probes, at the least
-
 
 class Maintenance:
     """Looks after the routing table, by steps that are taken again and again (`TaskOwner.keep`)."""
@@ -56,7 +53,7 @@ class Maintenance:
 
     async def keep_probing(self) -> None:
         await self._probe()
-        await asyncio.sleep(_BREATHER)
+        await asyncio.sleep(self._core.limits.probe_pause)
         until_due = max(0.0, self._core.contacts.next_probe() - loop_time())
         pause = min(until_due, self._core.jittered(self._core.limits.probe_interval))
         if await set_within(self._somebody_lost, pause):
@@ -86,7 +83,7 @@ class Maintenance:
     async def _probe(self) -> None:
         """Tries lost contacts and missing first contacts: one that is back knows others that were lost with it."""
         core = self._core
-        lost = core.contacts.lost_contacts(loop_time(), _PROBES)
+        lost = core.contacts.lost_contacts(loop_time(), core.limits.probes)
         for contact in lost:
             core.endpoint.learn(contact.peer_id, contact.addresses, horizon=Scope.HOST)  # its own word, in its time
         found = await self._ping([contact.peer_id for contact in lost])

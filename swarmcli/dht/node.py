@@ -39,10 +39,6 @@ from swarmcli.network.task_owner import TaskOwner
 
 logger = logging.getLogger(__name__)
 
-_MOST_RENUMBERINGS = (
-    3  # by one store: where the owner's earlier life has stored a higher number, the record gets one above it
-)
-
 
 class DHTNode:
     """A node of the distributed hash table. Make one with `create`, end it with `shutdown`."""
@@ -253,7 +249,7 @@ class DHTNode:
         """Whether each was stored; numbers those anew that a record from an earlier life of this owner outranks."""
         stored = [False] * len(records)
         left = [index for index, record in enumerate(records) if self._is_acceptable(record)]
-        for _ in range(1 + _MOST_RENUMBERINGS):
+        for _ in range(1 + self.core.limits.renumberings):
             outranked: list[int] = []
             for index, result in zip(left, await write(self.core, [records[i] for i in left]), strict=True):
                 stored[index] = result.stored > 0

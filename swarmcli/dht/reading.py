@@ -139,9 +139,6 @@ async def read_replica(
     return found
 
 
-_SEARCH_INTERVAL = 15.0  # seconds after which the replicas are looked up anew: nearer nodes may have come
-
-
 class Follower:
     """The dictionary under a key, kept up to date by `refresh`.
 
@@ -180,7 +177,7 @@ class Follower:
 
     async def _search(self) -> None:
         (lookup,) = await read(self._core, [self._read], latest=True)
-        self._search_at = loop_time() + _SEARCH_INTERVAL
+        self._search_at = loop_time() + self._core.limits.follow_interval
         self._replicas = lookup.nearest()
         current = {contact.peer_id for contact in self._replicas} | {self._core.peer_id}
         self._read.cursors = {peer: cursor for peer, cursor in self._read.cursors.items() if peer in current}

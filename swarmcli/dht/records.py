@@ -244,10 +244,6 @@ def read_records(records: Iterable[Record], now: float) -> ValueWithExpiration |
     return ValueWithExpiration(dictionary, latest)
 
 
-_REMEMBERED = 1 << 14
-_SHORTEST_TOMBSTONE = 60.0  # seconds that a withdrawal stays, at the least
-
-
 class Author:
     """Makes records of one's own: encodes and checks them, and numbers and signs those under owned subkeys.
 
@@ -258,7 +254,7 @@ class Author:
         self._identities = {identity.peer_id: identity}
         self._limits = limits
         # (key, subkey) → the last number, and the latest expiration of everything written so far.
-        self._written: Recent[tuple[str, bytes], tuple[int, float]] = Recent(_REMEMBERED)
+        self._written: Recent[tuple[str, bytes], tuple[int, float]] = Recent(limits.remembered_writes)
 
     def adopt(self, identity: Identity) -> None:
         """From now on this author also writes what that identity owns."""
@@ -282,7 +278,7 @@ class Author:
         if current is not None:
             self._remember(current)
         _, latest = self._written.get((key, encode_subkey(subkey)), (0, 0.0))
-        return self._made(key, subkey, TOMBSTONE, max(latest, now + _SHORTEST_TOMBSTONE), now)
+        return self._made(key, subkey, TOMBSTONE, max(latest, now + self._limits.shortest_tombstone), now)
 
     def surpass(self, record: Record, current: Record, now: float) -> Record | None:
         """The record again with a higher number than `current`, one of this owner's from an earlier life.

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from swarmcli.dht.core import BREATH, NodeCore
+from swarmcli.dht.core import NodeCore, breathing
 from swarmcli.dht.messages import MAX_RECORDS
 from swarmcli.dht.records import id_to_bytes
 from swarmcli.dht.routing import Change, Contact
@@ -25,8 +25,6 @@ from swarmcli.recent import Recent
 
 Work: TypeAlias = dict[PeerID, tuple[Contact, list[int]]]  # with whom to compare, and under which keys
 
-_MOST_REMEMBERED = 16384
-
 
 class Replicator:
     """Listens to changes in the routing table; `run` does what is due, again and again (`keep`)."""
@@ -37,7 +35,7 @@ class Replicator:
         self._lost: dict[PeerID, Contact] = {}
         self._news = asyncio.Event()
         # With whom a key was compared last that had to be sent whole, and as what: not every time anew.
-        self._sent: Recent[tuple[PeerID, int], int] = Recent(_MOST_REMEMBERED)
+        self._sent: Recent[tuple[PeerID, int], int] = Recent(core.limits.remembered_syncs)
 
     def contact_changed(self, change: Change, contact: Contact) -> None:
         if change != "doubtful":
@@ -71,9 +69,7 @@ class Replicator:
         """
         plan: dict[int, Work] = defaultdict(dict)
         own = self._core.peer_id
-        for index, target in enumerate(self._core.storage.keys(self._core.now())):
-            if index % BREATH == BREATH - 1:
-                await asyncio.sleep(0)
+        async for target in breathing(self._core.storage.keys(self._core.now())):
             holders = self._core.nearest(target, self._core.num_replicas)
             rank = 0
             if news is not None:

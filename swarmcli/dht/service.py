@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Hashable, Sequence
 
 from swarmcli.dht import messages
-from swarmcli.dht.core import BREATH, NodeCore
+from swarmcli.dht.core import NodeCore, breathing
 from swarmcli.dht.messages import Answer, Outcome
 from swarmcli.dht.records import LARGE_VALUE, Record, id_from_bytes, is_owned, key_id
 from swarmcli.dht.routing import Contact
@@ -71,9 +71,7 @@ class DHTService:
         self._core.heard_from(peer, request.listening)
         room, left = self._core.limits.max_reply, messages.MAX_RECORDS
         answers: list[Answer] = []
-        for index, question in enumerate(request.questions if request.values else ()):
-            if index % BREATH == BREATH - 1:
-                await asyncio.sleep(0)
+        async for question in breathing(request.questions if request.values else ()):
             answer, room = self._answer(question, room, left)
             left -= len(answer.records)
             if answer.more:
@@ -92,8 +90,8 @@ class DHTService:
         keys = _keys(peer, writer.prefix)
         outcomes: list[Outcome] = []
         room = self._core.limits.max_reply  # for newer records: a large one may stand in the way of thousands
-        for index, record in enumerate(request.records):
-            if index % BREATH == BREATH - 1 or record.size > LARGE_VALUE:
+        async for record in breathing(request.records):
+            if record.size > LARGE_VALUE:
                 await asyncio.sleep(0)
             work = max(0, record.size - LARGE_VALUE) * _VALUE_WORK
             allowed = (
@@ -116,9 +114,7 @@ class DHTService:
         self._core.heard_from(peer, request.listening)
         now = self._core.now()
         wanted: list[bytes] = []
-        for index, (number, digest) in enumerate(dict(request.digests).items()):
-            if index % BREATH == BREATH - 1:
-                await asyncio.sleep(0)
+        async for number, digest in breathing(dict(request.digests).items()):
             entry = self._core.storage.entry(id_from_bytes(number), now)
             if entry is None or entry.digest() != digest:
                 wanted.append(number)
@@ -161,11 +157,9 @@ class DHTService:
         """The nearest known nodes of each target, once each, without the asker."""
         count = min(max(0, count), self._core.bucket_size)
         found: dict[PeerID, Contact] = {}
-        for index, target in enumerate(targets):
-            if index % BREATH == BREATH - 1:
-                await asyncio.sleep(0)
-            if count == 0 or len(found) + count > messages.MAX_CONTACTS:
-                break
-            found.update((near.peer_id, near) for near in self._core.contacts.table.nearest_apart(target, count + 1))
+        async for target in breathing(targets):
+            if count and len(found) + count <= messages.MAX_CONTACTS:
+                nearest = self._core.contacts.table.nearest_apart(target, count + 1)
+                found.update((near.peer_id, near) for near in nearest)
         found.pop(asker, None)
         return tuple(found.values())[: count * len(targets)]

@@ -15,8 +15,6 @@ from swarmcli.dht.storage import Verdict
 from swarmcli.errors import DHTError, NetworkError, ValidationError
 from swarmcli.network.identity import PeerID
 
-_MOST_ROUNDS = 8  # of replacing nodes that answered the search and then failed to store
-
 
 @dataclass(slots=True)
 class StoreResult:
@@ -69,7 +67,7 @@ async def write(core: NodeCore, records: Sequence[Record]) -> list[StoreResult]:
                 lookup.failed(contact.peer_id)
                 lookup.finished = False
 
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(core.limits.store_rounds):
         await core.traverse(list(lookups.values()), ask)
         work: dict[PeerID, tuple[Contact, list[int]]] = {}
         for target, lookup in lookups.items():

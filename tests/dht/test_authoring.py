@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from swarmcli.dht import records
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import TOMBSTONE, Author, OwnedSubkey
 from swarmcli.dht.schema import SignatureValidator
@@ -56,9 +55,8 @@ def test_a_tombstone_outlives_everything_it_withdraws() -> None:
     assert found.expiration == 9000.0 and found.sequence > long.sequence
 
 
-def test_memory_of_numbers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_REMEMBERED", 3)
-    author = Author(OWNER, DHTLimits())
+def test_memory_of_numbers_is_bounded() -> None:
+    author = Author(OWNER, DHTLimits(remembered_writes=3))
     for number in range(4):
         author.write(f"key {number}", MINE, 1, 2000.0, 1000.0)
     numbers = [author.write(f"key {number}", MINE, 1, 2000.0, 500.0).sequence for number in (3, 0)]
