@@ -6,23 +6,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
+from swarmcli.backoff import Backoff
 from swarmcli.network.addresses import Scope, is_direct, readable
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.recent import Recent
 
-_FIRST_PAUSE = 2.0  # seconds for which an address that did not answer is not tried again …
-_LONGEST_PAUSE = 600.0  # … which doubles with each failure in a row
-_FIRST_HEARD = MAX_ADDRESSES // 2  # addresses of a peer
-_PROVEN_FAILURES = 3  # in a row, and …
-_PROVEN_SECONDS = 600.0  # … over so long a time, before a proven address is forgotten: a link may be down for a while
 
+@dataclass(frozen=True, slots=True)
+class BookOptions:
+    """How long addresses that fail rest, and when they are forgotten. Times in seconds."""
 
-@dataclass(slots=True)
-class _Failures:
-    count: int
-    first: float  # the loop's time
-    until: float  # when it may be tried again
+    first_pause: float = 2.0  # for which an address that did not answer is not tried again: twice as long each time …
+    longest_pause: float = 600.0  # … up to this
+    first_heard: int = MAX_ADDRESSES // 2  # addresses of a peer that later hearsay does not drive out
+    failures: int = 3  # in a row, and …
+    outage: float = 600.0  # … over so long a time, before a proven address is forgotten: a link may be down for a while
 
 
 @dataclass(slots=True)
@@ -31,8 +30,8 @@ class _Entry:
     told: tuple[str, ...] = ()  # what the peer says of itself
     heard: tuple[str, ...] = ()  # what others say of it; they may err or lie
     word: tuple[str, ...] = ()  # of the first two, what others can use
-    # In a row, by address, the latest last.
-    failures: Recent[str, _Failures] = field(default_factory=partial(Recent, 2 * MAX_ADDRESSES))
+    # By address, the latest last: how often it has failed in a row, and since when.
+    failing: Recent[str, tuple[int, float]] = field(default_factory=partial(Recent, 2 * MAX_ADDRESSES))
 
 
 class AddressBook:
@@ -42,9 +41,13 @@ class AddressBook:
     Everything is parsed as it comes in. What a stranger has written badly is left out and costs nobody else anything.
     """
 
-    def __init__(self, max_peers: int, now: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self, max_peers: int, now: Callable[[], float] = lambda: 0.0, options: BookOptions = BookOptions()
+    ) -> None:
         """`now`: the loop's time in seconds, by which addresses that failed come up for another try."""
-        self._now = now
+        self._now, self._options = now, options
+        most = 2 * max_peers * MAX_ADDRESSES
+        self._pauses = Backoff[tuple[PeerID, str]](options.first_pause, options.longest_pause, most=most)
         self._met: Recent[PeerID, _Entry] = Recent(max_peers)  # who has answered or told something
         self._heard_of: Recent[PeerID, _Entry] = Recent(max_peers)  # all others; as many again
 
@@ -54,7 +57,8 @@ class AddressBook:
     def answered(self, peer: PeerID, address: str) -> None:
         """The peer has just proved that it is at this address: it is tried first from now on."""
         entry = self._meet(peer)
-        entry.failures.pop(address, None)
+        entry.failing.pop(address, None)
+        self._pauses.forget((peer, address))
         entry.proven = (address, *(other for other in entry.proven if other != address))[:MAX_ADDRESSES]
         entry.word = readable((*entry.proven, *entry.told), peer)
 
@@ -74,8 +78,9 @@ class AddressBook:
             entry = self._heard_of[peer] = _Entry()
         # The addresses that were heard first keep half of the places until they have failed: else a liar who repeats
         # himself could drive out what honest peers have said.
-        first = entry.heard[-_FIRST_HEARD:]
-        new = [each for each in found if each not in self._paused(entry)]
+        first = entry.heard[-self._options.first_heard :]
+        now = self._now()
+        new = [each for each in found if not self._pauses.rests((peer, each), now)]
         later = dict.fromkeys(each for each in (*new, *entry.heard) if each not in first)
         entry.heard = (*tuple(later)[: MAX_ADDRESSES - len(first)], *first)
         self._touch(peer)
@@ -87,12 +92,11 @@ class AddressBook:
         if entry is None:
             return
         now = self._now()
-        failures = entry.failures.get(address) or _Failures(0, now, now)
-        failures.count += 1
-        failures.until = now + min(_FIRST_PAUSE * 2.0 ** min(failures.count - 1, 10), _LONGEST_PAUSE)
-        entry.failures[address] = failures
+        count, since = entry.failing.get(address, (0, now))
+        entry.failing[address] = count + 1, since
+        self._pauses.add((peer, address), now)
         entry.heard = _without(entry.heard, address)
-        lasting = failures.count >= _PROVEN_FAILURES and now - failures.first >= _PROVEN_SECONDS
+        lasting = count + 1 >= self._options.failures and now - since >= self._options.outage
         if somebody_else or lasting:
             entry.proven = _without(entry.proven, address)
             entry.word = readable((*entry.proven, *entry.told), peer)
@@ -103,9 +107,9 @@ class AddressBook:
         if entry is None:
             return ()
         self._touch(peer)
-        paused = self._paused(entry)
-        sound = [address for address in entry.proven if address not in entry.failures]
-        talk = [address for address in (*entry.told, *entry.heard) if address not in paused]
+        now = self._now()
+        sound = [address for address in entry.proven if address not in entry.failing]
+        talk = [each for each in (*entry.told, *entry.heard) if not self._pauses.rests((peer, each), now)]
         # A proven address stays dialable while it fails, for it may be we who are cut off; but the others go before.
         found = list(dict.fromkeys((*sound, *talk, *entry.proven)))
         return tuple(sorted(found, key=lambda address: not is_direct(address)))[:MAX_ADDRESSES]
@@ -119,10 +123,6 @@ class AddressBook:
         """Where the peer has answered us or says that it can be dialed: what may be handed on, as hearsay."""
         entry = self._met.get(peer)
         return entry.word if entry is not None else ()
-
-    def _paused(self, entry: _Entry) -> set[str]:
-        now = self._now()
-        return {address for address, failures in entry.failures.items() if failures.until > now}
 
     def _meet(self, peer: PeerID) -> _Entry:
         entry = self._heard_of.pop(peer, None) or self._met.get(peer) or _Entry()

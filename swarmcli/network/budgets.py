@@ -15,8 +15,8 @@ Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside 
     control connections                            8               256 (1024)            4096          connections
     bulk connections that others dialed            160             512 (2048)            4096          bulk
     handshakes of strangers at one moment          -               64 (256)              256           handshakes
-    handshakes of strangers per second             -               32 (512)              -             HANDSHAKE_RATE
-    dials for streams that others ask for          -               32 (512) a second     -             HANDSHAKE_RATE
+    handshakes of strangers per second             -               32 (512)              -             handshake_rate
+    dials for streams that others ask for          -               32 (512) a second     -             handshake_rate
     handshakes that one relay brings               32, 16/s       -                     -             reach/circuits.py
     calls that wait, beyond four a connection      1024            2048 (4096)           8192          calls
     dials that fail where others pointed to        64 a host       -                     256, 8/s      limits.py
@@ -46,20 +46,6 @@ import sys
 from dataclasses import dataclass, replace
 
 _MIB = 1 << 20
-
-PATIENCE = 10.0  # seconds for which a payload may lie or arrive while others wait for its room
-STANDING = 600.0  # seconds of being connected, after which a peer is of long standing: newer ones give way first
-# Handshakes of strangers in one prefix, per second in the long run and at once; and in one that many honest peers
-# share. A handshake takes a millisecond or two of the processor: one prefix takes a tenth of one core at most.
-HANDSHAKE_RATE = 32.0, 256.0
-SHARED_HANDSHAKE_RATE = 512.0, 2048.0
-# Files and sockets that a process needs besides those that others dial: its own dials, journals, checkpoints, data.
-# Without them whoever fills the budgets would keep it from writing a checkpoint.
-OWN_DESCRIPTORS = 512
-_LEAST_CONNECTIONS = 64
-FREE_CALLS = 4  # unanswered, that a connection may have before the ledger is asked
-FREE_BYTES = 64 << 10  # of requests, of answers, of a message, that a connection may hold before the ledger is asked
-
 
 try:
     import resource
@@ -116,18 +102,30 @@ class Budgets:
     connections: Budget = Budget(8, 256, 1024, 4096)
     bulk: Budget = Budget(160, 512, 2048, 4096)
     handshakes: Budget = Budget(64, 64, 256, 256)
+    # Handshakes of strangers in one prefix, per second in the long run and at once; and in one that many honest peers
+    # share. A handshake takes a millisecond or two of the processor: one prefix takes a tenth of one core at most.
+    handshake_rate: tuple[float, float] = (32.0, 256.0)
+    shared_handshake_rate: tuple[float, float] = (512.0, 2048.0)
+    free_calls: int = 4  # unanswered, that a connection may have before the ledger is asked
+    free_bytes: int = 64 << 10  # of requests, of answers, of a message, that one may hold before the ledger is asked
+    patience: float = 10.0  # seconds for which a payload may lie or arrive while others wait for its room
+    standing: float = 600.0  # seconds of being connected, before which a peer gives way to those of long standing
+    # Files and sockets that a process needs besides those that others dial: its own dials, journals, checkpoints, data.
+    # Without them a stranger who fills the budgets would keep it from writing a checkpoint.
+    own_descriptors: int = 512
+    least_connections: int = 64  # of control and of bulk ones each, however few descriptors the system gives
 
     @property
     def descriptors(self) -> int:
         """How many files and sockets a process wants that keeps these."""
-        return OWN_DESCRIPTORS + self.connections.everyone + self.bulk.everyone + self.handshakes.everyone
+        return self.own_descriptors + self.connections.everyone + self.bulk.everyone + self.handshakes.everyone
 
     def within(self, descriptors: int) -> Budgets:
         """Lowers the budgets to what a process can keep that has so many: fewer connections, down to some that any
         swarm needs."""
         if descriptors >= self.descriptors:
             return self
-        half = max(_LEAST_CONNECTIONS, (descriptors - OWN_DESCRIPTORS - self.handshakes.everyone) // 2)
+        half = max(self.least_connections, (descriptors - self.own_descriptors - self.handshakes.everyone) // 2)
         return replace(self, connections=self.connections.at_most(half), bulk=self.bulk.at_most(half))
 
 

@@ -13,7 +13,7 @@ from swarmcli.errors import AddressError, ConnectError, WrongPeerError
 from swarmcli.network.address_book import AddressBook
 from swarmcli.network.addresses import is_direct, parse_address, scope_of
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import DIAL_STAGGER, Limits
+from swarmcli.network.limits import Limits
 from swarmcli.network.token_bucket import Meter
 from swarmcli.network.transports.base import Connection, Purpose, Transport
 
@@ -24,12 +24,8 @@ _TOO_MANY = "{} is not tried: too many addresses that others have named do not a
 
 Dial: TypeAlias = Callable[[str], Awaitable[Connection]]
 
-# Seconds that silent direct addresses have before a relay is tried beside them: a TLS handshake with the other side of
-# the world takes less, and a connection that is needlessly relayed costs somebody else's link for as long as it stands.
-RELAY_PATIENCE = 1.5
 
-
-async def dial_any(dial: Dial, addresses: Sequence[str]) -> Connection:
+async def dial_any(dial: Dial, addresses: Sequence[str], limits: Limits = Limits()) -> Connection:
     """Dials all addresses, the next one while those before it are still silent; the first to answer wins. Relays stand
     behind all others, and are tried when these have failed or are silent for long.
 
@@ -47,7 +43,7 @@ async def dial_any(dial: Dial, addresses: Sequence[str]) -> Connection:
         while left or under_way:
             if left and (not under_way or loop.time() >= due):
                 under_way.add(loop.create_task(_dial(dial, left.pop(0))))
-                due = loop.time() + (RELAY_PATIENCE if left and not is_direct(left[0]) else DIAL_STAGGER)
+                due = loop.time() + (limits.relay_patience if left and not is_direct(left[0]) else limits.dial_stagger)
             patience = max(0.0, due - loop.time()) if left else None
             done, _ = await asyncio.wait(under_way, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             for attempt in done:
@@ -131,7 +127,7 @@ class Dialer:
 
         if not addresses:
             raise ConnectError("no address is known")
-        return await dial_any(attempt, sorted(addresses, key=self._distance))
+        return await dial_any(attempt, sorted(addresses, key=self._distance), self._limits)
 
     def _distance(self, address: str) -> float:
         """Direct addresses in their order, then relays, the nearest to this peer first."""

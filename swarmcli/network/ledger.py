@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from swarmcli.network.budgets import HANDSHAKE_RATE, SHARED_HANDSHAKE_RATE, Budget, Budgets
+from swarmcli.network.budgets import Budget, Budgets
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.token_bucket import Meter
 
@@ -137,8 +137,8 @@ class Ledgers:
 class HandshakeRates:
     """How many handshakes each network may have this peer take part in per second."""
 
-    def __init__(self) -> None:
-        self._meter = Meter(own=HANDSHAKE_RATE, shared=SHARED_HANDSHAKE_RATE)
+    def __init__(self, budgets: Budgets) -> None:
+        self._meter = Meter(own=budgets.handshake_rate, shared=budgets.shared_handshake_rate)
 
     def take(self, prefix: Prefix, now: float) -> bool:
         """Whether one more may begin; counts it if so. `now`: the loop's time."""

@@ -9,7 +9,6 @@ from swarmcli.network.budgets import BUDGETS, Budgets
 MAX_ADDRESSES = 8  # that a peer may name for itself
 MAX_ADDRESS = 512  # characters
 MAX_TAG_BYTES = 256  # of what a group or a state says about itself
-DIAL_STAGGER = 0.25  # seconds between the starts of two attempts at one peer (RFC 8305, section 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,12 @@ class Limits:
     longest_round_trip: float = 1.5  # that is believed: whoever answers pings late makes nobody wait "some round trips"
     asleep_after: float = 15.0  # without a tick of the keepalive: by now others have taken this peer for dead
     dial_timeout: float = 10.0  # for all addresses of a peer together
+    dial_stagger: float = 0.25  # between the starts of two attempts at one peer (RFC 8305, section 5)
+    # That silent direct addresses have before a relay is tried beside them: a TLS handshake with the other side of the
+    # world takes less, and a connection that is needlessly relayed costs somebody else's link for as long as it stands.
+    relay_patience: float = 1.5
+    surplus_life: float = 5.0  # without a call, after which both ends are sure to use the better of two connections
+    linger: float = 2.0  # that an ending connection waits for the other end to have read everything
     goodbye_timeout: float = 1.0  # for the farewell to all peers when an endpoint closes
     max_known_peers: int = 4096  # in the address book that have said something themselves, and as many by hearsay
     failed_dials_burst: float = 256.0  # dials that may fail at once at addresses which other peers have named …

@@ -9,7 +9,7 @@ import pytest
 from swarmcli.clock import MAX_PER_NETWORK, Clock
 from swarmcli.errors import CallRefused
 from swarmcli.network import Endpoint, Identity, Limits, Purpose, wire
-from swarmcli.network.budgets import BUDGETS, FREE_BYTES, FREE_CALLS, OWN_DESCRIPTORS, STANDING, Budget, Budgets
+from swarmcli.network.budgets import BUDGETS, Budget, Budgets
 from swarmcli.network.ledger import Account, Ledger
 from swarmcli.network.prefix import Prefix, prefix_of
 from swarmcli.network.transports.tcp import TCPTransport
@@ -35,7 +35,7 @@ def test_connections_of_strangers_leave_descriptors_for_this_peers_own_work() ->
     for allowed in (1024, 4096, BUDGETS.descriptors - 1):
         fewer = BUDGETS.within(allowed)
         taken = fewer.connections.everyone + fewer.bulk.everyone + fewer.handshakes.everyone
-        assert taken <= allowed - OWN_DESCRIPTORS and fewer.connections.prefix >= 16 <= fewer.bulk.prefix
+        assert taken <= allowed - BUDGETS.own_descriptors and fewer.connections.prefix >= 16 <= fewer.bulk.prefix
         assert fewer.connections.prefix + fewer.bulk.prefix + fewer.handshakes.prefix <= allowed // 4
     assert BUDGETS.within(BUDGETS.descriptors) is BUDGETS
 
@@ -180,7 +180,7 @@ async def test_many_identities_of_one_prefix_share_the_memory_of_their_requests(
     for each in many:
         each.learn(victim.peer_id, victim.addresses)
     calls = [
-        asyncio.create_task(each.call(victim.peer_id, "hold", bytes(FREE_BYTES + 70_000), bytes, timeout=50))
+        asyncio.create_task(each.call(victim.peer_id, "hold", bytes(BUDGETS.free_bytes + 70_000), bytes, timeout=50))
         for each in many
     ]
     await asyncio.sleep(5)
@@ -214,7 +214,7 @@ async def test_many_identities_of_one_prefix_share_the_calls_that_wait() -> None
     floods = [calls(each, 50) for each in many]
     await asyncio.sleep(5)
     waiting = [sum(not call.done() for call in flood) for flood in floods]
-    assert max(waiting) == FREE_CALLS + 20 and sum(waiting) == 3 * FREE_CALLS + 30
+    assert max(waiting) == BUDGETS.free_calls + 20 and sum(waiting) == 3 * BUDGETS.free_calls + 30
     refused = next(call.exception() for call in floods[0] if call.done())
     assert isinstance(refused, CallRefused) and refused.code == "busy"
     own = calls(friend, 10)
@@ -243,7 +243,7 @@ async def test_a_flood_of_identities_from_one_prefix_costs_nobody_else_his_conne
     for each in (*neighbours, *others):
         each.learn(victim.peer_id, victim.addresses)
         await reaches(each, victim)
-    await asyncio.sleep(STANDING + 10)
+    await asyncio.sleep(BUDGETS.standing + 10)
     strangers = [Attacker(network.transport(Identity.from_seed(n), host=host(9, n))) for n in range(60, 120)]
     for stranger in strangers:
         await stranger.dial(victim, Purpose.CONTROL)

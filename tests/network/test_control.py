@@ -12,7 +12,7 @@ import pytest
 from swarmcli.errors import ConnectionLost
 from swarmcli.events import Event, PeerRefused
 from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, wire
-from swarmcli.network.budgets import HANDSHAKE_RATE, Budget, Budgets
+from swarmcli.network.budgets import BUDGETS, Budget, Budgets
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.messages import (
     AddressesChanged,
@@ -274,7 +274,7 @@ async def test_who_takes_every_dial_that_it_asks_for_is_dialed_up_to_the_bound()
 
 @simulated
 async def test_who_ends_every_dial_that_it_asks_for_has_as_many_as_a_network_may_begin() -> None:
-    rate, burst = HANDSHAKE_RATE
+    rate, burst = BUDGETS.handshake_rate
     async with scene() as play:
         came = 0
 

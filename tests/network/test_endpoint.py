@@ -22,7 +22,7 @@ from swarmcli.errors import (
 )
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
 from swarmcli.network import Endpoint, Identity, Limits, PeerID
-from swarmcli.network.budgets import FREE_BYTES, Budget, Budgets
+from swarmcli.network.budgets import BUDGETS, Budget, Budgets
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import now, simulated
 
@@ -231,7 +231,7 @@ async def test_refusals_and_failures_of_handlers_have_names() -> None:
 
 @simulated
 async def test_requests_that_take_too_much_memory_are_refused() -> None:
-    limits = Limits(budgets=Budgets(requests=Budget(*[250_000 - FREE_BYTES] * 4)))
+    limits = Limits(budgets=Budgets(requests=Budget(*[250_000 - BUDGETS.free_bytes] * 4)))
     async with endpoints(MemoryNetwork(), 2, limits=limits) as [a, b]:
 
         async def hold(peer: PeerID, request: bytes) -> Number:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from swarmcli.errors import AddressError, ConnectError, ConnectionLost, OwnAddressError, PeerUnreachable
 from swarmcli.events import PeerConnected, PeerDisconnected, WayChanged
 from swarmcli.network.addresses import Scope, parse_address, scope_of
-from swarmcli.network.budgets import STANDING
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.channel import ControlChannel, Reaction
 from swarmcli.network.identity import PeerID
@@ -26,8 +25,6 @@ from swarmcli.network.wire.codec import encode
 from swarmcli.network.wire.messages import AddressesChanged, Goodbye, Hello
 
 logger = logging.getLogger(__name__)
-
-_SURPLUS_LIFE = 5.0  # seconds without a call, after which both ends are sure to use the better connection
 
 
 class _Pair:
@@ -176,7 +173,7 @@ class ControlPool:
                 continue
             # Where one end dialed several at once, the two ends may have seen different ones come last. Were
             # both as patient, each could close the one that the other prefers, at the same moment.
-            patience = _SURPLUS_LIFE if self._context.peer_id < channel.peer_id else 3 * _SURPLUS_LIFE
+            patience = self._context.limits.surplus_life * (1 if self._context.peer_id < channel.peer_id else 3)
             if now - max(channel.used_at, better.opened_at) >= patience:
                 self._context.tasks.spawn(channel.connection.close("another connection is used"))
 
@@ -280,7 +277,7 @@ class ControlPool:
         Calls of the other end come last, since it can always have some under way.
         """
         ours = channel.connection.dialed or channel.calls_waiting > 0 or self.watched(channel.peer_id)
-        lasting = loop_time() - channel.opened_at >= STANDING
+        lasting = loop_time() - channel.opened_at >= self._context.limits.budgets.standing
         return ours, lasting, channel.unfinished, channel.used_at
 
     async def _part(self, channel: ControlChannel, reason: str) -> None:

@@ -7,7 +7,6 @@ import contextlib
 from typing import Any
 
 from swarmcli.errors import ConnectionLost, ProtocolViolation
-from swarmcli.network.budgets import FREE_BYTES, FREE_CALLS
 from swarmcli.network.context import EndpointContext, Handler
 from swarmcli.network.ledger import Account
 from swarmcli.network.prefix import Prefix
@@ -27,9 +26,10 @@ class IncomingCalls:
         self._context = context
         self._limits = context.limits
         self._tasks: dict[int, tuple[asyncio.Task[None], int]] = {}  # call number → handler, bytes of its request
-        self._requests = Account(context.ledgers.requests, self._peer, prefix, FREE_BYTES)  # bytes of all these,
-        self._waiting = Account(context.ledgers.calls, self._peer, prefix, FREE_CALLS)  # how many these are …
-        self._replies = Account(context.ledgers.replies, self._peer, prefix, FREE_BYTES)  # … and of unsent replies
+        free_calls, free_bytes = context.limits.budgets.free_calls, context.limits.budgets.free_bytes
+        self._requests = Account(context.ledgers.requests, self._peer, prefix, free_bytes)  # bytes of all these,
+        self._waiting = Account(context.ledgers.calls, self._peer, prefix, free_calls)  # how many these are …
+        self._replies = Account(context.ledgers.replies, self._peer, prefix, free_bytes)  # … and of unsent replies
         self._next = 0  # all numbers below have been used …
         self._skipped: dict[int, None] = {}  # … but for these, of which nothing was heard so far
         self._replying = 0  # replies that the connection has not taken yet

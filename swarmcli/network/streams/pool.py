@@ -10,7 +10,6 @@ from typing import Any
 
 from swarmcli.errors import ConnectError, ConnectionLost, NetworkError, PeerUnreachable, ProtocolViolation
 from swarmcli.network.addresses import is_direct, parse_address
-from swarmcli.network.budgets import PATIENCE
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.channel import ControlChannel
 from swarmcli.network.control.pool import ControlPool
@@ -47,7 +46,7 @@ class StreamPool:
         self._control = control
         self._peers: dict[PeerID, _PeerStreams] = {}
         self._next_token = 0
-        self._rates = HandshakeRates()  # of dials that others ask for
+        self._rates = HandshakeRates(context.limits.budgets)  # of dials that others ask for
         control.reactions[BulkWanted] = self._bulk_wanted
         control.reactions[BulkDenied] = self._bulk_denied
         control.peer_lost.append(self._peer_lost)
@@ -128,7 +127,7 @@ class StreamPool:
         starved = [c for c in self.channels() if c.stream is not None and c.stream.starved]
         ledger = self._context.ledgers.payloads
         for crowded in {ledger.crowded(each.prefix, self._limits.max_payload) for each in starved}:
-            patient = PATIENCE / self._limits.keepalive_interval
+            patient = self._limits.budgets.patience / self._limits.keepalive_interval
             holders = [c for c in self.channels() if c.prefix == crowded and c.unread_ticks >= patient]
             if holders:
                 most = max(holders, key=lambda c: (ledger.of_identity(c.peer_id), c.account.held))

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from swarmcli.errors import ConnectionLost, ProtocolViolation
-from swarmcli.network.budgets import FREE_BYTES
 from swarmcli.network.limits import Limits
 from swarmcli.network.rates import LARGEST_PIECE, Way
 from swarmcli.network.transports.base import Buffer, Receiver
@@ -76,7 +75,7 @@ class FrameReader:
         if self._payload is not None or len(self._held) < _PREFIX.size:
             return 0
         size = int.from_bytes(self._held[:4], "big")
-        return size if FREE_BYTES < size <= self._limits.max_message else 0
+        return size if self._limits.budgets.free_bytes < size <= self._limits.max_message else 0
 
     def feed(self, data: memoryview | bytearray) -> None:
         self._held += data

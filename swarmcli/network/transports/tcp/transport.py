@@ -26,7 +26,7 @@ from swarmcli.network.addresses import Address, Scheme, parse_address
 from swarmcli.network.budgets import allow_descriptors
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.ledger import HandshakeRates, Ledger
-from swarmcli.network.limits import DIAL_STAGGER, Limits
+from swarmcli.network.limits import Limits
 from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import prefix_of
@@ -74,7 +74,7 @@ class TCPTransport:
         self.rates.on_change = self._shared.follow_rates
         self._pending: dict[TCPConnection, float] = {}  # incoming, handshake under way → when it came; oldest first
         self._handshakes = Ledger(limits.budgets.handshakes)  # of these
-        self._rates = HandshakeRates()
+        self._rates = HandshakeRates(limits.budgets)
         self._room = asyncio.Event()
         self._accepting: asyncio.Task[None] | None = None
         self._closed = False
@@ -232,7 +232,8 @@ class TCPTransport:
             await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
         steps.append("connect")
         connection = self._shared.leading(expected, purpose, self.membership)
-        await loop.create_connection(lambda: connection, place.host, place.port, happy_eyeballs_delay=DIAL_STAGGER)
+        stagger = self.limits.dial_stagger
+        await loop.create_connection(lambda: connection, place.host, place.port, happy_eyeballs_delay=stagger)
         steps.append("handshake")
         return await self._ready(connection)
 
