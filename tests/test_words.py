@@ -7,7 +7,7 @@ from swarmcli.errors import CallRefused, RemoteError
 from swarmcli.events import Event, Events, PeerDisconnected
 from swarmcli.network import Identity
 from swarmcli.network.wire.codec import decode
-from swarmcli.network.wire.messages import Failed, raised
+from swarmcli.network.wire.messages import HandlerFailed, raised
 from swarmcli.words import harmless, listed, printable, some
 
 EVIL = "\x1b[2J\x07safe\u202eevil\u2066\u200b\x9b31m"
@@ -31,7 +31,7 @@ def test_events_carry_nothing_that_steers_whoever_shows_them() -> None:
 
 @pytest.mark.parametrize("kind", ["refused", "error", "unknown method"])
 def test_a_refusal_reaches_the_caller_in_plain_words(kind: str) -> None:
-    error = raised(Failed(kind, EVIL, EVIL), Identity.from_seed(1).peer_id)  # type: ignore[arg-type]
+    error = raised(HandlerFailed(kind, EVIL, EVIL), Identity.from_seed(1).peer_id)  # type: ignore[arg-type]
     assert str(error).isprintable() and TAME in str(error)
     if isinstance(error, CallRefused):
         assert error.code == TAME

@@ -18,7 +18,7 @@ from swarmcli.dht.messages import FindReply, FindRequest, Question
 from swarmcli.dht.records import LARGE_VALUE, Record, id_to_bytes, key_id
 from swarmcli.dht.routing import Contact, Contacts, of_own_network, spread
 from swarmcli.dht.schema import RecordChecker, RecordValidator
-from swarmcli.dht.storage import OWN, Storage, Verdict, Writer
+from swarmcli.dht.storage import OWN, RecordWriter, Storage, StoreVerdict
 from swarmcli.events import PeerRefused
 from swarmcli.network.addresses import Scope, is_direct, readable
 from swarmcli.network.endpoint import Endpoint
@@ -156,9 +156,9 @@ class NodeCore:
 
     # Judging records
 
-    def writer(self, peer: PeerID) -> Writer:
+    def writer(self, peer: PeerID) -> RecordWriter:
         """The writer that is charged for what this connected peer hands over of its own."""
-        return Writer(peer, self.endpoint.prefix(peer) or _GONE)
+        return RecordWriter(peer, self.endpoint.prefix(peer) or _GONE)
 
     def is_near(self, peer: PeerID, target: int) -> bool:
         """Whether this node may be a replica of the key, which hands on what others have written. While this one is
@@ -166,13 +166,13 @@ class NodeCore:
         near = self.contacts.table.nearest_apart(target, self.bucket_size)
         return self.cut_off or any(contact.peer_id == peer for contact in near)
 
-    def accept(self, record: Record, writer: Writer = OWN) -> Verdict:
+    def accept(self, record: Record, writer: RecordWriter = OWN) -> StoreVerdict:
         """Stores a record here if it passes every rule, and if there is room for one more of this writer's."""
         now = self.now()
         try:
             self.checker.check(record, now)
         except errors.ValidationError:
-            return Verdict.REFUSED
+            return StoreVerdict.REFUSED
         return self.storage.put(record, now, writer)
 
     async def checked(self, records: Sequence[Record], target: int, source: PeerID) -> list[Record]:

@@ -21,7 +21,7 @@ MOST_ADDRESSES = 64  # that a search without an end takes up on its way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pauses:
+class ContactPauses:
     """How often a search tries, looks around and speaks. Times in seconds."""
 
     first: float = 0.1  # between two attempts at one address; it doubles …
@@ -38,7 +38,11 @@ class FirstContacts:
     """One search for somebody who answers."""
 
     def __init__(
-        self, core: NodeCore, timeout: float, others: Callable[[], Iterable[str]] = tuple, pauses: Pauses = Pauses()
+        self,
+        core: NodeCore,
+        timeout: float,
+        others: Callable[[], Iterable[str]] = tuple,
+        pauses: ContactPauses = ContactPauses(),
     ) -> None:
         """`timeout`: seconds; infinity: the search goes on until somebody answers, and then `others` is asked now and
         then for addresses that were not known before."""

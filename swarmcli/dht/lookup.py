@@ -75,7 +75,7 @@ class Asked(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class _Candidate:
+class _LookupCandidate:
     contact: Contact
     path: int
     namer: PeerID | None  # who has named it; None: this node itself knows it
@@ -110,7 +110,7 @@ class Lookup:
         self._hearsay = hearsay or Hearsay()
         self._bounds = self._hearsay.bounds
         self._order: list[tuple[int, PeerID]] = []  # (distance, peer), nearest first
-        self._found: dict[PeerID, _Candidate] = {}
+        self._found: dict[PeerID, _LookupCandidate] = {}
         self._credit: dict[PeerID, int] = {}
         self._asked_on = [0] * paths
 
@@ -123,7 +123,7 @@ class Lookup:
             known = self._found.get(peer)
             if known is None:
                 path = source.path if source is not None else len(self._found) % len(self._asked_on)
-                self._found[peer] = _Candidate(contact, path, namer)
+                self._found[peer] = _LookupCandidate(contact, path, namer)
                 insort(self._order, (contact.node ^ self.target, peer))
             elif known.asked is Asked.NOT_YET and known.namer not in (None, namer) and not self._has_credit(known):
                 known.namer, known.contact, known.prefix = namer, contact, "unknown"
@@ -188,7 +188,7 @@ class Lookup:
         answered = (each for each in self._by_distance() if each.asked is Asked.ANSWERED)
         return [each.contact for each in spread(answered, self.width, self._prefix_of)]
 
-    def _window(self) -> list[_Candidate]:
+    def _window(self) -> list[_LookupCandidate]:
         """The candidates that may still turn out to be the result. Slow ones do not take a place."""
         return spread((each for each in self._by_distance() if self._counts(each)), self.width, self._prefix_of)
 
@@ -202,29 +202,29 @@ class Lookup:
                 due += fresh[: max(0, parallel - waiting)]
         return due
 
-    def _path_window(self, path: int) -> list[_Candidate]:
+    def _path_window(self, path: int) -> list[_LookupCandidate]:
         on_path = (each for each in self._by_distance() if each.path == path and self._counts(each))
         return list(islice(on_path, self._bounds.path_ends))
 
-    def _by_distance(self) -> Iterator[_Candidate]:
+    def _by_distance(self) -> Iterator[_LookupCandidate]:
         return (self._found[peer] for _, peer in self._order)
 
-    def _counts(self, each: _Candidate) -> bool:
+    def _counts(self, each: _LookupCandidate) -> bool:
         if each.asked is Asked.NOT_YET:
             return self._has_credit(each)
         return each.asked is Asked.WAITING or each.asked is Asked.ANSWERED
 
-    def _has_credit(self, each: _Candidate) -> bool:
+    def _has_credit(self, each: _LookupCandidate) -> bool:
         return each.namer is None or self._credit_of(each.namer) > 0
 
     def _credit_of(self, namer: PeerID) -> int:
         return self._credit.setdefault(namer, self._hearsay.credit(namer))
 
-    def _credited(self, each: _Candidate, change: int) -> None:
+    def _credited(self, each: _LookupCandidate, change: int) -> None:
         if each.namer is not None:
             self._credit[each.namer] = min(self._bounds.most_credit, self._credit_of(each.namer) + change)
 
-    def _prefix_of(self, each: _Candidate) -> Prefix | None:
+    def _prefix_of(self, each: _LookupCandidate) -> Prefix | None:
         if each.prefix == "unknown":
             each.prefix = self._prefix(each.contact)
         return each.prefix

@@ -52,7 +52,7 @@ class FindRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     values: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+class FindAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """Records of one question in the order in which they were stored; `more` follow after `cursor`."""
 
     records: Records = ()
@@ -63,7 +63,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 class FindReply(msgspec.Struct, frozen=True):
     instance: int  # drawn anew in each life of a node: cursors of another life mean nothing
     neighbours: Neighbours  # near any of the questions
-    answers: Annotated[tuple[Answer, ...], msgspec.Meta(max_length=MAX_TARGETS)]  # one per question, with `values`
+    answers: Annotated[tuple[FindAnswer, ...], msgspec.Meta(max_length=MAX_TARGETS)]  # one per question, with `values`
 
 
 class StoreRequest(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -16,7 +16,7 @@ from swarmcli.dht.core import NodeCore, breathing
 from swarmcli.dht.messages import MAX_RECORDS
 from swarmcli.dht.records import id_to_bytes
 from swarmcli.dht.routing import Change, Contact
-from swarmcli.dht.storage import Verdict
+from swarmcli.dht.storage import StoreVerdict
 from swarmcli.dht.writing import deliver
 from swarmcli.errors import DHTError, NetworkError
 from swarmcli.network.identity import PeerID
@@ -108,7 +108,7 @@ class Replicator:
                 # or its life is another.
                 if id_to_bytes(target) in wanted and self._sent.get((contact.peer_id, target)) != digest:
                     outcomes, _ = await deliver(self._core, contact, storage.records(target))
-                    if all(outcome.verdict != Verdict.BUSY for outcome in outcomes):
+                    if all(outcome.verdict != StoreVerdict.BUSY for outcome in outcomes):
                         self._sent[contact.peer_id, target] = digest
 
 

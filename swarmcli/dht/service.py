@@ -7,10 +7,10 @@ from collections.abc import Hashable, Sequence
 
 from swarmcli.dht import messages
 from swarmcli.dht.core import NodeCore, breathing
-from swarmcli.dht.messages import Answer, Outcome
+from swarmcli.dht.messages import FindAnswer, Outcome
 from swarmcli.dht.records import LARGE_VALUE, Record, id_from_bytes, is_owned, key_id
 from swarmcli.dht.routing import Contact
-from swarmcli.dht.storage import Verdict, Writer
+from swarmcli.dht.storage import RecordWriter, StoreVerdict
 from swarmcli.errors import CallRefused
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
@@ -70,7 +70,7 @@ class DHTService:
         self._charge(peer, len(request.questions))
         self._core.heard_from(peer, request.listening)
         room, left = self._core.limits.max_reply, messages.MAX_RECORDS
-        answers: list[Answer] = []
+        answers: list[FindAnswer] = []
         async for question in breathing(request.questions if request.values else ()):
             answer, room = self._answer(question, room, left)
             left -= len(answer.records)
@@ -99,7 +99,7 @@ class DHTService:
                 and self._bytes.take(now, record.size, **keys)
                 and self._work.take(now, work, **keys)
             )
-            outcome = self._judge(writer, peer, record) if allowed else Outcome(Verdict.BUSY)
+            outcome = self._judge(writer, peer, record) if allowed else Outcome(StoreVerdict.BUSY)
             if outcome.current is not None:
                 room -= outcome.current.size
             outcomes.append(outcome if room >= 0 else Outcome(outcome.verdict))
@@ -125,33 +125,33 @@ class DHTService:
         if not self._work.take(loop_time(), work, **_keys(peer, self._core.writer(peer).prefix)):
             raise CallRefused("busy", "this peer has been asked too much")
 
-    def _judge(self, writer: Writer, peer: PeerID, record: Record) -> Outcome:
+    def _judge(self, writer: RecordWriter, peer: PeerID, record: Record) -> Outcome:
         verdict = self._core.accept(record, writer)
-        if verdict is Verdict.FULL and self._core.is_near(peer, key_id(record.key)):
+        if verdict is StoreVerdict.FULL and self._core.is_near(peer, key_id(record.key)):
             # A replica has a larger share, for what others have written.
             verdict = self._core.accept(record, writer._replace(replica=True))
-        if verdict is Verdict.REFUSED:
+        if verdict is StoreVerdict.REFUSED:
             self._core.report(peer, "record", "asked to store a record that does not count")
-        if verdict is Verdict.STALE and is_owned(record.subkey):
+        if verdict is StoreVerdict.STALE and is_owned(record.subkey):
             return Outcome(verdict, self._core.storage.find(key_id(record.key), record.subkey))
         return Outcome(verdict)
 
-    def _answer(self, question: messages.Question, room: int, left: int) -> tuple[Answer, int]:
+    def _answer(self, question: messages.Question, room: int, left: int) -> tuple[FindAnswer, int]:
         """Answers with the records that were stored after the question's cursor, as far as `room` bytes and `left`
         records allow; and the room that is left."""
         cursor = question.cursor if question.instance == self._core.instance else 0
         if room <= 0 or left <= 0:  # nothing fits any more, so nothing is looked up
-            return Answer((), cursor, more=True), 0
+            return FindAnswer((), cursor, more=True), 0
         entry = self._core.storage.entry(id_from_bytes(question.target), self._core.now())
         records: list[Record] = []
         for stored in entry.since(cursor) if entry is not None else ():
             size = stored.record.size
             if size > room or len(records) >= left:
-                return Answer(tuple(records), cursor, more=True), room
+                return FindAnswer(tuple(records), cursor, more=True), room
             room -= size
             records.append(stored.record)
             cursor = stored.version
-        return Answer(tuple(records), cursor), room
+        return FindAnswer(tuple(records), cursor), room
 
     async def _neighbours(self, asker: PeerID, targets: Sequence[int], count: int) -> tuple[Contact, ...]:
         """The nearest known nodes of each target, once each, without the asker."""

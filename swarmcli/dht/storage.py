@@ -23,7 +23,7 @@ from swarmcli.reach.relay_records import RELAYS_KEY
 Name: TypeAlias = tuple[int, bytes]  # of one record: the id of its key, and its subkey
 
 
-class Verdict(IntEnum):
+class StoreVerdict(IntEnum):
     """A node's answer to a record that it was asked to store."""
 
     STORED = 0  # it is kept, or was there already
@@ -34,7 +34,7 @@ class Verdict(IntEnum):
     EXPIRED = 5
 
 
-class Writer(NamedTuple):
+class RecordWriter(NamedTuple):
     """The peer that hands a record over, and is charged for it."""
 
     peer: PeerID | None  # None: this very node
@@ -42,7 +42,7 @@ class Writer(NamedTuple):
     replica: bool = False  # a node near the key, which may hand on what others have written
 
 
-OWN = Writer(None, Prefix("host", "this node"))
+OWN = RecordWriter(None, Prefix("host", "this node"))
 
 
 @dataclass(slots=True)
@@ -52,11 +52,11 @@ class Stored:
     record: Record
     version: int
     fingerprint: int
-    writer: Writer
+    writer: RecordWriter
 
 
 @dataclass(slots=True)
-class Share:
+class PrefixShare:
     """The records of one network prefix. Both dictionaries begin with what has stood the longest; a record
     that is replaced by a newer one of the same subkey keeps its place."""
 
@@ -73,7 +73,7 @@ class Share:
         return next(reversed(self.expendable or self.kept), None)
 
 
-Shares: TypeAlias = dict[Prefix, Share]
+Shares: TypeAlias = dict[Prefix, PrefixShare]
 
 
 @dataclass(slots=True)
@@ -121,26 +121,26 @@ class Storage:
         self._count = 0
         self._directory = key_id(RELAYS_KEY)
 
-    def put(self, record: Record, now: float, writer: Writer = OWN) -> Verdict:
+    def put(self, record: Record, now: float, writer: RecordWriter = OWN) -> StoreVerdict:
         """Keeps a checked record, unless it is expired, older than what is there, or there is no room."""
         if record.expiration <= now:
-            return Verdict.EXPIRED
+            return StoreVerdict.EXPIRED
         self.purge(now)
         number = key_id(record.key)
         entry = self._entries.get(number) or KeyEntry()
         known = entry.records.get(record.subkey)
         if known is not None and known.record.rank >= record.rank:
             if known.record != record:
-                return Verdict.STALE
+                return StoreVerdict.STALE
             self._charge_owner(number, entry, known, writer)
-            return Verdict.STORED
+            return StoreVerdict.STORED
         payer = self._payer(number, entry, record, known, writer)
         if payer is None or self._is_crowded(number, entry, record, known, now):
-            return Verdict.FULL
+            return StoreVerdict.FULL
         if not self._make_room(number, entry, record, known, payer):
-            return Verdict.FULL
+            return StoreVerdict.FULL
         self._keep(number, entry, record, known, payer)
-        return Verdict.STORED
+        return StoreVerdict.STORED
 
     def entry(self, number: int, now: float) -> KeyEntry | None:
         """The live records of a key."""
@@ -186,8 +186,8 @@ class Storage:
     # Charging
 
     def _payer(
-        self, number: int, entry: KeyEntry, record: Record, known: Stored | None, writer: Writer
-    ) -> Writer | None:
+        self, number: int, entry: KeyEntry, record: Record, known: Stored | None, writer: RecordWriter
+    ) -> RecordWriter | None:
         """The writer that is charged: the peer that brings the record, unless a replica hands on what its owner has
         written. None: nobody's share has room."""
         if known is None:
@@ -197,7 +197,7 @@ class Storage:
         growth = record.size - known.record.size
         return known.writer if self._has_share(number, entry, record, 0, growth, known.writer) else None
 
-    def _charge_owner(self, number: int, entry: KeyEntry, known: Stored, writer: Writer) -> None:
+    def _charge_owner(self, number: int, entry: KeyEntry, known: Stored, writer: RecordWriter) -> None:
         """An owner shows up itself with what a replica has handed over: from now on it is charged for it."""
         record = known.record
         moves = known.writer != writer and is_owned(record.subkey) and _is_word_of(record, writer.peer)
@@ -206,7 +206,9 @@ class Storage:
             known.writer = writer
             self._charge(number, entry, known)
 
-    def _has_share(self, number: int, entry: KeyEntry, record: Record, more: int, growth: int, writer: Writer) -> bool:
+    def _has_share(
+        self, number: int, entry: KeyEntry, record: Record, more: int, growth: int, writer: RecordWriter
+    ) -> bool:
         """Whether this writer stays within what one identity and one prefix may take up."""
         if writer.peer is None or (more == 0 and growth <= 0):
             return True
@@ -243,7 +245,9 @@ class Storage:
 
     # Making room
 
-    def _make_room(self, number: int, entry: KeyEntry, record: Record, known: Stored | None, payer: Writer) -> bool:
+    def _make_room(
+        self, number: int, entry: KeyEntry, record: Record, known: Stored | None, payer: RecordWriter
+    ) -> bool:
         """Whether there is room, or another prefix that holds more has had to give some up."""
         limits, new = self._limits, known is None
         growth = record.size - (0 if known is None else known.record.size)
@@ -263,7 +267,7 @@ class Storage:
                 return False
             self._remove(found[0], self._entries[found[0]], found[1])
 
-    def _keep(self, number: int, entry: KeyEntry, record: Record, known: Stored | None, payer: Writer) -> None:
+    def _keep(self, number: int, entry: KeyEntry, record: Record, known: Stored | None, payer: RecordWriter) -> None:
         self.version += 1
         stored = Stored(record, self.version, record.fingerprint(), payer)
         growth = record.size
@@ -305,14 +309,14 @@ class Storage:
         record, writer = stored.record, stored.writer
         name = (number, record.subkey)
         for shares in (entry.shares, self._shares):
-            share = shares.setdefault(writer.prefix, Share())
+            share = shares.setdefault(writer.prefix, PrefixShare())
             (share.kept if record.subkey == NO_SUBKEY or is_owned(record.subkey) else share.expendable)[name] = None
         entry.identities[writer.peer] += 1
         if _is_foreign(record, writer):
             entry.foreign[writer.peer] += 1
         self._charge_bytes(entry, writer, record.size)
 
-    def _charge_bytes(self, entry: KeyEntry, writer: Writer, growth: int) -> None:
+    def _charge_bytes(self, entry: KeyEntry, writer: RecordWriter, growth: int) -> None:
         entry.shares[writer.prefix].size += growth
         self._shares[writer.prefix].size += growth
         self._identities[writer.peer] += growth
@@ -344,7 +348,7 @@ class Storage:
         heapq.heapify(self._expirations)
 
 
-_NOTHING = Share()
+_NOTHING = PrefixShare()
 
 
 def _to_evict(shares: Shares, prefix: Prefix, owned: bool, growth: int | None) -> Name | None:
@@ -369,7 +373,7 @@ def _is_word_of(record: Record, peer: PeerID | None) -> bool:
     return not isinstance(subkey, OwnedSubkey) or subkey.owner == peer
 
 
-def _is_foreign(record: Record, writer: Writer) -> bool:
+def _is_foreign(record: Record, writer: RecordWriter) -> bool:
     """Whether the record has another owner than who hands it over, who is no node near its key."""
     return writer.peer is not None and not writer.replica and not _is_word_of(record, writer.peer)
 

@@ -11,7 +11,7 @@ from swarmcli.dht.core import NodeCore
 from swarmcli.dht.lookup import Lookup
 from swarmcli.dht.records import Record, key_id
 from swarmcli.dht.routing import Contact
-from swarmcli.dht.storage import Verdict
+from swarmcli.dht.storage import StoreVerdict
 from swarmcli.errors import DHTError, NetworkError, ValidationError
 from swarmcli.network.identity import PeerID
 
@@ -57,7 +57,9 @@ async def write(core: NodeCore, records: Sequence[Record]) -> list[StoreResult]:
                 tried.update((core.peer_id, index) for index in indices)
                 for index in indices:
                     record, verdict = records[index], core.accept(records[index])
-                    newer = core.storage.find(key_id(record.key), record.subkey) if verdict is Verdict.STALE else None
+                    newer = (
+                        core.storage.find(key_id(record.key), record.subkey) if verdict is StoreVerdict.STALE else None
+                    )
                     _note(core, results[index], record, messages.Outcome(verdict, newer), core.peer_id)
             else:
                 await store_at(contact, indices)
@@ -109,9 +111,9 @@ async def deliver(
 def _note(core: NodeCore, result: StoreResult, record: Record, outcome: messages.Outcome, source: PeerID) -> None:
     """Counts one replica's outcome. That something newer exists is believed only with its owner's signature."""
     current = outcome.current
-    if outcome.verdict == Verdict.STORED:
+    if outcome.verdict == StoreVerdict.STORED:
         result.stored += 1
-    if outcome.verdict != Verdict.STALE or current is None or not current.signature:
+    if outcome.verdict != StoreVerdict.STALE or current is None or not current.signature:
         return
     try:
         if (current.key, current.subkey) != (record.key, record.subkey):

@@ -44,7 +44,7 @@ BOUND = (
 )
 
 
-class Kind(IntEnum):
+class InvitationKind(IntEnum):
     PEER = 1  # for one peer id
     BEARER = 2  # for the first peer that shows it
 
@@ -61,7 +61,7 @@ class ClosedRun:
 class Invitation:
     """Signed by the run key over all that stands here, and the recipe."""
 
-    kind: Kind
+    kind: InvitationKind
     id: bytes
     until: int  # seconds since 1970; from then on it holds no more
     holder: PeerID  # the peer; or the public key of a bearer's invitation
@@ -80,7 +80,7 @@ class Invitation:
         if len(data) != INVITATION_BYTES:
             raise ValueError(f"an invitation has {INVITATION_BYTES} bytes, got {len(data)}")
         kind, number, until, holder, host = _HEAD.unpack(data[: _HEAD.size])
-        return cls(Kind(kind), number, until, PeerID(holder), PeerID(host), data[_HEAD.size :])
+        return cls(InvitationKind(kind), number, until, PeerID(holder), PeerID(host), data[_HEAD.size :])
 
     def is_genuine(self, run: ClosedRun) -> bool:
         return verify(run.key, "run invitation", self.signature, run.recipe.encode(), self.head())
@@ -163,7 +163,7 @@ class Membership:
         invitation = card.invitation
         self._check_standing(peer, invitation)
         binding = b""
-        if invitation.kind is Kind.PEER:
+        if invitation.kind is InvitationKind.PEER:
             if invitation.holder != peer:
                 raise NotAMember("this invitation is another peer's; ask for one of your own")
         else:
@@ -199,7 +199,11 @@ class Membership:
             self._check_standing(peer, invitation)
         except NotAMember as error:
             return str(error)
-        if peer == invitation.holder and invitation.kind is Kind.BEARER and invitation.id in self.remembered.bound:
+        if (
+            peer == invitation.holder
+            and invitation.kind is InvitationKind.BEARER
+            and invitation.id in self.remembered.bound
+        ):
             return "the invitation has been taken up"  # of who only looked at it
         return ""
 

@@ -25,7 +25,7 @@ _SMALLEST, LARGEST_PIECE = 2 << 10, 256 << 10  # bytes
 _DEBT = 5.0
 
 
-class Way:
+class LinkWay:
     """One direction of the link. Used from the loop."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class LinkRates:
     """The two directions of this peer's link."""
 
     def __init__(self) -> None:
-        self.upload, self.download = Way(), Way()
+        self.upload, self.download = LinkWay(), LinkWay()
         self.on_change: Callable[[], None] = lambda: None
 
     @property

@@ -20,7 +20,7 @@ from swarmcli.reach.mapping import NOT_ASKED, Mapping, PortMapping, default_gate
 from swarmcli.reach.rates import Rates, measure
 from swarmcli.reach.reach import Reach
 from swarmcli.reach.translation import Translation, find_translation
-from swarmcli.reach.verdict import Family, Verdict, family_of, host_of
+from swarmcli.reach.verdict import Family, ReachVerdict, family_of, host_of
 
 MEASURED_PEERS = 3
 ASK = "name a recipe or a link, and its peers say for sure"
@@ -179,7 +179,7 @@ def _relays(endpoint: Endpoint) -> list[PeerID]:
     return [relay for relay in found if relay is not None]
 
 
-async def _family(reach: Reach, verdict: Verdict) -> FamilyReport:
+async def _family(reach: Reach, verdict: ReachVerdict) -> FamilyReport:
     seen, translation = await _translation(reach, verdict.family)
     return FamilyReport(
         family=verdict.family,

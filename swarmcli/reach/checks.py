@@ -20,13 +20,13 @@ from swarmcli.reach.dialback import (
     NONCE_BYTES,
     DialBackReply,
     DialBackRequest,
-    Wish,
+    DialWish,
     plain_host,
     scope_or_host,
     with_port,
 )
 from swarmcli.reach.evidence import CheckOptions, Evidence
-from swarmcli.reach.verdict import WANTED_NETWORKS, Ask, Family, family_of, host_of, network_of
+from swarmcli.reach.verdict import WANTED_NETWORKS, AskedContact, Family, family_of, host_of, network_of
 from swarmcli.recent import Recent
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Checks:
         self._nonces: dict[Family, tuple[bytes, ...]] = {}
         self._stirred = asyncio.Event()
 
-    def asks(self, family: Family) -> list[Ask]:
+    def asks(self, family: Family) -> list[AskedContact]:
         """How those stand that were asked in the family's last check."""
         return self._asks(self._nonces.get(family, ()))
 
@@ -190,13 +190,13 @@ class Checks:
         proofs = sum(ask.proved for ask in asks)
         return proofs > 0 and proofs >= len(asks) - proofs + unanswered
 
-    def _asks(self, nonces: Iterable[bytes]) -> list[Ask]:
+    def _asks(self, nonces: Iterable[bytes]) -> list[AskedContact]:
         """How these stand, without those that were refused and those of which nobody knows what was dialed."""
         nonces = [nonce for nonce in nonces if nonce in self._pending]
         for nonce in nonces:
             self._pending.move_to_end(nonce)  # a verdict stands on it, however many were sent since
         return [
-            Ask(each.network, each.address, each.proved)
+            AskedContact(each.network, each.address, each.proved)
             for each in map(self._pending.__getitem__, nonces)
             if each.address and not each.refused
         ]
@@ -234,7 +234,7 @@ class Checks:
             if family_of(plain_host(address)) != family:
                 continue
             pending = self._note(request, host_of(address))
-            wish = encode(Wish(request))
+            wish = encode(DialWish(request))
             try:
                 observed = await self._endpoint.probe(address, contact, wish, timeout=self._options.call)
             except NetworkError as error:

@@ -39,11 +39,11 @@ from swarmcli.network.token_bucket import Meter
 from swarmcli.network.transports.base import Accept, Connection, Purpose
 from swarmcli.network.transports.tcp import handshake
 from swarmcli.network.transports.tcp.connection import Shared, TCPConnection
-from swarmcli.reach.relay_messages import CONNECT, INCOMING, PIECE, WINDOW, Connect, Data, Incoming
+from swarmcli.reach.relay_messages import CONNECT, INCOMING, PIECE, WINDOW, CircuitData, Connect, Incoming
 
 logger = logging.getLogger(__name__)
 
-_DATA = Data()
+_DATA = CircuitData()
 Lookup = Callable[[PeerID], Awaitable[Sequence[str]]]
 
 
@@ -171,7 +171,7 @@ class CircuitSocket(asyncio.Transport):
     async def _receive(self, stream: Stream) -> None:
         try:
             while True:
-                _, data = await stream.receive(Data)
+                _, data = await stream.receive(CircuitData)
                 while data:
                     await self._readable.wait()
                     memory = memoryview(self._protocol.get_buffer(len(data)))

@@ -70,19 +70,19 @@ class DialForReply(msgspec.Struct, frozen=True):
     """It will be tried."""
 
 
-class Proof(msgspec.Struct, frozen=True, tag="proof"):
+class DialProof(msgspec.Struct, frozen=True, tag="proof"):
     """A probe that was asked for carries this."""
 
     nonce: Nonce
 
 
-class Wish(msgspec.Struct, frozen=True, tag="wish"):
+class DialWish(msgspec.Struct, frozen=True, tag="wish"):
     """A request on a probe: its connection shows the contact a host of another family than the control connection."""
 
     request: DialBackRequest
 
 
-ProbeMessage: TypeAlias = Proof | Wish
+ProbeMessage: TypeAlias = DialProof | DialWish
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class DialBackService:
     async def _dial(self, peer: PeerID, address: str, nonce: bytes) -> None:
         self.dials += 1
         try:
-            await self._endpoint.probe(address, peer, encode(Proof(nonce)), timeout=self._options.dial)
+            await self._endpoint.probe(address, peer, encode(DialProof(nonce)), timeout=self._options.dial)
         except NetworkError as error:
             logger.debug("%s cannot be dialed back: %s", peer.short, error)
 
@@ -199,7 +199,7 @@ def read_probe(message: bytes) -> ProbeMessage | None:
         found = decode_header(ProbeMessage, message)
     except ProtocolViolation:
         return None
-    return found if isinstance(found, Proof | Wish) else None
+    return found if isinstance(found, DialProof | DialWish) else None
 
 
 def with_port(seen_at: str, port: int) -> str:

@@ -20,12 +20,12 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.reach.verdict import (
-    Ask,
+    AskedContact,
+    ContactSighting,
     Family,
     Network,
-    Sighting,
+    ReachVerdict,
     Surroundings,
-    Verdict,
     families,
     family_of,
     host_of,
@@ -71,18 +71,18 @@ class Evidence:
         self.mapped: int | None = None  # the port that the router opened; of IPv4, which alone is translated
         self._endpoint, self._contacts, self._options = endpoint, contacts, options
         # The oldest first, each with the time of the sighting.
-        self._sightings: dict[PeerID, tuple[Sighting, float]] = {}
+        self._sightings: dict[PeerID, tuple[ContactSighting, float]] = {}
 
     async def begin(self) -> None:
         self.stated, self._names = await _resolved(self._endpoint.stated_addresses)
         self.around = look_around(self._endpoint.listener_addresses)
 
     @property
-    def sightings(self) -> list[Sighting]:
+    def sightings(self) -> list[ContactSighting]:
         return [sighting for sighting, _ in self._sightings.values()]
 
     @property
-    def beyond(self) -> list[Sighting]:
+    def beyond(self) -> list[ContactSighting]:
         """Contacts beyond this peer's own network."""
         return self.around.those_beyond(self.sightings)
 
@@ -99,7 +99,7 @@ class Evidence:
         self.around = around
         return before
 
-    def meet(self, peer: PeerID) -> Sighting | None:
+    def meet(self, peer: PeerID) -> ContactSighting | None:
         """Takes in where a connected contact is and sees this peer. None: its connection tells nothing."""
         seen = self._endpoint.seen(peer)
         if seen is None or seen.relayed or not (host := host_of(seen.remote_address)):
@@ -107,7 +107,7 @@ class Evidence:
         if not seen.dialed and not seen.listened:
             return None  # made by both ends at once through their routers: it tells nothing about others' dials
         observed = host_of(seen.observed_address) if seen.observed_address else None
-        sighting = Sighting(host, observed, came_in=seen.listened)
+        sighting = ContactSighting(host, observed, came_in=seen.listened)
         self._sightings.pop(peer, None)
         self._sightings[peer] = sighting, loop_time()
         if len(self._sightings) > self._options.sightings:
@@ -142,7 +142,7 @@ class Evidence:
             return parse_address(stated[0]).port
         return (self.mapped if family != "IPv6" else None) or self._endpoint.listen_port
 
-    def judge(self, family: Family, asks: Collection[Ask]) -> Verdict:
+    def judge(self, family: Family, asks: Collection[AskedContact]) -> ReachVerdict:
         verdict = judge(family, self.around, self.sightings, asks, self.stated_in(family))
         if family != "IPv6" and verdict.how == "dialed back" and parse_address(verdict.address).port == self.mapped:
             return replace(verdict, how="mapped")
@@ -173,11 +173,11 @@ class Evidence:
 
     def _network_in(self, family: Family, peer: PeerID) -> str | None:
         for host in map(host_of, self._endpoint.addresses_of(peer)):
-            if host and family_of(host) == family and self.around.beyond(Sighting(host)):
+            if host and family_of(host) == family and self.around.beyond(ContactSighting(host)):
                 return network_of(host)
         return None
 
-    def announced(self, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    def announced(self, verdicts: Sequence[ReachVerdict]) -> tuple[str, ...]:
         """The addresses that follow from verdicts, with the host names that lead there, for people; a name that cannot
         be resolved here may lead there, too."""
         found = tuple(dict.fromkeys(address for verdict in verdicts for address in verdict.addresses))

@@ -75,7 +75,7 @@ class PunchOptions:
     look: float = 0.25  # until a new connection's round trip is known
 
 
-class Ask(msgspec.Struct, frozen=True):
+class PunchAsk(msgspec.Struct, frozen=True):
     """Let us make a direct connection for this purpose. `number` is the asker's, of this attempt."""
 
     number: Number
@@ -163,7 +163,7 @@ class Puncher:
         self._tasks = TaskOwner()
 
     async def start(self) -> None:
-        self._endpoint.serve(ASK, Ask, self._asked)
+        self._endpoint.serve(ASK, PunchAsk, self._asked)
         self._endpoint.serve(GO, Go, self._go)
         self._endpoint.punch_bulk = self.bulk
         self._tasks.hear(self._endpoint.events, self._on_event)
@@ -278,7 +278,7 @@ class Puncher:
         """A connection that both ends dialed; None: an ordinary one has come about instead. Raises NetworkError."""
         number, self._next_number = self._next_number, self._next_number + 1
         with closing(_OwnEnd()) as own:
-            ready = await self._both_ready(own, peer, Ask(number, purpose))
+            ready = await self._both_ready(own, peer, PunchAsk(number, purpose))
             if purpose is Purpose.CONTROL and await self._meet_nearby(peer, number, own, ready):
                 return None
             pairs = self._allowed(peer, purpose, pairs_of(own.seen.values(), ready.seen))
@@ -291,7 +291,7 @@ class Puncher:
                     return connection
         raise ConnectError(f"{TRIES} times the two ends did not meet")
 
-    async def _both_ready(self, own: _OwnEnd, peer: PeerID, ask: Ask) -> Ready:
+    async def _both_ready(self, own: _OwnEnd, peer: PeerID, ask: PunchAsk) -> Ready:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._prepare(own))
@@ -339,7 +339,7 @@ class Puncher:
 
     # ---- the end that is asked
 
-    async def _asked(self, peer: PeerID, ask: Ask) -> Ready:
+    async def _asked(self, peer: PeerID, ask: PunchAsk) -> Ready:
         seen = self._endpoint.seen(peer)
         direct = seen is not None and seen.punched
         if ask.purpose is Purpose.PROBE or (ask.purpose is Purpose.BULK and not direct):

@@ -22,7 +22,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.reach.checks import Checks
-from swarmcli.reach.dialback import DialBackService, Proof, read_probe
+from swarmcli.reach.dialback import DialBackService, DialProof, read_probe
 from swarmcli.reach.evidence import CheckOptions, Evidence
 from swarmcli.reach.mapping import PortMapping
 from swarmcli.reach.punch import Puncher
@@ -30,10 +30,10 @@ from swarmcli.reach.rates import RateService
 from swarmcli.reach.relays import Relays
 from swarmcli.reach.verdict import (
     WANTED_NETWORKS,
+    ContactSighting,
     Family,
-    Sighting,
+    ReachVerdict,
     Surroundings,
-    Verdict,
     family_of,
     host_of,
 )
@@ -68,7 +68,7 @@ class Reach:
         contacts, so that nobody is waited for before this peer says where it can be dialed. `mapping(port)`
         makes a mapping for the listener."""
         self.endpoint = endpoint
-        self.verdicts: tuple[Verdict, ...] = ()
+        self.verdicts: tuple[ReachVerdict, ...] = ()
         self.checks = 0  # rounds of dial-backs so far
         self.evidence = Evidence(endpoint, contacts, options.checks)
         self.punch = Puncher(endpoint, around=lambda: self.evidence.around)
@@ -178,7 +178,7 @@ class Reach:
         if sighting in self.evidence.beyond:
             self._consider_check(sighting)
 
-    def _consider_check(self, sighting: Sighting) -> None:
+    def _consider_check(self, sighting: ContactSighting) -> None:
         """Somebody from beyond is there: a reason to ask if nobody was asked yet, if it dialed this peer at an address
         that this peer does not know, or if it sees this peer elsewhere than where it announces itself."""
         self._event.set()
@@ -209,7 +209,7 @@ class Reach:
 
     def _probed(self, peer: PeerID, remote_address: str, message: bytes) -> None:
         said = read_probe(message)
-        if isinstance(said, Proof):
+        if isinstance(said, DialProof):
             self._checks.heard(peer, remote_address, said.nonce)
         elif said is not None:
             self._service.wished(peer, remote_address, said.request)
@@ -219,7 +219,7 @@ class Reach:
         self._event.set()
         self._conclude()
 
-    def _verdict(self, family: Family) -> Verdict | None:
+    def _verdict(self, family: Family) -> ReachVerdict | None:
         return next((verdict for verdict in self.verdicts if verdict.family == family), None)
 
     # Keeping

@@ -44,14 +44,14 @@ class Incoming(msgspec.Struct, frozen=True):
     source: PeerID
 
 
-class Data(msgspec.Struct, frozen=True):
+class CircuitData(msgspec.Struct, frozen=True):
     """In front of each piece of what the two ends say to each other."""
 
 
-class Ask(msgspec.Struct, frozen=True):
+class AskForOffer(msgspec.Struct, frozen=True):
     """Would you relay for me? Its answer takes a round trip, which tells how near the relay is."""
 
 
-class Offer(msgspec.Struct, frozen=True):
+class RelayOffer(msgspec.Struct, frozen=True):
     room: bool  # whether a reservation would succeed now
     load: Annotated[float, msgspec.Meta(ge=0, le=1)]  # the share of the relay's budgets that is in use

@@ -34,7 +34,7 @@ from swarmcli.reach.relay_records import Publish, RelayRecord, advertise
 
 logger = logging.getLogger(__name__)
 
-_DATA = messages.Data()
+_DATA = messages.CircuitData()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Relay:
         It answers also while this peer cannot be dialed, and refuses.
         """
         self._budgets = _affordable(self._budgets)
-        self._endpoint.serve(messages.OFFER, messages.Ask, self._offer)
+        self._endpoint.serve(messages.OFFER, messages.AskForOffer, self._offer)
         self._endpoint.serve(messages.RESERVE, messages.Reserve, self._reserve)
         self._endpoint.serve_stream(messages.CONNECT, messages.Connect, self._connect)
         if self._publish is not None:
@@ -168,8 +168,8 @@ class Relay:
 
     # Reservations
 
-    async def _offer(self, peer: PeerID, request: messages.Ask) -> messages.Offer:
-        return messages.Offer(isinstance(self._reservable(peer), Prefix), min(1.0, self.load))
+    async def _offer(self, peer: PeerID, request: messages.AskForOffer) -> messages.RelayOffer:
+        return messages.RelayOffer(isinstance(self._reservable(peer), Prefix), min(1.0, self.load))
 
     async def _reserve(self, peer: PeerID, request: messages.Reserve) -> messages.Reserved:
         if not request.wanted:
@@ -281,7 +281,7 @@ class Relay:
         # One piece at a time: what a slow reader does not take stays where it came from, but for the windows.
         try:
             while True:
-                _, payload = await source.receive(messages.Data)
+                _, payload = await source.receive(messages.CircuitData)
                 circuit.moved()
                 amount = max(payload.nbytes, self._budgets.least)
                 for payer in self._payers(circuit.ends):

@@ -21,7 +21,7 @@ from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.prefix import Prefix, in_turns, prefix_of_address
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.reach.circuits import RelayTransport
-from swarmcli.reach.relay_messages import OFFER, RESERVE, Ask, Offer, Reserve, Reserved
+from swarmcli.reach.relay_messages import OFFER, RESERVE, AskForOffer, RelayOffer, Reserve, Reserved
 from swarmcli.reach.relay_records import Find
 from swarmcli.recent import Recent
 
@@ -57,7 +57,7 @@ class HeldRelay:
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _RelayCandidate:
     peer: PeerID
     round_trip: float
     load: float
@@ -201,7 +201,7 @@ class Relays:
                 logger.debug("relay %s gives no reservation: %s", best.peer.short, error)
                 self._avoided.add(best.peer, loop_time())
 
-    def _best(self, candidates: list[_Candidate]) -> _Candidate:
+    def _best(self, candidates: list[_RelayCandidate]) -> _RelayCandidate:
         """The nearest; beside one that is held, one by lot, rather in another network, which does not fail with it.
 
         Whoever puts relays near a client may be the nearest one. It is not both, but by chance: networks are drawn.
@@ -213,7 +213,7 @@ class Relays:
         free = [each for each in elsewhere or candidates if each.load < 1]
         return in_turns(free or elsewhere or candidates, lambda each: each.network, self._endpoint.random)[0]
 
-    async def _candidates(self) -> list[_Candidate]:
+    async def _candidates(self) -> list[_RelayCandidate]:
         """Asks the connected contacts, and some of the relays that advertise themselves; returns those that would
         relay."""
         now, own = loop_time(), self._endpoint.peer_id
@@ -243,11 +243,11 @@ class Relays:
             await asyncio.gather(*asked, return_exceptions=True)
             raise
 
-    async def _ask(self, peer: PeerID) -> _Candidate | None:
+    async def _ask(self, peer: PeerID) -> _RelayCandidate | None:
         try:
-            offer = await self._endpoint.call(peer, OFFER, Ask(), Offer, timeout=self._options.asking)
+            offer = await self._endpoint.call(peer, OFFER, AskForOffer(), RelayOffer, timeout=self._options.asking)
             if self._endpoint.ping_time(peer) is None:  # a new connection: its first pong comes before a second answer
-                offer = await self._endpoint.call(peer, OFFER, Ask(), Offer, timeout=self._options.asking)
+                offer = await self._endpoint.call(peer, OFFER, AskForOffer(), RelayOffer, timeout=self._options.asking)
         except NetworkError:
             self._avoided.add(peer, loop_time())
             return None
@@ -255,7 +255,7 @@ class Relays:
         if not offer.room or seen is None or seen.relayed or round_trip is None:
             self._avoided.add(peer, loop_time())
             return None
-        return _Candidate(peer, round_trip, offer.load, prefix_of_address(seen.remote_address))
+        return _RelayCandidate(peer, round_trip, offer.load, prefix_of_address(seen.remote_address))
 
     def _announce(self) -> None:
         own = self._endpoint.peer_id

@@ -28,7 +28,7 @@ _MAX_REMEMBERED = 4096  # hosts of which a peer remembers whether they are near:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReachVerdict:
     """Says who can dial this peer at its addresses of one family."""
 
     family: Family
@@ -44,7 +44,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class ContactSighting:
     """One contact: where it is, and at which host it sees this peer. `came_in`: it dialed this peer's listener, and
     so says nothing about `observed`."""
 
@@ -54,7 +54,7 @@ class Sighting:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskedContact:
     """One contact that said it would have this peer dialed at `address`, and has had its time."""
 
     network: str
@@ -74,14 +74,14 @@ class Surroundings:
     def of(self, family: Family) -> tuple[str, ...]:
         return tuple(address for address in self.addresses if family_of(host_of(address)) == family)
 
-    def beyond(self, sighting: Sighting) -> bool:
+    def beyond(self, sighting: ContactSighting) -> bool:
         """Whether this contact is farther away than this machine and its networks: it stands in the internet, or sees
         this peer translated. Of whoever stands in one of these networks no such word counts: no router is between."""
         if self.is_near(sighting.host):
             return False
         return scope_of(sighting.host) is Scope.INTERNET or self._translated(sighting)
 
-    def those_beyond(self, sightings: Iterable[Sighting]) -> list[Sighting]:
+    def those_beyond(self, sightings: Iterable[ContactSighting]) -> list[ContactSighting]:
         """The contacts beyond. Contacts alone tell that a private network lies behind a router, so most of those in any
         private network have to say it: one liar must not make a client of a peer of a large house."""
         far = [sighting for sighting in sightings if not self.is_near(sighting.host)]
@@ -102,7 +102,7 @@ class Surroundings:
             self._near[host] = found
         return found
 
-    def _translated(self, sighting: Sighting) -> bool:
+    def _translated(self, sighting: ContactSighting) -> bool:
         return sighting.observed is not None and not self._is_own(sighting.observed)
 
     def _is_own(self, host: str) -> bool:
@@ -112,10 +112,10 @@ class Surroundings:
 def judge(
     family: Family,
     around: Surroundings,
-    sightings: Collection[Sighting],
-    asks: Collection[Ask] = (),
+    sightings: Collection[ContactSighting],
+    asks: Collection[AskedContact] = (),
     stated: tuple[str, ...] = (),
-) -> Verdict:
+) -> ReachVerdict:
     """The verdict on one family. `sightings` are of all families: who has contacts beyond its network, even if by
     another family, does not take its own addresses for granted any more. `stated` are this family's addresses that
     the user announces."""
@@ -136,25 +136,29 @@ def judge(
     # neither; but one network alone may have a way in that the others have not (a campus, a tunnel).
     if proofs and len(proofs) >= len(silent):
         addresses, how = _proven(own, len(beyond) < len(seen), asks, stated)
-        return Verdict(family, Scope.INTERNET, True, addresses, how, asked)
+        return ReachVerdict(family, Scope.INTERNET, True, addresses, how, asked)
     dialable, how = (False, "asked in vain") if asks else (None, "not checked")
-    return Verdict(family, Scope.INTERNET, dialable, (), how, asked)
+    return ReachVerdict(family, Scope.INTERNET, dialable, (), how, asked)
 
 
 def _judge_within(
-    family: Family, around: Surroundings, own: tuple[str, ...], seen: Collection[Sighting], beyond_elsewhere: bool
-) -> Verdict:
+    family: Family,
+    around: Surroundings,
+    own: tuple[str, ...],
+    seen: Collection[ContactSighting],
+    beyond_elsewhere: bool,
+) -> ReachVerdict:
     """Where nobody of this family is beyond this peer's own network."""
     if beyond_elsewhere and not seen:
-        return Verdict(family, Scope.INTERNET, None, (), "not checked")
+        return ReachVerdict(family, Scope.INTERNET, None, (), "not checked")
     # Its own addresses decide: that contacts nearby have met it does not mean that others cannot.
     scopes = [scope_of(host_of(address)) for address in own]
     scope = max((Scope.LAN if each is None else each for each in scopes), default=Scope.HOST)
-    return Verdict(family, scope, bool(own), own, "assumed")
+    return ReachVerdict(family, scope, bool(own), own, "assumed")
 
 
 def _proven(
-    own: tuple[str, ...], neighbours: bool, asks: Collection[Ask], stated: tuple[str, ...]
+    own: tuple[str, ...], neighbours: bool, asks: Collection[AskedContact], stated: tuple[str, ...]
 ) -> tuple[tuple[str, ...], How]:
     """Chooses what to announce once somebody from beyond has come in: the address that most networks were told to dial,
     and behind it this peer's own ones for contacts nearby (a router need not let them through by the outer one)."""
@@ -195,7 +199,7 @@ def host_of(address: str) -> str:
         return ""
 
 
-def families(around: Surroundings, sightings: Iterable[Sighting], stated: Iterable[str]) -> list[Family]:
+def families(around: Surroundings, sightings: Iterable[ContactSighting], stated: Iterable[str]) -> list[Family]:
     """Those that this peer listens in or is seen in, in the order of their usefulness."""
     hosts = [*map(host_of, (*around.addresses, *stated)), *(sighting.host for sighting in sightings)]
     found = {family_of(host) for host in hosts if host}

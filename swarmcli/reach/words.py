@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from swarmcli.network.addresses import Scope
-from swarmcli.reach.verdict import Verdict
+from swarmcli.reach.verdict import ReachVerdict
 
 
-def in_words(verdicts: Sequence[Verdict], dialable: bool | None, *, wished: bool, relays: int) -> str:
+def in_words(verdicts: Sequence[ReachVerdict], dialable: bool | None, *, wished: bool, relays: int) -> str:
     """One sentence. `dialable`: whether others can dial this peer (None: not known yet); `wished`: its user wants
     nobody to; `relays`: how many carry its connections."""
     instead = "it takes part with those whom it can dial"

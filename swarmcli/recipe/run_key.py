@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarmcli.errors import IdentityError
 from swarmcli.network.identity import Identity, PeerID, verify
 from swarmcli.network.key_file import create_key_file, read_key_file
-from swarmcli.network.membership import ID_BYTES, ClosedRun, Invitation, Kind, Pass, Revocation
+from swarmcli.network.membership import ID_BYTES, ClosedRun, Invitation, InvitationKind, Pass, Revocation
 
 _WHAT = "run key"
 
@@ -62,13 +62,13 @@ class RunKey:
 
     def invite(self, recipe: str, peer: PeerID, until: int) -> Pass:
         """An invitation for one peer, which can show it as it is. `until`: seconds since 1970."""
-        return Pass(self._invitation(recipe, Kind.PEER, until, peer, peer))
+        return Pass(self._invitation(recipe, InvitationKind.PEER, until, peer, peer))
 
     def invite_bearer(self, recipe: str, host: PeerID, until: int) -> tuple[Invitation, Identity]:
         """An invitation for the first peer that shows it to `host`, and the key that goes with it: both are what the
         bearer needs, and a secret."""
         bearer = Identity.generate()
-        return self._invitation(recipe, Kind.BEARER, until, bearer.peer_id, host), bearer
+        return self._invitation(recipe, InvitationKind.BEARER, until, bearer.peer_id, host), bearer
 
     def revoke(self, recipe: str, subject: bytes) -> Revocation:
         """`subject`: a peer id, or the id of an invitation."""
@@ -78,7 +78,7 @@ class RunKey:
         """The owner's word that the run is at this position, with a state of this hash. See `is_owners_position`."""
         return self._key.sign("run position", *_position_fields(recipe, epoch, samples, lineage, state))
 
-    def _invitation(self, recipe: str, kind: Kind, until: int, holder: PeerID, host: PeerID) -> Invitation:
+    def _invitation(self, recipe: str, kind: InvitationKind, until: int, holder: PeerID, host: PeerID) -> Invitation:
         unsigned = Invitation(kind, os.urandom(ID_BYTES), until, holder, host)
         signature = self._key.sign("run invitation", recipe.encode(), unsigned.head())
         return Invitation(kind, unsigned.id, until, holder, host, signature)

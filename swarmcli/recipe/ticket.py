@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from swarmcli.errors import AddressError
 from swarmcli.network.identity import PEER_ID_BYTES, Identity, PeerID
-from swarmcli.network.membership import INVITATION_BYTES, ClosedRun, Invitation, Kind, Pass, claimed
+from swarmcli.network.membership import INVITATION_BYTES, ClosedRun, Invitation, InvitationKind, Pass, claimed
 
 _VERSION = b"\x01"
 
@@ -45,7 +45,7 @@ class Ticket:
             head = 1 + PEER_ID_BYTES
             invitation = Invitation.decode(data[head : head + INVITATION_BYTES])
             secret = data[head + INVITATION_BYTES :]
-            if len(secret) != (32 if invitation.kind is Kind.BEARER else 0):
+            if len(secret) != (32 if invitation.kind is InvitationKind.BEARER else 0):
                 raise ValueError
             return cls(PeerID(data[1:head]), invitation, secret)
         except (ValueError, binascii.Error):

@@ -13,7 +13,7 @@ from swarmcli.cli.consent import invitation_in_words
 from swarmcli.cli.init import init
 from swarmcli.errors import UsageError
 from swarmcli.network.identity import Identity
-from swarmcli.network.membership import Kind
+from swarmcli.network.membership import InvitationKind
 from swarmcli.recipe import Link, digest_of, load_recipe, parse_link
 
 app = typer.Typer()
@@ -48,7 +48,7 @@ def test_a_link_with_an_invitation_names_the_peer_that_binds_it() -> None:
     (home / "link").write_text(f"{plain}\n")
     made = parse_link(said("invite", "lab.yaml", "--copyable"))
     assert made.ticket is not None and made.places == plain.places
-    assert (made.ticket.invitation.kind, made.ticket.invitation.host) == (Kind.BEARER, PEER)
+    assert (made.ticket.invitation.kind, made.ticket.invitation.host) == (InvitationKind.BEARER, PEER)
     assert made.ticket.invitation.is_genuine(made.ticket.run(digest_of(recipe)))
     assert "closed run" in invitation_in_words(made.ticket)
     one = parse_link(said("invite", "lab.yaml", "--copyable", "--for", PEER.text, "--link", str(plain)))

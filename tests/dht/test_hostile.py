@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from swarmcli.dht import DHTLimits, DHTNode, messages
-from swarmcli.dht.messages import Answer, FindReply, FindRequest, Outcome, StoreReply
+from swarmcli.dht.messages import FindAnswer, FindReply, FindRequest, Outcome, StoreReply
 from swarmcli.dht.records import (
     OwnedSubkey,
     Record,
@@ -25,7 +25,7 @@ from swarmcli.dht.records import (
     sign_record,
 )
 from swarmcli.dht.routing import Contact
-from swarmcli.dht.storage import Verdict
+from swarmcli.dht.storage import StoreVerdict
 from swarmcli.errors import CallRefused, ConnectionLost, ValidationError
 from swarmcli.events import PeerRefused
 from swarmcli.network.endpoint import Endpoint
@@ -62,7 +62,7 @@ async def liar(swarm: Swarm, find: Find, store: Callable[..., Any] | None = None
 
 
 def nothing(request: FindRequest) -> FindReply:
-    return FindReply(1, (), (Answer(),) * len(request.questions) if request.values else ())
+    return FindReply(1, (), (FindAnswer(),) * len(request.questions) if request.values else ())
 
 
 class WrongKind(msgspec.Struct):
@@ -73,12 +73,12 @@ def neighbours(count: int, addresses: tuple[str, ...] = ("memory://absent",)) ->
     return tuple(Contact(identity(f"invented {number}").peer_id, addresses) for number in range(count))
 
 
-def endless(request: FindRequest) -> Answer:
+def endless(request: FindRequest) -> FindAnswer:
     """Ever more subkeys, page by page."""
     page = request.questions[0].cursor
     names = (f"{page} {number}" for number in range(1000))
     records = tuple(Record("key", encode_subkey(name), b"\x01", 1_700_000_500.0) for name in names)
-    return Answer(records, page + 1, more=True)
+    return FindAnswer(records, page + 1, more=True)
 
 
 MALFORMED: dict[str, Find] = {
@@ -88,8 +88,8 @@ MALFORMED: dict[str, Find] = {
     "too many addresses": lambda request: FindReply(1, neighbours(1, ("memory://a",) * 65), nothing(request).answers),
     "too long addresses": lambda request: FindReply(1, neighbours(1, ("x" * 4097,)), nothing(request).answers),
     "too few answers": lambda request: FindReply(1, (), ()),
-    "too many answers": lambda request: FindReply(1, (), (Answer(),) * 9),
-    "no end": lambda request: FindReply(1, (), (Answer(cursor=1, more=True),) * len(request.questions)),
+    "too many answers": lambda request: FindReply(1, (), (FindAnswer(),) * 9),
+    "no end": lambda request: FindReply(1, (), (FindAnswer(cursor=1, more=True),) * len(request.questions)),
     "no end of records": lambda request: FindReply(1, (), (endless(request),) * len(request.questions)),
 }
 
@@ -120,7 +120,7 @@ def forged(**changes: Any) -> Find:
         if not request.values:
             return nothing(request)
         record = sign_record(owner, Record("key", subkey, encode_value("true"), 1_700_000_500.0, sequence=5))
-        answer = Answer((msgspec.structs.replace(record, **changes),), cursor=1)
+        answer = FindAnswer((msgspec.structs.replace(record, **changes),), cursor=1)
         return FindReply(1, (), (answer,) * len(request.questions))
 
     return find
@@ -167,9 +167,9 @@ async def test_an_old_record_played_back_changes_nothing() -> None:
         stranger = await swarm.endpoint("stranger", client_mode=True)
         await stranger.connect(address(reader), timeout=5.0)
         outcome = await store(stranger, reader, old)
-        assert outcome.verdict == Verdict.STALE
+        assert outcome.verdict == StoreVerdict.STALE
         await owner.withdraw("key", mine)
-        assert (await store(stranger, reader, old)).verdict == Verdict.STALE
+        assert (await store(stranger, reader, old)).verdict == StoreVerdict.STALE
         assert await reader.get("key", latest=True) is None
         await stranger.close()
 
@@ -188,9 +188,9 @@ async def test_nobody_takes_anothers_subkey() -> None:
         await stranger.connect(address(node), timeout=5.0)
         subkey = encode_subkey(OwnedSubkey(node.peer_id))
         unsigned = Record("key", subkey, encode_value(1), soon(node), sequence=1, signature=b"x" * 64)
-        assert (await store(stranger, node, unsigned)).verdict == Verdict.REFUSED
+        assert (await store(stranger, node, unsigned)).verdict == StoreVerdict.REFUSED
         plain = Record("key", encode_subkey("a"), encode_value(1), soon(node), sequence=1 << 62)
-        assert (await store(stranger, node, plain)).verdict == Verdict.REFUSED
+        assert (await store(stranger, node, plain)).verdict == StoreVerdict.REFUSED
         assert node.core.storage.count() == 0
         await stranger.close()
 
@@ -204,7 +204,7 @@ async def test_an_invented_newer_record_does_not_mislead_its_owner() -> None:
 
         def stale(request: messages.StoreRequest) -> StoreReply:
             record = msgspec.structs.replace(request.records[0], sequence=(1 << 63) - 1)
-            return StoreReply((Outcome(int(Verdict.STALE), record),) * len(request.records), ())
+            return StoreReply((Outcome(int(StoreVerdict.STALE), record),) * len(request.records), ())
 
         endpoint = await liar(swarm, nothing, stale)
         mine = nodes[0].own_subkey()
@@ -308,10 +308,10 @@ async def test_records_that_are_stale_are_answered_within_the_bounds_of_a_messag
             sign_record(identity("stranger"), Record("key", subkey, encode_value(b"x" * size), soon(node), sequence))
             for size, sequence in ((100_000, 2), (1, 1))
         )
-        assert (await store(stranger, node, new)).verdict == Verdict.STORED
+        assert (await store(stranger, node, new)).verdict == StoreVerdict.STORED
         request = messages.StoreRequest(False, (old,) * 1000)
         reply = await stranger.call(node.peer_id, messages.STORE, request, StoreReply, timeout=5.0)
-        assert {outcome.verdict for outcome in reply.outcomes} == {Verdict.STALE}
+        assert {outcome.verdict for outcome in reply.outcomes} == {StoreVerdict.STALE}
         assert [outcome.current for outcome in reply.outcomes].count(new) == 3
         await stranger.close()
 
@@ -330,9 +330,9 @@ async def test_large_values_are_charged_by_the_work_of_reading_them() -> None:
             request = messages.StoreRequest(False, tuple(records))
             reply = await stranger.call(node.peer_id, messages.STORE, request, StoreReply, timeout=30.0)
             verdicts += [outcome.verdict for outcome in reply.outcomes]
-        assert verdicts[:100] == [Verdict.STORED] * 100 and verdicts[-30:].count(Verdict.BUSY) == 30
+        assert verdicts[:100] == [StoreVerdict.STORED] * 100 and verdicts[-30:].count(StoreVerdict.BUSY) == 30
         small = Record("small", encode_subkey(None), encode_value(1), soon(node))
-        assert (await store(stranger, node, small)).verdict == Verdict.STORED, "these cost no such work"
+        assert (await store(stranger, node, small)).verdict == StoreVerdict.STORED, "these cost no such work"
         await stranger.close()
 
 
@@ -365,7 +365,7 @@ async def test_keys_that_are_too_long_leave_nothing_behind() -> None:
 
     def find(request: FindRequest) -> FindReply:
         records = tuple(Record(f"{n}" + "x" * 50_000, encode_subkey(None), b"\x01", 1_700_000_500.0) for n in range(10))
-        return FindReply(1, (), (Answer(records, cursor=1),) * (len(request.questions) if request.values else 0))
+        return FindReply(1, (), (FindAnswer(records, cursor=1),) * (len(request.questions) if request.values else 0))
 
     async with Swarm() as swarm:
         node = await swarm.node("node")
@@ -376,7 +376,7 @@ async def test_keys_that_are_too_long_leave_nothing_behind() -> None:
             records = (Record(key, encode_subkey(None), b"\x01", soon(node)) for key in keys)
             request = messages.StoreRequest(True, tuple(records), contacts=1)
             reply = await endpoint.call(node.peer_id, messages.STORE, request, StoreReply, timeout=5.0)
-            assert {outcome.verdict for outcome in reply.outcomes} == {Verdict.REFUSED}
+            assert {outcome.verdict for outcome in reply.outcomes} == {StoreVerdict.REFUSED}
             await node.get(f"key {turn}", latest=True)
         del keys, records, request, reply
         kept, _ = tracemalloc.get_traced_memory()
@@ -414,7 +414,7 @@ async def test_whoever_makes_up_records_without_end_does_not_fill_a_readers_memo
         names = [f"{number}" for number in range(made, made + 60)]
         made += len(names)
         records = tuple(Record("key", encode_subkey(name), encode_value(name * 50), 1_700_000_500.0) for name in names)
-        return FindReply(1, (), (Answer(records, cursor=made),) * (len(request.questions) if request.values else 0))
+        return FindReply(1, (), (FindAnswer(records, cursor=made),) * (len(request.questions) if request.values else 0))
 
     async def compare(peer: PeerID, request: messages.SyncRequest) -> messages.SyncReply:
         return messages.SyncReply(())
@@ -566,7 +566,7 @@ async def test_who_always_wants_everything_is_sent_it_once() -> None:
 
         def keep(request: messages.StoreRequest) -> StoreReply:
             sent.append(len(request.records))
-            return StoreReply((Outcome(int(Verdict.FULL)),) * len(request.records), ())
+            return StoreReply((Outcome(int(StoreVerdict.FULL)),) * len(request.records), ())
 
         await node.store("key", 1, soon(node), subkey="a")
         endpoint = await liar(swarm, nothing, keep)

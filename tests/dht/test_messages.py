@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.dht import messages
-from swarmcli.dht.messages import Answer, FindReply, FindRequest, Outcome, Question, StoreReply, StoreRequest
+from swarmcli.dht.messages import FindAnswer, FindReply, FindRequest, Outcome, Question, StoreReply, StoreRequest
 from swarmcli.dht.records import Record
 from swarmcli.dht.routing import Contact
 from swarmcli.network import wire
@@ -22,7 +22,7 @@ records = st.builds(
 )
 neighbours = st.lists(st.builds(Contact, ids.map(PeerID), addresses), max_size=3).map(tuple)
 several_records = st.lists(records, max_size=3).map(tuple)
-answers = st.lists(st.builds(Answer, several_records, numbers, st.booleans()), max_size=3).map(tuple)
+answers = st.lists(st.builds(FindAnswer, several_records, numbers, st.booleans()), max_size=3).map(tuple)
 MESSAGES: dict[type, st.SearchStrategy[object]] = {
     messages.PingRequest: st.builds(messages.PingRequest, st.booleans()),
     messages.PingReply: st.builds(messages.PingReply, st.booleans()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from swarmcli.dht import DHTNode
 from swarmcli.dht.joining import RelayDirectory
 from swarmcli.dht.records import OwnedSubkey, Record, encode_subkey, encode_value, sign_record
-from swarmcli.dht.storage import Writer
+from swarmcli.dht.storage import RecordWriter
 from swarmcli.network import Identity
 from swarmcli.network.prefix import prefix_of
 from swarmcli.reach.relay_records import RELAYS_KEY, RelayRecord
@@ -60,7 +60,7 @@ async def test_a_thousand_identities_of_one_network_hide_no_honest_relay() -> No
             claimed = f"tcp://203.0.{number % 250}.1:1" if number % 2 else "tcp://198.51.100.1:1"
             value = encode_value(RelayRecord((claimed,)).value())
             record = Record(RELAYS_KEY, encode_subkey(OwnedSubkey(owner.peer_id)), value, core.now() + 900, sequence=1)
-            core.accept(sign_record(owner, record), Writer(owner.peer_id, prefix_of("198.51.100.1")))
+            core.accept(sign_record(owner, record), RecordWriter(owner.peer_id, prefix_of("198.51.100.1")))
         relays = [await swarm.node() for _ in range(8)]
         for relay in relays:
             assert await directory(relay).publish(RelayRecord(relay.endpoint.addresses), 900)
@@ -78,6 +78,6 @@ async def test_of_more_networks_than_are_read_some_are_drawn_by_lot() -> None:
             owner = Identity.from_seed(number + 100)
             value = encode_value(RelayRecord((f"tcp://20.1.{number}.1:1",)).value())
             record = Record(RELAYS_KEY, encode_subkey(OwnedSubkey(owner.peer_id)), value, node.core.now() + 900, 1)
-            node.core.accept(sign_record(owner, record), Writer(owner.peer_id, prefix_of(f"20.1.{number}.1")))
+            node.core.accept(sign_record(owner, record), RecordWriter(owner.peer_id, prefix_of(f"20.1.{number}.1")))
         seen = [set(await directory(reader).find()) for _ in range(20)]
         assert all(len(found) == 64 for found in seen) and len(set().union(*seen)) > 190

@@ -6,7 +6,7 @@ from typing import Any
 
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import OwnedSubkey, Record, Subkey, encode_subkey, encode_value, key_id
-from swarmcli.dht.storage import Storage, Verdict, Writer
+from swarmcli.dht.storage import RecordWriter, Storage, StoreVerdict
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.prefix import prefix_of
 from swarmcli.reach.relay_records import RELAYS_KEY
@@ -28,8 +28,8 @@ def owned(owner: PeerID, **more: Any) -> Record:
     return record(OwnedSubkey(owner), **signed)
 
 
-def at(host: str, who: PeerID, *, replica: bool = False) -> Writer:
-    return Writer(who, prefix_of(host), replica)
+def at(host: str, who: PeerID, *, replica: bool = False) -> RecordWriter:
+    return RecordWriter(who, prefix_of(host), replica)
 
 
 def held(storage: Storage, key: str = "key") -> set[bytes]:
@@ -42,13 +42,13 @@ def flood(storage: Storage, host: str, count: int, *, start: int = 1000, replica
         storage.put(owned(peer(number), **more), 0.0, at(host, PEERS[0] if replica else peer(number), replica=replica))
         for number in range(start, start + count)
     ]
-    return each.count(Verdict.STORED)
+    return each.count(StoreVerdict.STORED)
 
 
 def test_throwaway_keys_of_one_prefix_fill_no_key() -> None:
     storage = Storage(DHTLimits())
     assert flood(storage, "198.51.100.1", 4096) == DHTLimits().subkeys_per_prefix
-    assert storage.put(owned(PEERS[0]), 0.0, at("203.0.113.1", PEERS[0])) is Verdict.STORED
+    assert storage.put(owned(PEERS[0]), 0.0, at("203.0.113.1", PEERS[0])) is StoreVerdict.STORED
 
 
 def test_a_full_key_makes_room_at_the_cost_of_the_fullest_prefix() -> None:
@@ -58,7 +58,7 @@ def test_a_full_key_makes_room_at_the_cost_of_the_fullest_prefix() -> None:
         flood(storage, f"198.51.{number}.1", 512, start=1000 * (number + 1))
     assert storage.count() == 4096
     for number, honest in enumerate(PEERS[:40]):
-        assert storage.put(owned(honest), 0.0, at(f"203.0.{number}.1", honest)) is Verdict.STORED
+        assert storage.put(owned(honest), 0.0, at(f"203.0.{number}.1", honest)) is StoreVerdict.STORED
         flood(storage, "198.51.3.1", 100, start=10_000 + 100 * number)
     names = held(storage)
     assert len(names) == 4096 and all(encode_subkey(OwnedSubkey(honest)) in names for honest in PEERS[:40])
@@ -77,10 +77,10 @@ def test_within_a_prefix_who_has_been_there_for_long_stays() -> None:
     storage = Storage(DHTLimits(max_subkeys=100, crowded_after=1000, subkeys_per_prefix=1000))
     host = "198.51.100.1"
     for honest in PEERS[:10]:
-        assert storage.put(owned(honest), 0.0, at(host, honest)) is Verdict.STORED
+        assert storage.put(owned(honest), 0.0, at(host, honest)) is StoreVerdict.STORED
     flood(storage, host, 200)
     for honest in PEERS[:10]:  # an update is no newcomer
-        assert storage.put(owned(honest, sequence=2), 0.0, at(host, honest)) is Verdict.STORED
+        assert storage.put(owned(honest, sequence=2), 0.0, at(host, honest)) is StoreVerdict.STORED
     for number in range(20):
         storage.put(owned(PEERS[20 + number]), 0.0, at(f"203.0.{number}.1", PEERS[20 + number]))
     assert {encode_subkey(OwnedSubkey(each)) for each in (*PEERS[:10], *PEERS[20:40])} <= held(storage)
@@ -91,16 +91,16 @@ def test_only_owners_bring_a_record_first_and_replicas_within_a_bound() -> None:
     storage = Storage(limits)
     stranger = at("198.51.100.1", PEERS[1])
     kept = [storage.put(owned(peer(number)), 0.0, stranger) for number in range(1000, 1010)]
-    assert kept.count(Verdict.STORED) == limits.foreign_subkeys
+    assert kept.count(StoreVerdict.STORED) == limits.foreign_subkeys
     assert flood(storage, "198.51.7.1", 4096, start=2000, replica=True) == limits.subkeys_per_replica
-    assert storage.put(owned(PEERS[5]), 0.0, at("203.0.113.1", PEERS[5])) is Verdict.STORED
+    assert storage.put(owned(PEERS[5]), 0.0, at("203.0.113.1", PEERS[5])) is StoreVerdict.STORED
 
 
 def test_what_a_replica_handed_over_is_its_owners_as_soon_as_that_one_shows_up() -> None:
     storage = Storage(DHTLimits())
     mine, replica = at("203.0.113.1", PEERS[1]), at("198.51.100.1", PEERS[0], replica=True)
     for said in (owned(PEERS[1]), owned(PEERS[1], sequence=2)):
-        assert storage.put(said, 0.0, replica) is Verdict.STORED
+        assert storage.put(said, 0.0, replica) is StoreVerdict.STORED
         (stored,) = storage.entry(key_id("key"), 0.0).records.values()  # type: ignore[union-attr]
         assert stored.writer == (replica if said.sequence == 1 else mine)
         storage.put(said, 0.0, mine)
@@ -123,10 +123,10 @@ def test_a_full_node_makes_room_at_the_cost_of_the_fullest_prefix() -> None:
         storage.put(record(number, value=b"x" * 10_000), 0.0, at("198.51.100.1", PEERS[number % 64]))
     for number in range(50):
         said = record(number, key="honest", value=b"x" * 5000)
-        assert storage.put(said, 0.0, at("203.0.113.1", PEERS[0])) is Verdict.STORED
+        assert storage.put(said, 0.0, at("203.0.113.1", PEERS[0])) is StoreVerdict.STORED
     assert len(held(storage, "honest")) == 50 and storage.size <= 1 << 20
     big = record(0, key="hostile", value=b"x" * 100_000)
-    assert storage.put(big, 0.0, at("198.51.100.1", PEERS[0])) is Verdict.FULL
+    assert storage.put(big, 0.0, at("198.51.100.1", PEERS[0])) is StoreVerdict.FULL
 
 
 def test_many_small_records_fill_it_no_more_than_large_ones() -> None:
@@ -135,7 +135,7 @@ def test_many_small_records_fill_it_no_more_than_large_ones() -> None:
         storage.put(record(0, key=f"hostile {number}"), 0.0, at("198.51.100.1", PEERS[0]))
     for number in range(20):
         said = record(0, key=f"honest {number}")
-        assert storage.put(said, 0.0, at("203.0.113.1", PEERS[1])) is Verdict.STORED
+        assert storage.put(said, 0.0, at("203.0.113.1", PEERS[1])) is StoreVerdict.STORED
     assert storage.count() == 100 and len(storage.keys(0.0)) == 100
 
 
@@ -143,12 +143,12 @@ def test_tiny_records_push_out_nobody_who_keeps_large_ones() -> None:
     storage = Storage(DHTLimits(max_stored=100))
     for number in range(30):
         said = record(0, key=f"honest {number}", value=b"x" * 5000)
-        assert storage.put(said, 0.0, at("203.0.113.1", PEERS[1])) is Verdict.STORED
+        assert storage.put(said, 0.0, at("203.0.113.1", PEERS[1])) is StoreVerdict.STORED
     for number in range(150):
         storage.put(record(0, key=f"hostile {number}"), 0.0, at("198.51.100.1", PEERS[0]))
     for number in range(30, 50):
         said = record(0, key=f"honest {number}", value=b"x" * 5000)
-        assert storage.put(said, 0.0, at("203.0.113.1", PEERS[1])) is Verdict.STORED
+        assert storage.put(said, 0.0, at("203.0.113.1", PEERS[1])) is StoreVerdict.STORED
     assert storage.count() == 100 and all(held(storage, f"honest {number}") for number in range(50))
 
 
@@ -158,7 +158,7 @@ def test_a_record_that_ends_soon_finds_room_under_a_flooded_key() -> None:
         flood(storage, f"198.51.{number}.1", 512, start=1000 * (number + 1), expiration=1800.0)
     assert storage.count() > DHTLimits().crowded_after
     honest = owned(PEERS[0], expiration=1800.0)
-    assert storage.put(honest, 0.0, at("203.0.113.1", PEERS[0])) is Verdict.STORED
+    assert storage.put(honest, 0.0, at("203.0.113.1", PEERS[0])) is StoreVerdict.STORED
 
 
 def test_a_crowded_key_takes_in_only_what_ends_soon() -> None:
@@ -175,7 +175,7 @@ def test_the_relays_key_is_small_and_has_room_for_every_prefix() -> None:
         flood(storage, f"198.51.{number}.1", 64, start=1000 * (number + 1), key=RELAYS_KEY)
     assert len(held(storage, RELAYS_KEY)) == limits.max_directory
     honest = owned(PEERS[0], key=RELAYS_KEY)
-    assert storage.put(honest, 0.0, at("203.0.113.1", PEERS[0])) is Verdict.STORED
+    assert storage.put(honest, 0.0, at("203.0.113.1", PEERS[0])) is StoreVerdict.STORED
 
 
 def test_replicas_are_handed_one_record_of_each_prefix_in_turn() -> None:

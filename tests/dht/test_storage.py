@@ -19,7 +19,7 @@ from swarmcli.dht.records import (
     key_id,
     merge_record,
 )
-from swarmcli.dht.storage import Storage, Verdict
+from swarmcli.dht.storage import Storage, StoreVerdict
 from swarmcli.network.identity import Identity
 
 
@@ -88,11 +88,11 @@ def test_changes_since_a_cursor_make_up_the_whole(them: list[Record], reads: lis
 
 def test_verdicts() -> None:
     storage = Storage(DHTLimits())
-    assert storage.put(record(expiration=10.0), now=10.0) is Verdict.EXPIRED
-    assert storage.put(record(expiration=10.0), now=5.0) is Verdict.STORED
-    assert storage.put(record(expiration=10.0), now=5.0) is Verdict.STORED, "the same again is no failure"
-    assert storage.put(record(expiration=9.0), now=5.0) is Verdict.STALE
-    assert storage.put(record(expiration=11.0, value=2), now=5.0) is Verdict.STORED
+    assert storage.put(record(expiration=10.0), now=10.0) is StoreVerdict.EXPIRED
+    assert storage.put(record(expiration=10.0), now=5.0) is StoreVerdict.STORED
+    assert storage.put(record(expiration=10.0), now=5.0) is StoreVerdict.STORED, "the same again is no failure"
+    assert storage.put(record(expiration=9.0), now=5.0) is StoreVerdict.STALE
+    assert storage.put(record(expiration=11.0, value=2), now=5.0) is StoreVerdict.STORED
     assert storage.find(key_id("key"), NO_SUBKEY) == record(expiration=11.0, value=2)
 
 
@@ -126,25 +126,25 @@ def test_rewriting_one_record_for_long_does_not_pile_up_memory() -> None:
 def test_subkeys_of_a_key_are_bounded_and_owned_ones_come_first() -> None:
     storage = Storage(DHTLimits(max_subkeys=3))
     for name, expiration in (("a", 30.0), ("b", 10.0), ("c", 20.0)):
-        assert storage.put(record(subkey=name, expiration=expiration), now=0.0) is Verdict.STORED
-    assert storage.put(record(subkey="d"), now=0.0) is Verdict.FULL
-    assert storage.put(record(subkey="a", expiration=40.0), now=0.0) is Verdict.STORED, "a newer one needs no room"
-    assert storage.put(owned(1), now=0.0) is Verdict.STORED
+        assert storage.put(record(subkey=name, expiration=expiration), now=0.0) is StoreVerdict.STORED
+    assert storage.put(record(subkey="d"), now=0.0) is StoreVerdict.FULL
+    assert storage.put(record(subkey="a", expiration=40.0), now=0.0) is StoreVerdict.STORED, "a newer one needs no room"
+    assert storage.put(owned(1), now=0.0) is StoreVerdict.STORED
     entry = storage.entry(key_id("key"), 0.0)
     assert entry is not None and encode_subkey("c") not in entry.records, "the one that came last made room"
     for seed in (2, 3):
-        assert storage.put(owned(seed), now=0.0) is Verdict.STORED
-    assert storage.put(owned(4), now=0.0) is Verdict.FULL, "nobody makes room for those whom somebody owns"
+        assert storage.put(owned(seed), now=0.0) is StoreVerdict.STORED
+    assert storage.put(owned(4), now=0.0) is StoreVerdict.FULL, "nobody makes room for those whom somebody owns"
 
 
 @pytest.mark.parametrize("bound", ["max_storage", "max_entry"])
 def test_bytes_are_bounded(bound: str) -> None:
     storage = Storage(DHTLimits(**{bound: 2100}))
     verdicts = [storage.put(record(subkey=n, value="x" * 500), now=0.0) for n in range(5)]
-    assert verdicts == [Verdict.STORED] * 3 + [Verdict.FULL] * 2
+    assert verdicts == [StoreVerdict.STORED] * 3 + [StoreVerdict.FULL] * 2
     assert storage.size <= 2100
-    assert storage.put(record(subkey=0, value="x" * 2000, expiration=200.0), now=0.0) is Verdict.FULL
-    assert storage.put(record(subkey=0, value="x", expiration=200.0), now=0.0) is Verdict.STORED
-    assert storage.put(record(subkey=4, value="x" * 500), now=0.0) is Verdict.STORED
+    assert storage.put(record(subkey=0, value="x" * 2000, expiration=200.0), now=0.0) is StoreVerdict.FULL
+    assert storage.put(record(subkey=0, value="x", expiration=200.0), now=0.0) is StoreVerdict.STORED
+    assert storage.put(record(subkey=4, value="x" * 500), now=0.0) is StoreVerdict.STORED
     other = storage.put(record(key="other", value="x" * 500), now=0.0)
-    assert other is (Verdict.FULL if bound == "max_storage" else Verdict.STORED)
+    assert other is (StoreVerdict.FULL if bound == "max_storage" else StoreVerdict.STORED)

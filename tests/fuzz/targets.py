@@ -66,12 +66,12 @@ from swarmcli.network.transports.frames import FrameReader
 from swarmcli.network.transports.tcp import handshake
 from swarmcli.network.wire.codec import decode_header
 from swarmcli.network.wire.messages import (
-    Answer,
     BulkMessage,
+    CallAnswer,
+    CallFailure,
+    ControlHello,
     ControlMessage,
-    Failed,
-    Failure,
-    Hello,
+    HandlerFailed,
     Open,
     Piece,
     Pong,
@@ -149,7 +149,7 @@ def greet_as_dialer(data: bytes) -> None:
     _greet(handshake.greet_listener(PEER, OTHER.peer_id, Purpose.CONTROL), data)
 
 
-def _said(*messages: tuple[handshake.Kind, bytes]) -> bytes:
+def _said(*messages: tuple[handshake.GreetingKind, bytes]) -> bytes:
     return b"".join(handshake.Message(kind, body).encode() for kind, body in messages)
 
 
@@ -363,8 +363,9 @@ def targets() -> tuple[Target, ...]:
     return (
         Target("control frames", lambda data: decode_header(ControlMessage, data), [
             wire.encode(each) for each in (
-                Hello(bytes(16), ("tcp://192.0.2.1:4000",)), Request(0, "double", {"n": 1}), Answer(0, 1.0, 2.0, [1]),
-                Failure(3, Failed("refused", "busy", "words")), Pong(7, 1.0, 2.0),
+                ControlHello(bytes(16), ("tcp://192.0.2.1:4000",)), Request(0, "double", {"n": 1}),
+                CallAnswer(0, 1.0, 2.0, [1]), CallFailure(3, HandlerFailed("refused", "busy", "words")),
+                Pong(7, 1.0, 2.0),
             )
         ], (ProtocolViolation,)),
         Target("bulk frames", lambda data: decode_header(BulkMessage, data),
@@ -372,11 +373,11 @@ def targets() -> tuple[Target, ...]:
         Target("frames", read_frames,
                [b"\0\0\0\x05\0\0\0\x03helloabc" * 3, b"\xff\xff\xff\xff\0\0\0\x07goodbye"], (ConnectionLost,)),
         Target("greeting of a dialer", greet_as_listener, [
-            _said((handshake.Kind.HELLO, bytes([0]) + OTHER.peer_id), (handshake.Kind.PROOF, signed)),
+            _said((handshake.GreetingKind.HELLO, bytes([0]) + OTHER.peer_id), (handshake.GreetingKind.PROOF, signed)),
         ], (HandshakeError,)),
         Target("greeting of a listener", greet_as_dialer, [
-            _said((handshake.Kind.CHALLENGE, bytes(32)), (handshake.Kind.WELCOME, b"tcp://192.0.2.1:4000")),
-            _said((handshake.Kind.REFUSAL, "nö".encode())),
+            _said((handshake.GreetingKind.CHALLENGE, bytes(32)), (handshake.GreetingKind.WELCOME, b"tcp://192.0.2.1:4000")),
+            _said((handshake.GreetingKind.REFUSAL, "nö".encode())),
         ], (HandshakeError,)),
         Target("certificate", handshake.certified_peer, [_certificate()], (HandshakeError,)),
         Target("address", _text(parse_address), [

@@ -16,7 +16,7 @@ from swarmcli.network.transports.tcp import TCPTransport
 from swarmcli.network.transports.tcp.connection import TCPConnection
 from swarmcli.network.transports.tcp.handshake import (
     PROTOCOL_VERSION,
-    Kind,
+    GreetingKind,
     Message,
     dialer_context,
     greet_listener,
@@ -170,7 +170,7 @@ class RawPeer:
         script = greet_listener(identity, LISTENER.peer_id, purpose)
         self.writer.write(next(script))
         self.writer.write(script.send(await self.hear()))
-        assert (await self.hear()).kind == Kind.WELCOME
+        assert (await self.hear()).kind == GreetingKind.WELCOME
 
     def frame(self, header: bytes, payload: bytes = b"", *, announced: tuple[int, int] | None = None) -> None:
         sizes = announced or (len(header), len(payload))

@@ -19,7 +19,7 @@ from swarmcli.network.budgets import Budget, Budgets
 from swarmcli.network.identity import Identity
 from swarmcli.network.limits import Limits
 from swarmcli.network.transports.base import Purpose
-from swarmcli.network.transports.tcp.handshake import PROTOCOL_VERSION, Kind, listener_context
+from swarmcli.network.transports.tcp.handshake import PROTOCOL_VERSION, GreetingKind, listener_context
 
 from .tcp_helpers import (
     DIALER,
@@ -92,10 +92,10 @@ def test_another_peer_than_the_wanted_one_is_refused() -> None:
 def test_nobody_can_claim_another_ones_id() -> None:
     async def main() -> None:
         async with peer() as listener, raw_peer(listener.address) as raw:
-            raw.say(Kind.HELLO, bytes([Purpose.CONTROL]) + DIALER.peer_id)
+            raw.say(GreetingKind.HELLO, bytes([Purpose.CONTROL]) + DIALER.peer_id)
             challenge = (await raw.hear()).body
-            raw.say(Kind.PROOF, MALLORY.sign("dial", challenge, LISTENER.peer_id, bytes([Purpose.CONTROL])))
-            assert (await raw.hear()).kind == Kind.REFUSAL
+            raw.say(GreetingKind.PROOF, MALLORY.sign("dial", challenge, LISTENER.peer_id, bytes([Purpose.CONTROL])))
+            assert (await raw.hear()).kind == GreetingKind.REFUSAL
             assert listener.transport.refusals == {"false proof": 1}
             await still_works(listener)
 
@@ -108,7 +108,7 @@ def test_a_recorded_proof_is_worthless_on_another_connection() -> None:
 
         async def record(victim: RawPeer) -> None:
             recorded.append((await victim.hear()).body)
-            victim.say(Kind.CHALLENGE, bytes(32))
+            victim.say(GreetingKind.CHALLENGE, bytes(32))
             recorded.append((await victim.hear()).body)
 
         async with peer() as listener:
@@ -117,11 +117,11 @@ def test_a_recorded_proof_is_worthless_on_another_connection() -> None:
                 await dial_fails(address)
             hello, proof = recorded
             async with raw_peer(listener.address) as raw:
-                raw.say(Kind.HELLO, hello)
-                assert (await raw.hear()).kind == Kind.CHALLENGE
-                raw.say(Kind.PROOF, proof)
+                raw.say(GreetingKind.HELLO, hello)
+                assert (await raw.hear()).kind == GreetingKind.CHALLENGE
+                raw.say(GreetingKind.PROOF, proof)
                 refusal = await raw.hear()
-                assert refusal.kind == Kind.REFUSAL and b"this connection" in refusal.body
+                assert refusal.kind == GreetingKind.REFUSAL and b"this connection" in refusal.body
                 assert await raw.rest() == b""
             assert listener.transport.refusals == {"false proof": 1}
             await still_works(listener)
@@ -147,7 +147,7 @@ def test_a_man_in_the_middle_gains_nothing_by_relaying_the_proof() -> None:
             assert relayed == []
             # One that does not know signs for the man in the middle, and the real listener sees that.
             assert "refused by the other end" in str(await dial_fails(address))
-            assert relayed == [Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.REFUSAL]
+            assert relayed == [GreetingKind.HELLO, GreetingKind.CHALLENGE, GreetingKind.PROOF, GreetingKind.REFUSAL]
             assert listener.transport.refusals == {"false proof": 1} and listener.incoming.empty()
             await still_works(listener)
 
@@ -163,9 +163,9 @@ def test_versions_that_differ_are_named_at_both_ends() -> None:
 
         async with peer() as listener:
             async with raw_peer(listener.address) as raw:
-                raw.say(Kind.HELLO, b"a hello of the future", PROTOCOL_VERSION + 1)
+                raw.say(GreetingKind.HELLO, b"a hello of the future", PROTOCOL_VERSION + 1)
                 refusal = await raw.hear()
-                assert refusal.kind == Kind.REFUSAL and refusal.version == PROTOCOL_VERSION
+                assert refusal.kind == GreetingKind.REFUSAL and refusal.version == PROTOCOL_VERSION
                 assert b"speaks %d, the other %d" % (PROTOCOL_VERSION, PROTOCOL_VERSION + 1) in refusal.body
             assert listener.transport.refusals == {"another version": 1}
             await still_works(listener)
@@ -233,7 +233,7 @@ def test_words_of_strangers_cannot_play_tricks_on_a_terminal() -> None:
     async def main() -> None:
         async def serve(raw: RawPeer) -> None:
             await raw.hear()
-            raw.say(Kind.REFUSAL, b"\x1b[2Jgo away\r\n\xff" + b"!" * 400)
+            raw.say(GreetingKind.REFUSAL, b"\x1b[2Jgo away\r\n\xff" + b"!" * 400)
             await raw.rest()
 
         async with raw_listener(serve, listener_context(MALLORY)) as address:
@@ -272,7 +272,7 @@ def test_programs_that_speak_tls_but_greet_wrongly_are_turned_away(hello: bytes,
     async def main() -> None:
         async with peer() as listener, raw_peer(listener.address) as raw:
             raw.writer.write(hello)
-            assert (await raw.hear()).kind == Kind.REFUSAL
+            assert (await raw.hear()).kind == GreetingKind.REFUSAL
             await raw.rest()
             assert listener.transport.refusals == {rule: 1}
             await still_works(listener)

@@ -13,7 +13,7 @@ from swarmcli.network.budgets import BUDGETS, Budget, Budgets
 from swarmcli.network.ledger import Account, Ledger
 from swarmcli.network.prefix import Prefix, prefix_of
 from swarmcli.network.transports.tcp import TCPTransport
-from swarmcli.network.wire.messages import Offer, Open, Piece
+from swarmcli.network.wire.messages import BulkOffer, Open, Piece
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import simulated
 
@@ -382,7 +382,7 @@ async def test_an_offer_leaves_nothing_in_the_books() -> None:
     async with endpoints(MemoryNetwork(), 1) as [victim]:
         attacker = Attacker(victim._transport.network.transport(Identity.from_seed(66)))  # type: ignore[attr-defined]
         connection, heard = await attacker.dial(victim, Purpose.BULK)
-        await connection.send(wire.encode(Offer(7)))
+        await connection.send(wire.encode(BulkOffer(7)))
         await heard.ended.wait()
         await attacker.transport.close()
         await asyncio.sleep(1)

@@ -13,7 +13,7 @@ from swarmcli.errors import AddressError, HandshakeError, NotAMember
 from swarmcli.network import Endpoint, Identity, Purpose
 from swarmcli.network.membership import MAX_PROOF, Pass
 from swarmcli.network.transports.tcp.handshake import (
-    Kind,
+    GreetingKind,
     Message,
     Refused,
     greet_dialer,
@@ -87,12 +87,12 @@ def test_a_refusal_says_nothing_of_the_run_and_comes_instead_of_everything_else(
     listener, dialer = Identity.from_seed(1), Identity.from_seed(2)
     script = greet_dialer(listener, "tcp://203.0.113.9:4001", closed.member(1))
     next(script)
-    challenge = _only(script.send(Message(Kind.HELLO, b"\x00" + dialer.peer_id)))
+    challenge = _only(script.send(Message(GreetingKind.HELLO, b"\x00" + dialer.peer_id)))
     signed = dialer.sign("dial", challenge.body, listener.peer_id, b"\x00", b"")
     with pytest.raises(Refused) as refused:
-        script.send(Message(Kind.PROOF, signed))
+        script.send(Message(GreetingKind.PROOF, signed))
     words = _only(refused.value.last_words)
-    assert words.kind == Kind.NO_MEMBER and refused.value.rule == "no member"
+    assert words.kind == GreetingKind.NO_MEMBER and refused.value.rule == "no member"
     assert words.body == b"this run is closed: ask its owner for an invitation (`swarm invite`)"
 
 
@@ -103,10 +103,10 @@ def test_an_invitation_is_worth_nothing_on_a_connection_that_its_holder_has_not_
     shown = closed.member(1).proof(listener.peer_id)
     script = greet_dialer(listener, "", closed.member(2))
     next(script)
-    challenge = _only(script.send(Message(Kind.HELLO, b"\x00" + member.peer_id)))
+    challenge = _only(script.send(Message(GreetingKind.HELLO, b"\x00" + member.peer_id)))
     asked = member.sign("dial", challenge.body, thief.peer_id, b"\x00", shown)  # the member dialed the thief
     with pytest.raises(Refused, match="does not belong to this peer id, this listener"):
-        script.send(Message(Kind.PROOF, asked + shown))
+        script.send(Message(GreetingKind.PROOF, asked + shown))
 
 
 @given(st.binary(max_size=2 * MAX_PROOF))
@@ -118,9 +118,9 @@ def test_whatever_is_shown_is_a_pass_or_a_refusal(data: bytes) -> None:
         closed.member(1).check(Identity.from_seed(2).peer_id, data)
     dialer, listener = greet_listener(Identity.from_seed(2), Identity.from_seed(1).peer_id, Purpose.CONTROL), data
     next(dialer)
-    dialer.send(Message(Kind.CHALLENGE, bytes(32)))
+    dialer.send(Message(GreetingKind.CHALLENGE, bytes(32)))
     with suppress(HandshakeError, StopIteration):
-        dialer.send(Message(Kind.WELCOME, listener[:1024]))
+        dialer.send(Message(GreetingKind.WELCOME, listener[:1024]))
 
 
 @given(st.text(max_size=400) | st.binary(max_size=300).map(lambda data: Ticket.__name__ + data.hex()))

@@ -16,15 +16,15 @@ from swarmcli.network.budgets import BUDGETS, Budget, Budgets
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.messages import (
     AddressesChanged,
-    Answer,
     BulkDenied,
     BulkWanted,
+    CallAnswer,
+    CallFailure,
     Cancel,
-    Failed,
-    Failure,
+    ControlHello,
     Finish,
     Goodbye,
-    Hello,
+    HandlerFailed,
     Ping,
     Pong,
     Request,
@@ -73,9 +73,9 @@ class Scene:
 
     def answers(self) -> list[Any]:
         """What the victim said besides its greeting and its pings."""
-        kinds: Any = Answer | Failure | Hello | Ping | Pong | BulkDenied | Cancel | BulkWanted | Goodbye
+        kinds: Any = CallAnswer | CallFailure | ControlHello | Ping | Pong | BulkDenied | Cancel | BulkWanted | Goodbye
         heard = [wire.decode(kinds, header) for header, _ in self.heard.frames]
-        return [message for message in heard if not isinstance(message, Hello | Ping)]
+        return [message for message in heard if not isinstance(message, ControlHello | Ping)]
 
 
 @asynccontextmanager
@@ -103,10 +103,10 @@ async def scene(limits: Limits | None = None, *, greet: bool = True) -> AsyncIte
         (Finish(), "unreadable message"),  # belongs on bulk connections
         (Request(0, "double", "not a number"), "unreadable message"),
         (Request(0, "double", {"n": "not a number"}), "unreadable message"),
-        (Answer(0, 0.0, 0.0, Number(1)), "answer to no call"),
-        (Failure(7, Failed("refused")), "answer to no call"),
+        (CallAnswer(0, 0.0, 0.0, Number(1)), "answer to no call"),
+        (CallFailure(7, HandlerFailed("refused")), "answer to no call"),
         (Pong(99, 0.0, 0.0), "unexpected message"),
-        (Hello(b"x" * 16), "unexpected message"),
+        (ControlHello(b"x" * 16), "unexpected message"),
     ],
 )
 @simulated
@@ -208,13 +208,13 @@ async def test_who_asks_for_much_and_does_not_read_it_gets_refusals_instead() ->
         await asyncio.sleep(0.5)
         play.connection.resume_reading()
         await asyncio.sleep(0.5)
-        given = [message for message in play.answers() if isinstance(message, Answer)]
-        refused = [message for message in play.answers() if isinstance(message, Failure)]
+        given = [message for message in play.answers() if isinstance(message, CallAnswer)]
+        refused = [message for message in play.answers() if isinstance(message, CallFailure)]
         assert len(given) + len(refused) == 200 and {message.why.code for message in refused} == {"busy"}
         assert 9 <= len(given) <= 14, "what the bound allows, and what was on the way"
         await play.send(Request(200, "give", Number(0)))
         await asyncio.sleep(0.5)
-        assert isinstance(play.answers()[-1], Answer)
+        assert isinstance(play.answers()[-1], CallAnswer)
 
 
 @simulated
@@ -239,7 +239,7 @@ async def test_who_dials_again_and_again_keeps_a_few_connections_and_the_newest_
             assert play.victim.statistics().control_connections <= 9, "with the friend's"
         await play.send(Request(0, "double", Number(4)))
         await asyncio.sleep(0.1)
-        assert any(isinstance(answer, Answer) for answer in play.answers())
+        assert any(isinstance(answer, CallAnswer) for answer in play.answers())
         await play.friend_is_served()
 
 
@@ -304,7 +304,7 @@ async def test_answers_to_requests_that_nobody_made_are_harmless_on_bulk_busines
     async with scene() as play:
         await play.send(BulkDenied(99), Cancel(3), Request(4, "double", Number(3)))
         await asyncio.sleep(1)
-        assert Failure(3, Failed("cancelled")) in play.answers() and not play.heard.ends
+        assert CallFailure(3, HandlerFailed("cancelled")) in play.answers() and not play.heard.ends
         assert not play.victim._streams._peers
 
 
@@ -314,7 +314,7 @@ async def test_lies_about_the_clock_only_look_bad() -> None:
         for sent, (received, replied) in enumerate([(float("nan"), 0.0), (0.0, float("inf")), (5.0, -5.0)]):
             call = asyncio.create_task(play.victim.call(play.attacker.peer_id, "ask", Number(0), Number, timeout=5))
             await asyncio.sleep(0.1)
-            await play.send(Answer(sent, received, replied, Number(1)))
+            await play.send(CallAnswer(sent, received, replied, Number(1)))
             assert await call == Number(1)
         assert play.victim.clock.offset == pytest.approx(0, abs=1e-6)
         assert play.victim.round_trip(play.attacker.peer_id) is None
@@ -325,7 +325,7 @@ async def test_one_answer_to_each_call() -> None:
     async with scene() as play:
         call = asyncio.create_task(play.victim.call(play.attacker.peer_id, "ask", Number(0), Number, timeout=5))
         await asyncio.sleep(0.1)
-        await play.send(Answer(0, 0.0, 0.0, Number(1)), Answer(0, 0.0, 0.0, Number(1)))
+        await play.send(CallAnswer(0, 0.0, 0.0, Number(1)), CallAnswer(0, 0.0, 0.0, Number(1)))
         assert await call == Number(1)
         await play.refused_for("answer to no call")
 
@@ -334,7 +334,7 @@ async def test_one_answer_to_each_call() -> None:
 async def test_a_peer_cannot_answer_a_ping_before_it_has_come() -> None:
     """The first ping follows the greeting at once: who knew its number would send the pong with the greeting."""
     async with scene(greet=False) as play:
-        await play.send(Hello(b"h" * 16), Pong(0, 0.0, 0.0))
+        await play.send(ControlHello(b"h" * 16), Pong(0, 0.0, 0.0))
         await play.refused_for("unexpected message")
 
 

@@ -14,7 +14,7 @@ from swarmcli.events import Event, OwnAddressesChanged
 from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, Stream, wire
 from swarmcli.network.addresses import Scope
 from swarmcli.network.transports.base import Connection
-from swarmcli.network.wire.messages import AddressesChanged, BulkDenied, BulkWanted, Hello
+from swarmcli.network.wire.messages import AddressesChanged, BulkDenied, BulkWanted, ControlHello
 from swarmcli.testing import MemoryNetwork
 from swarmcli.testing.memory_connection import MemoryConnection
 from swarmcli.testing.memory_network import MemoryTransport
@@ -49,7 +49,7 @@ class Town:
         connection = await transport.dial(victim.addresses[0], victim.peer_id, Purpose.CONTROL, 10.0)
         connection.start(recorder := Recorder())
         self.heard = recorder
-        await connection.send(wire.encode(Hello(b"s" * 16, addresses)))
+        await connection.send(wire.encode(ControlHello(b"s" * 16, addresses)))
         await asyncio.sleep(1)
         return connection
 

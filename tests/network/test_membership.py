@@ -12,7 +12,7 @@ from swarmcli.network.membership import (
     CLOSED,
     MAX_PROOF,
     NO_MEMBER,
-    Kind,
+    InvitationKind,
     Membership,
     Pass,
     Remembered,
@@ -231,7 +231,7 @@ def test_what_is_signed_for_one_purpose_passes_for_no_other() -> None:
     assert card is not None and Pass.decode(card.encode()) == card
     changed = replace(card.invitation, until=TONIGHT + 1)
     assert card.invitation.is_genuine(world.run) and not changed.is_genuine(world.run)
-    assert not replace(card.invitation, kind=Kind.BEARER).is_genuine(world.run)
+    assert not replace(card.invitation, kind=InvitationKind.BEARER).is_genuine(world.run)
     assert not card.invitation.is_genuine(world.key.run("b" * 32)), "it invites to one recipe"
 
 

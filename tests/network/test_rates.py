@@ -10,7 +10,7 @@ import pytest
 
 from swarmcli.errors import EndOfStream
 from swarmcli.network import Endpoint, PeerID, Stream
-from swarmcli.network.rates import LEAST_RATE, LinkRates, Way
+from swarmcli.network.rates import LEAST_RATE, LinkRates, LinkWay
 from swarmcli.testing import MemoryNetwork, virtual_time
 
 from .worlds import Number, endpoints
@@ -171,7 +171,7 @@ def test_what_no_peer_can_live_with_is_refused(rate: float) -> None:
 
 def test_control_messages_beyond_the_limit_do_not_stop_streams_for_good() -> None:
     async def main() -> None:
-        way, loop = Way(), asyncio.get_running_loop()
+        way, loop = LinkWay(), asyncio.get_running_loop()
         way.change(10 * KB)
         way.charge(1000 * KB)
         began = loop.time()
@@ -184,7 +184,7 @@ def test_control_messages_beyond_the_limit_do_not_stop_streams_for_good() -> Non
 
 def test_all_who_wait_get_equal_pieces() -> None:
     async def main() -> None:
-        way = Way()
+        way = LinkWay()
         way.change(1000 * KB)
         taken = [0] * 5
 

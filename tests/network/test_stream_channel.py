@@ -11,7 +11,7 @@ import pytest
 
 from swarmcli.errors import ConnectionLost, EndOfStream
 from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, Stream, wire
-from swarmcli.network.wire.messages import Done, Failed, Finish, Offer, Open, Piece, Ping
+from swarmcli.network.wire.messages import BulkOffer, Done, Finish, HandlerFailed, Open, Piece, Ping
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import simulated
 
@@ -92,9 +92,9 @@ OPEN = Open("collect", Number(0))
         ([(Piece(Number(1)), b"payload")], "unexpected message"),
         ([Finish()], "unexpected message"),
         ([OPEN, OPEN], "unexpected message"),
-        ([OPEN, Offer(1)], "unexpected message"),
+        ([OPEN, BulkOffer(1)], "unexpected message"),
         ([OPEN, Done()], "unexpected message"),
-        ([OPEN, Failed("refused")], "unexpected message"),
+        ([OPEN, HandlerFailed("refused")], "unexpected message"),
         ([OPEN, Finish(), Piece(Number(1))], "unexpected message"),
         ([OPEN, Finish(), (Piece(Number(1)), b"payload")], "unexpected message"),
         ([OPEN, (Finish(), b"payload")], "unexpected message"),
@@ -132,7 +132,7 @@ async def test_what_is_beyond_the_limits_is_refused() -> None:
 @simulated
 async def test_an_offer_of_a_connection_that_nobody_wants_is_turned_down() -> None:
     async with scene() as play:
-        heard = await play.send_on_new(Offer(12345))
+        heard = await play.send_on_new(BulkOffer(12345))
         await heard.ended.wait()
         assert not play.victim.statistics().violations
         await play.others_go_on()

@@ -13,7 +13,7 @@ from swarmcli.network.transports.tcp.handshake import (
     PROTOCOL_VERSION,
     Greeted,
     Greeting,
-    Kind,
+    GreetingKind,
     Message,
     Refused,
     check_listener,
@@ -74,18 +74,18 @@ def test_a_proof_holds_for_its_challenge_its_listener_and_its_purpose_only() -> 
 def _greet_as(identity: Identity, purpose: Purpose = Purpose.BULK) -> Greeting:
     script = greet_dialer(identity, SEEN)
     next(script)
-    script.send(Message(Kind.HELLO, bytes([purpose]) + DIALER.peer_id))
+    script.send(Message(GreetingKind.HELLO, bytes([purpose]) + DIALER.peer_id))
     return script
 
 
 @pytest.mark.parametrize(
     ("message", "rule"),
     [
-        (Message(Kind.PROOF, bytes(64)), "malformed hello"),
-        (Message(Kind.HELLO, bytes(32)), "malformed hello"),
+        (Message(GreetingKind.PROOF, bytes(64)), "malformed hello"),
+        (Message(GreetingKind.HELLO, bytes(32)), "malformed hello"),
         (Message(99, b""), "malformed hello"),
-        (Message(Kind.HELLO, bytes(33), PROTOCOL_VERSION + 1), "another version"),
-        (Message(Kind.HELLO, b"\x03" + bytes(32)), "unknown purpose"),
+        (Message(GreetingKind.HELLO, bytes(33), PROTOCOL_VERSION + 1), "another version"),
+        (Message(GreetingKind.HELLO, b"\x03" + bytes(32)), "unknown purpose"),
     ],
 )
 def test_the_listener_refuses_anything_else_in_words(message: Message, rule: str) -> None:
@@ -95,14 +95,14 @@ def test_the_listener_refuses_anything_else_in_words(message: Message, rule: str
         script.send(message)
     assert refused.value.rule == rule
     words = only(refused.value.last_words)
-    assert words.kind == Kind.REFUSAL and words.body.decode() == str(refused.value)
+    assert words.kind == GreetingKind.REFUSAL and words.body.decode() == str(refused.value)
 
 
 def test_the_dialer_hears_a_refusal_at_any_time() -> None:
     dialer = greet_listener(DIALER, LISTENER.peer_id, Purpose.CONTROL)
     next(dialer)
     with pytest.raises(HandshakeError, match="refused by the other end: too many") as caught:
-        dialer.send(Message(Kind.REFUSAL, b"too many"))
+        dialer.send(Message(GreetingKind.REFUSAL, b"too many"))
     assert not isinstance(caught.value, Refused), "nobody refuses a refusal"
 
 

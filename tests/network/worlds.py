@@ -12,7 +12,7 @@ import msgspec
 from swarmcli.network import DirectTransport, Endpoint, Identity, Limits, PeerID, Purpose, Transport, wire
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.transports.tcp import TCPTransport
-from swarmcli.network.wire.messages import Hello
+from swarmcli.network.wire.messages import ControlHello
 from swarmcli.testing import MemoryNetwork, virtual_time
 
 T = TypeVar("T")
@@ -152,5 +152,5 @@ class Attacker:
         recorder = Recorder()
         connection.start(recorder)
         if greet and purpose is Purpose.CONTROL:
-            await connection.send(wire.encode(Hello(b"l" * 16)))
+            await connection.send(wire.encode(ControlHello(b"l" * 16)))
         return connection, recorder

@@ -9,7 +9,7 @@ import pytest
 
 from swarmcli.errors import IdentityError, MembershipError
 from swarmcli.network.identity import Identity
-from swarmcli.network.membership import Kind, Membership
+from swarmcli.network.membership import InvitationKind, Membership
 from swarmcli.owner.invitations import INVITATION, MEMBERSHIP, keep_ticket, key_file, membership_of, of_recipe, visiting
 from swarmcli.peer.linked import LinkedRun
 from swarmcli.recipe import Link, Recipe, digest_of
@@ -91,7 +91,7 @@ def test_beside_the_run_key_a_peer_invites_itself(key: RunKey, recipe: Recipe, t
     (tmp_path / "owner" / "small.run-key").replace(key_file(recipe))
     found = membership(recipe)
     assert found is not None and found.remembered.card is not None
-    assert found.remembered.card.invitation.kind is Kind.PEER
+    assert found.remembered.card.invitation.kind is InvitationKind.PEER
     key_file(recipe).chmod(0o640)
     with pytest.raises(IdentityError, match="chmod 600"):
         membership(recipe)

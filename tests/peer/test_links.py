@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmcli.dht.first_contact import Pauses
+from swarmcli.dht.first_contact import ContactPauses
 from swarmcli.errors import BootstrapError, ListenError
 from swarmcli.events import Event, Events, Noticed
 from swarmcli.machine.registry import LocalPeer, LocalPeers
@@ -149,7 +149,9 @@ def test_a_newcomer_gives_up_and_who_has_been_in_the_run_waits_for_it_and_says_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that was killed: it has written down whom it knew while it ran."""
-    monkeypatch.setattr(Pauses.__init__, "__kwdefaults__", {**Pauses.__init__.__kwdefaults__, "tell": 0.2, "look": 0.1})
+    monkeypatch.setattr(
+        ContactPauses.__init__, "__kwdefaults__", {**ContactPauses.__init__.__kwdefaults__, "tell": 0.2, "look": 0.1}
+    )
     with peer(tmp_path / "a", "monitor") as first:
         contact = first.dht.get_visible_addresses()[0]
         place = contact.split("/")[2]
@@ -183,7 +185,9 @@ def test_who_lost_its_contact_finds_another_peer_of_the_run_that_runs_on_this_co
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its home lies elsewhere, and another run has the same name."""
-    monkeypatch.setattr(Pauses.__init__, "__kwdefaults__", {**Pauses.__init__.__kwdefaults__, "look": 0.1})
+    monkeypatch.setattr(
+        ContactPauses.__init__, "__kwdefaults__", {**ContactPauses.__init__.__kwdefaults__, "look": 0.1}
+    )
     with ExitStack() as running:
         with peer(tmp_path / "a", "monitor") as first:
             contact = first.dht.get_visible_addresses()[0]

@@ -19,7 +19,7 @@ from swarmcli.errors import (
 )
 from swarmcli.network import Endpoint, Identity, PeerID, Purpose, Stream
 from swarmcli.reach.circuits import open_circuits
-from swarmcli.reach.relay_messages import CONNECT, INCOMING, Connect, Data, Incoming
+from swarmcli.reach.relay_messages import CONNECT, INCOMING, CircuitData, Connect, Incoming
 from swarmcli.reach.relaying import Relay, RelayBudgets
 from swarmcli.testing import MemoryNetwork, virtual_time
 from tests.network.worlds import Number, reaches, slow
@@ -79,9 +79,9 @@ class LyingRelay(Relay):
 
             async def carry(one: Stream, other: Stream) -> None:
                 while True:
-                    _, data = await one.receive(Data)
+                    _, data = await one.receive(CircuitData)
                     self.heard.append(bytes(data))
-                    await other.send(Data(), self._twist(bytes(data)))
+                    await other.send(CircuitData(), self._twist(bytes(data)))
 
             await asyncio.gather(carry(near, far), carry(far, near))
 
@@ -180,7 +180,7 @@ async def test_a_relay_that_holds_handshakes_open_keeps_out_nobody_whom_another_
             nonlocal refused
             try:
                 async with hostile.stream(b.peer_id, INCOMING, Incoming(a.peer_id), timeout=5) as stream:
-                    await stream.receive(Data)
+                    await stream.receive(CircuitData)
             except CallRefused:
                 refused += 1
 
@@ -209,8 +209,8 @@ async def test_a_relay_that_brings_handshake_after_handshake_is_refused_most_of_
             for _ in range(40):
                 try:
                     async with hostile.stream(b.peer_id, INCOMING, Incoming(hostile.peer_id), timeout=5) as stream:
-                        await stream.send(Data(), b"no TLS at all")
-                        await stream.receive(Data)  # the alert that ends the handshake, or the refusal
+                        await stream.send(CircuitData(), b"no TLS at all")
+                        await stream.receive(CircuitData)  # the alert that ends the handshake, or the refusal
                 except (CallRefused, PeerUnreachable):  # it is not even dialed for its streams as often as it likes
                     refused += 1
                 except NetworkError:
@@ -249,7 +249,7 @@ async def test_what_cannot_be_dialed_is_refused_with_a_reason() -> None:
         for target in (endpoint.peer_id, a.peer_id):
             with pytest.raises(CallRefused, match="three peers"):
                 async with a.endpoint.stream(endpoint.peer_id, CONNECT, Connect(target), timeout=5) as stream:
-                    await stream.receive(Data)
+                    await stream.receive(CircuitData)
         assert relay.statistics().circuits == 0
 
 

@@ -15,7 +15,7 @@ from swarmcli.events import Event, PeerConnected, WayChanged
 from swarmcli.network import Endpoint, PeerID, Purpose
 from swarmcli.reach.budgets import TRIES
 from swarmcli.reach.circuits import RelayTransport
-from swarmcli.reach.punch import ASK, GO, Ask, Go, Puncher, Ready, Went
+from swarmcli.reach.punch import ASK, GO, Go, PunchAsk, Puncher, Ready, Went
 from swarmcli.reach.relaying import Relay
 from swarmcli.reach.verdict import Surroundings
 from swarmcli.testing import MemoryNetwork
@@ -273,7 +273,7 @@ async def test_a_client_reached_by_a_listening_peer_dials_it_itself() -> None:
 
 
 async def ask(world: Homes, number: int = 0, purpose: Purpose = Purpose.CONTROL) -> Ready:
-    request = Ask(number, purpose)
+    request = PunchAsk(number, purpose)
     return await world.asker.endpoint.call(world.asked.peer_id, ASK, request, Ready, timeout=20)
 
 

@@ -23,7 +23,7 @@ from swarmcli.reach.dialback import (
     DialBackRequest,
     DialForReply,
     DialForRequest,
-    Proof,
+    DialProof,
 )
 from swarmcli.reach.evidence import CheckOptions
 from swarmcli.reach.verdict import Surroundings
@@ -140,12 +140,14 @@ def test_who_says_that_a_dial_worked_has_to_have_dialed():
             newcomer = await homes.peer("192.168.1.2", router, contacts=[liar])
             assert await newcomer.reach.settle(5) and nonces
             with pytest.raises(UnknownMethod):
-                await liar.endpoint.call(newcomer.endpoint.peer_id, "reach.proof", Proof(nonces[0]), Proof, timeout=1)
+                await liar.endpoint.call(
+                    newcomer.endpoint.peer_id, "reach.proof", DialProof(nonces[0]), DialProof, timeout=1
+                )
             assert newcomer.reach.dialable is False
             # From the same home it can be dialed, but that is not what the liar's network would do.
             insider = await homes.peer("192.168.1.3", router, honest=False)
             place = f"memory://192.168.1.2:{PORT}"
-            await insider.endpoint.probe(place, newcomer.endpoint.peer_id, encode(Proof(nonces[0])), timeout=1)
+            await insider.endpoint.probe(place, newcomer.endpoint.peer_id, encode(DialProof(nonces[0])), timeout=1)
             await asyncio.sleep(1)
             assert newcomer.reach.dialable is False
 
@@ -418,7 +420,7 @@ def test_a_proof_without_an_address_is_none():
             liar = await homes.peer("5.9.0.1", honest=False)
 
             async def back(peer: PeerID, request: DialBackRequest) -> DialBackReply:
-                await liar.endpoint.probe(victim.address, peer, encode(Proof(request.nonce)), timeout=5)
+                await liar.endpoint.probe(victim.address, peer, encode(DialProof(request.nonce)), timeout=5)
                 await asyncio.sleep(0.3)
                 raise CallRefused("busy", "no")
 
@@ -477,7 +479,7 @@ def test_a_liar_among_busy_contacts_takes_no_verdict_away():
                 async def serve(asker: PeerID, request: DialBackRequest) -> DialBackReply:
                     if busy:
                         raise CallRefused("busy", "enough dials for now")
-                    await contact.endpoint.probe(peer.address, asker, encode(Proof(request.nonce)), timeout=5)
+                    await contact.endpoint.probe(peer.address, asker, encode(DialProof(request.nonce)), timeout=5)
                     return DialBackReply(peer.address)
 
                 contact.endpoint.serve(DIAL_BACK, DialBackRequest, serve)

@@ -17,11 +17,11 @@ from swarmcli.reach.relay_messages import (
     OFFER,
     PIECE,
     RESERVE,
-    Ask,
+    AskForOffer,
+    CircuitData,
     Connect,
-    Data,
     Incoming,
-    Offer,
+    RelayOffer,
     Reserve,
     Reserved,
 )
@@ -49,8 +49,8 @@ async def test_reservations_are_bounded_and_end() -> None:
         await b.reserve(endpoint)
         with pytest.raises(CallRefused, match="no reservation is left"):
             await c.reserve(endpoint)
-        offer = await c.endpoint.call(endpoint.peer_id, OFFER, Ask(), Offer, timeout=5)
-        assert offer == Offer(room=False, load=1.0)
+        offer = await c.endpoint.call(endpoint.peer_id, OFFER, AskForOffer(), RelayOffer, timeout=5)
+        assert offer == RelayOffer(room=False, load=1.0)
         await a.endpoint.call(endpoint.peer_id, RESERVE, Reserve(wanted=False), Reserved, timeout=5)
         await c.reserve(endpoint)  # what was given back is free
         await asyncio.sleep(60)
@@ -125,7 +125,7 @@ async def test_a_flood_of_connects_is_refused_and_others_get_through() -> None:
                 async with attacker.endpoint.stream(
                     endpoint.peer_id, CONNECT, Connect(b.peer_id), timeout=30
                 ) as stream:
-                    await stream.receive(Data)
+                    await stream.receive(CircuitData)
             except CallRefused as error:
                 return error.code
             except NetworkError:
@@ -180,7 +180,7 @@ async def test_messages_without_bytes_are_not_for_nothing() -> None:
 
         async def incoming(peer: object, request: object, stream: Stream) -> None:
             for _ in range(800):
-                await stream.receive(Data)
+                await stream.receive(CircuitData)
             taken.append(now())
 
         b.endpoint.withdraw(INCOMING)
@@ -188,9 +188,9 @@ async def test_messages_without_bytes_are_not_for_nothing() -> None:
         async with a.endpoint.stream(endpoint.peer_id, CONNECT, Connect(b.peer_id), timeout=5) as stream:
             began = now()
             for _ in range(800):
-                await stream.send(Data())
+                await stream.send(CircuitData())
             with pytest.raises(EndOfStream):
-                await stream.receive(Data)
+                await stream.receive(CircuitData)
         assert taken and taken[0] - began > 0.5  # 800 times the least that a message counts for, at 1 MB/s
 
 
@@ -226,10 +226,10 @@ async def test_circuits_that_are_silent_or_half_over_end() -> None:
                 far = await taken.get()
                 for _ in range(3):
                     await asyncio.sleep(60)
-                    await stream.send(Data(), b"x")
-                    await far.receive(Data)
+                    await stream.send(CircuitData(), b"x")
+                    await far.receive(CircuitData)
                 assert relay.statistics().circuits == 1
-                await stream.receive(Data)
+                await stream.receive(CircuitData)
         async with a.endpoint.stream(endpoint.peer_id, CONNECT, Connect(b.peer_id), timeout=5) as stream:
             await taken.get()
         await asyncio.sleep(15)
@@ -244,9 +244,9 @@ async def test_a_piece_above_the_bound_ends_the_circuit_of_its_sender() -> None:
         with pytest.raises(NetworkError):
             async with a.endpoint.stream(endpoint.peer_id, CONNECT, Connect(b.peer_id), timeout=5) as stream:
                 await asyncio.sleep(1)
-                await stream.send(Data(), payload(2 * PIECE))
+                await stream.send(CircuitData(), payload(2 * PIECE))
                 while True:
-                    await stream.receive(Data)
+                    await stream.receive(CircuitData)
         assert endpoint.statistics().violations == {"oversized payload": 1}
         assert await reaches(a.endpoint, b.endpoint)
 
@@ -270,4 +270,4 @@ async def test_a_circuit_does_not_lead_through_another_one() -> None:
             await a.endpoint.call(second.peer_id, RESERVE, Reserve(), Reserved, timeout=5)
         with pytest.raises((CallRefused, ConnectionLost)):
             async with a.endpoint.stream(second.peer_id, CONNECT, Connect(b.peer_id), timeout=5) as stream:
-                await stream.receive(Data)
+                await stream.receive(CircuitData)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from swarmcli.network import Endpoint, Identity, PeerID
-from swarmcli.reach.relay_messages import OFFER, RESERVE, Ask, Offer, Reserve, Reserved
+from swarmcli.reach.relay_messages import OFFER, RESERVE, AskForOffer, RelayOffer, Reserve, Reserved
 from swarmcli.reach.relay_records import RelayRecord, advertise, read_record
 from swarmcli.reach.relaying import Relay, RelayBudgets
 from swarmcli.reach.relays import Relays
@@ -317,8 +317,8 @@ def test_a_reservation_that_ends_at_once_is_none(seconds: float) -> None:
         async with scene() as peers:
             asked = 0
 
-            async def offer(peer: PeerID, request: Ask) -> Offer:
-                return Offer(True, 0.0)
+            async def offer(peer: PeerID, request: AskForOffer) -> RelayOffer:
+                return RelayOffer(True, 0.0)
 
             async def reserve(peer: PeerID, request: Reserve) -> Reserved:
                 nonlocal asked
@@ -326,7 +326,7 @@ def test_a_reservation_that_ends_at_once_is_none(seconds: float) -> None:
                 return Reserved(seconds)
 
             hasty = await peers.listener(1)
-            hasty.serve(OFFER, Ask, offer)
+            hasty.serve(OFFER, AskForOffer, offer)
             hasty.serve(RESERVE, Reserve, reserve)
             client = await peers.client(0)
             await client.endpoint.connect(hasty.addresses[0], timeout=5)

@@ -7,7 +7,16 @@ import ipaddress
 import pytest
 
 from swarmcli.network.addresses import Scope
-from swarmcli.reach.verdict import Ask, Sighting, Surroundings, Verdict, families, family_of, judge, network_of
+from swarmcli.reach.verdict import (
+    AskedContact,
+    ContactSighting,
+    ReachVerdict,
+    Surroundings,
+    families,
+    family_of,
+    judge,
+    network_of,
+)
 
 HOME = Surroundings(
     ("tcp://192.168.1.2:4000",),
@@ -20,13 +29,13 @@ PUBLIC = Surroundings(
     (ipaddress.ip_network("5.1.0.0/24"), ipaddress.ip_network("2a00:1::/64")),
 )
 OUTER = "tcp://5.2.0.1:4000"
-TRANSLATED = Sighting("5.1.0.1", observed="5.2.0.1")  # a public contact that sees the home's router
-NEIGHBOUR = Sighting("192.168.1.3", observed="192.168.1.2")
+TRANSLATED = ContactSighting("5.1.0.1", observed="5.2.0.1")  # a public contact that sees the home's router
+NEIGHBOUR = ContactSighting("192.168.1.3", observed="192.168.1.2")
 
 
-def asks(*outcomes: bool, address: str = OUTER) -> list[Ask]:
+def asks(*outcomes: bool, address: str = OUTER) -> list[AskedContact]:
     """One ask per network: its dial came in, or did not."""
-    return [Ask(f"net {number}", address, came) for number, came in enumerate(outcomes)]
+    return [AskedContact(f"net {number}", address, came) for number, came in enumerate(outcomes)]
 
 
 def test_nobody_is_needed_without_contacts():
@@ -39,20 +48,20 @@ def test_nobody_is_needed_without_contacts():
 @pytest.mark.parametrize(
     "contact",
     [
-        Sighting("127.0.0.1", observed="127.0.0.1"),
-        Sighting("192.168.1.2", observed="192.168.1.2"),
+        ContactSighting("127.0.0.1", observed="127.0.0.1"),
+        ContactSighting("192.168.1.2", observed="192.168.1.2"),
         NEIGHBOUR,
-        Sighting("10.9.0.1", observed="192.168.1.2"),  # another network of the same house, untranslated
-        Sighting("192.168.1.7", came_in=True),
+        ContactSighting("10.9.0.1", observed="192.168.1.2"),  # another network of the same house, untranslated
+        ContactSighting("192.168.1.7", came_in=True),
     ],
 )
-def test_a_peer_listens_at_once_within_its_own_network(contact: Sighting):
+def test_a_peer_listens_at_once_within_its_own_network(contact: ContactSighting):
     verdict = judge("IPv4", HOME, [contact])
     assert (verdict.dialable, verdict.scope, verdict.how) == (True, Scope.LAN, "assumed")
 
 
 def test_a_contact_on_the_same_machine_does_not_narrow_what_the_addresses_promise():
-    alone, visited = (judge("IPv4", PUBLIC, seen) for seen in ([], [Sighting("127.0.0.1", came_in=True)]))
+    alone, visited = (judge("IPv4", PUBLIC, seen) for seen in ([], [ContactSighting("127.0.0.1", came_in=True)]))
     assert alone == visited and visited.scope is Scope.INTERNET
 
 
@@ -60,14 +69,16 @@ def test_a_contact_on_the_same_machine_does_not_narrow_what_the_addresses_promis
     ("around", "contact"),
     [
         (HOME, TRANSLATED),
-        (HOME, Sighting("10.9.0.1", observed="10.9.0.2")),  # a router behind the router
-        (PUBLIC, Sighting("5.3.0.1", observed="5.1.0.1")),  # not translated, but perhaps filtered
+        (HOME, ContactSighting("10.9.0.1", observed="10.9.0.2")),  # a router behind the router
+        (PUBLIC, ContactSighting("5.3.0.1", observed="5.1.0.1")),  # not translated, but perhaps filtered
     ],
 )
-def test_with_a_contact_beyond_it_is_a_client_until_the_opposite_is_proved(around: Surroundings, contact: Sighting):
+def test_with_a_contact_beyond_it_is_a_client_until_the_opposite_is_proved(
+    around: Surroundings, contact: ContactSighting
+):
     assert judge("IPv4", around, [contact]).dialable is None
     assert judge("IPv4", around, [contact, NEIGHBOUR], []).dialable is None
-    assert judge("IPv4", around, [contact], asks(False)) == Verdict(
+    assert judge("IPv4", around, [contact], asks(False)) == ReachVerdict(
         "IPv4", Scope.INTERNET, False, (), "asked in vain", 1
     )
     proved = judge("IPv4", around, [contact], asks(True))
@@ -88,33 +99,33 @@ def test_unlike_networks_decide_together(outcomes: tuple[bool, ...], dialable: b
 
 
 def test_contacts_of_one_network_are_one_voice():
-    liars = [Ask("5.9.0.0/16", OUTER, proved=False) for _ in range(5)]
+    liars = [AskedContact("5.9.0.0/16", OUTER, proved=False) for _ in range(5)]
     verdict = judge("IPv4", HOME, [TRANSLATED], [*liars, *asks(True)])
     assert verdict.dialable and verdict.networks == 2
 
 
 def test_a_dial_from_outside_proves_a_public_address():
-    verdict = judge("IPv4", PUBLIC, [Sighting("5.2.0.1", came_in=True)])
+    verdict = judge("IPv4", PUBLIC, [ContactSighting("5.2.0.1", came_in=True)])
     assert (verdict.dialable, verdict.how, verdict.addresses) == (True, "dialed from outside", ("tcp://5.1.0.1:4000",))
 
 
 def test_behind_a_forwarded_port_the_outer_address_is_learned_from_dial_backs():
     """Whoever dialed in came by an address that this peer does not know: it goes on with its own until it does."""
-    came_in = [Sighting("5.2.0.1", came_in=True)]
+    came_in = [ContactSighting("5.2.0.1", came_in=True)]
     assert judge("IPv4", HOME, came_in).addresses == ("tcp://192.168.1.2:4000",)
     known = judge("IPv4", HOME, [*came_in, NEIGHBOUR], asks(True))
     assert known.addresses == (OUTER, "tcp://192.168.1.2:4000")  # the inner one for the neighbour
 
 
 def test_most_networks_name_the_address():
-    lie = Ask("net 9", "tcp://5.66.0.1:4000", proved=True)
+    lie = AskedContact("net 9", "tcp://5.66.0.1:4000", proved=True)
     assert judge("IPv4", HOME, [TRANSLATED], [lie, *asks(True, True)]).address == OUTER
 
 
 def test_two_networks_that_lie_do_not_move_a_peer_away_from_a_public_address_of_its_own():
     true, lie = "tcp://5.1.0.1:4000", "tcp://5.66.0.1:4000"
-    told = [*asks(True, address=true), Ask("net 8", lie, proved=True), Ask("net 9", lie, proved=True)]
-    seen = [Sighting("5.9.0.1", observed="5.1.0.1")]
+    told = [*asks(True, address=true), AskedContact("net 8", lie, proved=True), AskedContact("net 9", lie, proved=True)]
+    seen = [ContactSighting("5.9.0.1", observed="5.1.0.1")]
     assert judge("IPv4", PUBLIC, seen, told).addresses == (true,)
     assert judge("IPv4", HOME, seen, told).addresses == (lie,), "behind a router most networks name it"
 
@@ -124,7 +135,7 @@ def test_each_family_is_judged_by_itself():
     both = Surroundings(("tcp://192.168.1.2:4000", "tcp://[2a00:2::2]:4000"), HOME.hosts, HOME.networks)
     unknown = judge("IPv6", both, [TRANSLATED])
     assert (unknown.dialable, unknown.how, unknown.addresses) == (None, "not checked", ())
-    ask = Ask("2a00:1::/32", "tcp://[2a00:2::2]:4000", proved=True)
+    ask = AskedContact("2a00:1::/32", "tcp://[2a00:2::2]:4000", proved=True)
     assert judge("IPv6", both, [TRANSLATED], [ask]).addresses == ("tcp://[2a00:2::2]:4000",)
     assert families(both, [TRANSLATED], ()) == ["IPv4", "IPv6"]
 
@@ -144,17 +155,17 @@ def test_networks_and_families_of_hosts():
     assert [family_of(host) for host in ("5.2.3.4", "2a00::1", "peer")] == ["IPv4", "IPv6", "memory"]
 
 
-LIAR = Sighting("192.168.1.66", observed="9.9.9.9")
-UPSTAIRS = [Sighting(f"10.9.0.{number}", observed="192.168.1.2") for number in (1, 2)]  # untranslated
+LIAR = ContactSighting("192.168.1.66", observed="9.9.9.9")
+UPSTAIRS = [ContactSighting(f"10.9.0.{number}", observed="192.168.1.2") for number in (1, 2)]  # untranslated
 
 
 def test_a_liar_in_a_house_makes_no_client_of_its_neighbours():
-    for sightings in ([LIAR], [NEIGHBOUR, LIAR], [*UPSTAIRS, Sighting("10.9.0.66", observed="9.9.9.9")]):
+    for sightings in ([LIAR], [NEIGHBOUR, LIAR], [*UPSTAIRS, ContactSighting("10.9.0.66", observed="9.9.9.9")]):
         verdict = judge("IPv4", HOME, sightings)
         assert (verdict.dialable, verdict.scope, verdict.how) == (True, Scope.LAN, "assumed")
         assert HOME.those_beyond(sightings) == []
     assert judge("IPv4", HOME, [*UPSTAIRS, LIAR], asks(False)).dialable, "whom it asked as it had met nobody else"
-    translated = [Sighting(f"10.9.0.{number}", observed="10.9.0.2") for number in (3, 4, 5)]
+    translated = [ContactSighting(f"10.9.0.{number}", observed="10.9.0.2") for number in (3, 4, 5)]
     assert judge("IPv4", HOME, [*UPSTAIRS, *translated]).dialable is None
 
 
@@ -168,7 +179,7 @@ def test_where_a_contact_stands_is_found_out_once():
             return False
 
     around = Surroundings(HOME.addresses, HOME.hosts, (Counted(),))  # type: ignore[arg-type]
-    crowd = [Sighting(f"5.{number}.0.1", came_in=True) for number in range(100)]
+    crowd = [ContactSighting(f"5.{number}.0.1", came_in=True) for number in range(100)]
     for _ in range(3):
         assert judge("IPv4", around, crowd).dialable
     assert len(asked) == len(crowd)

@@ -23,13 +23,13 @@ from swarmcli.network.prefix import Prefix
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.codec import decode_body, decode_header, encode, encode_body
 from swarmcli.network.wire.messages import (
-    Answer,
     BulkDenied,
+    CallAnswer,
+    CallFailure,
     Cancel,
+    ControlHello,
     ControlMessage,
-    Failure,
     Goodbye,
-    Hello,
     Ping,
     Pong,
     Request,
@@ -226,15 +226,15 @@ class ControlChannel:
 
     def frame_received(self, header: bytes, payload: memoryview) -> None:
         message = decode_header(ControlMessage, header)
-        if isinstance(message, Hello) != (self.boot_id is None):
+        if isinstance(message, ControlHello) != (self.boot_id is None):
             raise ProtocolViolation("unexpected message: no greeting before it, or a second one")
         match message:
             case Request():
                 self.used_at = self._loop.time()
                 self._serving.request_received(message)
-            case Answer():
+            case CallAnswer():
                 self._answer_received(message)
-            case Failure():
+            case CallFailure():
                 call = self._replied(message.id)
                 if call is not None and not call.future.done():
                     call.future.set_exception(raised(message.why, self.peer_id))
@@ -248,9 +248,9 @@ class ControlChannel:
                 self._pong_received(message)
             case Goodbye():
                 self._goodbye = printable(message.reason, 200)
-            case Hello():
+            case ControlHello():
                 self.boot_id = message.boot_id
-                self._shared_reactions[Hello](self, message)
+                self._shared_reactions[ControlHello](self, message)
                 self._ping(self._liveness.ping())
             case _:
                 self._shared_reactions[type(message)](self, message)
@@ -270,7 +270,7 @@ class ControlChannel:
 
     # Inside
 
-    def _answer_received(self, answer: Answer) -> None:
+    def _answer_received(self, answer: CallAnswer) -> None:
         call = self._replied(answer.id)
         if call is None:
             return

@@ -22,7 +22,7 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.transports.base import Connection, Purpose
 from swarmcli.network.wire.codec import encode
-from swarmcli.network.wire.messages import AddressesChanged, Goodbye, Hello
+from swarmcli.network.wire.messages import AddressesChanged, ControlHello, Goodbye
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class ControlPool:
     """
 
     def __init__(self, context: EndpointContext) -> None:
-        self.reactions: dict[type, Reaction] = {Hello: self._greeted, AddressesChanged: self._moved}
+        self.reactions: dict[type, Reaction] = {ControlHello: self._greeted, AddressesChanged: self._moved}
         self.peer_lost: list[Callable[[PeerID, str], None]] = []
         self._context = context
         context.dialer.round_trip = self.ping_time  # it compares relays, whose word on that counts for nothing
@@ -131,7 +131,7 @@ class ControlPool:
         prefix = self.prefix_of(connection)
         channel = ControlChannel(connection, self._context, prefix, self.reactions, self._channel_lost)
         try:
-            await connection.send(encode(Hello(self._context.boot_id, self._context.addresses)))
+            await connection.send(encode(ControlHello(self._context.boot_id, self._context.addresses)))
         except asyncio.CancelledError:
             connection.abort("given up while being dialed")
             raise
@@ -210,7 +210,7 @@ class ControlPool:
             if not opening.done():
                 opening.set_result(pair.current or channel)
 
-    def _greeted(self, channel: ControlChannel, hello: Hello) -> None:
+    def _greeted(self, channel: ControlChannel, hello: ControlHello) -> None:
         """A peer that started anew has forgotten its older connections: they are dead, and listeners hear of the loss,
         because the peer has also forgotten everything that it was told on them."""
         pair = self._pairs[channel.peer_id]
@@ -222,7 +222,7 @@ class ControlPool:
         for other in outdated:
             other.connection.abort("the peer started anew")
 
-    def _moved(self, channel: ControlChannel, message: Hello | AddressesChanged) -> None:
+    def _moved(self, channel: ControlChannel, message: ControlHello | AddressesChanged) -> None:
         """The peer says where it can be dialed. What it says below the horizon that it shares with us is left out."""
         # Not that of this very connection: what a peer says over a relay, too, is worth what its direct one shows.
         channels = self._pairs[channel.peer_id].channels

@@ -12,7 +12,7 @@ from swarmcli.network.ledger import Account
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.codec import decode_body, encode, encode_body
-from swarmcli.network.wire.messages import Answer, BulkDenied, Cancel, Failed, Failure, Request, failed
+from swarmcli.network.wire.messages import BulkDenied, CallAnswer, CallFailure, Cancel, HandlerFailed, Request, failed
 
 _UNREAD = "too many bytes of answers that were not read"
 
@@ -53,12 +53,16 @@ class IncomingCalls:
         handler = self._context.call_handlers.get(request.method)
         size = memoryview(request.body).nbytes
         if handler is None:
-            self.reply(Failure(request.id, Failed("unknown method", "", request.method)))
+            self.reply(CallFailure(request.id, HandlerFailed("unknown method", "", request.method)))
         elif not self._waiting.charge(1):
-            self.reply(Failure(request.id, Failed("refused", "busy", "too many calls that wait for their answer")))
+            self.reply(
+                CallFailure(request.id, HandlerFailed("refused", "busy", "too many calls that wait for their answer"))
+            )
         elif not self._requests.charge(size):
             self._waiting.give_back(1)
-            self.reply(Failure(request.id, Failed("refused", "busy", "too many bytes of unanswered requests")))
+            self.reply(
+                CallFailure(request.id, HandlerFailed("refused", "busy", "too many bytes of unanswered requests"))
+            )
         else:
             body = decode_body(handler.request_type, request.body, request.method)  # else the connection ends
             work = self._serve(request.id, request.method, handler, body, self._context.clock.raw())
@@ -76,9 +80,9 @@ class IncomingCalls:
             del self._skipped[cancel.id]
         else:
             return  # the answer has crossed the wish to cancel
-        self.reply(Failure(cancel.id, Failed("cancelled")))
+        self.reply(CallFailure(cancel.id, HandlerFailed("cancelled")))
 
-    def reply(self, message: Failure | BulkDenied) -> None:
+    def reply(self, message: CallFailure | BulkDenied) -> None:
         """Posts a reply that no handler waits to send."""
         self._context.tasks.spawn(self._send(self._begin_reply(message)))
 
@@ -101,17 +105,17 @@ class IncomingCalls:
         self._next = number + 1
 
     async def _serve(self, number: int, method: str, handler: Handler, request: Any, received: float) -> None:
-        reply: Answer | Failure
+        reply: CallAnswer | CallFailure
         try:
             body = encode_body(await handler.answer(self._peer, request), self._limits.max_message)
-            reply = Answer(number, received, self._context.clock.raw(), body)
+            reply = CallAnswer(number, received, self._context.clock.raw(), body)
         except asyncio.CancelledError:
             # Not by the caller's wish, which would have taken the number out: the caller must not wait for an answer.
             if self._take(number) is not None:
-                self.reply(Failure(number, Failed("cancelled")))
+                self.reply(CallFailure(number, HandlerFailed("cancelled")))
             raise
         except Exception as error:
-            reply = Failure(number, failed(error, method, self._peer))
+            reply = CallFailure(number, failed(error, method, self._peer))
         self._take(number)
         await self._send(self._begin_reply(reply))
 
@@ -122,13 +126,13 @@ class IncomingCalls:
             self._waiting.give_back(1)
         return task
 
-    def _begin_reply(self, reply: Answer | Failure | BulkDenied) -> bytes:
+    def _begin_reply(self, reply: CallAnswer | CallFailure | BulkDenied) -> bytes:
         """Encodes a reply, and charges it. A peer that asks and does not read the answers is not read either, and large
         answers become refusals."""
         data = encode(reply)
         if not self._replies.charge(len(data)):
-            if isinstance(reply, Answer):
-                data = encode(Failure(reply.id, Failed("refused", "busy", _UNREAD)))
+            if isinstance(reply, CallAnswer):
+                data = encode(CallFailure(reply.id, HandlerFailed("refused", "busy", _UNREAD)))
             self._replies.charge_anyway(len(data))
         self._replying += 1
         if self._replying > self._limits.max_calls_per_peer:

@@ -16,10 +16,10 @@ from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.codec import decode_body, decode_header, encode
 from swarmcli.network.wire.messages import (
     BulkMessage,
+    BulkOffer,
     Done,
-    Failed,
     Finish,
-    Offer,
+    HandlerFailed,
     Open,
     Piece,
     failed,
@@ -134,7 +134,7 @@ class StreamChannel:
             self._piece_received(message, len(header))
         elif isinstance(message, Open):
             self._open_received(message)
-        elif isinstance(message, Offer):
+        elif isinstance(message, BulkOffer):
             self._offer_received(message)
         else:
             self._end_received(message)
@@ -178,19 +178,19 @@ class StreamChannel:
         handler = self._context.stream_handlers.get(message.method)
         if handler is None:
             self._begin(message.method)
-            spawn(self._say_last(Failed("unknown method", "", message.method)))
+            spawn(self._say_last(HandlerFailed("unknown method", "", message.method)))
             return
         request = decode_body(handler.request_type, message.body, message.method)
         self._task = spawn(self._serve(handler, request, self._begin(message.method)))
 
-    def _offer_received(self, offer: Offer) -> None:
+    def _offer_received(self, offer: BulkOffer) -> None:
         if self.role is not Role.UNKNOWN:
             raise ProtocolViolation("unexpected message: an offer out of turn")
         self.role = Role.OPENER
         if not self._offered(self, offer.token):
             self.reset("nobody waits for this connection any more")
 
-    def _end_received(self, message: Finish | Done | Failed) -> None:
+    def _end_received(self, message: Finish | Done | HandlerFailed) -> None:
         stream = self.stream
         if stream is None or self._heard_last or (self._heard_finish and isinstance(message, Finish)):
             raise ProtocolViolation("unexpected message: no stream is open")
@@ -207,7 +207,7 @@ class StreamChannel:
         self._settle()
 
     async def _serve(self, handler: Handler, request: Any, stream: Stream) -> None:
-        last: Done | Failed = Done()
+        last: Done | HandlerFailed = Done()
         try:
             await handler.answer(self.peer_id, request, stream)
         except asyncio.CancelledError:
@@ -220,7 +220,7 @@ class StreamChannel:
         self._task = None
         await self._say_last(last)
 
-    async def _say_last(self, message: Done | Failed) -> None:
+    async def _say_last(self, message: Done | HandlerFailed) -> None:
         """The handler has come to its end: whatever the opener still sends is thrown away."""
         self._left = True
         if self.stream is not None:

@@ -22,7 +22,7 @@ from swarmcli.network.streams.channel import Role, StreamChannel
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.transports.base import Connection, Purpose
 from swarmcli.network.wire.codec import encode
-from swarmcli.network.wire.messages import BulkDenied, BulkWanted, Offer
+from swarmcli.network.wire.messages import BulkDenied, BulkOffer, BulkWanted
 
 
 class _PeerStreams:
@@ -283,7 +283,7 @@ class StreamPool:
         try:
             connection = await self._context.dialer.dial_peer(control.peer_id, addresses, Purpose.BULK)
             self._take_up(connection, Role.SERVER)
-            await connection.send(encode(Offer(wanted.token)))
+            await connection.send(encode(BulkOffer(wanted.token)))
         except ConnectError:
             control.reply(BulkDenied(wanted.token))
         except ConnectionLost:

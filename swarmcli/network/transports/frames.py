@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.network.limits import Limits
-from swarmcli.network.rates import LARGEST_PIECE, Way
+from swarmcli.network.rates import LARGEST_PIECE, LinkWay
 from swarmcli.network.transports.base import Buffer, Receiver
 from swarmcli.words import printable
 
@@ -139,7 +139,7 @@ class FrameReader:
 class FrameWriter:
     """Writes whole frames, one after the other, with back-pressure. Subclasses know how bytes get away: `write`."""
 
-    def __init__(self, limits: Limits, on_torn: Callable[[], None], way: Way) -> None:
+    def __init__(self, limits: Limits, on_torn: Callable[[], None], way: LinkWay) -> None:
         """`on_torn` is called when a send is cancelled in the middle of its frame: the connection cannot go on.
         `way` is charged with what is written."""
         self.bytes_sent = 0

@@ -34,7 +34,7 @@ Addresses = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=4096)], ...],
 FailureKind = Literal["unknown method", "refused", "error", "cancelled"]
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
+class ControlHello(msgspec.Struct, frozen=True, tag="hello"):
     """The first message of either end. `boot_id` is drawn anew when an endpoint starts."""
 
     boot_id: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
@@ -47,7 +47,7 @@ class Request(msgspec.Struct, frozen=True, tag="call"):
     body: msgspec.Raw  # here and below: as it came, or any message that is to be sent
 
 
-class Answer(msgspec.Struct, frozen=True, tag="answer"):
+class CallAnswer(msgspec.Struct, frozen=True, tag="answer"):
     """`received` and `replied` are the answerer's raw clock, for NTP."""
 
     id: Number
@@ -56,7 +56,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     body: msgspec.Raw
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class HandlerFailed(msgspec.Struct, frozen=True, tag="failed"):
     """A handler has failed or refused. On a bulk connection it is the stream's end, like `Done`."""
 
     kind: FailureKind
@@ -64,11 +64,11 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     text: Words = ""
 
 
-class Failure(msgspec.Struct, frozen=True, tag="failure"):
+class CallFailure(msgspec.Struct, frozen=True, tag="failure"):
     """Instead of an answer. Each request gets exactly one of the two, a cancelled one as well."""
 
     id: Number
-    why: Failed
+    why: HandlerFailed
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -90,7 +90,7 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
 
 
 class AddressesChanged(msgspec.Struct, frozen=True, tag="addresses"):
-    """Where this end can be dialed from now on, instead of what its `Hello` said."""
+    """Where this end can be dialed from now on, instead of what its `ControlHello` said."""
 
     addresses: Addresses
 
@@ -113,11 +113,21 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
 
 
 ControlMessage: TypeAlias = (
-    Hello | Request | Answer | Failure | Cancel | Ping | Pong | AddressesChanged | BulkWanted | BulkDenied | Goodbye
+    ControlHello
+    | Request
+    | CallAnswer
+    | CallFailure
+    | Cancel
+    | Ping
+    | Pong
+    | AddressesChanged
+    | BulkWanted
+    | BulkDenied
+    | Goodbye
 )
 
 
-class Offer(msgspec.Struct, frozen=True, tag="offer"):
+class BulkOffer(msgspec.Struct, frozen=True, tag="offer"):
     """The first message on a bulk connection that was dialed on request; the other end opens streams on it."""
 
     token: Number
@@ -144,21 +154,21 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
     """The handler has returned: a `Finish` after which nothing is read either."""
 
 
-BulkMessage: TypeAlias = Offer | Open | Piece | Finish | Done | Failed
+BulkMessage: TypeAlias = BulkOffer | Open | Piece | Finish | Done | HandlerFailed
 
 
-def failed(error: Exception, method: str, peer: PeerID) -> Failed:
+def failed(error: Exception, method: str, peer: PeerID) -> HandlerFailed:
     """Answers the peer whose request failed here. Logs what is not a refusal."""
     if isinstance(error, CallRefused):
-        return Failed("refused", error.code[:MAX_TEXT], str(error)[:MAX_TEXT])
+        return HandlerFailed("refused", error.code[:MAX_TEXT], str(error)[:MAX_TEXT])
     if isinstance(error, SwarmError):  # an ordinary misfortune, such as a third peer that is gone
         logger.info("the handler of %s failed on a request from %s: %s", method, peer.short, error)
     else:
         logger.error("the handler of %s failed on a request from %s", method, peer.short, exc_info=error)
-    return Failed("error", "", f"{type(error).__name__}: {error}"[:MAX_TEXT])
+    return HandlerFailed("error", "", f"{type(error).__name__}: {error}"[:MAX_TEXT])
 
 
-def raised(failed: Failed, peer: PeerID) -> CallError:
+def raised(failed: HandlerFailed, peer: PeerID) -> CallError:
     """The exception that the caller sees."""
     code, text = printable(failed.code, MAX_TEXT), printable(failed.text, MAX_TEXT)
     if failed.kind == "refused":

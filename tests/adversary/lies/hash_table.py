@@ -12,10 +12,10 @@ import msgspec
 
 from swarmcli.dht import messages
 from swarmcli.dht.core import NodeCore
-from swarmcli.dht.messages import Answer, FindReply, FindRequest, Outcome, Question, StoreReply, StoreRequest
+from swarmcli.dht.messages import FindAnswer, FindReply, FindRequest, Outcome, Question, StoreReply, StoreRequest
 from swarmcli.dht.records import OwnedSubkey, Record, encode_subkey, encode_value, id_to_bytes, key_id, sign_record
 from swarmcli.dht.routing import Contact
-from swarmcli.dht.storage import Verdict
+from swarmcli.dht.storage import StoreVerdict
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.reach.relay_records import RELAYS_KEY
@@ -53,14 +53,14 @@ def play_back(liar: Liar) -> None:
     def store(peer: PeerID, request: StoreRequest) -> StoreReply:
         for record in request.records:
             first.setdefault((key_id(record.key), record.subkey), record)
-        return StoreReply((Outcome(int(Verdict.STORED)),) * len(request.records))
+        return StoreReply((Outcome(int(StoreVerdict.STORED)),) * len(request.records))
 
     def find(peer: PeerID, request: FindRequest) -> FindReply:
         if not request.values:
             return _nothing(request)
         wanted = [int.from_bytes(question.target, "big") for question in request.questions]
         old = [tuple(record for (number, _), record in first.items() if number == target) for target in wanted]
-        return FindReply(1, (), tuple(Answer(records, cursor=len(records)) for records in old))
+        return FindReply(1, (), tuple(FindAnswer(records, cursor=len(records)) for records in old))
 
     _answer(liar, messages.STORE, StoreRequest, store)
     _answer(liar, messages.FIND, FindRequest, find)
@@ -70,7 +70,7 @@ def play_back(liar: Liar) -> None:
 def stale(liar: Liar) -> None:
     def store(peer: PeerID, request: StoreRequest) -> StoreReply:
         newer = [msgspec.structs.replace(record, sequence=(1 << 63) - 1) for record in request.records]
-        return StoreReply(tuple(Outcome(int(Verdict.STALE), record) for record in newer))
+        return StoreReply(tuple(Outcome(int(StoreVerdict.STALE), record) for record in newer))
 
     _answer(liar, messages.STORE, StoreRequest, store)
 
@@ -78,7 +78,7 @@ def stale(liar: Liar) -> None:
 @lie("answers without end", "hash table", at_most="one message; it is no contact for five minutes")
 def endless(liar: Liar) -> None:
     def find(peer: PeerID, request: FindRequest) -> FindReply:
-        answers = (Answer((), cursor=1, more=True),) * (len(request.questions) if request.values else 0)
+        answers = (FindAnswer((), cursor=1, more=True),) * (len(request.questions) if request.values else 0)
         return FindReply(1, (), answers)
 
     _answer(liar, messages.FIND, FindRequest, find)
@@ -207,12 +207,12 @@ def _answer(liar: Liar, method: str, request_type: type, handler: Callable[[Peer
 
 
 def _nothing(request: FindRequest, neighbours: Sequence[Contact] = ()) -> FindReply:
-    return FindReply(1, tuple(neighbours), (Answer(),) * (len(request.questions) if request.values else 0))
+    return FindReply(1, tuple(neighbours), (FindAnswer(),) * (len(request.questions) if request.values else 0))
 
 
 def _store_nothing(liar: Liar) -> None:
     def store(peer: PeerID, request: StoreRequest) -> StoreReply:
-        return StoreReply((Outcome(int(Verdict.STORED)),) * len(request.records))
+        return StoreReply((Outcome(int(StoreVerdict.STORED)),) * len(request.records))
 
     _answer(liar, messages.STORE, StoreRequest, store)
     _answer(liar, messages.SYNC, messages.SyncRequest, lambda peer, request: messages.SyncReply(()))

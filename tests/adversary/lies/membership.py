@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from swarmcli.errors import NotAMember
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.membership import Invitation, Kind, Membership, Pass, Revocation
+from swarmcli.network.membership import Invitation, InvitationKind, Membership, Pass, Revocation
 from tests.adversary.lies.base import Liar, lie
 
 CENTURY = 100 * 365 * 86_400
@@ -50,7 +50,7 @@ def forge(liar: Liar) -> None:
         membership, _ = own
         key = Identity.from_seed(liar.random.randbytes(8))
         unsigned = Invitation(
-            Kind.PEER, liar.random.randbytes(8), CENTURY, liar.endpoint.peer_id, liar.endpoint.peer_id
+            InvitationKind.PEER, liar.random.randbytes(8), CENTURY, liar.endpoint.peer_id, liar.endpoint.peer_id
         )
         signature = key.sign("run invitation", membership.run.recipe.encode(), unsigned.head())
         _shows(liar, Pass(dataclasses.replace(unsigned, signature=signature)), "a forgery")

@@ -11,7 +11,7 @@ from swarmcli.errors import CallRefused, SwarmError
 from swarmcli.events import Event, PeerConnected
 from swarmcli.network import Endpoint, PeerID, Purpose, wire
 from swarmcli.network.transports.base import Connection
-from swarmcli.network.wire.messages import AddressesChanged, Hello, Open, Piece, Ping
+from swarmcli.network.wire.messages import AddressesChanged, ControlHello, Open, Piece, Ping
 from tests.adversary.lies.base import Liar, lie
 
 STEERING = "\x1b[2J\x1b]0;owned\x07\u202elive si llA\u2066"  # clears a terminal, names its window, turns its reading
@@ -85,7 +85,7 @@ def many_control_connections(liar: Liar) -> None:
     async def attack(endpoint: Endpoint, peer: PeerID) -> None:
         for _ in range(_AT_ONCE):
             connection = await _dial(endpoint, peer, Purpose.CONTROL)
-            await connection.send(wire.encode(Hello(liar.random.randbytes(16), endpoint.addresses)))
+            await connection.send(wire.encode(ControlHello(liar.random.randbytes(16), endpoint.addresses)))
 
     _to_each(liar, attack)
 

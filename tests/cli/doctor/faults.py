@@ -14,7 +14,7 @@ from swarmcli.events import Noticed
 from swarmcli.journal import JOURNAL_NAME, Journal
 from swarmcli.network.identity import Identity
 from swarmcli.network.key_file import create_key_file
-from swarmcli.network.transports.tcp.handshake import Kind, Message, listener_context
+from swarmcli.network.transports.tcp.handshake import GreetingKind, Message, listener_context
 from tests.journal.samples import RUN, Clock, averaging_round, epoch
 
 OTHER = Identity.from_seed(b"somebody else")
@@ -58,7 +58,7 @@ def speaks_version_9(connection: socket.socket) -> None:
     """TLS as a peer's, and then a greeting of a version to come."""
     with listener_context(OTHER).wrap_socket(connection, server_side=True) as channel:
         channel.recv(1000)
-        channel.sendall(Message(Kind.REFUSAL, b"another version", version=9).encode())
+        channel.sendall(Message(GreetingKind.REFUSAL, b"another version", version=9).encode())
         with suppress(ssl.SSLError):
             channel.recv(1000)
 

@@ -25,7 +25,7 @@ from swarmcli.network.ledger import Ledger
 from swarmcli.network.limits import Limits
 from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import prefix_of
-from swarmcli.network.rates import LinkRates, Way
+from swarmcli.network.rates import LinkRates, LinkWay
 from swarmcli.network.transports.base import Buffer, Purpose, Receiver
 from swarmcli.network.transports.frames import goodbye_frame
 from swarmcli.network.transports.tcp import handshake
@@ -256,7 +256,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         self.local_host = own[0].partition("%")[0].removeprefix("::ffff:") if own and not self.relayed else None
         self.on_this_computer = not self.relayed and (host == self.local_host or scope_of(host) is Scope.HOST)
         if self.on_this_computer:  # the user's limits are for the link, which these bytes do not pass
-            self._way_in = self._writer.way = Way()
+            self._way_in = self._writer.way = LinkWay()
         self._writer.attach(self._socket)
         self._reader.attach(self._socket)
         if self.on_made is not None:

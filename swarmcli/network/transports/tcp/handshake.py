@@ -62,7 +62,7 @@ _WELCOME = struct.Struct("!HB")  # lengths of the listener's pass, and of the bi
 _MAX_ADDRESS = 512
 
 
-class Kind(IntEnum):
+class GreetingKind(IntEnum):
     HELLO = 1
     CHALLENGE = 2
     PROOF = 3
@@ -94,7 +94,7 @@ class Greeted:
 class Refused(HandshakeError):
     """This end says no. `rule` is a short name to count by; `last_words` are sent before the connection closes."""
 
-    def __init__(self, rule: str, message: str, kind: Kind = Kind.REFUSAL) -> None:
+    def __init__(self, rule: str, message: str, kind: GreetingKind = GreetingKind.REFUSAL) -> None:
         super().__init__(message)
         self.rule = rule
         self.last_words = Message(kind, message.encode()[:_MAX_BODY]).encode()
@@ -125,11 +125,11 @@ def greet_listener(
     identity: Identity, listener: PeerID, purpose: Purpose, membership: Membership | None = None
 ) -> Greeting:
     """The dialer's side. `listener` is whose certificate the TLS handshake proved. `membership`: of a closed run."""
-    hello = Message(Kind.HELLO, bytes([purpose]) + identity.peer_id).encode()
-    challenge = _expect(Kind.CHALLENGE, (yield hello), _CHALLENGE_BYTES)
+    hello = Message(GreetingKind.HELLO, bytes([purpose]) + identity.peer_id).encode()
+    challenge = _expect(GreetingKind.CHALLENGE, (yield hello), _CHALLENGE_BYTES)
     shown = membership.proof(listener) if membership is not None else b""
     proof = identity.sign(_SIGNED_PURPOSE, challenge, listener, bytes([purpose]), shown)
-    welcome = _expect(Kind.WELCOME, (yield Message(Kind.PROOF, proof + shown).encode()))
+    welcome = _expect(GreetingKind.WELCOME, (yield Message(GreetingKind.PROOF, proof + shown).encode()))
     theirs, binding, seen = _read_welcome(welcome)
     if membership is not None:  # without words where it fails: to the listener the greeting is over
         membership.welcomed(listener, theirs, binding)
@@ -138,12 +138,12 @@ def greet_listener(
 
 def greet_dialer(identity: Identity, dialer: str, membership: Membership | None = None) -> Greeting:
     """The listener's side. `dialer` is the address from which the other end has come."""
-    hello = _expect(Kind.HELLO, (yield b""), 1 + PEER_ID_BYTES)
+    hello = _expect(GreetingKind.HELLO, (yield b""), 1 + PEER_ID_BYTES)
     if hello[0] not in tuple(Purpose):
         raise Refused("unknown purpose", f"connections for purpose {hello[0]} are not known here")
     purpose, peer_id = Purpose(hello[0]), PeerID(hello[1:])
     challenge = os.urandom(_CHALLENGE_BYTES)
-    proof = _expect(Kind.PROOF, (yield Message(Kind.CHALLENGE, challenge).encode()))
+    proof = _expect(GreetingKind.PROOF, (yield Message(GreetingKind.CHALLENGE, challenge).encode()))
     signature, shown = proof[:SIGNATURE_BYTES], proof[SIGNATURE_BYTES:]
     if len(signature) < SIGNATURE_BYTES or len(shown) > MAX_PROOF:
         raise Refused("malformed hello", f"a proof has {SIGNATURE_BYTES} bytes, and {MAX_PROOF} more at most")
@@ -154,11 +154,11 @@ def greet_dialer(identity: Identity, dialer: str, membership: Membership | None 
         try:
             binding = membership.check(peer_id, shown)
         except NotAMember as error:
-            raise Refused("no member", str(error), Kind.NO_MEMBER) from None
+            raise Refused("no member", str(error), GreetingKind.NO_MEMBER) from None
         own = membership.proof(peer_id)
     seen = dialer.encode()[:_MAX_ADDRESS]
     welcome = _WELCOME.pack(len(own), len(binding)) + own + binding + seen
-    return Greeted(peer_id, purpose, Message(Kind.WELCOME, welcome).encode())
+    return Greeted(peer_id, purpose, Message(GreetingKind.WELCOME, welcome).encode())
 
 
 def _read_welcome(body: bytes) -> tuple[bytes, bytes, bytes]:
@@ -195,15 +195,15 @@ def _observed(welcome: bytes) -> str | None:
     return str(address) if address.scheme == "tcp" and scope_of(address.host) is not None else None
 
 
-def _expect(kind: Kind, message: Message, length: int | None = None) -> bytes:
+def _expect(kind: GreetingKind, message: Message, length: int | None = None) -> bytes:
     if message.version != PROTOCOL_VERSION:
         raise Refused(
             "another version",
             f"protocol versions differ: this end speaks {PROTOCOL_VERSION}, the other {message.version}; "
             "update the older one",
         )
-    if message.kind in (Kind.REFUSAL, Kind.NO_MEMBER):
-        error = NotAMember if message.kind == Kind.NO_MEMBER else HandshakeError
+    if message.kind in (GreetingKind.REFUSAL, GreetingKind.NO_MEMBER):
+        error = NotAMember if message.kind == GreetingKind.NO_MEMBER else HandshakeError
         raise error(f"refused by the other end: {printable(message.body.decode(errors='replace'), 200)}")
     if message.kind != kind or (length is not None and len(message.body) != length):
         what = kind.name if length is None else f"{kind.name} of {length} bytes"

@@ -14,7 +14,7 @@ from typing import cast
 
 from swarmcli.errors import ConnectionLost
 from swarmcli.network.limits import Limits
-from swarmcli.network.rates import Way
+from swarmcli.network.rates import LinkWay
 from swarmcli.network.transports.frames import FrameReader, FrameWriter
 from swarmcli.network.transports.tcp.system import bytes_in_system_buffer, wake_at
 
@@ -154,7 +154,7 @@ class TLSReader(FrameReader):
 class TLSWriter(FrameWriter):
     """Used by one connection, whose errors it is told."""
 
-    def __init__(self, engine: TLSEngine, limits: Limits, on_torn: Callable[[], None], way: Way) -> None:
+    def __init__(self, engine: TLSEngine, limits: Limits, on_torn: Callable[[], None], way: LinkWay) -> None:
         super().__init__(limits, on_torn, way)
         self._engine = engine
         self._socket: asyncio.WriteTransport
