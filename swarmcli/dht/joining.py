@@ -14,7 +14,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import in_turns, prefix_of_address
 from swarmcli.reach.circuits import open_circuits
 from swarmcli.reach.reach import PortMapping, Reach, ReachOptions
-from swarmcli.reach.relay_records import MAX_RECORDS, RELAYS_KEY, RelayRecord, read_record
+from swarmcli.reach.relay_messages import MAX_RECORDS, RELAYS_KEY, RelayRecord, read_record
 from swarmcli.reach.relaying import Relay, RelayBudgets
 from swarmcli.reach.relays import Relays
 

@@ -27,7 +27,7 @@ from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import NO_SUBKEY, SIGNING_PURPOSE, TOMBSTONE, OwnedSubkey, Record, decode_subkey, decode_value
 from swarmcli.errors import ValidationError
 from swarmcli.network.identity import SIGNATURE_BYTES, verify
-from swarmcli.reach.relay_records import RELAYS_KEY
+from swarmcli.reach.relay_messages import RELAYS_KEY
 from swarmcli.recent import Recent
 
 Check: TypeAlias = Callable[[Any], None]  # raises ValueError with the first thing that does not fit

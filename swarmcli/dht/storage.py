@@ -18,7 +18,7 @@ from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import NO_SUBKEY, OwnedSubkey, Record, decode_subkey, is_owned, key_id
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix
-from swarmcli.reach.relay_records import RELAYS_KEY
+from swarmcli.reach.relay_messages import RELAYS_KEY
 
 Name: TypeAlias = tuple[int, bytes]  # of one record: the id of its key, and its subkey
 

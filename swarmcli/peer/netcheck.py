@@ -16,10 +16,10 @@ from swarmcli.network.addresses import Scope, parse_address, scope_of
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.transports.tcp.interfaces import announced_addresses
+from swarmcli.reach.evidence import Translation, find_translation
 from swarmcli.reach.mapping import NOT_ASKED, Mapping, PortMapping, default_gateway
 from swarmcli.reach.rates import Rates, measure
 from swarmcli.reach.reach import Reach
-from swarmcli.reach.translation import Translation, find_translation
 from swarmcli.reach.verdict import Family, ReachVerdict, family_of, host_of
 
 MEASURED_PEERS = 3

@@ -37,8 +37,8 @@ from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.transports.base import Connection, Family, LocalPort, Purpose
 from swarmcli.reach.budgets import ASK_LIMITS, BULK_LIMITS, CONTROL_LIMITS, NEAR_LIMITS, TRIES
+from swarmcli.reach.evidence import Translation, find_translation, outer_address
 from swarmcli.reach.punch_rules import CROSSING, Pair, Patience, behind_one_router, nearby, pairs_of
-from swarmcli.reach.translation import Translation, find_translation, outer_address
 from swarmcli.reach.verdict import Surroundings, family_of, host_of
 
 logger = logging.getLogger(__name__)

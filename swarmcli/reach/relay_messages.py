@@ -1,12 +1,19 @@
-"""Messages between clients and relays. docs/protocol.md describes the order."""
+"""Messages between clients and relays, and the record by which a relay advertises itself in the hash table.
+
+docs/protocol.md describes the order. Each relay writes one record under its own signed subkey of `RELAYS_KEY`. The hash
+table stands above this package, so what reads and writes it is handed in.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any
 
 import msgspec
 
+from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
+from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 
 OFFER = "relay.offer"  # calls, by a client to a relay: what it would give …
 RESERVE = "relay.reserve"  # … and to take it
@@ -15,6 +22,9 @@ INCOMING = "relay.incoming"  # … and from there one to the client that is dial
 
 PIECE = 128 << 10  # bytes that travel in one message, at most: what others on this loop wait for
 WINDOW = 256 << 10  # bytes of a circuit that wait at one place in one direction, besides one piece
+
+RELAYS_KEY = "relays"
+MAX_RECORDS = 64  # of relays that a reader is given: more of them would help nobody
 
 
 class Reserve(msgspec.Struct, frozen=True):
@@ -55,3 +65,30 @@ class AskForOffer(msgspec.Struct, frozen=True):
 class RelayOffer(msgspec.Struct, frozen=True):
     room: bool  # whether a reservation would succeed now
     load: Annotated[float, msgspec.Meta(ge=0, le=1)]  # the share of the relay's budgets that is in use
+
+
+class RelayRecord(msgspec.Struct, frozen=True):
+    """A relay says this of itself."""
+
+    addresses: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS)], ...],
+        msgspec.Meta(min_length=1, max_length=MAX_ADDRESSES),
+    ]  # direct ones
+    load: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0  # the share of its budgets that is in use
+
+    def value(self) -> dict[str, Any]:
+        """As it is stored."""
+        return {"addresses": list(self.addresses), "load": self.load}
+
+
+Find = Callable[[], Awaitable[Mapping[PeerID, RelayRecord]]]
+# The record, and the seconds that it lasts; whether it is kept.
+Publish = Callable[[RelayRecord, float], Awaitable[bool]]
+
+
+def read_record(value: object) -> RelayRecord | None:
+    """A stored value; None for one that is none of ours."""
+    try:
+        return wire.convert(RelayRecord, value)
+    except msgspec.DecodeError:
+        return None

@@ -15,12 +15,13 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
 
-from swarmcli.errors import CallRefused, CallTimeout, EndOfStream, NetworkError, PeerUnreachable
+from swarmcli.errors import CallRefused, CallTimeout, EndOfStream, NetworkError, PeerUnreachable, SwarmError
 from swarmcli.network.budgets import allow_descriptors
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
@@ -30,7 +31,7 @@ from swarmcli.network.streams.stream import Stream
 from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.network.token_bucket import Meter, TokenBucket
 from swarmcli.reach import relay_messages as messages
-from swarmcli.reach.relay_records import Publish, RelayRecord, advertise
+from swarmcli.reach.relay_messages import Publish, RelayRecord
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,15 @@ class RelayBudgets:
         if not rate > 0:
             raise ValueError(f"a relay passes on more than 0 bytes per second, got {rate}")
         return cls(rate=rate, rate_per_peer=rate / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class AdvertisingTimes:
+    """In seconds."""
+
+    life: float = 900.0  # that a record lasts …
+    again: float = 240.0  # … and between two of them
+    not_yet: float = 5.0  # until a peer that could not be dialed, or reached nobody, looks again
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +322,25 @@ class Relay:
     def _refuse(self, code: str, words: str) -> NoReturn:
         self._refusals[code] += 1
         raise CallRefused(code, words)
+
+
+async def advertise(
+    describe: Callable[[], RelayRecord | None], publish: Publish, times: AdvertisingTimes = AdvertisingTimes()
+) -> None:
+    """Keeps this relay's record in the hash table while `describe` gives one. Never returns.
+
+    However many others are there: who reads draws some by lot, and the hash table keeps to bounds of its own.
+    """
+    pause = times.not_yet
+    while True:
+        record, stored = describe(), False
+        if record is not None:
+            with suppress(SwarmError):
+                stored = await publish(record, times.life)
+        # A network that keeps no more records is not asked every few seconds.
+        pause = times.again if stored else times.not_yet if record is None else min(pause, times.again)
+        await asyncio.sleep(pause)
+        pause = times.not_yet if stored or record is None else 2 * pause
 
 
 def _affordable(budgets: RelayBudgets) -> RelayBudgets:

@@ -21,8 +21,7 @@ from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.prefix import Prefix, in_turns, prefix_of_address
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.reach.circuits import RelayTransport
-from swarmcli.reach.relay_messages import OFFER, RESERVE, AskForOffer, RelayOffer, Reserve, Reserved
-from swarmcli.reach.relay_records import Find
+from swarmcli.reach.relay_messages import OFFER, RESERVE, AskForOffer, Find, RelayOffer, Reserve, Reserved
 from swarmcli.recent import Recent
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from swarmcli.dht import DHTLimits, DHTNode, messages
 from swarmcli.dht.joining import RelayDirectory
 from swarmcli.dht.records import OwnedSubkey, encode_subkey, key_id, node_id
 from swarmcli.network.loop_thread import loop_time
-from swarmcli.reach.relay_records import RELAYS_KEY, RelayRecord
+from swarmcli.reach.relay_messages import RELAYS_KEY, RelayRecord
 from swarmcli.testing import Swarm
 from tests.adversary.lies.base import LIES, Liar, all_lies
 from tests.simulation import simulated

@@ -30,7 +30,7 @@ from swarmcli.errors import CallRefused, ConnectionLost, ValidationError
 from swarmcli.events import PeerRefused
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.reach.relay_records import RELAYS_KEY
+from swarmcli.reach.relay_messages import RELAYS_KEY
 from tests.simulation import simulated
 
 from .swarm import Swarm, address, identity, soon

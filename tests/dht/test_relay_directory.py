@@ -8,7 +8,7 @@ from swarmcli.dht.records import OwnedSubkey, Record, encode_subkey, encode_valu
 from swarmcli.dht.storage import RecordWriter
 from swarmcli.network import Identity
 from swarmcli.network.prefix import prefix_of
-from swarmcli.reach.relay_records import RELAYS_KEY, RelayRecord
+from swarmcli.reach.relay_messages import RELAYS_KEY, RelayRecord
 from swarmcli.testing import Swarm
 from tests.simulation import simulated
 

@@ -9,7 +9,7 @@ from swarmcli.dht.records import OwnedSubkey, Record, Subkey, encode_subkey, enc
 from swarmcli.dht.storage import RecordWriter, Storage, StoreVerdict
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.prefix import prefix_of
-from swarmcli.reach.relay_records import RELAYS_KEY
+from swarmcli.reach.relay_messages import RELAYS_KEY
 
 PEERS = [Identity.from_seed(seed).peer_id for seed in range(64)]
 DAY = 86400.0

@@ -80,7 +80,7 @@ from swarmcli.network.wire.messages import (
 from swarmcli.optim.peers.report import PeerKeys, PeerReport
 from swarmcli.optim.state.drift import MemberNote, read_told
 from swarmcli.reach.mapping import nat_pmp
-from swarmcli.reach.relay_records import read_record
+from swarmcli.reach.relay_messages import read_record
 from swarmcli.recipe import digest_of
 from swarmcli.recipe.link import Link, parse_link
 from swarmcli.recipe.load import parse_recipe

@@ -9,9 +9,17 @@ from collections.abc import Mapping
 import pytest
 
 from swarmcli.network import Endpoint, Identity, PeerID
-from swarmcli.reach.relay_messages import OFFER, RESERVE, AskForOffer, RelayOffer, Reserve, Reserved
-from swarmcli.reach.relay_records import RelayRecord, advertise, read_record
-from swarmcli.reach.relaying import Relay, RelayBudgets
+from swarmcli.reach.relay_messages import (
+    OFFER,
+    RESERVE,
+    AskForOffer,
+    RelayOffer,
+    RelayRecord,
+    Reserve,
+    Reserved,
+    read_record,
+)
+from swarmcli.reach.relaying import Relay, RelayBudgets, advertise
 from swarmcli.reach.relays import Relays
 from swarmcli.testing import MemoryNetwork
 from tests.network.worlds import reaches

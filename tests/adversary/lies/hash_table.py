@@ -18,7 +18,7 @@ from swarmcli.dht.routing import Contact
 from swarmcli.dht.storage import StoreVerdict
 from swarmcli.errors import SwarmError
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.reach.relay_records import RELAYS_KEY
+from swarmcli.reach.relay_messages import RELAYS_KEY
 from tests.adversary.lies.base import Liar, lie
 
 _AGAIN = 20.0  # seconds between what a liar sends of its own accord
