@@ -39,8 +39,6 @@ from swarmcli.network.wire.messages import MAX_METHOD, AddressesChanged
 
 logger = logging.getLogger(__name__)
 
-_MOST_PROBES = 256  # that others may hold at one time …
-_PROBE_SECONDS = 30.0  # … and for so long
 MAX_PROBE = 4096  # bytes of the message on a probe
 
 Req = TypeVar("Req")
@@ -510,7 +508,7 @@ class Endpoint:
     def _probed(self, connection: Connection) -> None:
         """The dialer knows by now where it is seen. It holds the connection a while, since that keeps its router's
         ports as they are."""
-        if len(self._probes) >= _MOST_PROBES:
+        if len(self._probes) >= self.limits.probes:
             self._end_a_probe()
         self._probes[connection] = prefix_of_address(connection.remote_address)
         self._context.tasks.spawn(self._hold(connection))
@@ -531,7 +529,7 @@ class Endpoint:
         probe = _Probe(heard)
         connection.start(probe)
         try:
-            if not await set_within(probe.ended, _PROBE_SECONDS):
+            if not await set_within(probe.ended, self.limits.probe_life):
                 await connection.close("held long enough")
         finally:
             self._probes.pop(connection, None)

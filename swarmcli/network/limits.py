@@ -37,6 +37,17 @@ class Limits:
     # That silent direct addresses have before a relay is tried beside them: a TLS handshake with the other side of the
     # world takes less, and a connection that is needlessly relayed costs somebody else's link for as long as it stands.
     relay_patience: float = 1.5
+    write_high: int = 512 << 10  # bytes waiting in a connection's write buffer above which senders wait …
+    write_low: int = 128 << 10  # … and below which they go on
+    enough: int = 32 << 10  # two TLS records: worth being woken for in the middle of a payload
+    direct: int = 64 << 10  # of a payload; from here on a reader that names its memory is worth waiting for
+    whole_frame: int = 1 << 20  # frames up to this size are written in one go, so that a cancelled send tears none
+    short_words: int = 2 << 10  # of a frame without a payload that waits for no turn where the link is limited
+    max_pings: int = 8  # unanswered ones; further pings repeat the last number, so that nobody has to remember more
+    backlog: int = 1024  # connections that the system takes in before this process does
+    accept_retry: float = 0.1  # when the system has no more file descriptors or memory
+    probes: int = 256  # connections for probing that others may hold at one time …
+    probe_life: float = 30.0  # … and for so long
     surplus_life: float = 5.0  # without a call, after which both ends are sure to use the better of two connections
     linger: float = 2.0  # that an ending connection waits for the other end to have read everything
     goodbye_timeout: float = 1.0  # for the farewell to all peers when an endpoint closes

@@ -24,6 +24,7 @@ from swarmcli.errors import (
     OwnAddressError,
     WrongPeerError,
 )
+from swarmcli.network.limits import Limits
 from swarmcli.network.transports.base import Connection, Purpose
 from swarmcli.network.transports.tcp import TCPTransport
 from swarmcli.network.transports.tcp import transport as tcp
@@ -378,8 +379,6 @@ def test_a_listener_can_be_dialed_under_what_it_announces(host: str) -> None:
 def test_accepting_survives_a_system_without_file_descriptors(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tcp, "_ACCEPT_RETRY", 0)
-
     async def main() -> None:
         accept = tcp._accept_one
         failures = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ECONNABORTED, "gone again")]
@@ -390,7 +389,7 @@ def test_accepting_survives_a_system_without_file_descriptors(
             return await accept(listener)
 
         monkeypatch.setattr(tcp, "_accept_one", fail_at_first)
-        async with peer() as listener:
+        async with peer(limits=Limits(accept_retry=0.0)) as listener:
             await still_works(listener)
 
     asyncio.run(main())

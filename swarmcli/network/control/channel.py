@@ -45,9 +45,6 @@ _SMOOTHING = 1 / 8  # of round trips, as TCP does it (RFC 6298)
 _PING_SECRET_BITS = 32  # of a ping's number, drawn for each: who could guess it would answer before the ping has come
 
 
-_MAX_PINGS = 8  # unanswered ones; further pings repeat the last number, so that nobody has to remember more
-
-
 class Liveness:
     """Counts ticks of the keepalive, not time: a machine that slept or was too busy has not been waiting.
 
@@ -99,7 +96,7 @@ class Liveness:
         self._since_ping = 0
         if self._unanswered == 0:
             self._silent = 0  # the timeout runs from here
-        if self._unanswered < _MAX_PINGS:
+        if self._unanswered < self._limits.max_pings:
             self._pinged += 1
         return self._pinged - 1
 

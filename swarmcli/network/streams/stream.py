@@ -25,7 +25,6 @@ M = TypeVar("M")
 Into = Callable[[Any, int], memoryview]
 
 _EMPTY = memoryview(b"")
-_DIRECT = 64 * 1024  # bytes; from here on a reader with `into` is worth waiting for
 _BOOKKEEPING = 500  # bytes that a waiting message takes beyond its own
 
 
@@ -69,6 +68,7 @@ class Stream:
         self._connection = connection
         self._window = limits.stream_window
         self._largest = limits.max_payload
+        self._direct = limits.direct
         self._reset = reset
         self._queue: deque[_Arrived] = deque()
         self._queued = 0  # bytes
@@ -230,7 +230,7 @@ class Stream:
         self._arriving = None
         self.bytes_received += arrived.size
         reader = self._reader
-        direct = arrived.placed and arrived.size >= _DIRECT
+        direct = arrived.placed and arrived.size >= self._direct
         arrived.size += header_size + _BOOKKEEPING
         arrived.charged += header_size + _BOOKKEEPING
         full = not self._account.charge(header_size + _BOOKKEEPING)

@@ -20,8 +20,6 @@ _PREFIX = struct.Struct("!II")  # size of the header, size of the payload
 _GOODBYE = 0xFFFF_FFFF
 _MAX_GOODBYE = 512
 _NOTHING = memoryview(b"")
-_WHOLE = 1 << 20  # frames up to this size are written in one go, so that a cancelled send does not tear them
-_WORDS = 2 << 10  # bytes of a frame without a payload that waits for no turn
 
 
 class PeerSaidGoodbye(ConnectionLost):
@@ -180,9 +178,9 @@ class FrameWriter:
             # Before the frame, so that a sender that is cancelled while it waits has written nothing of it …
             await self.drained()
             # Words about a stream pass as control messages do: behind the debt of those, a round would wait for them.
-            if self._limited and (size or len(start) > _WORDS):
+            if self._limited and (size or len(start) > self._limits.short_words):
                 await self._turn()
-            if len(start) + size <= (self.way.piece if self._limited else _WHOLE):
+            if len(start) + size <= (self.way.piece if self._limited else self._limits.whole_frame):
                 self.write_whole(start, pieces, size)
             else:
                 await self._write_sliced(start, pieces)
@@ -218,7 +216,7 @@ class FrameWriter:
     async def _write_sliced(self, start: bytes, pieces: Sequence[memoryview]) -> None:
         """Piece by piece. The way out may get a limit meanwhile, or lose it."""
         self.mid_frame = True
-        torn = len(start) + sum(piece.nbytes for piece in pieces) > _WHOLE
+        torn = len(start) + sum(piece.nbytes for piece in pieces) > self._limits.whole_frame
         rest = deque([memoryview(start), *pieces])
         try:
             self._write_some(rest)
@@ -231,7 +229,7 @@ class FrameWriter:
                 self._on_torn()
                 raise
             # Without a limit it would have been written in one go: it is torn as seldom with one.
-            self._write_some(rest, _WHOLE)
+            self._write_some(rest, self._limits.whole_frame)
             self.mid_frame = False
             raise
         self.mid_frame = False

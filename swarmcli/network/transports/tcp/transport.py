@@ -39,9 +39,7 @@ from swarmcli.network.transports.tcp.local_port import TCPLocalPort
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG = 1024
 _TOO_MANY = "too many handshakes at once here; try again later"
-_ACCEPT_RETRY = 0.1  # seconds to wait when the system has no more file descriptors or memory
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -118,7 +116,7 @@ class TCPTransport:
         family, _, _, _, place = found[0]
         dualstack = host == "::" and socket.has_dualstack_ipv6()
         try:
-            return socket.create_server(place[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=dualstack)
+            return socket.create_server(place[:2], family=family, backlog=self.limits.backlog, dualstack_ipv6=dualstack)
         except OSError as error:
             # A system that knows IPv6 may have it switched off.
             if self._host or host == "0.0.0.0" or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
@@ -145,12 +143,12 @@ class TCPTransport:
             except OSError as error:
                 logger.warning("a connection could not be accepted: %s", error)
                 if error.errno in _OUT_OF_RESOURCES:
-                    await asyncio.sleep(_ACCEPT_RETRY)
+                    await asyncio.sleep(self.limits.accept_retry)
             except Exception as error:  # of one connection: the next ones are accepted
                 tell_fault("accepting connections", error)
                 if incoming is not None:
                     incoming.close()
-                await asyncio.sleep(_ACCEPT_RETRY)
+                await asyncio.sleep(self.limits.accept_retry)
 
     def _admits(self, incoming: socket.socket) -> bool:
         """Whether the network that this comes from may have one more handshake begun; where it has too many under way,
