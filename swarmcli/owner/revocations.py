@@ -22,7 +22,7 @@ from swarmcli.events import Event, MembershipEnded, PeerConnected, PeerRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.membership import Membership, Revocation
-from swarmcli.network.task_owner import TaskOwner, keep
+from swarmcli.network.task_owner import TaskOwner
 
 logger = logging.getLogger(__name__)
 
@@ -59,16 +59,15 @@ class Revocations:
         self._ended = False  # whether the end of this peer's membership was told
         self._written: tuple[int, float] = (0, float("-inf"))  # how many, and when by the loop's clock
         self._tasks = TaskOwner()
-        self._unsubscribe = self._endpoint.events.subscribe(self._note)
+        self._tasks.hear(self._endpoint.events, self._note)
 
     def start(self) -> None:
         self._endpoint.serve(METHOD, Revoked, self._answer)
         # With those from before it is this end's to begin: they saw the connection when nobody here could answer.
         self._tell_all(self._endpoint.connected(), self._known)
-        self._tasks.spawn(keep(self._keep_looking, self._endpoint.events))
+        self._tasks.keep(self._endpoint.events, self._keep_looking)
 
     async def close(self) -> None:
-        self._unsubscribe()
         self._endpoint.withdraw(METHOD)
         await self._tasks.close()
 

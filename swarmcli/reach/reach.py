@@ -20,7 +20,7 @@ from swarmcli.network.addresses import Scope, scope_of
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time, set_within
-from swarmcli.network.task_owner import TaskOwner, keep
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.reach.checks import Checks
 from swarmcli.reach.dialback import DialBackService, DialProof, read_probe
 from swarmcli.reach.evidence import CheckOptions, Evidence
@@ -347,7 +347,7 @@ class Reach:
             for verdict in self.verdicts
         ):
             self.mapping = self._make_mapping(self.endpoint.listen_port)
-            self._tasks.spawn(keep(partial(self._follow, self.mapping), self.endpoint.events))
+            self._tasks.keep(self.endpoint.events, partial(self._follow, self.mapping))
 
     async def _follow(self, mapping: PortMapping) -> None:
         """Has each port that the router opens dialed back."""

@@ -28,7 +28,7 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.streams.stream import Stream
-from swarmcli.network.task_owner import TaskOwner, keep
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.token_bucket import Meter, TokenBucket
 from swarmcli.reach import relay_messages as messages
 from swarmcli.reach.relay_messages import Publish, RelayRecord
@@ -159,7 +159,7 @@ class Relay:
         self._endpoint.serve(messages.RESERVE, messages.Reserve, self._reserve)
         self._endpoint.serve_stream(messages.CONNECT, messages.Connect, self._connect)
         if self._publish is not None:
-            self._tasks.spawn(keep(partial(advertise, self._record, self._publish), self._endpoint.events))
+            self._tasks.keep(self._endpoint.events, partial(advertise, self._record, self._publish))
 
     async def close(self) -> None:
         """Takes nothing new; circuits that stand go on until the endpoint closes. Idempotent."""

@@ -94,15 +94,13 @@ class BookReader:
         self._listed: Sequence[Contribution] = ()
         self._basis = Basis()
         self._closed = False
-        self._unsubscribe: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
         """Nothing is asked before somebody wants to know."""
-        self._unsubscribe = self._around.node.endpoint.events.subscribe(self._note)
+        self._tasks.hear(self._around.node.endpoint.events, self._note)
 
     async def close(self) -> None:
         self._closed = True
-        self._unsubscribe()
         await self._tasks.close()
 
     def contributions(self) -> Sequence[Contribution]:

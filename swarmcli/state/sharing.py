@@ -28,7 +28,7 @@ from swarmcli.network.addresses import bounded
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
 from swarmcli.network.loop_thread import loop_time
-from swarmcli.network.task_owner import TaskOwner, keep
+from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.wire.messages import MOST
 from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.donor import StateDonor
@@ -85,7 +85,6 @@ class StateSharing:
         self._options, self._donates = options, options.donates
         self._offered = False  # others may find an offer of this peer
         self._changed = asyncio.Event()
-        self._unsubscribe: Callable[[], None] = lambda: None
         self._tasks = TaskOwner()
         self._donor: StateDonor | None = None  # while others may download
 
@@ -95,12 +94,11 @@ class StateSharing:
         Raises ValueError if the endpoint shares a state of this prefix already.
         """
         self.share(self._donates)
-        self._unsubscribe = self._node.endpoint.events.subscribe(self._on_event)
-        self._tasks.spawn(keep(self._keep_offering, self._node.endpoint.events))
+        self._tasks.hear(self._node.endpoint.events, self._on_event)
+        self._tasks.keep(self._node.endpoint.events, self._keep_offering)
 
     async def stop(self) -> None:
         """Takes no more downloads and withdraws the offer."""
-        self._unsubscribe()
         self.share(False)
         await self._tasks.close()
         await self._withdraw()

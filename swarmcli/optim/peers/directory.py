@@ -55,7 +55,6 @@ class PeerDirectory:
         self.hearing = Hearing(node.endpoint, run_id, lambda: self.others)
         self._board = Board(node, f"{run_id}_peers", PeerReport, self.options.expiration)
         self._present = False  # the others have been told of this peer
-        self._unsubscribe: Callable[[], None] = lambda: None
         self._changed = asyncio.Event()
         self._tasks = TaskOwner()
         self._at_work: list[PeerID] | None = None  # as of the last look; None: to be told anew
@@ -65,7 +64,7 @@ class PeerDirectory:
 
     async def start(self) -> None:
         """Declares this peer first and then looks who else is there: if two start at once, one sees the other."""
-        self._unsubscribe = self.endpoint.events.subscribe(self._on_event)
+        self._tasks.hear(self.endpoint.events, self._on_event)
         self.note_position()
         self._present = True
         await self._publish()
@@ -75,7 +74,6 @@ class PeerDirectory:
 
     async def shutdown(self) -> None:
         """Ends the background work and says goodbye, with how the last epoch went. Idempotent."""
-        self._unsubscribe()
         await self.hearing.close()
         await self._tasks.close()
         if self._present:
