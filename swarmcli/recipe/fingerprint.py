@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe.document import is_section
@@ -36,7 +37,7 @@ def fingerprint_of(recipe: Recipe) -> dict[str, str]:
     that are not trained by the digest that `frozen_weights` names.
     Raises RecipeError when such a directory cannot be read.
     """
-    hashes = {key: _hash(value) for key, value in {**dict(_values(recipe)), **_contents(recipe)}.items()}
+    hashes = {key: _hash(value) for key, value in {**dict(_leaves(agreed_values(recipe))), **_contents(recipe)}.items()}
     return {"protocol": _hash(PROTOCOL), **dict(sorted(hashes.items()))}
 
 
@@ -66,35 +67,37 @@ def _contents(recipe: Recipe) -> dict[str, Any]:
     return found
 
 
-def agreed_values(value: Any) -> Any:
+def agreed_values(recipe: Recipe) -> dict[str, Any]:
     """The fields that must agree, sections within sections."""
-    if isinstance(value, BaseModel):
-        fields = type(value).model_fields.items()
-        return {
-            name: agreed_values(getattr(value, name))
-            for name, info in fields
-            if is_shared(info) or is_section(info.annotation)
-        }
-    return [agreed_values(item) for item in value] if isinstance(value, tuple) else value
+    values: dict[str, Any] = values_of(recipe, is_shared)
+    return values
 
 
-def _values(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, info in type(section).model_fields.items():
-        if is_shared(info) or is_section(info.annotation):
-            yield from _leaves(getattr(section, name), prefix + name)
+def values_of(value: Any, fits: Callable[[FieldInfo], bool], *, written: bool = False) -> Any:
+    """The fields of a section that fit, sections within sections, tuples as lists. `written`: only those that somebody
+    wrote: a default that was left out is left out again, since some of the schema's rules ask what was written."""
+    if not isinstance(value, BaseModel):
+        return [values_of(item, fits, written=written) for item in value] if isinstance(value, tuple) else value
+    found: dict[str, Any] = {}
+    for name, info in type(value).model_fields.items():
+        below = values_of(getattr(value, name), fits, written=written)
+        if is_section(info.annotation):
+            found |= {name: below} if below or not written else {}
+        elif fits(info) and (name in value.model_fields_set or not written):
+            found[name] = below
+    return found
 
 
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, BaseModel):
-        yield from _values(value, f"{key}.")
-    elif isinstance(value, Mapping):
+def _leaves(value: Any, *path: str) -> Iterator[tuple[str, Any]]:
+    """The values by their dotted keys; items of a list of sections by their numbers."""
+    if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _leaves(item, f"{key}.{name}")
-    elif isinstance(value, tuple) and any(isinstance(item, BaseModel) for item in value):
+            yield from _leaves(item, *path, name)
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         for index, item in enumerate(value):
-            yield from _leaves(item, f"{key}.{index}")
+            yield from _leaves(item, *path, str(index))
     else:
-        yield key, value
+        yield ".".join(map(str, path)), value
 
 
 def _hash(value: Any) -> str:

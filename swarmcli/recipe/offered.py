@@ -1,4 +1,4 @@
-"""The part of a recipe that peers hand to whoever has a link, and reading one that a stranger handed out.
+"""The part of a recipe that peers hand to a volunteer with a link, and reading one that a stranger handed out.
 
 What travels is a JSON object (so YAML too, but without aliases and tags): the keys that must agree, and those in which
 the run's author may advise volunteers (`advised` in the schema). Nothing of `local`, no directory, no contact.
@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe.document import MAX_DEPTH, is_section
-from swarmcli.recipe.fingerprint import agreed_values, digest_of
+from swarmcli.recipe.fingerprint import agreed_values, digest_of, values_of
 from swarmcli.recipe.link import Link
 from swarmcli.recipe.load import parse_recipe
 from swarmcli.recipe.schema import Recipe
@@ -62,7 +63,7 @@ BOUNDS = OfferBounds()
 class Going:
     """How a run goes, by the word of the peer that handed out its recipe: for estimates of what a newcomer will take.
 
-    0 is unknown: the time of an epoch, or, where all three are 0, who takes part.
+    0 is unknown: the time of an epoch, or, where all three are 0, the peers that take part.
     """
 
     epoch_seconds: float = 0.0
@@ -79,7 +80,7 @@ def offered(recipe: Recipe) -> str:
 
     Raises RecipeError with key and fix for a recipe that `read_offered` would refuse wherever it arrives.
     """
-    values = _dump(recipe)
+    values: dict[str, Any] = values_of(recipe, _travels, written=True)
     for key in ("base_model", "tokenizer"):
         if is_directory(recipe, key):
             name = Path(values[key]).expanduser().name
@@ -196,7 +197,7 @@ def _foreign(section: BaseModel, *path: str) -> Iterator[Problem]:
             continue
         if is_section(info.annotation):
             yield from _foreign(getattr(section, name), *path, name)
-        elif not (is_shared(info) or is_advised(info)):
+        elif not _travels(info):
             yield (*path, name), "is for each volunteer to choose and travels in no link; ask for a link without it"
 
 
@@ -264,7 +265,7 @@ def _is_public(url: str) -> bool:
         return False  # the library `datasets` would ask that host in a way of its own, which goes by no rule of ours
     try:
         ipaddress.ip_address(host)
-    except ValueError:  # a name, of which the last part is no number and not one of local networks
+    except ValueError:  # a name: its last part is no number, and no name of local networks
         last = host.rpartition(".")[2].lower()
         return (
             url.isprintable() and not last.isdigit() and last not in ("local", "internal", "lan", "home", "localhost")
@@ -299,30 +300,14 @@ def _config_problems(value: Any, *path: str | int) -> Iterator[Problem]:
 # Handing out
 
 
-def _dump(section: BaseModel) -> dict[str, Any]:
-    """The values that were written of the keys that travel. A default that was left out is left out again: some of the
-    schema's rules ask what was written."""
-    found: dict[str, Any] = {}
-    for name, info in type(section).model_fields.items():
-        value = getattr(section, name)
-        if is_section(info.annotation):
-            found |= {name: inner} if (inner := _dump(value)) else {}
-        elif name in section.model_fields_set and (is_shared(info) or is_advised(info)):
-            found[name] = _plain(value)
-    return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return _dump(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+def _travels(info: FieldInfo) -> bool:
+    return is_shared(info) or is_advised(info)
 
 
 def _without_directories(recipe: Recipe) -> dict[str, Any]:
     """The values that must agree, without directories, which count by their contents wherever they lie."""
-    values: dict[str, Any] = agreed_values(recipe)
     return {
         key: value
-        for key, value in values.items()
+        for key, value in agreed_values(recipe).items()
         if not (key in ("base_model", "tokenizer") and is_directory(recipe, key))
     }
