@@ -261,8 +261,8 @@ class Session:
         providers = Providers(
             activity=controls.activity,
             limits=controls.limits,
-            contributions=lambda: self.peer.contributions(),  # it is another one once the run is joined
-            basis=lambda: self.peer.basis(),
+            contributions=self.peer.contributions,
+            basis=self.peer.basis,
             checkpoints=self.peer.home.path / "checkpoints",
             alerts=lambda: alerts.standing,
             machine=Neighbours().look,

@@ -8,7 +8,7 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from swarmcli.clock import Clock, set_default_clock
 from swarmcli.dht.joining import join
@@ -32,6 +32,7 @@ from swarmcli.reach.relaying import RelayBudgets
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+OnTheLoop: TypeAlias = "Coroutine[Any, Any, T] | Callable[[DHT, DHTNode], Awaitable[T]]"
 
 
 class DHT:
@@ -251,9 +252,11 @@ class DHT:
 
         self._do(add, False)
 
-    def run_coroutine(
-        self, coroutine: Coroutine[Any, Any, T] | Callable[[DHT, DHTNode], Awaitable[T]], return_future: bool = False
-    ) -> T | SwarmFuture[T]:
+    @overload
+    def run_coroutine(self, coroutine: OnTheLoop[T], return_future: Literal[False] = False) -> T: ...
+    @overload
+    def run_coroutine(self, coroutine: OnTheLoop[T], return_future: bool) -> T | SwarmFuture[T]: ...
+    def run_coroutine(self, coroutine: OnTheLoop[T], return_future: bool = False) -> T | SwarmFuture[T]:
         """Runs a coroutine, or a function of this DHT and its node that returns one, on the loop thread."""
         if isinstance(coroutine, Coroutine):
             return self._deliver(coroutine, return_future)

@@ -23,6 +23,7 @@ from swarmcli.optim import Optimizer
 from swarmcli.peer.collaboration import Collaboration
 from swarmcli.peer.lending import room_for
 from swarmcli.peer.uploads import Uploads, hub
+from swarmcli.sharding.zero.state import copied_to_cpu
 from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.threads import on_all_threads, on_one_thread
 from swarmcli.training import STREAM, Batch, CheckpointStore, Compute
@@ -172,7 +173,7 @@ class BackgroundCheckpoints:
 
     def _begin(self, writes: bool) -> None:
         epoch, taken = self._optimizer.local_epoch, self._take()
-        state, model, lineage = on_host(taken) if writes else None, on_host(self._model), self._lineage
+        state, model, lineage = copied_to_cpu(taken) if writes else None, on_host(self._model), self._lineage
 
         def work() -> bool:
             """Beside the run, with a copy: first the checkpoint is safe, then its loss is measured."""

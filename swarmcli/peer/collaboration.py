@@ -107,7 +107,6 @@ class Collaboration:
             self.model.to(self.compute.device)
         self.optimizer = Optimizer(**self._options(recipe, auxiliary) | further(self.model))
         # Copies: a site's ranks read the settings of a checkpoint with its statistics.
-        peer.others_of_run = self.optimizer.peers
         self._settings = [dict(group) for group in self.optimizer.param_groups]
         peer.lending.when_rates_change(self.optimizer.review_seat)  # also while a batch is computed
         if peer.role == "trainer" and (limit := peer.limits.limits.link) is not None:
@@ -116,6 +115,7 @@ class Collaboration:
         if recipe.run_key is not None:
             self.optimizer.claims.vouching.signed_by_owner = owners_word(recipe, recipe.run_key)
         self._accounts = keep_accounts(peer, self.optimizer)
+        peer.take_part(self.optimizer, self._accounts)
         self.resumed: Path | None = None  # the checkpoint that this peer went on from
         if checkpoint is not None:
             self._take_over(checkpoint)
@@ -153,11 +153,11 @@ class Collaboration:
         }
 
     def resume_own(self) -> None:
-        """Goes on from the newest checkpoint in this peer's home, unless somebody is there who stands as far.
+        """Goes on from the newest checkpoint in this peer's home, unless a peer is there that stands as far.
 
         To be called before the run is joined; if others begin from other checkpoints at the same moment, the rule for
         lineages decides. One that cannot be read gives way to the one before it. Raises CheckpointError if none of
-        them can be used and nobody is there who hands out the run's state.
+        them can be used and no peer is there that hands out the run's state.
         """
         found = checkpoints_below(self.peer.home.path, self.peer.recipe.run_id)
         if not found:
@@ -208,16 +208,20 @@ class Collaboration:
         self.optimizer.linger(self.optimizer.local_epoch, seconds)
 
     def close(self) -> None:
-        if self.peer.dht.is_alive():
-            standing = self.peer.dht.run_coroutine(close_accounts(self._accounts))
-            if isinstance(standing, Attested):
-                self.peer.stand(standing)
+        async def settle() -> Attested | None:
+            """Others' word of this peer's part, where one of those that keep count answers at once."""
+            standing = await self._accounts.standing()
+            await self._accounts.close()
+            return standing
+
+        if self.peer.dht.is_alive() and (standing := self.peer.dht.run_coroutine(settle())) is not None:
+            self.peer.stand(standing)
         self.optimizer.shutdown()
 
 
 def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> BookReader:
-    """What this peer knows from now on of what each has given: monitors and trainers that write checkpoints keep count,
-    others ask them."""
+    """Learns from now on what each peer has given: monitors and trainers that write checkpoints keep count, others ask
+    them."""
     recipe = peer.recipe
 
     def position() -> Mark | None:
@@ -244,17 +248,7 @@ def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> BookReader:
         await accounts.start()
         return accounts
 
-    accounts = peer.dht.run_coroutine(begin)
-    assert isinstance(accounts, BookReader)
-    peer.contributions, peer.basis = accounts.contributions, accounts.basis
-    return accounts
-
-
-async def close_accounts(accounts: BookReader) -> Attested | None:
-    """What others say of this peer's part, where one of those that keep count answers at once."""
-    standing = await accounts.standing()
-    await accounts.close()
-    return standing
+    return peer.dht.run_coroutine(begin)
 
 
 def owners_word(recipe: Recipe, run_key: str) -> SignedByOwner:

@@ -51,7 +51,7 @@ from swarmcli.peer.processors import sharing_processors
 from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.link import BOUNDS, access_in_words, places_of, scope_of_places
-from swarmcli.run.bookkeeping import Attested
+from swarmcli.run.bookkeeping import Attested, BookReader
 from swarmcli.run.certificate import FILE, Certificate
 from swarmcli.run.values import Basis
 from swarmcli.training.loop import Pace
@@ -149,9 +149,8 @@ class RunPeer:
         self.contacts = tuple(contacts) or recipe.network.initial_peers
         self._port = port
         self._patience = patience
-        self.others_of_run: Callable[[], Mapping[PeerID, PeerReport]] = dict  # once somebody knows them
-        self.contributions: Callable[[], Sequence[Contribution]] = tuple  # most samples first; from any thread
-        self.basis: Callable[[], Basis] = Basis  # whose word that is
+        self._optimizer: Optimizer | None = None  # once this peer takes part in the run
+        self._accounts: BookReader | None = None  # likewise
         self.standing: Attested | None = None  # of this peer's part, by the monitors; known when it leaves
         self._remembered = -math.inf  # when whom this peer knows was written last
         self._told: Link | None = None  # the link that was told last
@@ -174,6 +173,21 @@ class RunPeer:
     @property
     def peer_id(self) -> PeerID:
         return self.dht.peer_id
+
+    def take_part(self, optimizer: Optimizer, accounts: BookReader) -> None:
+        """From now on this peer knows who is in its run, and what each has given."""
+        self._optimizer, self._accounts = optimizer, accounts
+
+    def others_of_run(self) -> Mapping[PeerID, PeerReport]:
+        return {} if self._optimizer is None else self._optimizer.peers()
+
+    def contributions(self) -> Sequence[Contribution]:
+        """Most samples first. From any thread."""
+        return () if self._accounts is None else self._accounts.contributions()
+
+    def basis(self) -> Basis:
+        """Whose word the contributions are."""
+        return Basis() if self._accounts is None else self._accounts.basis()
 
     def __enter__(self) -> RunPeer:
         with ExitStack() as undo:
@@ -222,7 +236,7 @@ class RunPeer:
         )
         undo.push(self._close_journal)
         self.journal.listen(self.events)
-        no_more = self.events.subscribe(self._say_while_joining)  # before whoever looks when it hears of that
+        no_more = self.events.subscribe(self._say_while_joining)  # before others that look when they hear of that
         if self._listener is not None:
             undo.callback(self.events.subscribe(self._listener))
         undo.callback(self.events.subscribe(self.summary.note))
@@ -257,7 +271,6 @@ class RunPeer:
             return revocations
 
         revocations = self.dht.run_coroutine(begin)
-        assert isinstance(revocations, Revocations)
         undo.callback(lambda: self.dht.run_coroutine(revocations.close()) if self.dht.is_alive() else None)
 
     async def _ask_for_admission(self) -> None:
@@ -305,7 +318,8 @@ class RunPeer:
         chosen = [peer for peer, places in found.items() if scope_of_places(places) == widest][: BOUNDS.peers]
         if not chosen:
             return None
-        # In a closed run whoever comes first binds invitations: that is no matter of what others say of themselves.
+        # In a closed run the peer that comes first binds invitations: that is no matter of what others say of
+        # themselves.
         first, *others = chosen if self.recipe.access == "invite" else sorted(chosen, key=stays_less)
         further = tuple((peer, found[peer][: BOUNDS.other_places]) for peer in others)
         return Link(first, found[first], self.recipe.run_id, self.digest, others=further)
@@ -340,14 +354,15 @@ class RunPeer:
 
     @property
     def port(self) -> int:
-        """On which this peer listens, whoever can dial it there; 0: it does not."""
+        """The port on which this peer listens, whether others can dial it or not; 0: it does not."""
         return self.dht.endpoint.listen_port
 
     def _known_here(self, *, everywhere: bool = False) -> list[str]:
         """Peers that run in the homes beside this one, and those that this one and they knew when they ran last. With
         them it finds the network again when its contacts are gone; whether all are of its run nobody knows.
 
-        `everywhere`: also those whose homes lie elsewhere on this computer, for who finds nobody else. From any thread.
+        `everywhere`: also those whose homes lie elsewhere on this computer, for a peer that finds nobody else. From any
+        thread.
         """
         own = self.home.path
         homes = [home for home in sorted(own.parent.glob("*-[1-9]*")) if home != own][:8]
@@ -413,9 +428,7 @@ class RunPeer:
         async def known(dht: DHT, node: DHTNode) -> list[str]:
             return node.known_addresses()
 
-        found = self.dht.run_coroutine(known)
-        assert isinstance(found, list)
-        return found
+        return self.dht.run_coroutine(known)
 
     def has_another_link(self) -> bool:
         """Whether the link has changed since it was told: what others can dial is found out while a peer runs."""

@@ -1,12 +1,10 @@
-"""On what to compute, and in which precision; and copies in host memory of what a device may have no room for twice."""
+"""On what to compute, and in which precision; and copies in host memory of a model for which a device may have no room twice."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -123,27 +121,12 @@ def _is_fast_in_bfloat16(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-T = TypeVar("T")
+def on_host(model: nn.Module) -> nn.Module:
+    """A copy of a model whose tensors are in host memory. On the device nothing is copied."""
 
+    def copied(tensor: Tensor) -> Tensor:
+        here = tensor.detach().to("cpu", copy=True)
+        return nn.Parameter(here, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else here
 
-@torch.no_grad()
-def on_host(value: T) -> T:
-    """A deep copy of a model, or of nested state, whose tensors are in host memory. On the device nothing is copied."""
-    copied: Any
-    match value:
-        case nn.Module():
-            # deepcopy takes these for copied already; tied weights stay tied.
-            tensors = {id(tensor): on_host(tensor) for tensor in [*value.parameters(), *value.buffers()]}
-            copied = copy.deepcopy(value, tensors)
-        case nn.Parameter():
-            copied = nn.Parameter(value.detach().to("cpu", copy=True), value.requires_grad)
-        case Tensor():
-            copied = value.detach().to("cpu", copy=True)
-        case Mapping():
-            copied = {key: on_host(item) for key, item in value.items()}
-        case list() | tuple():
-            copied = type(value)(map(on_host, value))
-        case _:
-            copied = copy.deepcopy(value)
-    found: T = copied
-    return found
+    # deepcopy takes these for copied already; tied weights stay tied.
+    return copy.deepcopy(model, {id(tensor): copied(tensor) for tensor in [*model.parameters(), *model.buffers()]})

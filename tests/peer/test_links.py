@@ -87,7 +87,7 @@ def test_a_link_names_who_can_be_dialed_and_stays_and_no_hearsay(tmp_path: Path)
             me.dht.run_coroutine(me.dht.endpoint.probe(where, other.peer_id, timeout=10.0))
         assert me.link().each[0].peer_id == me.peer_id  # type: ignore[union-attr]  # nobody has said yet what it is
         said = [report("trainer", other, samples) for other, samples in zip(others, (5, 50, 7, 1, 99), strict=True)]
-        me.others_of_run = lambda: {
+        me.others_of_run = lambda: {  # type: ignore[method-assign]
             monitor.peer_id: report("monitor", monitor),
             **{other.peer_id: each for other, each in zip(others, said, strict=True)},
         }
@@ -114,7 +114,7 @@ def test_a_peer_whose_contact_has_left_points_to_another_and_finds_back_by_those
         with peer(tmp_path / "c", "trainer", wish, contacts=(contact,)) as client:
             where = other.dht.get_visible_addresses()[0]
             client.dht.run_coroutine(client.dht.endpoint.connect(where, timeout=10.0))
-            client.others_of_run = lambda: {other.peer_id: report("auxiliary", other)}
+            client.others_of_run = lambda: {other.peer_id: report("auxiliary", other)}  # type: ignore[method-assign]
             leave.close()
             client.dht.run_coroutine(lost(client, owner))
             link = client.link()
