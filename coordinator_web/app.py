@@ -43,7 +43,7 @@ def create_app(
 ) -> FastAPI:
     """The dashboard of one run. Without `controls` it only shows, and nothing in it changes anything.
 
-    `token`: whoever wants to look has to know it (None: everyone who reaches the port may look).
+    `token`: a visitor has to know it to look (None: everyone who reaches the port may look).
     `hosts`: names by which browsers may ask for it, beyond addresses and localhost.
     `addresses`: where other computers find it, as `http://host:port`, best first.
     `wheel`: the file that newcomers install swarm from; this one and no other is handed out.
@@ -169,7 +169,7 @@ async def stream(request: Request, peers: bool = False) -> Response:
 
 
 def _can_control(request: Request) -> bool | None:
-    """Whether who asks brought the token with which this peer is controlled; None: nothing controls it here."""
+    """Whether the request brings the token with which this peer is controlled; None: nothing controls it here."""
     token: str = request.app.state.control_token
     return brings(request.headers, token) if token else None
 

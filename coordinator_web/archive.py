@@ -22,7 +22,7 @@ class Entry:
 
 class TarOfDirectory:
     """`length` bytes, as they will come from iterating once. If a file changes its length or goes away meanwhile, that
-    ends with an OSError, and who downloads sees that it is cut short."""
+    ends with an OSError, and the download shows that it is cut short."""
 
     def __init__(self, directory: Path) -> None:
         """Raises OSError where the directory cannot be read."""

@@ -1,7 +1,7 @@
 """Takes the ports of a peer's dashboard, and serves it in a thread of its own.
 
-The thread loads the web framework too: half a second that no peer waits for. The ports are taken before, so whoever
-asks meanwhile is answered a moment later."""
+The thread loads the web framework too: half a second that no peer waits for. The ports are taken before, so a request
+that comes meanwhile is answered a moment later."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Pause, resume, stop and limits: the routes that change something, for the peer's own user alone.
 
-Whoever uses them brings the token of this process as `Authorization: Bearer …`, wherever from and whoever may look.
+A request brings the token of this process as `Authorization: Bearer …`, wherever it comes from and whoever may look.
 A cookie would not do: browsers send the cookies of 127.0.0.1 to every port of it, also to another user's server, and
 a page of a stranger can have a browser send them. What a browser says of itself is checked on top: a request that
 another site's page has sent is refused, whatever it brings.
@@ -21,9 +21,9 @@ from starlette.concurrency import run_in_threadpool
 
 from coordinator_web.feed import encode
 from swarmcli.errors import SwarmError
+from swarmcli.machine.moments import LONGEST
 from swarmcli.run.values import ActivityShown
 
-LONGEST = 366 * 86400.0  # seconds that a pause may last
 T = TypeVar("T")
 
 
@@ -77,7 +77,7 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def control(controls: Controls, token: str) -> APIRouter:
-    """The routes, for whoever brings the `token`."""
+    """The routes, for requests that bring the `token`."""
 
     def check(request: Request) -> None:
         check_origin(request.headers)

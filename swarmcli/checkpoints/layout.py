@@ -2,7 +2,7 @@
 
 <directory>/latest         a link to the one that was written last
 <directory>/best           a link to the one with the lowest loss, if any was evaluated
-<directory>/keep.json      which ones stay, for who looks at the directory without its recipe
+<directory>/keep.json      which ones stay, for a look at the directory without its recipe
 <directory>/epoch-000012/
     model.safetensors      parameters and buffers by name; with config.json a directory that base_model can name
     training.safetensors   tensors of the optimizer's state

@@ -1,6 +1,6 @@
 """For how long nobody has used keyboard and mouse.
 
-On Linux and the like there are several who may know: the desktop (GNOME's and KDE's own services, the X server), the
+On Linux and the like several may know: the desktop (GNOME's and KDE's own services, the X server), the
 login manager, and the terminals. The one that saw somebody last is right: a user who works in a terminal over the
 network leaves the desktop idle, and the other way round.
 """

@@ -1,8 +1,8 @@
-"""The running peers of one user on one computer: who runs, since when, where, and how it can be asked and controlled.
+"""The running peers of one user on one computer: since when and where each runs, and how it is asked and controlled.
 
 Each process writes files of its own and no others, whole or not at all, and names them by its id and start, which no
-other process ever shares; so nothing here needs a lock. The files of a process that died are removed by whoever looks
-next. What lies there and is not this user's own regular file is not read.
+other process ever shares; so nothing here needs a lock. The next one that looks removes the files of a process that
+died. What lies there and is not this user's own regular file is not read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LocalPeer(msgspec.Struct, frozen=True):
     home: str
     name: str = ""  # on the dashboard; "": it is still joining
     api: str = ""  # http://127.0.0.1:PORT; "": it cannot be asked (yet)
-    waits: str = ""  # for whom, while it is joining, and what helps; "": it has not said
+    waits: str = ""  # the peers it waits for while it is joining, and what helps; "": it has not said
 
     @classmethod
     def here(cls, role: str, run_id: str, home: Path) -> LocalPeer:
@@ -102,7 +102,7 @@ class LocalPeers:
     def living(self) -> list[LocalPeer]:
         """The processes that run at this moment, the oldest first. Removes the files of those that do not.
 
-        None, if the directory is not this user's own: whoever else owns it could write there what they like."""
+        None, if the directory is not this user's own: another owner could write there anything."""
         if not self.is_own:
             return []
         found = []
@@ -141,7 +141,7 @@ class LocalPeers:
             ) from error
 
     def write(self, peer: LocalPeer, token: str) -> None:
-        """Writes the peer's files, the token first: whoever reads of an API finds the token too. Raises OSError."""
+        """Writes the peer's files, the token first: a reader of an API finds the token too. Raises OSError."""
         make_private(self.directory)
         if token:
             self._write(peer, ".token", token.encode("ascii"))
@@ -180,7 +180,7 @@ class Entry:
                 self._written = True
 
     def announce(self, *, name: str, api: str, token: str) -> None:
-        """From now on the peer can be asked there by whoever knows the token. Raises OSError; `renew` tries again."""
+        """From now on the peer can be asked there by anyone with the token. Raises OSError; `renew` tries again."""
         with self._writing:
             self.peer, self._token = msgspec.structs.replace(self.peer, name=name[:200], api=api, waits=""), token
             self._write()

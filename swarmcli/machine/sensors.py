@@ -1,4 +1,4 @@
-"""Reads what a computer tells of itself: its power, network, keyboard, heat, memory and disk, and who else computes on
+"""Reads what a computer tells of itself: its power, network, keyboard, heat, memory and disk, and what else computes on
 it.
 
 Each reading may be None: this computer does not tell. Nothing is guessed. Only what a limit asks for is read, and what

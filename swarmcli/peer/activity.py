@@ -24,7 +24,7 @@ State = Literal["running", "pausing", "paused", "stopping"]
 class StaySeconds:
     """For so long at most a peer that is to leave stays for what it has computed."""
 
-    asked: float = 600.0  # where a person has asked for the end, who sees that and can ask again
+    asked: float = 600.0  # where a person has asked for the end, sees that it takes long, and can ask again
     hurried: float = 60.0  # where the machine asks (shutdown, logout, a service's manager), which kills later
     hasty: float = (
         10.0  # under torchrun, which kills its processes 30 seconds after it has asked them: they save as well

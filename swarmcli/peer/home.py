@@ -161,7 +161,7 @@ def read_link(home: Path) -> tuple[Link, str]:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Writes the file whole or not at all, whoever else does so at this moment."""
+    """Writes the file whole or not at all, also while another process does so."""
     temporary = file.with_suffix(f".{os.getpid()}.writing")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(file)

@@ -32,7 +32,7 @@ class FamilyReport:
 
     family: str  # "IPv4" or "IPv6"
     dialable: bool | None = None  # None: not known
-    scope: str = ""  # "host", "lan" or "internet": from how far away, or how far those are who cannot
+    scope: str = ""  # "host", "lan" or "internet": from how far away, or how far away the peers are that cannot
     how: str = ""  # how that was found out, in words
     addresses: tuple[str, ...] = ()  # at which others can dial it
     seen: str | None = None  # where a contact sees it
@@ -208,7 +208,7 @@ async def _translation(reach: Reach, family: Family) -> tuple[str | None, Transl
 
 
 def _listeners(reach: Reach, family: Family) -> list[str]:
-    """Where peers listen whom this one has dialed itself: each answers once more. One in this computer's own network
+    """Where peers listen that this one has dialed itself: each answers once more. One in this computer's own network
     does not see what the router makes of its port, so it is asked only where there is no other."""
     found: dict[str, bool] = {}
     for peer in reach.endpoint.connected():
@@ -222,7 +222,7 @@ def _listeners(reach: Reach, family: Family) -> list[str]:
 
 async def _measure_all(endpoint: Endpoint, connected: Sequence[PeerID], relays: Sequence[PeerID]) -> list[PeerReport]:
     """Relays first, then the nearest peers; rates with the first MEASURED_PEERS that lend their link, one at a
-    time. No more than eight are asked, of which some refuse."""
+    time. No more than eight are asked, and some of them refuse."""
     near = sorted(connected, key=lambda peer: endpoint.round_trip(peer) or float("inf"))
     found: list[PeerReport] = []
     measured = 0

@@ -1,4 +1,4 @@
-"""The recipe on its way from a peer of the run to whoever holds a link.
+"""The recipe on its way from a peer of the run to the holder of a link.
 
 Every peer whose recipe can travel answers `run.recipe`; the connection is authenticated, so the text comes from the
 peer that the link names. What it says beyond the recipe (how fast the run goes) is its word alone, and only shown.
@@ -58,7 +58,7 @@ class RecipeOffered(msgspec.Struct, frozen=True):
     recipe: Annotated[str, msgspec.Meta(max_length=MAX_OFFERED)]  # checked again in bytes
     epoch: int = 0
     epoch_seconds: float = 0.0  # that one takes lately; 0: not known
-    trainers: Count = 0  # who take part, as the one who answers sees it; all 0: not known
+    trainers: Count = 0  # that take part, as the answering peer sees it; all 0: not known
     monitors: Count = 0
     auxiliaries: Count = 0
 

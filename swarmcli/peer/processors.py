@@ -31,7 +31,7 @@ class ProcessorShare:
         self, peers: LocalPeers, entry: Entry, threads: int, *, shared: bool = True, every: float = 1.0
     ) -> None:
         """`entry`: this process's among them. `threads`: how many there are for all; with `shared` false, for this
-        process, whoever else is there. `every`: seconds between two looks at who is there; one takes about 0.1 ms for
+        process alone. `every`: seconds between two looks at who is there; one takes about 0.1 ms for
         each peer."""
         self._peers = peers
         self.entry = entry

@@ -73,11 +73,11 @@ class SiteState:
             self._shards = SiteShards(site, self._home, inner.zero, commands)
 
     def load(self, resume: Path | None, *, restarted: bool) -> None:
-        """Goes on from the checkpoint `resume`, or else from the last state of a life before, unless somebody is there
-        who stands as far; of a site that the launcher started again (`restarted`) from that in any case.
+        """Goes on from the checkpoint `resume`, or else from the last state of a life before, unless a peer is there
+        that stands as far; a site that the launcher started again (`restarted`) does so in any case.
 
-        Raises CheckpointError when `resume` cannot be used, or the last state cannot and nobody is there who hands out
-        the run's.
+        Raises CheckpointError when `resume` cannot be used, or the last state cannot and no peer is there that hands
+        out the run's.
         """
         last = list(reversed(self._last.shelf.all())) if restarted else []
         if not restarted and resume is None:
@@ -149,7 +149,7 @@ class SiteState:
 
 def load_share(site: Site, home: Path, optimizer: ZeroRedundancyOptimizer) -> None:
     """At the other ranks, while rank 0 is in `SiteState.load`. Raises SiteError."""
-    with suppress(CheckpointError):  # whether that is the end is for rank 0 to say, who knows the same
+    with suppress(CheckpointError):  # rank 0 knows the same, and says whether that is the end
         load_newest(site, home, optimizer)
 
 

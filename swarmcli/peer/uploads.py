@@ -17,7 +17,7 @@ from swarmcli.recipe import UploadSettings
 from swarmcli.training import STREAM
 from swarmcli.words import first_words
 
-OF_TRAINING = (MANIFEST, TRAINING, EVALUATION, OWNER, STREAM)  # of no use to who uses the model
+OF_TRAINING = (MANIFEST, TRAINING, EVALUATION, OWNER, STREAM)  # of no use to users of the model
 STAGED = "upload-"  # in the home: what is sent, under names that last as long as that takes
 
 Send = Callable[[Path, str], str]  # a directory and what to say of it; where it is now

@@ -90,7 +90,7 @@ def command_of(link: Link) -> str:
 
 
 def reach_in_words(link: Link) -> str:
-    """For whom a link is no use; "" if it is for everyone."""
+    """Says for whom a link is of no use; "" if everyone can use it."""
     match scope_of_places(link.places):
         case Scope.HOST:
             return "This link works on this machine only: no other address is known at which this peer can be dialed."

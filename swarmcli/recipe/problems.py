@@ -55,7 +55,7 @@ _EXPECTED = {
 
 def recipe_error(error: pydantic.ValidationError, root: Entry, model: type[pydantic.BaseModel]) -> RecipeError:
     """One RecipeError with a line for everything that is wrong."""
-    # A list of which no item is valid is also reported as too short; only the items are worth reading.
+    # pydantic also reports a list without a valid item as too short; only the items are worth reading.
     found = [one for one in error.errors(include_url=False) if not (one["type"] == "too_short" and one["input"])]
     lines = dict.fromkeys(_describe(details, root, model) for details in found)
     return RecipeError("\n".join(lines))

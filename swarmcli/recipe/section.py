@@ -1,7 +1,7 @@
 """Sections and fields, of which recipes and the user's configuration are made.
 
 `shared` fields must agree between all peers of a run and are part of its fingerprint; `own` fields may differ, and
-`advised` ones as well, but whoever joins by a link begins with the run's."""
+`advised` ones as well, but a volunteer who joins by a link begins with the run's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def own(default: Any, meaning: str, **constraints: Any) -> Any:
 
 
 def advised(default: Any, meaning: str, **constraints: Any) -> Any:
-    """The same, of which the run's author may know what is good: it travels with a link."""
+    """The same, where the run's author may know what is good: it travels with a link."""
     return Field(default, description=meaning, json_schema_extra={"agree": False, "advised": True}, **constraints)
 
 

@@ -1,7 +1,7 @@
 """How the processes of a site find each other: on one machine at a file, else at a store of torchrun's agents.
 
 A file is new for each life of a site, and the file system says who may open it. torchrun's agents keep one store
-through all restarts of their processes, who find there what the lives before have left, and the agents of several
+through all restarts of their processes, which find there what the lives before have left, and the agents of several
 machines count restarts differently. So a life begins with a new name: rank 0 writes it down, every other rank writes a
 random word below it, and rank 0 repeats the words. No process of an earlier life can have repeated a word of this one.
 """
@@ -31,13 +31,9 @@ def meet_at_file(path: Path, seconds: float) -> None:
     )
 
 
-def keeps_agents_store() -> bool:
-    """Whether the store that the environment names is that of torch's agents, and may outlive these processes."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
 def meet_at_agents_store(seconds: float) -> None:
-    """Makes the world of all processes that the environment tells of. Raises SiteError: some have not come in time;
+    """Makes the world of all processes that the environment tells of, at the store of torch's agents, which may outlive
+    these processes. Raises SiteError: some have not come in time;
     RuntimeError: the store cannot be reached, or torch.distributed finds no way to another process."""
     given, timeout = os.environ, timedelta(seconds=seconds)
     rank, size = int(given["RANK"]), int(given["WORLD_SIZE"])

@@ -52,7 +52,7 @@ class SiteOptimizer(torch.optim.Optimizer):
         **defaults: Any,
     ) -> None:
         """All ranks make theirs at the same time, the others by ShareOfOptimizer with equal arguments; `shares` as in
-        ZeroRedundancyOptimizer. `shared`: the site's model, of which these are the parameters.
+        ZeroRedundancyOptimizer. `shared`: the site's model, whose parameters these are.
 
         Raises SiteError if a rank does not come.
         """

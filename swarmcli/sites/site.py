@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from swarmcli.errors import SiteError
 from swarmcli.sites.links import named, receive_message, send_message, sever
-from swarmcli.sites.meeting import keeps_agents_store, meet_at_agents_store, meet_at_file
+from swarmcli.sites.meeting import meet_at_agents_store, meet_at_file
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class Site:
         with named("the processes of this site did not come together"):
             if owns_world and store is not None:
                 meet_at_file(store, forming)
-            elif owns_world and keeps_agents_store():
+            elif owns_world and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
                 meet_at_agents_store(forming)
             elif owns_world:
                 dist.init_process_group("gloo", timeout=timedelta(seconds=forming))

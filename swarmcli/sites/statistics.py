@@ -1,4 +1,4 @@
-"""The statistics of a site's optimizer, of which every rank keeps its share, as rank 0 gives them to the swarm.
+"""The statistics of a site's optimizer: every rank keeps its share, and rank 0 gives them to the swarm.
 
 donating       every rank copies its share at one moment (a pin); downloads read pieces of the copies
 downloading    the state comes in a file; every rank gets its pieces of it, and only when all have theirs do all switch

@@ -23,7 +23,7 @@ class Report:
     """One rank's word of its step."""
 
     samples: int = 0  # in its gradients
-    losses: float = 0.0  # sum over the `rated` samples of which there is a loss
+    losses: float = 0.0  # sum over the `rated` samples that have a loss
     rated: int = 0
     wants_to_stop: bool = False
     ended: bool = False  # its data has
@@ -74,7 +74,7 @@ def hear_verdict(site: Site) -> Verdict:
 
 
 class SharedModel:
-    """The model of a site: rank 0's parameters and buffers, of which the others hold copies."""
+    """The model of a site: rank 0's parameters and buffers, and the others' copies."""
 
     def __init__(self, site: Site, model: nn.Module) -> None:
         self._site = site

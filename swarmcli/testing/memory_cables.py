@@ -80,7 +80,7 @@ class Cables:
         self._loss = loss
         self.uplinks: dict[PeerID, Link] = {}
         self.downlinks: dict[PeerID, Link] = {}
-        self._groups: dict[PeerID, int] = {}  # partition; who is in none is in group -1
+        self._groups: dict[PeerID, int] = {}  # partition; a peer in none is in group -1
         self._cuts: dict[tuple[PeerID, PeerID], None] = {}
         self.to_tear: set[tuple[PeerID, PeerID]] = set()  # source and target
         self._frozen: dict[PeerID, None] = {}

@@ -6,7 +6,7 @@ from typing import Literal
 
 from swarmcli.network.identity import PeerID
 
-Translation = Literal["independent", "dependent"]  # of whom one dials (RFC 4787, section 4.1)
+Translation = Literal["independent", "dependent"]  # of the peer that is dialed (RFC 4787, section 4.1)
 
 
 class MemoryRouter:

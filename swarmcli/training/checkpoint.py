@@ -148,7 +148,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 class CheckpointStore:
-    """The checkpoints of one run in one directory, of which those stay that `Keep` says."""
+    """The checkpoints of one run in one directory. `Keep` says which of them stay."""
 
     def __init__(
         self,

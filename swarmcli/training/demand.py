@@ -36,11 +36,11 @@ WIDTHS = {  # bytes of a number on the wire, with the scales of its block
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What an estimate goes by where nobody has told."""
+    """An estimate goes by these where nobody has told."""
 
     pace: float = 60.0  # seconds of an epoch
     members: int = 64  # of a group at most: more change nothing in what each passes on
-    numbers: int = 1 << 20  # that a group averages, and of which members get shares
+    numbers: int = 1 << 20  # that a group averages, and divides into shares
 
 
 ASSUMED = Assumptions()
@@ -56,10 +56,10 @@ class Demand:
     sent: int  # for each epoch
     received: int
     peers_are_told: bool  # by the contact; otherwise what is sent and received is no estimate but the most
-    told_pace: float  # seconds of an epoch of those who are there, by the contact; 0: not told
+    told_pace: float  # seconds of an epoch without this peer, by the contact; 0: not told
     pace: float  # seconds of an epoch with this peer, by what was told; otherwise assumed
     state: int  # downloaded once when joining
-    frozen: int  # likewise, by who has others; with the state in a checkpoint
+    frozen: int  # likewise, by a peer that has others; with the state in a checkpoint
 
     def an_hour(self, nbytes: int) -> int:
         """Bytes in an hour, of so many in an epoch."""

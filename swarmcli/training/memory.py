@@ -110,7 +110,9 @@ def _lack(room: Room, needed: int, limits: Limits, now: bool) -> str:
 def memory_needs(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute) -> list[Need]:
     """All processes of this peer on this machine together need these. `outline`: the model, or its shapes on the meta
     device."""
-    processes = local_processes(recipe) if role == "trainer" else 1
+    # Only the processes of a site that run on this machine count.
+    of_site = int(os.environ.get("LOCAL_WORLD_SIZE", recipe.local.site.processes))
+    processes = of_site if role == "trainer" else 1
     on_device = compute.device.type == "cuda"
     needs = {"trainer": of_trainer, "monitor": of_monitor, "auxiliary": of_auxiliary}[role](recipe, outline, compute)
     # Each process of a site has a CUDA device of its own; in host memory they are side by side.
@@ -225,11 +227,6 @@ def activation_bytes(recipe: Recipe, outline: nn.Module, compute: Compute) -> in
     return int(recipe.micro_batch * sequence * per_token * width)
 
 
-def local_processes(recipe: Recipe) -> int:
-    """Counts the processes of this peer's site that run on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", recipe.local.site.processes))
-
-
 # the machine
 
 HOST = "this machine's memory"
@@ -248,15 +245,10 @@ def host_room() -> Room:
     memory, own = psutil.virtual_memory(), psutil.Process().memory_info().rss
     limits = [(memory.total, memory.available), *cgroup_limits()]
     total, free = (min(values) for values in zip(*limits, strict=True))
-    return Room(HOST, total, min(total, free + own), taken_by_other_peers())
-
-
-def taken_by_other_peers() -> int:
-    """Bytes that processes of other peers of this user take."""
-    me = os.getpid()
+    others = 0  # bytes that processes of other peers of this user take
     with suppress(OSError):
-        return sum(memory_of(each.pid) or 0 for each in LocalPeers().living() if each.pid != me)
-    return 0
+        others = sum(memory_of(each.pid) or 0 for each in LocalPeers().living() if each.pid != os.getpid())
+    return Room(HOST, total, min(total, free + own), others)
 
 
 def cgroup_limits(

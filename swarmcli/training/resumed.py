@@ -57,7 +57,7 @@ def by_recipe(
     """The optimizer's state in a checkpoint with the recipe's settings, and which of them were others there ("": none).
 
     `groups`: of the optimizer that the recipe has made. Where the recipe is of another run the lineage is one of its
-    own, which all have who begin from this checkpoint, and what the former run's peers have vouched for is left out.
+    own, the same for all that begin from this checkpoint; what the former run's peers have vouched for is left out.
     Raises CheckpointError if the checkpoint is of another optimizer, or of other frozen weights.
     """
     kind = optimizer_kind(recipe)[1]

@@ -298,7 +298,7 @@ class HuggingFaceSource:
     def _windows(self, dataset: Any, seed: str, place: Place) -> Iterator[tuple[str, Place]]:
         """A place is (part of the pass, row in it) where a window begins, and the number of its rows that were read.
 
-        So whoever goes on reads the window again and leaves out what it had before: no row twice, and none lost.
+        So a stream that goes on reads the window again and leaves out what it had before: no row twice, and none lost.
         """
         part, row, used = place or (0, 0, 0)
         rows = self._rows(dataset, list(_parts(dataset.num_shards, random.Random(seed), self._options)), part, row)

@@ -176,7 +176,7 @@ def load_save(
     *,
     meet: Callable[[], object] = lambda: None,
 ) -> None:
-    """Lays the state of a save out over the optimizer's ranks, whoever wrote it. A collective call.
+    """Lays the state of a save out over the optimizer's ranks, however many wrote it. A collective call.
 
     `directories`: where this rank may see files of the save. Each rank reads what it owns from the files
     that it sees; what it does not see, one sends that does. Everything that will be used is checked first: either all

@@ -66,7 +66,7 @@ def _describe(index: int, statistics: Mapping[Any, Any], tensors: dict[str, Tens
 
 
 class Shard:
-    """A rank's file, open for reading: `state` are views of it, of which nothing has been read yet.
+    """A rank's file, open for reading: `state` are views of it; nothing has been read yet.
 
     Raises CheckpointError when the file is missing, truncated or damaged, or not the one that the record speaks of.
     """

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.algorithms.model_averaging.averagers import ModelAverager
 
 from swarmcli.averaging.checks import as_count
-from swarmcli.sharding.levels.plan import LevelAverage, read_plan, tensors_with_gradients, trainable_tensors
+from swarmcli.sharding.levels.plan import LevelAverage, chosen, read_plan
 from swarmcli.sharding.levels.process_groups import ProcessGroupLevels
 from swarmcli.sharding.levels.swarm_groups import SwarmGroups
 from swarmcli.sharding.levels.swarm_levels import run_swarm_levels
@@ -104,7 +104,7 @@ class HierarchicalModelAverager(ModelAverager):
         parameters, FingerprintError where the peers of a group do, and torch's RuntimeError where a process is lost.
         The step is not counted then.
         """
-        tensors, places = tensors_with_gradients(params)
+        tensors, places = chosen(params, lambda param: param.grad is not None)
         average: LevelAverage | None
         if self._swarm is not None:
             self._step, average = self._swarm.run(lambda levels: levels.take_step(tensors, self._step, places))
@@ -123,7 +123,7 @@ class HierarchicalModelAverager(ModelAverager):
         """
         if self._swarm is None:
             raise RuntimeError("load_state_from_peers needs swarm=...; processes of a group load a checkpoint")
-        tensors, places = trainable_tensors(params)
+        tensors, places = chosen(params, lambda param: param.requires_grad)
         step: int | None = self._swarm.run(lambda levels: levels.download(tensors, timeout, places))
         if step is None:
             return False

@@ -22,9 +22,9 @@ NOTHING = "no parameter has a gradient"  # the reason when there is nothing to a
 class LevelAverage:
     """The outcome of averaging at one level."""
 
-    step: int  # at which it was; in a swarm the highest of the members', whom the others have caught up with
+    step: int  # at which it was; in a swarm the highest of the members', to which the others have caught up
     level: int  # 0: the first entry of `period_group_size_dict`
-    group: str  # of whom: the ranks of a process group, or the place that the members of a swarm group share
+    group: str  # the members: the ranks of a process group, or the place that the members of a swarm group share
     members: int  # whose parameters are in the average; 0: there is none
     reason: str = ""  # why there is none; the parameters are as they were
 
@@ -99,20 +99,6 @@ def _warn_of_shadows(periods: tuple[int, ...]) -> None:
             )
 
 
-def tensors_with_gradients(params: Iterable[Any]) -> tuple[list[torch.Tensor], list[int]]:
-    """The parameters that have a gradient, from parameters or from the parameter groups of an optimizer, in order, and
-    their places among all that were given.
-
-    Raises TypeError for anything else.
-    """
-    return _chosen(params, lambda param: param.grad is not None)
-
-
-def trainable_tensors(params: Iterable[Any]) -> tuple[list[torch.Tensor], list[int]]:
-    """Those that will have a gradient, in the same order, and their places. Raises TypeError."""
-    return _chosen(params, lambda param: param.requires_grad)
-
-
 def outline(tensors: Sequence[torch.Tensor], places: Places) -> bytes:
     """32 bytes, equal for tensors of equal shapes and types at equal places."""
     listed = list(range(len(tensors))) if places is None else list(places)
@@ -120,7 +106,9 @@ def outline(tensors: Sequence[torch.Tensor], places: Places) -> bytes:
     return hashlib.sha256(repr((kinds, listed)).encode()).digest()
 
 
-def _chosen(params: Iterable[Any], fits: Callable[[torch.Tensor], bool]) -> tuple[list[torch.Tensor], list[int]]:
+def chosen(params: Iterable[Any], fits: Callable[[torch.Tensor], bool]) -> tuple[list[torch.Tensor], list[int]]:
+    """The parameters that fit, from parameters or from the parameter groups of an optimizer, in order, and their places
+    among all that were given. Raises TypeError for anything else."""
     found = [(param, place) for place, param in enumerate(_flat(params)) if fits(param)]
     return [param for param, _ in found], [place for _, place in found]
 

@@ -58,7 +58,7 @@ class Overlap:
         Raises ValueError when the buckets' are not exactly the trainable ones.
         """
         _check(list(chain.from_iterable(buckets)), parameters)
-        sizes = [[_nbytes(parameter) for parameter in bucket] for bucket in buckets]
+        sizes = [[parameter.nbytes for parameter in bucket] for bucket in buckets]
         self._shares = share_out(sizes, self._world_size, split=self.shard_buckets)
         self._parameters = [list(buckets[share.bucket][share.start : share.stop]) for share in self._shares]
         self._flat.lay_out(self._parameters)
@@ -74,9 +74,9 @@ class Overlap:
         for share, shared in zip(self._shares, self._parameters, strict=True):
             for parameter in shared:
                 owners[parameter] = share.rank
-                loads[share.rank] += _nbytes(parameter)
+                loads[share.rank] += parameter.nbytes
         frozen = [parameter for parameter in parameters if parameter not in owners]
-        sizes = [_nbytes(parameter) for parameter in frozen]
+        sizes = [parameter.nbytes for parameter in frozen]
         owners.update(zip(frozen, assign(sizes, loads, [1.0] * self._world_size), strict=True))
         return [owners[parameter] for parameter in parameters]
 
@@ -176,7 +176,3 @@ def _check(reduced: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) 
             f"parameters {absent[:10]} are trainable but not among DDP's, so the hook would never step them: give "
             "the optimizer the parameters of the wrapped model only"
         )
-
-
-def _nbytes(parameter: torch.Tensor) -> int:
-    return parameter.numel() * parameter.element_size()

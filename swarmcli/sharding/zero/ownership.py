@@ -20,11 +20,10 @@ class Ownership:
 
     def take_on(self, parameters: Sequence[torch.Tensor]) -> None:
         """Shares out the parameters of one more group."""
-        sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
-        self.owners += assign(sizes, self._loads, self._weights)
+        self.owners += assign([parameter.nbytes for parameter in parameters], self._loads, self._weights)
 
     def indices_of(self, rank: int) -> list[int]:
-        """What the rank owns, ascending."""
+        """The indices that the rank owns, ascending."""
         return [index for index, owner in enumerate(self.owners) if owner == rank]
 
     def by_rank(self, parameters: Sequence[torch.Tensor], first: int = 0) -> list[list[torch.Tensor]]:
