@@ -85,7 +85,7 @@ def options_of(run: Link | Recipe | None, peers: Sequence[str]) -> dict[str, Any
 def find(options: dict[str, Any]) -> NetReport:
     """Takes part in the network of the run for up to a minute, and asks its peers. `options`: see `options_of`."""
     from swarmcli.dht import DHT
-    from swarmcli.peer.netcheck import NetReport, ask_peers, look_around
+    from swarmcli.peer.netcheck import ask_peers, look_around
 
     if not options["initial_peers"]:
         return asyncio.run(look_around(port=options.get("port", 0), port_mapping=options.get("port_mapping", True)))
@@ -93,9 +93,7 @@ def find(options: dict[str, Any]) -> NetReport:
     dht = DHT(start=False, identity=visitor.identity if visitor else None, **options)
     dht.membership = visitor.membership if visitor else None
     with dht:
-        found = dht.run_coroutine(ask_peers(dht))
-    assert isinstance(found, NetReport)  # and no future, since it was waited for
-    return found
+        return dht.run_coroutine(ask_peers(dht))
 
 
 SCOPES = {"host": "from this computer", "lan": "from this network", "internet": "from the internet"}

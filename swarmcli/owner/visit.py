@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from swarmcli.dht import DHT, DHTNode
 from swarmcli.errors import MembershipError, NetworkError, UsageError
@@ -124,7 +124,7 @@ class Visit:
             )
             dht.membership = membership
             dht.run_in_background()
-            return cast(T, dht.run_coroutine(lambda _, node: action(node, membership)))
+            return dht.run_coroutine(lambda _, node: action(node, membership))
         finally:
             dht.shutdown()
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar, cast
+from typing import Literal, TypeVar
 
 import pydantic
 from pydantic import ConfigDict, Field
@@ -108,7 +108,7 @@ def visit(contacts: Sequence[str], action: Callable[[DHTNode], Awaitable[T]], vi
     try:
         dht.membership = visitor.membership if visitor is not None else None
         dht.run_in_background()
-        return cast(T, dht.run_coroutine(lambda _, node: action(node)))
+        return dht.run_coroutine(lambda _, node: action(node))
     finally:
         dht.shutdown()
 

@@ -1,4 +1,5 @@
-"""On what to compute, and in which precision; and copies in host memory of a model for which a device may have no room twice."""
+"""On what to compute, and in which precision; and copies of a model in host memory: a device may have no room for
+two."""
 
 from __future__ import annotations
 

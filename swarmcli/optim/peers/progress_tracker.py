@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -154,7 +154,7 @@ class ProgressTracker:
         async def on_loop() -> T:
             return action()
 
-        return cast(T, self._dht.run_coroutine(on_loop()))
+        return self._dht.run_coroutine(on_loop())
 
 
 def _identity(private_key: Ed25519PrivateKey | Identity | None) -> Identity | None:
