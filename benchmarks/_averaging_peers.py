@@ -14,11 +14,13 @@ import torch
 
 import swarmcli
 from benchmarks._contest import join_dht, serve_turns
-from swarmcli.averaging.config import AUDIT
+from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.network.identity import Identity
 from swarmcli.network.transports.tcp.handshake import dialer_context, listener_context
 
 _MESSAGE = 512 << 10  # bytes, as a part of an all-reduce
+
+AUDIT = AllreduceOptions().audit
 
 
 def average_here(pipe: Pipe, index: int, peers: int, nbytes: int, half: bool, audit: float = AUDIT) -> None:

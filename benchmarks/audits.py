@@ -11,7 +11,7 @@ import statistics
 
 from benchmarks._averaging_peers import average_here
 from benchmarks._contest import Crew, compete, ratio
-from swarmcli.averaging.config import AUDIT
+from swarmcli.averaging.config import AllreduceOptions
 
 MIB = 1 << 20
 TURNS = 6
@@ -25,7 +25,7 @@ def main() -> None:
     ):
         crews = {
             "without": Crew(average_here, peers, peers, nbytes, half, 0.0),
-            "with": Crew(average_here, peers, peers, nbytes, half, AUDIT),
+            "with": Crew(average_here, peers, peers, nbytes, half, AllreduceOptions().audit),
         }
         try:
             turns = compete(dict(crews), TURNS)

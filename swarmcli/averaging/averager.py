@@ -14,7 +14,7 @@ import torch
 
 from swarmcli.averaging.aggregators import Aggregator, Mean
 from swarmcli.averaging.checks import check_flags, check_numbers, check_tensors
-from swarmcli.averaging.config import AUDIT, MAX_SHARE, AllreduceOptions, AveragerConfig, MatchmakingOptions, Trust
+from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions, Trust
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore
 from swarmcli.averaging.round.phases import RoundProgram
@@ -32,9 +32,11 @@ from swarmcli.state.snapshot import copies_of
 
 logger = logging.getLogger(__name__)
 
+_USUAL = AllreduceOptions()
+
 
 class AveragingMode(Enum):
-    """What this peer is to the others."""
+    """The part that this peer plays for the others."""
 
     NODE = "node"  # can be dialed, sends and reduces
     CLIENT = "client"  # cannot be dialed
@@ -47,7 +49,7 @@ class DecentralizedAverager:
     Tensors change in place, only when a round commits, and then all at once.
     """
 
-    # What averagers that are more than this one set.
+    # Subclasses set these.
     _program: RoundProgram | None = None  # the phases of a round
     _tag = b""  # only averagers with equal tags average with each other
     _by_differences = True  # see AveragerConfig; not of tensors that are new ones in each round
@@ -85,8 +87,8 @@ class DecentralizedAverager:
         daemon: bool = True,
         trust: Trust = "strangers",
         aggregator: Aggregator | None = None,
-        max_share: float = MAX_SHARE,
-        audit: float = AUDIT,
+        max_share: float = _USUAL.max_share,
+        audit: float = _USUAL.audit,
     ) -> None:
         """Options are explained in MatchmakingOptions, AllreduceOptions and AveragerConfig.
 
@@ -98,7 +100,7 @@ class DecentralizedAverager:
         `allow_state_sharing`: others may download what `get_current_state` gives; unless given, a peer that is no
         auxiliary shares while others can reach it, directly or over a relay. It can be set later, as can
         `state_sharing_priority`.
-        `aggregator`: what becomes of the members' tensors, for example CenteredClip(); None: their mean, see Mean.
+        `aggregator`: how the members' tensors become one, for example CenteredClip(); None: their mean, see Mean.
         `daemon=False` keeps the process alive, when its main thread has ended, until somebody calls `shutdown`.
 
         Raises ValueError and TypeError for arguments that make no sense.
@@ -144,7 +146,7 @@ class DecentralizedAverager:
             state_compression=state_codec,
             declare_state_period=declare_state_period,
         )
-        Layout.of(self._tensors, codec, infos)  # so that what does not fit is refused here, not when it starts
+        Layout.of(self._tensors, codec, infos)  # tensors that do not fit are refused here, not when it starts
         self._allow_state_sharing, self._state_sharing_priority = allow_state_sharing, 0.0
         self._runner: CoreRunner[AveragerCore] = CoreRunner(
             f"the averager of {prefix!r}", float(shutdown_timeout), daemon=daemon
@@ -180,7 +182,7 @@ class DecentralizedAverager:
     def __repr__(self) -> str:
         return f"<DecentralizedAverager {self.prefix!r} {'alive' if self.is_alive else 'not running'}>"
 
-    # What it is
+    # Properties
 
     @property
     def prefix(self) -> str:
@@ -310,11 +312,11 @@ class DecentralizedAverager:
     # State
 
     def get_current_state(self) -> tuple[Any, Sequence[torch.Tensor]]:
-        """What others download from here: metadata (anything msgpack carries) and tensors.
+        """The state that others download from here: metadata (anything msgpack carries) and tensors.
 
-        To be overridden where the state is more than the averaged tensors. Called in a thread of the executor when
-        somebody asks for the state, who gets copies: tensors may change as soon as they have been copied, which no
-        all-reduce of this averager does before. Whoever else changes them meanwhile shares what is half changed.
+        Override it where the state is more than the averaged tensors. The averager calls it in a thread of the
+        executor when a peer asks for the state, and copies the tensors; no all-reduce of this averager changes them
+        before that. If other code changes them meanwhile, the peer gets a state that is half changed.
         """
         with self.get_tensors() as tensors:
             return None, list(tensors)
@@ -333,8 +335,8 @@ class DecentralizedAverager:
 
     @property
     def allow_state_sharing(self) -> bool:
-        """Whether others may download the state from here, as things stand now. Once it is False, who asks is refused;
-        downloads under way go on."""
+        """Whether others may download the state from here, as things stand now. Once it is False, new requests are
+        refused; downloads under way go on."""
         if self._allow_state_sharing is None:
             return not self.config.client_mode and self.dht.reachable
         return self._allow_state_sharing
@@ -395,12 +397,12 @@ class DecentralizedAverager:
 
 
 def _checked_state(state: object) -> tuple[Any, Sequence[torch.Tensor]]:
-    """What `get_current_state` returned. Raises TypeError where that is something else than it should be."""
+    """The value that `get_current_state` returned. Raises TypeError unless that is metadata and tensors."""
     if not isinstance(state, tuple) or len(state) != 2:
         given = f"{len(state)} values" if isinstance(state, tuple) else type(state).__name__
         raise TypeError(
-            f"get_current_state() must return (metadata, tensors), got {given}; what hivemind returns third is the "
-            "argument tensor_infos here"
+            f"get_current_state() must return (metadata, tensors), got {given}; hivemind's third value is the argument "
+            "tensor_infos here"
         )
     metadata, tensors = state
     for index, tensor in enumerate(tensors):

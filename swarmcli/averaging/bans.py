@@ -1,11 +1,14 @@
-"""Who has lied in a run, by evidence that anyone can check: nobody averages with them again.
+"""Bans peers that have lied in a run, by evidence that anyone can check: nobody averages with them again.
 
     evidence found here         ──▶ Bans ──▶ told to every peer that is connected, or connects later
     evidence of others          ──▶ verified by each that hears it
     a peer that begins to average   asks the peers with which it is connected
 
-A ban is of an identity, for the run. It costs a stranger nothing to come again under a fresh one: bans keep liars from
-lying for long under one name, and what they had earned with it is gone.
+A ban is of an identity, for the run. A stranger can come again under a fresh identity at no cost: bans keep liars from
+lying for long under one name, and take the trust that the name had earned.
+
+Each kind of evidence has a `culprit`, `verify` (whether it proves the lie, with bounded work) and `words`. Anyone can
+check it without having been there, and nobody can make evidence against an honest peer.
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Annotated, Any, Protocol, cast
+from typing import Annotated, Any, Protocol, TypeAlias, cast
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from swarmcli.averaging.evidence import Evidence
+from swarmcli.averaging.config import MAX_PREFIX
+from swarmcli.averaging.consensus.certificate import DoubleVote
+from swarmcli.averaging.consensus.messages import GroupID, Signature, SignedAverages
+from swarmcli.averaging.group import MAX_SEARCH_BYTES, is_listed
 from swarmcli.backoff import Backoff
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import CallRefused, NetworkError
@@ -31,16 +37,56 @@ from swarmcli.network.task_owner import TaskOwner
 from swarmcli.recent import Recent
 from swarmcli.tasks import OFFLOAD_FROM, on_executor
 
-MAX_BANS = 1024  # that others told of and are remembered, and as many that were found here
+MAX_BANS = 1024  # that others told and this peer remembers, and as many that it found itself
 MAX_TOLD_BY_ONE = 64  # of these, by one peer
 MAX_EVIDENCE = 16 << 10  # bytes of one piece
 MAX_TOLD = 16  # pieces in one message
 MESSAGE_BYTES = 64 << 10  # of all pieces in one message
-_PATIENCE = 10.0  # seconds for a peer to hear of evidence
 
 _Encoded = Annotated[bytes, msgspec.Meta(max_length=MAX_EVIDENCE)]
 
 logger = logging.getLogger(__name__)
+
+
+class UnlikeAverages(msgspec.Struct, frozen=True, tag=True):
+    """A reducer signed two unlike sets of averages in one try at a round. Honest ones form each average once."""
+
+    culprit: PeerID
+    prefix: Annotated[str, msgspec.Meta(max_length=MAX_PREFIX)]
+    group_id: GroupID
+    first: SignedAverages
+    second: SignedAverages
+
+    def verify(self) -> bool:
+        """Whether it proves the lie; two signatures are checked."""
+        both = self.first, self.second
+        unlike = self.first.root != self.second.root
+        return unlike and all(each.is_by(self.culprit, self.prefix, self.group_id) for each in both)
+
+    def words(self) -> str:
+        return f"it gave members of round {self.group_id.hex()[:8]} unlike averages, and signed both"
+
+
+class TwoGroups(msgspec.Struct, frozen=True, tag=True):
+    """A leader signed two groups in one `search` of its own. Honest ones begin one in each."""
+
+    culprit: PeerID
+    search: Annotated[bytes, msgspec.Meta(max_length=MAX_SEARCH_BYTES)]
+    groups: tuple[GroupID, GroupID]
+    listed: tuple[Signature, Signature]
+
+    def verify(self) -> bool:
+        """Whether it proves the lie; two signatures are checked."""
+        both = zip(self.groups, self.listed, strict=True)
+        return self.groups[0] != self.groups[1] and all(
+            is_listed(self.culprit, self.search, group_id, signature) for group_id, signature in both
+        )
+
+    def words(self) -> str:
+        return f"it began two groups at once, {self.groups[0].hex()[:8]} and {self.groups[1].hex()[:8]}"
+
+
+Evidence: TypeAlias = DoubleVote | TwoGroups | UnlikeAverages  # a tagged union: further kinds join it with |
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -51,7 +97,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Proof(Protocol):
-    """What bans: `Evidence`, which travels in a message, or what is too large for that and convinces whoever has it."""
+    """Grounds for a ban: `Evidence`, which travels in a message, or a case too large for that, which stays here."""
 
     @property
     def culprit(self) -> PeerID: ...
@@ -60,16 +106,16 @@ class Proof(Protocol):
 
 
 class Bans:
-    """The banned peers of one run, as this peer knows them. Nothing is in here that was not verified.
+    """The banned peers of one run, as this peer knows them. All evidence in here was verified.
 
-    What was found here stays as long as this peer. Of what others told, strangers could make up any amount with
-    identities that cost nothing: when there is too much of it, that of the peer who told most goes first.
+    Evidence that this peer found stays as long as it runs. Strangers could make up any amount of evidence with
+    identities that cost nothing: when others have told too much, that of the peer that told most goes first.
     """
 
     def __init__(self, emit: Callable[[Event], None] = lambda event: None) -> None:
         """`emit` gets a PeerBanned for each new ban."""
         self.found: Recent[PeerID, Proof] = Recent(MAX_BANS)  # by this peer, to be told to others
-        self._told: OrderedDict[PeerID, tuple[PeerID, Evidence]] = OrderedDict()  # culprit → who told it, and showed
+        self._told: OrderedDict[PeerID, tuple[PeerID, Evidence]] = OrderedDict()  # culprit → teller and evidence
         self._emit = emit
         self._listeners: dict[Callable[[PeerID], None], None] = {}
 
@@ -80,7 +126,7 @@ class Bans:
         return peer in self.found or peer in self._told
 
     def add(self, evidence: Proof) -> bool:
-        """Evidence that this peer came upon itself. Returns whether it proves what it says; its culprit is banned."""
+        """Evidence that this peer found itself. Returns whether it proves the lie; its culprit is banned."""
         if not evidence.verify():
             return False
         culprit, known = evidence.culprit, self.is_banned(evidence.culprit)
@@ -104,11 +150,11 @@ class Bans:
         self._tell(evidence, False)
 
     def proof(self, peer: PeerID) -> Proof | None:
-        """For what it was banned; None if it was not."""
+        """The evidence against a banned peer; None for any other peer."""
         return self.found.get(peer) or (self._told[peer][1] if peer in self._told else None)
 
     def known(self) -> list[Proof]:
-        """What this peer found, then what others told, the latest first."""
+        """The evidence that this peer found, then that of others, the latest first."""
         return [*reversed(self.found.values()), *(evidence for _, evidence in reversed(self._told.values()))]
 
     def subscribe(self, listener: Callable[[PeerID], None]) -> Callable[[], object]:
@@ -134,9 +180,10 @@ class Bans:
 class BanNews:
     """Brings the bans of one run from peer to peer. One for all averagers of the run: see `of`."""
 
-    def __init__(self, node: DHTNode, run: str) -> None:
+    def __init__(self, node: DHTNode, run: str, *, patience: float = 10.0) -> None:
+        """`patience`: seconds for a peer to hear of evidence."""
         self.bans = Bans(node.endpoint.events.emit)
-        self._endpoint = node.endpoint
+        self._endpoint, self._patience = node.endpoint, patience
         self.method = f"bans.tell.{run}"
         self._users = 0
         self._false = Backoff[PeerID](first=600.0, longest=86400.0)  # peers that told something that proves nothing
@@ -169,8 +216,8 @@ class BanNews:
             await self._tasks.close()
 
     def tell(self, peers: Iterable[PeerID], of: Iterable[PeerID] = ()) -> None:
-        """These hear soon what this peer knows, first `of` those: a liar that shows evidence to some members alone
-        keeps them from groups with the others. Banned peers do not hear."""
+        """Tells these peers the evidence that this one has, first that against `of`: a liar that shows evidence to some
+        members alone keeps them from groups with the others. Banned peers do not hear."""
         message = self._message(of)
         for peer in set(peers) - {self._endpoint.peer_id}:
             if self._users and not self.bans.is_banned(peer):
@@ -185,7 +232,7 @@ class BanNews:
             self.tell([PeerID.parse(event.peer)])
 
     def _message(self, of: Iterable[PeerID] = ()) -> Told:
-        """Evidence against `of` these, and the latest, as far as it has room."""
+        """Evidence against `of` these, and then the latest, as far as the message has room."""
         chosen, left = list[bytes](), MESSAGE_BYTES
         first = [proof for culprit in of if (proof := self.bans.proof(culprit)) is not None]
         for evidence in {proof.culprit: proof for proof in (*first, *self.bans.known())}.values():
@@ -199,9 +246,9 @@ class BanNews:
 
     async def _tell_one(self, peer: PeerID, message: Told) -> None:
         try:
-            answer = await self._endpoint.call(peer, self.method, message, Told, timeout=_PATIENCE)
+            answer = await self._endpoint.call(peer, self.method, message, Told, timeout=self._patience)
             await self._take(peer, answer)
-        except NetworkError as error:  # it has no part in the run, or tells something false
+        except NetworkError as error:  # the peer has no part in the run, or tells something false
             logger.debug("%s and this peer do not share bans: %s", peer.short, error)
 
     async def _hear(self, peer: PeerID, message: Told) -> Told:
@@ -210,8 +257,8 @@ class BanNews:
         return self._message()
 
     async def _take(self, teller: PeerID, message: Told) -> None:
-        """Believes what is proved. Raises CallRefused for a piece that proves nothing; its teller is not heard for a
-        while, longer each time: so few messages can make this peer verify something in vain."""
+        """Bans by pieces that prove a lie. Raises CallRefused for a piece that proves nothing; this peer does not hear
+        its teller for a while, longer each time: so few messages can make this peer verify something in vain."""
         if message.evidence and self._false.rests(teller, loop_time()):
             raise CallRefused("not believed", "this peer has told something false before")
         for piece in message.evidence:

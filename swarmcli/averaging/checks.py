@@ -1,4 +1,4 @@
-"""What arguments must be, told by name, value and what was expected."""
+"""Checks of arguments; errors name the argument, its value and the expected one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MAX_BANDWIDTH = 1e12  # in whatever unit: no link carries so many bytes per seco
 
 
 def check_numbers(optional: bool = False, **values: object) -> None:
-    """Raises TypeError for what is no number (nor None, where that is `optional`)."""
+    """Raises TypeError for any value that is no number (nor None, where that is `optional`)."""
     for name, value in values.items():
         if isinstance(value, bool) or not (isinstance(value, Real) or (optional and value is None)):
             raise TypeError(f"{name} must be a number{' or None' if optional else ''}, got {value!r}")
 
 
 def as_count(value: object, name: str, *, least: int = 0) -> int:
-    """As an int, also where numpy or torch made it. Raises TypeError for what is no whole number."""
+    """The value as an int, also where numpy or torch made it. Raises TypeError for anything but a whole number."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -33,14 +33,14 @@ def as_count(value: object, name: str, *, least: int = 0) -> int:
 
 
 def check_flags(**values: object) -> None:
-    """Raises TypeError for what is neither True nor False."""
+    """Raises TypeError for any value but True and False."""
     for name, value in values.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name}={value!r}: expected True or False")
 
 
 def check_text(**values: object) -> None:
-    """Raises TypeError for what is no text."""
+    """Raises TypeError for any value that is no text."""
     for name, value in values.items():
         if not isinstance(value, str):
             raise TypeError(f"{name} must be a text, got {value!r}")

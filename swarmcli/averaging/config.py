@@ -5,27 +5,19 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias, get_args
 
 from swarmcli.averaging.aggregators import Aggregator, Mean
 from swarmcli.averaging.checks import MAX_BANDWIDTH, check_numbers, check_text
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 
-REQUEST_TIMEOUT = 3.0  # seconds
 MAX_PREFIX = 100  # characters; the prefix is part of method names and keys
 MAX_TERMS = 512
 MAX_TERM_LENGTH = 256
 
 MAX_PART_BYTES = 8 << 20
-# Of the parts: with sixteen members the inputs of so many take 4 % of the time that sending everything takes.
-AUDIT = 0.005
-MAX_SHARE = 0.75  # one computer that does three times the work of all others together still counts in full
 MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e18  # of one sender, besides zero; their ratio is far within the range of float32
-
-_TO_BEGIN = 60.0  # seconds for a member to begin its part in a round: it may still be computing its last batch
-_SILENCE = 15.0  # seconds without a single byte in the middle of a stream; a broken connection is noticed sooner
-_ROUND_TRIPS = 20.0  # and so many round trips on top
 
 # strangers: some members may lie, a third of them at most. members: all are honest, and may only fail.
 Trust: TypeAlias = Literal["strangers", "members"]
@@ -45,7 +37,7 @@ class MatchmakingOptions:
     target_group_size: int | None = None  # groups hold at most this many; None: everyone under the key
     min_group_size: int = 2  # smaller groups do not begin
     min_matchmaking_time: float = 5.0  # how long to look on for others when not everyone is there
-    request_timeout: float = REQUEST_TIMEOUT  # longest wait for one answer; kept below min_matchmaking_time
+    request_timeout: float = 3.0  # longest wait for one answer; kept below min_matchmaking_time
     seats_per_network: int | None = None  # in one group, of followers from one /24 or /48; None: as many as come
     preformed_grace: float = 1.0  # a preformed group with enough progress waits this long for those still missing
 
@@ -62,8 +54,9 @@ class MatchmakingOptions:
             value = getattr(self, name)
             _check(math.isfinite(value) and value > 0, name, value, "a positive number of seconds")
         if self.request_timeout > self.min_matchmaking_time:
-            # Nobody asked for the default, so it is no mistake of anybody's.
-            level = logging.INFO if self.request_timeout == REQUEST_TIMEOUT else logging.WARNING
+            # The user did not ask for the default, so it is no mistake.
+            usual = {each.name: each.default for each in fields(self)}["request_timeout"]
+            level = logging.INFO if self.request_timeout == usual else logging.WARNING
             logger.log(level, "request_timeout %g s is taken as %g s", self.request_timeout, self.min_matchmaking_time)
             object.__setattr__(self, "request_timeout", self.min_matchmaking_time)
 
@@ -79,10 +72,16 @@ class AllreduceOptions:
     sender_timeout     for a sender's silence, after which it is left out from that part on
     reducer_timeout    for a reducer's silence, after which the round has failed here; None: twice sender_timeout
     trust              whether a minority of the members may lie; says how many of them decide (`consensus/quorum.py`)
-    aggregator         what becomes of the members' parts; members must agree on it, too
-    max_share          of the weight, for one member of four and more; 1: no bound. Members must agree on it, too
+    aggregator         how the members' parts become one; members must agree on it, too
+    max_share          of the weight, for one member of four and more; 1: no bound. Members must agree on it, too. One
+                       computer that does three times the work of all others together still counts in full
     audit              share of the averaged parts that members compute again before they vote, 0 to 1; members must
-                       agree on it, too. 0: senders sign nothing, and reducers keep nothing
+                       agree on it, too. 0: senders sign nothing, and reducers keep nothing. With sixteen members the
+                       inputs of 0.005 take 4 % of the time that sending everything takes
+    longest_to_begin   for a member to begin its part: it may still be computing its last batch
+    silence            without a single byte in the middle of a stream; a broken connection is noticed sooner …
+    silence_trips      … and so many round trips on top
+    to_open            for a stream to a reducer that can be dialed: that needs no answer of its round
     """
 
     compression: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
@@ -93,8 +92,12 @@ class AllreduceOptions:
     reducer_timeout: float | None = None
     trust: Trust = "strangers"
     aggregator: Aggregator = Mean()  # noqa: RUF009  # it has no state
-    max_share: float = MAX_SHARE
-    audit: float = AUDIT
+    max_share: float = 0.75
+    audit: float = 0.005
+    longest_to_begin: float = 60.0
+    silence: float = 15.0
+    silence_trips: float = 20.0
+    to_open: float = 20.0
 
     def __post_init__(self) -> None:
         _check(self.trust in get_args(Trust), "trust", self.trust, f"one of {', '.join(get_args(Trust))}")
@@ -123,9 +126,9 @@ class AllreduceOptions:
 
     @property
     def to_begin(self) -> float:
-        """Seconds that a member may take to begin; what others wait for because of that leaves twice as long."""
+        """Seconds that a member may take to begin: half of the time that others wait for a reducer."""
         within = min(self.allreduce_timeout or math.inf, self.reducer_timeout or math.inf)
-        return self.sender_timeout or min(_TO_BEGIN, within / 2)
+        return self.sender_timeout or min(self.longest_to_begin, within / 2)
 
     @property
     def for_reducer(self) -> float:
@@ -134,7 +137,7 @@ class AllreduceOptions:
 
     def for_silence(self, round_trip: float | None) -> float:
         """Seconds that a sender, once it has begun, may take without a byte arriving."""
-        return min(self.to_begin, _SILENCE + _ROUND_TRIPS * (round_trip or 0.0))
+        return min(self.to_begin, self.silence + self.silence_trips * (round_trip or 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +147,8 @@ class AveragerConfig:
     prefix: str
     matchmaking: MatchmakingOptions = field(default_factory=MatchmakingOptions)
     allreduce: AllreduceOptions = field(default_factory=AllreduceOptions)
-    run: str = ""  # averagers of one run share what they know of liars; "": this one is alone, and goes by its prefix
-    meaning: str = ""  # what the tensors are, if their shapes do not tell: peers that say otherwise are refused
+    run: str = ""  # averagers of one run share bans; "": this one is alone, and goes by its prefix
+    meaning: str = ""  # of the tensors, if their shapes do not tell: peers that say otherwise are refused
     initial_group_bits: str = ""  # the bucket to begin in; the bits move after every round
     by_differences: bool = False  # a lossy codec gets differences from the last average, see `differences.py`
     averaging_alpha: float = 1.0  # tensors move by this fraction towards the average
@@ -156,9 +159,12 @@ class AveragerConfig:
     # Whether others may download from here what `get_state` gives; None: while they can reach this peer, directly or
     # over a relay.
     share_state: bool | None = False
-    # How that state travels. Whoever downloads it with a lossy codec holds other bits than the donor, and is told so.
+    # How that state travels. A peer that downloads it with a lossy codec holds other bits than the donor, and is told.
     state_compression: CompressionBase = NoCompression()  # noqa: RUF009  # codecs have no state
     declare_state_period: float = 30.0  # seconds between two repetitions of the offer to share
+    first_pause: float = 0.05  # seconds between a round that failed and the next try, doubled each time …
+    longest_pause: float = 4.0  # … up to this
+    shortest_try: float = 0.01  # seconds left to find a group, without which a failed round is not tried again
 
     def __post_init__(self) -> None:
         check_text(prefix=self.prefix, run=self.run, meaning=self.meaning, initial_group_bits=self.initial_group_bits)

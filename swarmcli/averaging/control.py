@@ -1,4 +1,4 @@
-"""What a round is asked for, how it is steered while it is under way, and what it gave."""
+"""The request for a round, the control that steers it while it is under way, and its result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from swarmcli.events import RoundFinished, RoundOutcome
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
-from swarmcli.network.loop_thread import SwarmFuture
+from swarmcli.network.loop_thread import SwarmFuture, loop_time
 from swarmcli.network.wire.messages import MOST
 
 T = TypeVar("T")
@@ -50,9 +50,9 @@ class RoundRequest:
     allow_retries: bool = True  # look for another group when one fails
     target: float | None = None  # of a preformed group: it begins when its members' progress sums up to this
     weighs: bool = False  # progress is what weights tell: a round with less than half of the target fails
-    sends: bool = True  # in a preformed group: False for one that follows, whose weight stays zero
+    sends: bool = True  # in a preformed group: False for a peer that follows, whose weight stays zero
     only_one: bool = False  # of its tag: where another, as large, has begun, this search ends with RoundMissed
-    since: float | None = None  # swarm time; who begins to look under another tag later than this has had that round
+    since: float | None = None  # swarm time; a peer that looks under another tag later than this has had that round
     epoch: int = -1  # for events only
     queue: Sequence[PeerID] = ()  # of its tag: the members of the round that led to it, as they lead the next, or ()
     terms: Mapping[str, str] = field(default_factory=dict)  # members must have equal ones, or are told which differ
@@ -81,13 +81,13 @@ class RoundResult(Mapping[PeerID, Any]):
     group: Group
     gathered: Mapping[PeerID, Any]
     contributors: tuple[PeerID, ...]  # whose tensors are in the average
-    left_out: Mapping[PeerID, str]  # who is not, and why
+    left_out: Mapping[PeerID, str]  # peer → why its tensors are not
     total_weight: float  # 0: there was nothing to average (`remark` says why), and nobody's tensors changed
     bytes_sent: int
     bytes_received: int
     seconds: Mapping[str, float]  # stage → time spent in it
-    late: bool = False  # what was missing here was fetched after the group had committed
-    remark: str = ""  # what was unusual, in words for people
+    late: bool = False  # averages that were missing here were fetched after the group had committed
+    remark: str = ""  # anything unusual, in words for people
     certificate: RoundCertificate | None = None  # proves to anyone that the group has committed this
     weights: Mapping[PeerID, float] = field(default_factory=dict)  # of the contributors, as they were counted
     reduced: Mapping[PeerID, int] = field(default_factory=dict)  # reducer → bytes of tensors that it has added up
@@ -103,13 +103,13 @@ class RoundResult(Mapping[PeerID, Any]):
 
 
 class Milestone(SwarmFuture[T]):
-    """Something that will happen, or not. Whoever waits for it may give up; that ends only his waiting."""
+    """Something that will happen, or not. A caller may give up waiting for it; that ends only its own waiting."""
 
     def cancel(self) -> bool:
         return False
 
     def never(self) -> None:
-        """It will not happen any more: those who wait see a cancellation. Without effect if it has happened."""
+        """It will not happen any more: callers that wait see a cancellation. Without effect if it has happened."""
         super().cancel()
 
 
@@ -130,39 +130,25 @@ class StepControl:
         self._clock = clock
         self._future: Milestone[RoundResult] = Milestone()
         self._started = clock.now()
-        self._stage = AveragingStage.IDLE
-        self._group: Group | None = None
+        self.stage = AveragingStage.IDLE
+        self.group: Group | None = None  # that this peer is in, once there is one; after a failed try, the last one
         self._weight = float(request.weight)
         self._scheduled_time = request.scheduled_time
-        self._progress = 0.0
-        self.urgent = asyncio.Event()  # what was reported last goes out at once
+        self.progress = 0.0  # as last reported
+        self.urgent = asyncio.Event()  # the last report goes out at once
         self._trigger = asyncio.Event()
-        self._weight_taken = False
-        self._task: asyncio.Task[None] | None = None
-        self._listener: Callable[[], None] | None = None
+        self.began_allreduce = False  # whether the tensors are being averaged, or have been; the weight is settled then
+        self.task: asyncio.Task[None] | None = None  # it carries the round out; `cancel` cancels it
+        self.listener: Callable[[], None] | None = None  # called after a report or a new schedule
         if not request.require_trigger:
             self._trigger.set()
 
     # For the caller
 
     @property
-    def stage(self) -> AveragingStage:
-        return self._stage
-
-    @property
-    def group(self) -> Group | None:
-        """The group that this peer is in, once there is one; after a failed try, the last one."""
-        return self._group
-
-    @property
     def triggered(self) -> bool:
         """Whether the all-reduce may start as soon as there is a group."""
         return self._trigger.is_set()
-
-    @property
-    def began_allreduce(self) -> bool:
-        """Whether this peer's tensors are being averaged, or have been; the weight is settled by then."""
-        return self._weight_taken
 
     @property
     def deadline(self) -> float:
@@ -176,7 +162,7 @@ class StepControl:
     @weight.setter
     def weight(self, weight: float) -> None:
         check_weight(weight)
-        if self._weight_taken:
+        if self.began_allreduce:
             raise RuntimeError("the weight cannot be changed any more: the all-reduce has begun")
         self._weight = float(weight)
 
@@ -192,21 +178,16 @@ class StepControl:
         self._scheduled_time = float(scheduled_time)
         self._on_loop(self._notify)
 
-    @property
-    def progress(self) -> float:
-        """What was last reported."""
-        return self._progress
-
     def report(self, progress: float) -> None:
         """How much this peer has done so far towards the preformed group's target, in sum; never shrinks."""
         if not (math.isfinite(progress) and progress >= 0):
             raise ValueError(f"progress must be finite and not negative, got {progress!r}")
-        if progress > self._progress:
-            self._progress = min(float(progress), MOST)  # others refuse what is beyond
+        if progress > self.progress:
+            self.progress = min(float(progress), MOST)  # others refuse more
             self._on_loop(self._notify)
 
     def hurry(self) -> None:
-        """This peer has stopped to wait for the group: the leader learns at once what was last reported."""
+        """This peer has stopped to wait for the group: the leader gets the last report at once."""
         self._on_loop(self.urgent.set)
 
     def allow_allreduce(self) -> None:
@@ -217,7 +198,8 @@ class StepControl:
         """Leaves the group, or the round; the others go on. Returns False if the round has ended already."""
         if self.done():
             return False
-        self._on_loop(self._cancel_task)
+        if self.task is not None:
+            self._on_loop(self.task.cancel)
         return True
 
     def done(self) -> bool:
@@ -248,35 +230,24 @@ class StepControl:
         return self._future.__await__()
 
     def __repr__(self) -> str:
-        return f"<StepControl {self._stage.value}>"
+        return f"<StepControl {self.stage.value}>"
 
     # For the averager, on the loop
 
-    def attach(self, task: asyncio.Task[None]) -> None:
-        """The task that carries the round out; `cancel` cancels it."""
-        self._task = task
-
-    def enter(self, stage: AveragingStage) -> None:
-        self._stage = stage
-
-    def listen(self, listener: Callable[[], None] | None) -> None:
-        """Whom to call after a report or a new schedule."""
-        self._listener = listener
-
     def mark_begun(self, group: Group) -> None:
-        self._group = group
+        self.group = group
         if not self.begun.done():
             self.begun.set_result(None)
 
     async def wait_for_trigger(self) -> float:
         """Returns the weight, which is settled from then on."""
         await self._trigger.wait()
-        self._weight_taken = True
+        self.began_allreduce = True
         return self._weight
 
     def finish(self, outcome: RoundResult | Exception | None) -> None:
         """Ends it with a result or an error; None: it was cancelled. Without effect if it has ended."""
-        self._stage = AveragingStage.FINISHED
+        self.stage = AveragingStage.FINISHED
         self.begun.never()
         if self._future.done():
             return
@@ -287,38 +258,34 @@ class StepControl:
         else:
             self._future.set_result(outcome)
 
-    def _on_loop(self, action: Callable[[], None]) -> None:
+    def _on_loop(self, action: Callable[[], object]) -> None:
         if threading.get_ident() == self._thread:
             action()
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(action)
 
     def _notify(self) -> None:
-        if self._listener is not None:
-            self._listener()
-
-    def _cancel_task(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        if self.listener is not None:
+            self.listener()
 
 
 class Chronicle:
-    """What happened in one try at a round, for the event that tells of it. `group` is set once there is one."""
+    """The story of one try at a round, for the event that tells it. `group` is set once there is one."""
 
-    def __init__(self, control: StepControl, purpose: str, time: Callable[[], float]) -> None:
+    def __init__(self, control: StepControl, purpose: str) -> None:
         self.seconds: dict[str, float] = {}
         self.group: Group | None = None
-        self._control, self._purpose, self._time = control, purpose, time
+        self._control, self._purpose = control, purpose
 
     @contextmanager
     def stage(self, stage: AveragingStage) -> Iterator[None]:
         """Moves the control to this stage and adds up the time that the block takes."""
-        self._control.enter(stage)
-        began = self._time()
+        self._control.stage = stage
+        began = loop_time()
         try:
             yield
         finally:
-            self.seconds[stage.value] = self.seconds.get(stage.value, 0.0) + self._time() - began
+            self.seconds[stage.value] = self.seconds.get(stage.value, 0.0) + loop_time() - began
 
     def ended(self, outcome: RoundOutcome, reason: str, result: RoundResult | None = None) -> RoundFinished:
         """`result`: of a round that committed."""
@@ -347,7 +314,7 @@ def check_weight(weight: float) -> None:
 
 
 def encode_gathered(value: Any, most: int = MAX_GATHERED_BYTES) -> bytes:
-    """As it goes to the members of a group. Raises ValueError for what is beyond `most` bytes."""
+    """The value as it goes to the members of a group. Raises ValueError for more than `most` bytes."""
     data = b"" if value is None else wire.encode(value)
     if len(data) > most:
         raise ValueError(f"gather has {len(data)} bytes when encoded, the bound is {most}")

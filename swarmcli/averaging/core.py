@@ -29,8 +29,8 @@ from swarmcli.averaging.differences import ROOM_TO_TELL, Reference, Told, Way, l
 from swarmcli.averaging.doubts import Doubts
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
-from swarmcli.averaging.round import pace
 from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult
+from swarmcli.averaging.round.pace import PACE, RoundTime
 from swarmcli.averaging.round.phases import PhasedAllreduce, PhaseNews, RoundProgram
 from swarmcli.averaging.round.plan import Layout, compression_term
 from swarmcli.averaging.round.service import AllreduceService
@@ -40,15 +40,13 @@ from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, Swarm
 from swarmcli.events import PeerRefused
 from swarmcli.network import wire
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.state.sharing import SharingOptions, StateSharing
 from swarmcli.state.snapshot import Snapshot, copies_of
 from swarmcli.tasks import on_executor
 
 GetState: TypeAlias = Callable[[], Awaitable[tuple[Any, Sequence[torch.Tensor]]]]
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 4.0  # seconds between a round that failed and the next try, doubled each time
-SHORTEST_TRY = 0.01  # seconds left to find a group, without which a failed round is not tried again
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +55,8 @@ class AveragerCore:
     """One averager. Its coroutines belong to one event loop; rounds look for their groups one after the other.
 
     `tensors` are averaged in place. During the all-reduce of a round the core holds them exclusively; they change
-    only when the round commits, all at once. A round that fails leaves them as they were.
+    only when the round commits, all at once. A round that fails leaves them as they were. `finder` is its matchmaking,
+    `sharing` its state as others download it, `layout` the shapes and types of the tensors.
     """
 
     def __init__(
@@ -69,10 +68,10 @@ class AveragerCore:
         get_state: GetState | None = None,
         program: RoundProgram | None = None,
     ) -> None:
-        """`get_state` gives what newcomers download, metadata and tensors that will not change; None: copies of the
-        averaged tensors. `program`: the phases of each round; None: one all-reduce over all tensors. Raises ValueError
-        for tensors that cannot be averaged, and for a program whose results are to be taken in only in part, or whose
-        phases are to be aggregated by anything but a mean.
+        """`get_state` gives the state that newcomers download, metadata and tensors that will not change; None: copies
+        of the averaged tensors. `program`: the phases of each round; None: one all-reduce over all tensors. Raises
+        ValueError for tensors that cannot be averaged, for a program with averaging_alpha below 1, and for one with an
+        aggregator other than a mean.
         """
         if program is not None and config.averaging_alpha != 1.0:
             raise ValueError(f"averaging_alpha={config.averaging_alpha!r}: rounds of several phases need 1.0")
@@ -86,8 +85,8 @@ class AveragerCore:
         self.doubts = Doubts()
         self._tensors = list(tensors)
         self._lock = asyncio.Lock()
-        self._layout = Layout.of(self._tensors, config.allreduce.compression, config.allreduce.tensor_infos)
-        lossy = any(not isinstance(codec, NoCompression) for codec in self._layout.codecs)
+        self.layout = Layout.of(self._tensors, config.allreduce.compression, config.allreduce.tensor_infos)
+        lossy = any(not isinstance(codec, NoCompression) for codec in self.layout.codecs)
         self._by_differences = config.by_differences and lossy
         self._reference: Reference | None = None  # the last average, if differences from it may travel
         self.archive = RoundArchive(node.endpoint, config.prefix)
@@ -100,10 +99,10 @@ class AveragerCore:
         self.finder = GroupFinder(
             node,
             config,
-            self._layout,
+            self.layout,
             self._own_terms(),
             self.doubts,
-            untold=self._untold,
+            untold=lambda *told: self._rounds.spawn(self._service.note_absence(*told)),
             declined=self._decline,
             ban_news=self._ban_news,
         )
@@ -115,7 +114,7 @@ class AveragerCore:
             SharingOptions(config.share_state, config.declare_state_period),
             courtesy=self.at_rest,
         )
-        self._round_time = pace.RoundTime(config.allreduce.allreduce_timeout)
+        self._round_time = RoundTime(config.allreduce.allreduce_timeout)
         self._rounds = TaskOwner()
         self._running = False
 
@@ -148,7 +147,7 @@ class AveragerCore:
         gathered = encode_gathered(request.gather, MAX_GATHERED_BYTES - self._by_differences * ROOM_TO_TELL)
         control = StepControl(request, self.node.endpoint.clock)
         task = self._rounds.spawn(self._run(control, gathered))
-        control.attach(task)
+        control.task = task
         task.add_done_callback(lambda _: control.finish(None))  # for one that was cancelled before its first step
         return control
 
@@ -166,9 +165,9 @@ class AveragerCore:
     ) -> None:
         """All-reduces that begin from now on average these tensors instead; waits for one under way.
 
-        `infos`: what the codec may choose by, as in AllreduceOptions; `compression`: the codec, None: as before. A
-        round whose group has begun may still be given others, before it is triggered, if all members are given alike.
-        Not for averagers with a program. Raises ValueError, and changes nothing, for tensors that cannot be averaged.
+        `infos`: see AllreduceOptions.tensor_infos; `compression`: the codec, None: as before. A round whose group has
+        begun may still get other tensors, before it is triggered, if all members give it alike ones. Not for averagers
+        with a program. Raises ValueError, and changes nothing, for tensors that cannot be averaged.
         """
         async with self._lock:
             allreduce = replace(
@@ -177,7 +176,7 @@ class AveragerCore:
                 compression=compression or self.config.allreduce.compression,
             )
             layout = Layout.of(tensors, allreduce.compression, allreduce.tensor_infos)
-            self._tensors, self._layout = list(tensors), layout
+            self._tensors, self.layout = list(tensors), layout
             self.config = replace(self.config, allreduce=allreduce)
             self.finder.describe(layout, self._own_terms())
 
@@ -185,14 +184,6 @@ class AveragerCore:
         """Returns once no all-reduce is under way."""
         async with self._lock:
             return
-
-    @property
-    def layout(self) -> Layout:
-        """The shapes and types of the tensors."""
-        return self._layout
-
-    def _untold(self, group: Group, member: PeerID, reason: str) -> None:
-        self._rounds.spawn(self._service.note_absence(group, member, reason))
 
     def _decline(self, group: Group) -> None:
         self._rounds.spawn(self._service.decline(group))
@@ -205,15 +196,15 @@ class AveragerCore:
 
     async def _copy_tensors(self) -> tuple[Any, Sequence[torch.Tensor]]:
         async with self.tensors() as tensors:
-            return None, await on_executor(self._layout.nbytes, copies_of, tensors)
+            return None, await on_executor(self.layout.nbytes, copies_of, tensors)
 
     def _own_terms(self) -> dict[str, str]:
         options = self.config.allreduce
         differences = " of differences" if self._by_differences else ""
         return {
             "averaging.method": "one all-reduce" if self._program is None else self._program.description,
-            "averaging.tensors": self._layout.schema_hash.hex()[:16] + self.config.meaning,
-            "averaging.compression": compression_term(options.compression, self._layout) + differences,
+            "averaging.tensors": self.layout.schema_hash.hex()[:16] + self.config.meaning,
+            "averaging.compression": compression_term(options.compression, self.layout) + differences,
             "averaging.part_size_bytes": str(options.part_size_bytes),
             "averaging.trust": options.trust,
             "averaging.audit": repr(float(options.audit)),
@@ -225,7 +216,7 @@ class AveragerCore:
 
     async def _run(self, control: StepControl, gathered: bytes) -> None:
         timeout = control.request.timeout
-        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        deadline = None if timeout is None else loop_time() + timeout
         try:
             control.finish(await self._try_until_committed(control, gathered, deadline))
         except SwarmError as error:
@@ -236,14 +227,14 @@ class AveragerCore:
 
     async def _try_until_committed(self, control: StepControl, gathered: bytes, deadline: float | None) -> RoundResult:
         """Tries again after a failure while retries are allowed and there is time left to find a group."""
-        loop = asyncio.get_running_loop()
-        pause = FIRST_PAUSE
+        pause = self.config.first_pause
         while True:
             try:
                 return await self._try_once(control, gathered, deadline)
             except (MatchmakingError, RoundFailed) as error:
                 # Timers may fire a trifle early; a try without time would fail at once, again and again.
-                if not control.allow_retries or (deadline is not None and loop.time() > deadline - SHORTEST_TRY):
+                late = deadline is not None and loop_time() > deadline - self.config.shortest_try
+                if late or not control.allow_retries:
                     raise
                 logger.debug("round of %s failed and is tried again: %s", self.config.prefix, error)
                 if isinstance(error, RoundFailed):
@@ -252,11 +243,10 @@ class AveragerCore:
                     if len(suspects) <= 2:  # more are doubted for what they did to this peer alone: a liar may name all
                         self.doubts.spare(suspects)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, self.config.longest_pause)
 
     async def _try_once(self, control: StepControl, gathered: bytes, deadline: float | None) -> RoundResult:
-        loop = asyncio.get_running_loop()
-        chronicle = Chronicle(control, self.config.prefix, loop.time)
+        chronicle = Chronicle(control, self.config.prefix)
         emit = self.node.endpoint.events.emit
         try:
             group, result = await self._find_and_average(control, chronicle, gathered, deadline)
@@ -288,7 +278,7 @@ class AveragerCore:
             return gathered
         if reference is None:
             return wire.encode(Told(gathered=gathered))
-        return await on_executor(self._layout.nbytes, reference.tell, self._tensors, gathered)
+        return await on_executor(self.layout.nbytes, reference.tell, self._tensors, gathered)
 
     async def _average(
         self, control: StepControl, chronicle: Chronicle, group: Group, reference: Reference | None
@@ -304,22 +294,25 @@ class AveragerCore:
         try:
             with chronicle.stage(AveragingStage.RUNNING_ALLREDUCE):
                 await self.archive.written()  # or the results of two rounds would be in memory at once
-                if reason := self._nothing_to_average(group):
+                # All members of the group come to the same answer.
+                if all(member.auxiliary for member in group.members):
+                    reason = "only auxiliaries came, which have no tensors of their own"
                     return AllreduceResult.without_exchange(reason)
+                if not self.layout.numel:
+                    return AllreduceResult.without_exchange("the averaged tensors have no elements")
                 way, base = await self._travels(group, reference)
                 result = await self._run_round(self._make_round(group, weight, way=way, base=base), control.request)
                 self.finder.experience.note(result.weights)
                 if result.total_weight > 0 and result.averages:
                     averages = await self._remember(group.group_id, way, reference, result)
-                    await on_executor(self._layout.nbytes, self._apply, averages)
+                    await on_executor(self.layout.nbytes, self._apply, averages)
                     self.archive.keep(group.group_id, group.tag, result)
         finally:
             self._lock.release()
         return result
 
     async def _run_round(self, round_: Allreduce | PhasedAllreduce, request: RoundRequest) -> AllreduceResult:
-        loop = asyncio.get_running_loop()
-        began, withheld, experience = loop.time(), set[PeerID](), self.finder.experience
+        began, withheld, experience = loop_time(), set[PeerID](), self.finder.experience
         try:
             try:
                 with self.finder.link.watching():
@@ -332,35 +325,37 @@ class AveragerCore:
                     self.doubts.spare(failed)
                 raise
             self.doubts.spare(result.failed)
-            known = bool(result.weights) or not self.config.auxiliary  # one that reduced nothing cannot tell
+            # An auxiliary that reduced nothing cannot tell.
+            known = bool(result.weights) or not self.config.auxiliary
             if request.weighs and known and request.target is not None:
                 claims, absent = round_.group.claims, experience.withheld(round_.group, result.weights)
                 handed_in = math.fsum(claim for peer, claim in claims.items() if peer not in absent)
                 if 2 * handed_in < request.target:
                     experience.note_short()
-                    # It has listed them. That is no fault where they were killed: the first time costs it nothing.
+                    # The leader has listed them. Members may have been killed: the first time costs the leader nothing.
                     if round_.group.leader != self.node.peer_id:
                         self.finder.doubt(round_.group.leader, "it led a round that fell short", lost=True, led=True)
-                    withheld = absent - (round_.lessons.sending.keys() - result.weights.keys())  # these are slow
+                    slow = round_.lessons.sending.keys() - result.weights.keys()
+                    withheld = absent - slow
                     raise RoundFailed(f"its members handed in {handed_in:g} of {request.target:g} samples")
             self.doubts.note_group(frozenset(member.peer_id for member in round_.group.members))
-            self.finder.sightings.note_committed(began, loop.time(), result.weights)
+            self.finder.sightings.note_committed(began, loop_time(), result.weights)
             return result
         finally:
-            self._learn_from(round_, loop.time() - began, request.target is not None, withheld)
+            self._learn_from(round_, loop_time() - began, request.target is not None, withheld)
 
     def _learn_from(
         self, round_: Allreduce | PhasedAllreduce, seconds: float, preformed: bool, withheld: Set[PeerID]
     ) -> None:
-        lessons, now = round_.lessons, asyncio.get_running_loop().time()
-        self.finder.sightings.note_sending(now, lessons.sending, round_.group.bids)
+        lessons = round_.lessons
+        self.finder.sightings.note_sending(loop_time(), lessons.sending, round_.group.bids)
         withheld -= {self.node.peer_id}
         doubts = dict.fromkeys(withheld, "it claimed samples and handed in less than half")
-        if not self._service.has_split(round_.group):  # of whom it kept apart nobody knows what held him up
+        if not self._service.has_split(round_.group):  # a leader that begins two groups keeps members apart: no fault
             doubts |= lessons.doubted
         for peer, reason in doubts.items():
             if preformed and peer in lessons.sending and peer not in withheld:
-                continue  # how slowly it sends decides about its seat as a sender, see `seats.py`
+                continue  # its sending time decides about its seat as a sender, see `seats.py`
             self.finder.doubt(peer, reason, lost=peer in lessons.lost)
             if peer in withheld and self.doubts.has_no_seat(peer):
                 self.finder.experience.forget(peer)
@@ -372,28 +367,23 @@ class AveragerCore:
                 self._round_time.seconds,
             )
 
-    def _nothing_to_average(self, group: Group) -> str:
-        """Why a group has nothing to average, or "". All of its members come to the same answer."""
-        if all(member.auxiliary for member in group.members):
-            return "only auxiliaries came, which have no tensors of their own"
-        return "" if self._layout.numel else "the averaged tensors have no elements"
-
     async def _travels(self, group: Group, reference: Reference | None) -> tuple[Way, Sequence[torch.Tensor] | None]:
-        """What travels in this group, and less by what of this peer's. Raises RoundFailed if others take this peer to
-        have a reference that it has not."""
+        """The way in which tensors travel in this group, and the base that is subtracted from this peer's. Raises
+        RoundFailed if the group's list names a reference that this peer does not have."""
         if not self._by_differences:
             return Way.VALUES, None
         way, name = way_of(group)
         if way is Way.DIFFERENCES and not self.config.auxiliary and (not reference or reference.round_id != name):
             self._decline(group)
             raise RoundFailed("its leader altered what this peer told of its last average", [group.leader])
-        return way, None if reference is None else await on_executor(self._layout.nbytes, reference.base, way)
+        return way, None if reference is None else await on_executor(self.layout.nbytes, reference.base, way)
 
     async def _remember(
         self, round_id: bytes, way: Way, reference: Reference | None, result: AllreduceResult
     ) -> Sequence[torch.Tensor]:
-        """What was averaged, as values, which are the reference of the next round. `reference`: what this peer told."""
-        averages, nbytes = result.averages, self._layout.nbytes
+        """The averages as values, which are the reference of the next round. `reference`: the one that this peer told
+        the group of."""
+        averages, nbytes = result.averages, self.layout.nbytes
         if not self._by_differences:
             return averages
         differences = way is Way.DIFFERENCES
@@ -403,7 +393,7 @@ class AveragerCore:
         await on_executor(nbytes, last.add if differences else last.take, averages)
         if way is Way.FIRST and result.weights.get(self.node.peer_id):
             parts = [average.part for average in result.parts]
-            lost = await on_executor(nbytes, lost_in, self._tensors, self._layout, parts)
+            lost = await on_executor(nbytes, lost_in, self._tensors, self.layout, parts)
             await on_executor(nbytes, last.owe, lost, self.config.averaging_alpha)
         last.round_id, self._reference = round_id, last
         return last.tensors
@@ -418,14 +408,14 @@ class AveragerCore:
             compression=NoCompression() if way is Way.EXACT else options.compression,
             allreduce_timeout=self._round_time.of(group.planned),
             # A reducer says nothing until the slowest sender has brought its first part, which may be all of its parts.
-            reducer_timeout=max(options.for_reducer, pace.LAST * group.planned),
+            reducer_timeout=max(options.for_reducer, PACE.last * group.planned),
         )
         if self._program is None:
             return Allreduce(service, group, tensors, weight=weight, options=options, base=base)
         return PhasedAllreduce(service, self._news, group, tensors, self._program, weight=weight, options=options)
 
     def _apply(self, averages: Sequence[torch.Tensor]) -> None:
-        """Moves all tensors; nothing in here can fail half way for tensors of the group's shapes and types."""
+        """Moves all tensors. Nothing here can fail half way for tensors of the group's shapes and types."""
         alpha = self.config.averaging_alpha
         with torch.no_grad():
             for tensor, average in zip(self._tensors, averages, strict=True):

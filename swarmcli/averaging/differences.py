@@ -1,13 +1,13 @@
-"""What a lossy codec is given: how far members' tensors are from the last average that all of them hold.
+"""Differences for a lossy codec: how far members' tensors are from the last average that all of them hold.
 
-A codec's error is relative to what it is given. Of values it rounds away whatever changed them by less than its own
-steps, at everybody, round after round; of differences it keeps a change of any size.
+A codec's error is relative to its input. If that is values, the codec rounds away each change that is smaller than its
+own steps, at all members, round after round. If it is differences, the codec keeps a change of any size.
 
     x ──────────────── codec ──▶ the average ────▶ reference, named by its round's id
     x − reference ──── codec ──▶ D ──────────────▶ reference + D: the average, and the next reference
 
-Members tell what they hold when they look for a group, and read of each other what travels in it. What the codec took
-from a member's values in a first round goes into its first difference.
+Members tell their references when they look for a group, and so know what travels in it. A member adds the error of the
+codec in a first round to its first difference.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from swarmcli.memory import fresh_memory
 from swarmcli.network import wire
 
 ROOM_TO_TELL = 64  # bytes of what a member gathers, at most
-_MOST_AWAY = 2.0  # times the largest number of a tensor: so far from the reference, its difference loses one digit more
+_MOST_AWAY = 2.0  # times the largest number of a tensor: at that distance the difference loses one digit more
 
 
 class Way(Enum):
-    """What travels in a round."""
+    """How tensors travel in a round."""
 
     DIFFERENCES = "differences"  # from the common reference, with the codec
-    FIRST = "first"  # values with the codec: nobody has a reference
-    VALUES = "values"  # the same: most members have tensors that the last average says nothing of
+    FIRST = "first"  # values with the codec: no member has a reference
+    VALUES = "values"  # the same: most members' tensors are far from the last average
     EXACT = "exact"  # values without the codec: members have unlike references, or some have none
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True):
-    """What one member tells the others of its group: the round of its reference, empty if it has none; whether its
-    tensors are so near to it that differences lose no more than values; and what its user gathers."""
+    """A member tells the others of its group: the round of its reference, empty if it has none; whether its tensors are
+    so near to it that differences lose no more than values; and the data that its user gathers."""
 
     reference: Annotated[bytes, msgspec.Meta(max_length=GROUP_ID_BYTES)] = b""
     near: bool = True
@@ -51,7 +51,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def read(cls, data: bytes) -> Told:
-        """What makes no sense tells of no reference."""
+        """Data that makes no sense tells of no reference."""
         try:
             return wire.decode(Told, data)
         except msgspec.DecodeError:
@@ -62,7 +62,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
 class Reference:
     """An average, in host memory. All members that hold one of the same round hold the same bits.
 
-    own      from what this member takes differences, if not from `tensors`: less by what it still has to bring in
+    own      the base of this member's differences, if not `tensors`: those less the error that it still owes
     readers  rounds under way that may average differences from it
     """
 
@@ -72,13 +72,13 @@ class Reference:
     readers: int = 0
 
     def tell(self, values: Sequence[torch.Tensor], gathered: bytes) -> bytes:
-        """What this member tells the others."""
+        """This member's `Told`, encoded."""
         near = all(_is_near(value, kept) for value, kept in zip(values, self.tensors, strict=True))
         return wire.encode(Told(self.round_id, near, gathered))
 
     @torch.no_grad()
     def base(self, way: Way) -> list[torch.Tensor] | None:
-        """What this member takes from its tensors before they travel; None: nothing."""
+        """The base that this member subtracts from its tensors before they travel; None: nothing."""
         if way is Way.DIFFERENCES:
             return self.own or self.tensors
         if way is Way.EXACT and self.own is not None:
@@ -95,14 +95,14 @@ class Reference:
     @torch.no_grad()
     def add(self, differences: Sequence[torch.Tensor]) -> None:
         """Becomes the average of a round, whose averaged differences these are: by one correctly rounded addition per
-        element, of bits that all members have. So they end with the same ones."""
+        element, of bits that all members have. So all members get the same bits."""
         for kept, difference in zip(self.tensors, differences, strict=True):
             kept.add_(difference)
         self.own = None
 
     @torch.no_grad()
     def owe(self, lost: list[torch.Tensor], alpha: float) -> None:
-        """`lost`, which is used up: what the codec took from values of this member that moved to the average by
+        """`lost`, which is used up: the error of the codec in the values of this member, which moved to the average by
         `alpha`."""
         for each, kept in zip(lost, self.tensors, strict=True):
             each.mul_(-alpha).add_(kept)
@@ -111,7 +111,7 @@ class Reference:
 
 @contextmanager
 def reading(reference: Reference | None) -> Iterator[Reference | None]:
-    """Inside, nobody but the reader changes it."""
+    """Inside the block only this reader may change the reference."""
     if reference is not None:
         reference.readers += 1
     try:
@@ -122,9 +122,10 @@ def reading(reference: Reference | None) -> Iterator[Reference | None]:
 
 
 def way_of(group: Group) -> tuple[Way, bytes]:
-    """What travels in this group, and from which reference. Everybody reads the same, since it is in the group's id.
+    """How tensors travel in this group, and from which reference. All members read the same, since it is in the group's
+    id.
 
-    A member that lies costs bytes; that values are rounded takes most members.
+    A single member that lies costs bytes; only a majority can have values rounded.
     """
     told = [Told.read(member.gathered) for member in group.members if not member.auxiliary]
     names = {each.reference for each in told}
@@ -136,7 +137,7 @@ def way_of(group: Group) -> tuple[Way, bytes]:
 
 @torch.no_grad()
 def lost_in(tensors: Sequence[torch.Tensor], layout: Layout, parts: Sequence[Part]) -> list[torch.Tensor]:
-    """What the codecs take from these tensors when they travel in these parts."""
+    """The errors of the codecs when these tensors travel in these parts."""
     inputs, lost = Inputs(tensors), Results(layout, fresh_memory(layout.nbytes))
     for part in parts:
         values = inputs.part(part)

@@ -1,13 +1,13 @@
-"""Whom this peer doubts: peers that cost a round or its time, where nothing proves that they lied.
+"""The peers that this one doubts: they cost a round or its time, and nothing proves that they lied.
 
     kept others waiting, led badly     no seat in the next group, in 2, 4, … 16 with each further time
     failed as a reducer                nothing to reduce for a minute, for two, four, … 64 with each further time
 
-A doubt is this peer's own affair. It is told to nobody, it ends by itself, and whoever is doubted takes part again as
-soon as a group would be too small without it, or lacks the samples that it has (`admit`). What can be proved is
-evidence, and ends in a ban (`bans.py`). There is no third thing: who does not come is missed, which says nothing
-against it (`matchmaking/candidates.py`), and who reports more than it stands by is not asked for a while
-(`optim/peers/claims.py`).
+A doubt is this peer's own affair. It tells nobody, the doubt ends by itself, and a doubted peer takes part again as
+soon as a group would be too small without it, or lacks the samples that it has (`admit`). A lie that can be proved is
+evidence, and ends in a ban (`bans.py`). There is no third thing: a peer that does not come is missed, which says
+nothing against it (`matchmaking/candidates.py`), and a peer that reports more than it stands by is not asked for a
+while (`optim/peers/claims.py`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.recent import Recent
 
 FIRST, LONGEST = 1, 16  # groups without a seat: after the first doubt, and at most; doubled with each further one
-# Seconds for which an epoch waits for the samples of a doubted peer, instead of each group without it; and of one that
-# has spoiled the groups that it led, and would soon lead again.
+# Seconds for which an epoch waits for the samples of a doubted peer, for each group that the peer is kept out of; and
+# for a peer that has spoiled the groups that it led, and would soon lead again.
 SECONDS_PER_GROUP, SECONDS_PER_LED = 1.0, 15.0
 SPARED, LONGEST_SPARED = 60.0, 3840.0  # seconds without a part to reduce, at first and at most
 MAX_DOUBTED = 4096
@@ -31,14 +31,14 @@ MAX_DOUBTED = 4096
 @dataclass(slots=True)
 class _Doubt:
     reason: str
-    groups: int  # that it stays away from, each time
-    left: int  # of these
-    seconds: float  # that the others wait instead of each
+    groups: int  # without a seat for it, each time
+    left: int  # of these groups
+    seconds: float  # that an epoch waits instead of each
 
 
 class Doubts:
-    """One for each averager. What is forgiven is forgiven by groups that went well, not by time. A seat is given back
-    without that where no group can go well: those who are left may have nothing to average."""
+    """One for each averager. Groups that go well end a doubt, not time. A doubted peer gets its seat back without that
+    where no group can go well without it: the other peers may have nothing to average."""
 
     def __init__(self) -> None:
         self._doubts: Recent[PeerID, _Doubt] = Recent(MAX_DOUBTED)
@@ -48,8 +48,8 @@ class Doubts:
         """This peer gives cause for doubt: no seat in the next group, and in twice as many each further time.
 
         `lost`: the connection with it broke meanwhile, as when its address changes. That costs it no seat, unless it
-        was in doubt already: whoever breaks its connections again and again gains nothing by it. `led`: it is for how
-        it led: the group that forms without it now is not yet the next one.
+        was in doubt already: a peer that breaks its connections again and again gains nothing by it. `led`: the doubt
+        is about its leading: the group that forms without it now is not yet the next one.
         """
         known = self._doubts.get(peer)
         groups = FIRST if known is None else min(2 * known.groups, LONGEST)
@@ -71,21 +71,21 @@ class Doubts:
         return doubt is not None and doubt.left > 0
 
     def reason(self, peer: PeerID) -> str:
-        """What it did last; "" for a peer that nobody doubts."""
+        """The reason of the last doubt; "" for a peer that this one does not doubt."""
         doubt = self._doubts.get(peer)
         return doubt.reason if doubt is not None else ""
 
     def admit(self, waited: float) -> bool:
-        """The group has waited so many seconds for work that, by the reports, those have who are not in it. Whoever has
-        been worth no longer a wait has its seat again, and stays in doubt. Returns whether there is anybody."""
+        """The group has waited so many seconds for samples that, by the reports, peers outside it have. A peer whose
+        doubt is worth no longer wait gets its seat back, and stays in doubt. Returns whether there is such a peer."""
         admitted = [doubt for doubt in self._doubts.values() if 0 < doubt.left * doubt.seconds <= waited]
         for doubt in admitted:
             doubt.left = 0
         return bool(admitted)
 
     def note_group(self, members: frozenset[PeerID]) -> None:
-        """A round of these has committed: those who stayed away have done so once, those who took part are trusted
-        a little more, and in the end wholly."""
+        """A round of these members has committed: doubted peers outside it have stayed away once more; this peer trusts
+        those that took part a little more, and in the end wholly."""
         for peer, doubt in list(self._doubts.items()):
             if doubt.left:
                 doubt.left -= peer not in members

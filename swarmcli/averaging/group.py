@@ -1,8 +1,8 @@
-"""Who averages together in one round: an ordered list of members that all of them hold in the same form.
+"""The group of one round: an ordered list of members that all of them hold in the same form.
 
-The leader of the matchmaking draws it up and sends it to everyone. The group id is a hash of everything in it, so
+The leader of the matchmaking draws it up and sends it to all members. The group id is a hash of everything in it, so
 members with the same id agree on the members, their order, the shares of the work and the gathered metadata. It is a
-hash of hashes: who the members were can be shown later without telling where they could be dialed.
+hash of hashes: a member can show later who the members were without telling where they could be dialed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_GATHERED_BYTES = 16 << 10  # of one member
 
 
 class Dialable(IntEnum):
-    """How others come to a peer, the better the greater."""
+    """How others reach a peer, the better the greater."""
 
     NEVER = 0  # it dials others, and is reached over the connections that it made
     OVER_RELAY = 1  # a byte costs the relay's rate as well
@@ -53,11 +53,11 @@ class Member:
     listening: bool = True  # others can dial it directly
     auxiliary: bool = False  # reduces for others and has no tensors of its own in the average
     bandwidth: float = 1.0  # relative to the other members; 0: reduces nothing
-    addresses: tuple[str, ...] = ()  # where it can be dialed; of one that does not listen, those at relays
-    gathered: bytes = b""  # what it handed to `gather`
+    addresses: tuple[str, ...] = ()  # where it can be dialed; at relays if it does not listen
+    gathered: bytes = b""  # its `gather`, encoded
     search: bytes = b""  # the id of the search with which it came: fresh, so nobody can bring it into this group again
     ramp: float = math.inf  # so many times the group's median weight counts of its own at most, see `weights.py`
-    bid: Bid = Bid()  # noqa: RUF009  # what it brought to the decision about seats
+    bid: Bid = Bid()  # noqa: RUF009  # its word for the decision about seats
     seated: bool = True  # whether its tensors may count in this round, see `seats.py`
     standing: bool = False  # it was in the round that led to this tag, it says: such members lead in turn
     claim: float = 0.0  # progress towards the target of a preformed group, by its own word when the group began
@@ -93,7 +93,7 @@ class Group:
     nonce         fresh for every group, so that no two rounds share an id
     members       leader first, then by rank
     part_shares   (len(members),) each member's share of the reducing work, as `shares.py` computed it
-    planned       seconds that sending should take the slowest of those who have a seat, see `seats.py`; 0: nobody knows
+    planned       seconds that sending should take the slowest seated member, see `seats.py`; 0: unknown
     listed        its leader's signature for this list; not in the id
     """
 
@@ -152,13 +152,13 @@ class Group:
 
     @cached_property
     def auxiliaries(self) -> frozenset[int]:
-        """Who has no tensors of its own in the average, by index."""
+        """Members without tensors of their own in the average, by index."""
         return frozenset(index for index, member in enumerate(self.members) if member.auxiliary)
 
     @cached_property
     def networks(self) -> tuple[int, ...]:
-        """(len(members),) the network of each that listens, by the first address that it names, as numbers from 1;
-        0 for whoever does not listen."""
+        """(len(members),) the network of each member that listens, by the first address that it names, as numbers from
+        1; 0 for a member that does not listen."""
         named = [
             prefix_of_address(member.addresses[0]) if member.listening and member.addresses else None
             for member in self.members
@@ -173,23 +173,23 @@ class Group:
 
     @cached_property
     def bids(self) -> dict[PeerID, Bid]:
-        """By which seats are decided."""
+        """The members' bids, which decide about seats."""
         return {member.peer_id: member.bid for member in self.members}
 
     @cached_property
     def claims(self) -> dict[PeerID, float]:
-        """The progress of those whose tensors may count."""
+        """The progress of each member whose tensors may count."""
         return {member.peer_id: member.claim for member in self.members if member.seated}
 
     @cached_property
     def unseated(self) -> frozenset[PeerID]:
-        """Whose tensors do not count in this round."""
+        """Members whose tensors do not count in this round."""
         return frozenset(member.peer_id for member in self.members if not member.seated)
 
     def derived(self, purpose: str) -> Group:
         """The same members and shares under another id, which all of them compute alike."""
         derived = replace(self, nonce=derived_nonce(self.group_id, purpose))
-        # The same in both, and long to compute in a large group. Cached properties may be put in so.
+        # The same in both groups, and long to compute in a large one. Cached properties may be set like this.
         derived.__dict__.update(
             rest=self.rest, auxiliaries=self.auxiliaries, networks=self.networks, _positions=self._positions
         )
@@ -227,19 +227,19 @@ def group_id_of(
     networks: Sequence[int],
     rest: bytes,
 ) -> bytes:
-    """The id of a group from who its members are, whose votes count how much, and a hash of all the rest."""
+    """The id of a group from its members, their networks (which weigh their votes), and a hash of all the rest."""
     roles = bytes(index in auxiliaries for index in range(len(peers))) + struct.pack(f">{len(networks)}H", *networks)
     members = hashlib.sha256(b"swarm group members" + b"".join(peers) + roles).digest()
     return hashlib.sha256(b"swarm group 5" + _counted(tag) + nonce + members + rest).digest()
 
 
 def derived_nonce(group_id: bytes, purpose: str) -> bytes:
-    """That of the group with the same members which serves this purpose."""
+    """The nonce of the group with the same members that serves this purpose."""
     return hashlib.sha256(b"swarm derived group" + group_id + purpose.encode()).digest()[:NONCE_BYTES]
 
 
 def _rest(group: Group) -> Iterator[bytes]:
-    """Every field of variable length comes with its length."""
+    """Yields each field of variable length with its length."""
     yield b"swarm group rest"
     yield struct.pack(">dQ", group.planned, len(group.members))
     for member, share in zip(group.members, group.part_shares, strict=True):

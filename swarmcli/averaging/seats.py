@@ -1,4 +1,4 @@
-"""Who sends gradients in a round: members whose samples are worth the time that sending them takes.
+"""Decides which members send gradients in a round: those whose samples are worth the time that sending takes.
 
 Members bring what they know into the group (`Bid`), and `decide` is one pure function of that: the leader applies it
 when it draws up the group, every follower applies it again. docs/averaging.md, *Seats*, has the rule in words. No input
@@ -26,17 +26,17 @@ MAX_PEERS = 4096  # that one witness remembers
 
 @dataclass(frozen=True, slots=True)
 class SeatOptions:
-    """What decides about seats. All peers of a run have the same, since followers recompute their leader's decision."""
+    """The terms of seats. All peers of a run have the same, since followers recompute their leader's decision."""
 
     noise: float = 0.5  # seconds of sending that a busy machine or a long way explains: they cost nobody the seat
     slower: float = 2.0  # times what the quickest member takes: from there on a member is slow, its seat in question
     back: float = 1.5  # times its sending time, for a member that has no seat: so nobody comes and goes round by round
     trial: float = 0.1  # of an epoch, for the parts of a slow member whose samples never counted
-    unknown_epoch: float = 5.0  # seconds that an epoch is taken for while nobody has seen one
+    unknown_epoch: float = 5.0  # seconds that an epoch is taken for while no member has seen one
     overdue: float = 3.0  # epochs, and …
-    overdue_grace: float = 5.0  # … seconds after which those without a seat count all the same: the others do not come
+    overdue_grace: float = 5.0  # … seconds, after which members without a seat count too: the seated ones do not come
     first_retry: float = 30.0  # seconds after which a slow member is tried again, and …
-    longest_retry: float = 600.0  # … at most: the time doubles each time that it is found slow
+    longest_retry: float = 600.0  # … at most: the time doubles each time that the member is found slow
 
 
 SEATS = SeatOptions()
@@ -58,11 +58,11 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What a member that has reduced for others saw of them lately. It names the slow alone: in a group in which
-    nobody is slow it has two numbers."""
+    """A reducer's word about the members that sent to it lately. It names the slow alone: in a group without slow
+    members it has two numbers."""
 
-    pace: float = 0.0  # of all whom it does not name, together; 0: it has seen no epoch yet
-    quickest: float = 0.0  # seconds that the quickest member takes to send; 0: one that has nobody to send to
+    pace: float = 0.0  # of all members that it does not name, together; 0: it has seen no epoch yet
+    quickest: float = 0.0  # seconds that the quickest member takes to send; 0: one without another reducer
     slow: tuple[Sighting, ...] = ()
 
     def __post_init__(self) -> None:
@@ -74,11 +74,11 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """What a member brings to the decision about seats. Raises ValueError for numbers that no honest peer has."""
+    """A member's word for the decision about seats. Raises ValueError for numbers that no honest peer has."""
 
     sends: bool = True  # it has gradients to send; False: it follows, or reduces for others
     seconds: float = 0.0  # that sending takes by the limits which its user has set; 0: there is none
-    witness: Witness | None = None  # None: it has reduced for nobody lately
+    witness: Witness | None = None  # None: no member has sent to it lately
 
     def __post_init__(self) -> None:
         _check("seconds", self.seconds, MAX_SECONDS)
@@ -94,11 +94,11 @@ class NoSeat:
 
 @dataclass(frozen=True, slots=True)
 class Seats:
-    """Of one group.
+    """The seats of one group.
 
-    unseated   who sends nothing, and why
-    planned    seconds that sending takes the slowest of those who do; 0: nobody knows
-    epoch      seconds that an epoch takes with these, rounds included
+    unseated   member that sends nothing → why
+    planned    seconds that sending takes the slowest seated member; 0: unknown
+    epoch      seconds that an epoch takes with the seated members, rounds included
     """
 
     unseated: Mapping[PeerID, NoSeat] = field(default_factory=dict)
@@ -106,12 +106,12 @@ class Seats:
     epoch: float = 0.0
 
     def overdue(self, options: SeatOptions = SEATS) -> float:
-        """Seconds of an epoch after which those without a seat count as well: those who have one do not come."""
+        """Seconds of an epoch after which members without a seat count too: the seated ones do not come."""
         return options.overdue * self.epoch + options.overdue_grace
 
     @property
     def for_all(self) -> Seats:
-        """What holds then."""
+        """The seats then: one for each member."""
         return Seats({}, max([self.planned, *(each.seconds for each in self.unseated.values())]), self.epoch)
 
 
@@ -119,8 +119,8 @@ def decide(bids: Mapping[PeerID, Bid], target: float, options: SeatOptions = SEA
     """Members in order of their sending time; seats go to the first so many with which the group makes the most samples
     per second, rounds included. `target`: samples that make an epoch.
 
-    What others say of a member counts by their lower median, so a minority of liars neither takes a seat nor gives one;
-    its own word can only make it slower.
+    The lower median of the witnesses counts, so a minority of liars neither takes a seat nor gives one; a member's own
+    word can only make it slower.
     """
     witnesses = {peer: bid.witness for peer, bid in bids.items() if bid.witness is not None}
     quickest = statistics.median_low(each.quickest for each in witnesses.values()) if witnesses else 0.0
@@ -130,7 +130,7 @@ def decide(bids: Mapping[PeerID, Bid], target: float, options: SeatOptions = SEA
     slow = [each for each in seen if each.seconds > bound]
     quick = len(senders) - len(slow)
     pace = _pace(witnesses.values(), target, options) if quick else 0.0
-    mean = pace / quick if quick else 1.0  # of a member whose samples nobody has seen
+    mean = pace / quick if quick else 1.0  # of a member whose samples no witness has seen
 
     def felt(each: Sighting) -> float:
         return each.seconds * (1.0 if each.counted else options.back)
@@ -143,7 +143,7 @@ def decide(bids: Mapping[PeerID, Bid], target: float, options: SeatOptions = SEA
         if (felt_epoch := _epoch(target, pace, felt(each))) < best:
             seated, best, epoch = count, felt_epoch, _epoch(target, pace, each.seconds)
     unseated = {each.peer: NoSeat(each.seconds, epoch) for each in slow[seated:]}
-    # Whose samples never counted is on trial: its own word costs those who are quick a part of one epoch at most.
+    # A member whose samples never counted is on trial: it costs the quick members a part of one epoch at most.
     most = options.trial * epoch if quick else math.inf
     times = [each.seconds if each.pace > 0 else min(each.seconds, most) for each in slow[:seated]]
     planned = max(times, default=bound if witnesses else 0.0)
@@ -151,8 +151,12 @@ def decide(bids: Mapping[PeerID, Bid], target: float, options: SeatOptions = SEA
 
 
 def _seen(peer: PeerID, bid: Bid, witnesses: Mapping[PeerID, Witness]) -> Sighting:
-    """What counts of all that is said of a member."""
-    others = [_named(peer, witness) for other, witness in witnesses.items() if other != peer]
+    """The sighting of a member that counts, from its own word and that of all other witnesses."""
+    others = [
+        next((sighting for sighting in witness.slow if sighting.peer == peer), None)
+        for other, witness in witnesses.items()
+        if other != peer
+    ]
     naming = [sighting for sighting in others if sighting is not None]
     seconds = statistics.median_low([each.seconds if each else 0.0 for each in others]) if others else 0.0
     paces = [each.pace for each in naming if each.pace > 0]
@@ -161,12 +165,8 @@ def _seen(peer: PeerID, bid: Bid, witnesses: Mapping[PeerID, Witness]) -> Sighti
         peer,
         max(seconds, bid.seconds),
         statistics.median_low(paces) if paces else 0.0,
-        counted or not naming,  # one whom nobody knows as slow had its seat until now
+        counted or not naming,  # a member that no witness names as slow had its seat until now
     )
-
-
-def _named(peer: PeerID, witness: Witness) -> Sighting | None:
-    return next((sighting for sighting in witness.slow if sighting.peer == peer), None)
 
 
 def _pace(witnesses: Iterable[Witness], target: float, options: SeatOptions) -> float:
@@ -185,7 +185,7 @@ def _check(name: str, value: float, most: float) -> None:
 
 @dataclass(slots=True)
 class _Record:
-    """Of one peer."""
+    """One peer, as this one saw it."""
 
     recent: tuple[float, ...] = ()  # seconds that it took to send in its last two rounds
     pace: float = 0.0
@@ -196,7 +196,7 @@ class _Record:
 
 
 class Sightings:
-    """What one averager sees of how others send, round by round; from that comes its `Witness`."""
+    """One averager's record of how others send, round by round; its `Witness` follows from it."""
 
     def __init__(self, options: SeatOptions = SEATS) -> None:
         self._options = options
@@ -206,14 +206,14 @@ class Sightings:
         self._ended: float | None = None  # loop time of the last round that committed
 
     def note_sending(self, now: float, taken: Mapping[PeerID, float], bids: Mapping[PeerID, Bid]) -> None:
-        """In a round so many seconds were `taken` by each who sent here, also by one that was left out: then by what
-        had come of its parts; and by this peer itself. `bids`: of the group."""
+        """Seconds that each sender of a round has `taken` here, this peer itself among them. For one that was left out,
+        they are estimated from the parts that arrived. `bids`: of the group."""
         self._reduces = self._reduces or len(taken) > 1
         self._quickest = min(taken.values(), default=self._quickest)
         bound = max(self._options.noise, self._options.slower * self._quickest)
         for peer, seconds in taken.items():
             record = self._record(peer)
-            # What its own word explains says nothing about its link: when the limit is gone, it is as before.
+            # If its own limit explains the time, that says nothing about its link.
             if bids[peer].seconds > bound and seconds <= 2 * bids[peer].seconds:
                 continue
             record.recent = (*record.recent[-1:], min(seconds, MAX_SECONDS))
@@ -227,7 +227,7 @@ class Sightings:
                 self._record(peer).said_slow = bid.seconds > bound
 
     def note_committed(self, began: float, now: float, weights: Mapping[PeerID, float]) -> None:
-        """A round that began then has committed now, with so many samples of each."""
+        """A round that began at `began` has committed `now`, with so many samples of each member."""
         ended, self._ended = self._ended, now
         for peer, record in self._records.items():
             record.counted = weights.get(peer, 0.0) > 0
@@ -241,7 +241,7 @@ class Sightings:
         self._pace = _smooth(self._pace, quick) if quick > 0 else self._pace
 
     def witness(self, now: float) -> Witness | None:
-        """What this peer says of the others; None: it reduced for nobody yet."""
+        """This peer's word about the others; None: no member has sent to it yet."""
         if not self._reduces:
             return None
         named = [

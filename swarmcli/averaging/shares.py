@@ -1,4 +1,4 @@
-"""Who reduces how much of the vector: shares of the work in proportion to what each member's link can carry.
+"""Shares of the reducing work: how much of the vector each member reduces, by what its link can carry.
 
 With s members that send and receive, one that reduces a fraction v of the vector and also averages its own tensors
 moves (1 - v) + (s - 1)·v = 1 + (s - 2)·v vectors each way; an auxiliary moves s·v. A round takes as long as its
@@ -6,12 +6,12 @@ slowest link, so the shares solve a linear program:
 
     minimize T   with   traffic_i(v_i) / bandwidth_i <= T,   sum of v = 1,   v >= 0
 
-Members whom some sender cannot reach get nothing. Bandwidths count per direction and only relative to each other.
+Members that some sender cannot reach get nothing. Bandwidths count per direction and only relative to each other.
 
 Where two members come together only over a relay, each of their bytes passes the relay's link as well, in and out:
-2·v vectors for each sender that goes to a reducer over it. A relay that is a member has its own link for that, any
-other one is taken for as slow as the slowest member, and is shared by all who go over it. Those who can be reached
-directly reduce, unless a round with the others as well would take less than half as long.
+2·v vectors for each sender that goes to a reducer over it. A relay that is a member has its own link for that; any
+other relay is taken for as slow as the slowest member, and all members that go over it share it. Members that can be
+reached directly reduce, unless a round with the others as well would take less than half as long.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Vector = NDArray[np.float64]
 
 _TRIFLE = 1e-6  # of a round's time, which is not worth any shares that are far from proportion
 _SLOWEST = 1e-12  # of the fastest link: slower ones count as this, so that all figures stay within floating point
-_ROUNDING = 1e-15  # what is nearer to zero is taken for zero; all figures are at most about one
+_ROUNDING = 1e-15  # figures nearer to zero are taken for zero; all figures are at most about one
 
 
 def reducing_shares(members: Sequence[Member], total_size: int, min_vector_size: int = 0) -> tuple[float, ...]:
@@ -51,9 +51,12 @@ def reducing_shares(members: Sequence[Member], total_size: int, min_vector_size:
 
 
 def slowest_link(members: Sequence[Member], shares: Sequence[float]) -> float:
-    """What the linear program minimizes: the time of a round in units of (vector size) / (bandwidth)."""
+    """The time of a round, which the linear program minimizes, in units of (vector size) / (bandwidth)."""
     senders = _count_senders(members)
-    own = [_traffic(member, share, senders) for member, share in zip(members, shares, strict=True)]
+    own = [
+        share * senders if member.auxiliary else 1 + (senders - 2) * share
+        for member, share in zip(members, shares, strict=True)
+    ]
     outside, relayed = 0.0, _relayed(members, range(len(members)))
     for relay, rates in relayed.items():
         passed = sum(rate * shares[reducer] for reducer, rate in rates.items())
@@ -62,7 +65,7 @@ def slowest_link(members: Sequence[Member], shares: Sequence[float]) -> float:
         else:
             outside = max(outside, passed)
     slowest = min(member.bandwidth for member in members if member.bandwidth > 0)
-    # Of who offers no bandwidth nothing is known; if others go through it, it is taken for as slow as the slowest.
+    # If others go over a member that offers no bandwidth, it is taken for as slow as the slowest one.
     links = [
         (own[index], member.bandwidth or slowest)
         for index, member in enumerate(members)
@@ -77,8 +80,8 @@ def reducer_opens(reducer: Member, sender: Member) -> bool:
 
 
 def reducers_among(members: Sequence[Member], able: Sequence[int], senders: Sequence[int]) -> tuple[int, ...]:
-    """Those of `able` whom all senders can reach; if possible only those who offered to reduce, and of these those who
-    are reached without a relay."""
+    """The `able` members that all senders can reach; if possible only those that offered to reduce, and among these
+    only those that are reached without a relay."""
 
     def reachable(reducer: int, way: Dialable) -> bool:
         others = (sender for sender in senders if sender != reducer)
@@ -141,7 +144,8 @@ def _solve(members: Sequence[Member], chosen: Sequence[int]) -> list[float]:
 
 
 def _relayed(members: Sequence[Member], reducers: Sequence[int]) -> dict[int | str, dict[int, float]]:
-    """What passes each relay: reducer → vectors each way for its whole share. Relays are members by index, or texts."""
+    """The traffic over each relay: reducer → vectors each way for its whole share. A relay is a member's index, or the
+    text of its id."""
     passed: dict[int | str, dict[int, float]] = {}
     if not any(member.dialable == Dialable.OVER_RELAY for member in members):
         return passed
@@ -188,7 +192,7 @@ def _minimize(traffic: Vector, fixed: Vector, links: Vector, bandwidth: Vector) 
     links       (links,) what they carry per unit of time
     bandwidth   (reducers,)
     """
-    # Whoever reduces all keeps each link busy for so long; shares sum to 1, so these times only need to be mixed.
+    # If one member reduced all, each link would be busy for so long; shares sum to 1, so these times are only mixed.
     times = (traffic + fixed[:, None]) / np.maximum(links / links.max(), _SLOWEST)[:, None]
     times /= max(times.max(), _SLOWEST)
     bandwidth = np.maximum(bandwidth / bandwidth.max(), _SLOWEST)
@@ -230,12 +234,8 @@ def _most(worth: Vector, uses: Vector, limits: Vector) -> Vector:
         outside[entering], inside[leaving] = inside[leaving], outside[entering]
     found = np.zeros(rows + count)
     found[inside] = table[:-1, -1]
-    return np.maximum(found[:count], 0.0)  # it may be rounded below
+    return np.maximum(found[:count], 0.0)  # rounding may leave some below zero
 
 
 def _count_senders(members: Sequence[Member]) -> int:
     return sum(not member.auxiliary for member in members)
-
-
-def _traffic(member: Member, share: float, senders: int) -> float:
-    return share * senders if member.auxiliary else 1 + (senders - 2) * share

@@ -1,4 +1,4 @@
-"""What a synchronous shell needs to hold a core on the process's loop thread."""
+"""Holds a core on the process's loop thread, for a synchronous shell."""
 
 from __future__ import annotations
 

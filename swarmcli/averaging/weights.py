@@ -1,12 +1,12 @@
-"""How much of the weights that members name for their tensors counts. No input or output here.
+"""Bounds on the weights that members name for their tensors. No input or output here.
 
-Nobody can see how many samples another peer has computed. What is bounded here are claims, relative to those of the
-others; nothing is proved by it, and members that agree to lie are bounded only together with their number.
+No peer can see how many samples another one has computed. These bounds limit claims relative to those of the others;
+they prove nothing, and members that agree to lie are bounded only together with their number.
 
-    share   nobody has more than `max_share` of a group's weight: one cap for all, which those above it get
-    ramp    so many times the median weight of the group counts at most: of a new identity twice as much, of one that
-            was there before four times what it had in earlier rounds; so who does much more than others is believed
-            after some rounds
+    share   no member has more than `max_share` of a group's weight: one cap for all, and heavier members get the cap
+    ramp    so many times the median weight of the group counts at most: twice for a new identity, and for a known one
+            four times its weight in earlier rounds; so a member that does much more than others is believed after some
+            rounds
 
 Groups of fewer than four members with weight are left as they are: among two or three one may well do most of the work.
 """
@@ -24,18 +24,28 @@ from swarmcli.averaging.group import Group
 from swarmcli.network.identity import PeerID
 from swarmcli.recent import Recent
 
-LEAST = 4  # members with weight, from which on anything is bounded
-FIRST, GROWTH = 2.0, 4.0  # times the median, of anybody; and times what was seen of a peer in its last rounds
-KNOWN = 3  # rounds after which a peer counts as known
-REMEMBERED = 8  # rounds of each peer
-WARY = 16  # rounds, at most, in which strangers are believed less, after claims that were not borne out
+LEAST = 4  # members with weight; smaller groups are not bounded
 MAX_PEERS = 4096
 M = TypeVar("M", int, PeerID)  # how members are named
 
 
 @dataclass(frozen=True, slots=True)
+class ExperienceOptions:
+    """When a peer counts as known, and how much of its weight does. Counts are rounds."""
+
+    first: float = 2.0  # times the median counts of any member …
+    growth: float = 4.0  # … or times the weight of a member in its last rounds
+    known: int = 3  # after these a peer counts as known
+    remembered: int = 8  # of each peer
+    wary: int = 16  # at most, in which strangers are believed less, after claims without samples
+
+
+EXPERIENCE = ExperienceOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class WeightBounds:
-    """Of one group: alike at all its reducers."""
+    """The bounds of one group: the same at all its reducers."""
 
     max_share: float = 1.0
     ramps: Mapping[int, float] = field(default_factory=dict)  # by member
@@ -44,28 +54,27 @@ class WeightBounds:
 def limits(named: Mapping[M, float], ramps: Mapping[M, float], max_share: float, missing: int = 0) -> dict[M, float]:
     """The most that counts of each weight that was named; infinite where nothing bounds it.
 
-    `ramps`: by member, see `Experience`; none: unbounded. `missing`: how many others may still name one. A weight that
-    is within its limit stays so whatever they name, also nothing: it can be counted at once.
+    `ramps`: by member, see `Experience`; none: unbounded. `missing`: how many others may still name one. A weight
+    within its limit stays so whatever they name, also nothing: it can be counted at once.
     """
     weights = {member: weight for member, weight in named.items() if weight > 0}
     count = len(weights) + missing
-    if count < LEAST or not weights:  # all that have come may have none: whoever only follows, for example
+    if count < LEAST or not weights:  # all that have come may have none: peers that only follow, for example
         return dict.fromkeys(weights, math.inf)
     median = _least_median(sorted(weights.values()), missing)
-    ramped = {member: _ramp_limit(ramps.get(member, math.inf), median) for member in weights}
+    ramped = {
+        member: math.inf if (ramp := ramps.get(member, math.inf)) == math.inf else max(ramp * median, MIN_WEIGHT)
+        for member in weights
+    }
     counted = sorted((min(weight, ramped[member]) for member, weight in weights.items()), reverse=True)
     cap = _cap(counted, max_share if missing else max(max_share, 1 / count))
     return {member: min(limit, cap) for member, limit in ramped.items()}
 
 
 def _least_median(ascending: Sequence[float], missing: int) -> float:
-    """The lower median, if those who are missing name next to nothing."""
+    """The lower median, if the missing members name next to nothing."""
     place = (len(ascending) + missing - 1) // 2 - missing
     return ascending[place] if place >= 0 else 0.0
-
-
-def _ramp_limit(ramp: float, median: float) -> float:
-    return math.inf if ramp == math.inf else max(ramp * median, MIN_WEIGHT)
 
 
 def _cap(descending: Sequence[float], share: float) -> float:
@@ -78,49 +87,53 @@ def _cap(descending: Sequence[float], share: float) -> float:
         cap = share * math.fsum(descending[above:]) / (1 - share * above)
         if above == len(descending) or descending[above] <= cap:
             return max(cap, MIN_WEIGHT)
-    return max(descending[-1], MIN_WEIGHT)  # so few share the weight that all have the same
+    return max(descending[-1], MIN_WEIGHT)  # the members are so few that all have the same weight
 
 
 class Experience:
-    """What one averager has seen others contribute: by that it says, where it leads, what to expect of them."""
+    """One averager's record of what others contributed: a leader's ramps follow from it."""
 
-    def __init__(self, options: AllreduceOptions = AllreduceOptions()) -> None:  # noqa: B008  # frozen
-        self._options = options
-        self._wary = 0  # rounds for which claims of those who are unknown count for less
+    def __init__(
+        self,
+        bounds: AllreduceOptions = AllreduceOptions(),  # noqa: B008  # frozen
+        options: ExperienceOptions = EXPERIENCE,
+    ) -> None:
+        self._bounds, self._options = bounds, options
+        self._wary = 0  # rounds for which claims of unknown peers count for less
         self._seen: Recent[PeerID, deque[float]] = Recent(MAX_PEERS)  # weights of its last rounds, in medians of each
 
     def note(self, weights: Mapping[PeerID, float]) -> None:
-        """A round has committed, in which so much was counted of each."""
+        """A round has committed with these weights, as they were counted."""
         counted = {peer: weight for peer, weight in weights.items() if weight > 0}
         if not counted:
             return
         self._wary, median = max(self._wary - 1, 0), _least_median(sorted(counted.values()), 0)
         for peer, weight in counted.items():
-            seen = self._seen[peer] = self._seen.get(peer) or deque(maxlen=REMEMBERED)
+            seen = self._seen[peer] = self._seen.get(peer) or deque(maxlen=self._options.remembered)
             seen.append(weight / median)
 
     def ramps(self, members: Iterable[PeerID]) -> dict[PeerID, float]:
-        """Of those of a group. Nobody is new where fewer than three are known: then all are."""
-        rounds = {peer: self._seen.get(peer, ()) for peer in members}
-        if sum(len(seen) >= KNOWN for seen in rounds.values()) < LEAST - 1:
+        """The ramps of a group's members. Where fewer than three are known, all are new, and nothing bounds them."""
+        rounds, options = {peer: self._seen.get(peer, ()) for peer in members}, self._options
+        if sum(len(seen) >= options.known for seen in rounds.values()) < LEAST - 1:
             return {}
-        return {peer: max(FIRST, GROWTH * max(seen, default=0.0)) for peer, seen in rounds.items()}
+        return {peer: max(options.first, options.growth * max(seen, default=0.0)) for peer, seen in rounds.items()}
 
     def count(self, claims: Mapping[PeerID, float]) -> float:
-        """How much of the samples that these claim counts towards the target of their group. For 2, 6, ... rounds after
-        one in which too much of what was claimed was withheld, those of whom no round has had anything together count
-        for no more than the others."""
+        """How much of the samples that these members claim counts towards the target of their group. For 2, 6, ...
+        rounds after one in which members withheld too many of the samples that they had claimed, all unknown members
+        together count for no more than the known ones."""
         total = math.fsum(claims.values())
         known = math.fsum(claim for peer, claim in claims.items() if peer in self._seen)
         return min(total, 2 * known) if self._wary and known > 0 else total
 
     def note_short(self) -> None:
-        """In a round too much of what its members claimed was withheld."""
-        self._wary = min(2 * self._wary + 2, WARY)
+        """The members of a round withheld too many of the samples that they had claimed."""
+        self._wary = min(2 * self._wary + 2, self._options.wary)
 
     def withheld(self, group: Group, weights: Mapping[PeerID, float]) -> set[PeerID]:
-        """Who claimed samples of which less than half of what would count was counted in the round. How much that is
-        hangs on who has named a weight: the lesser of what counts beside those who handed theirs in, and beside all."""
+        """The members of whose claim the round counted less than half of what would count. That depends on the other
+        weights: it is the lesser of two, beside the members that handed in samples, and beside all members."""
         ramps = {member.peer_id: member.ramp for member in group.members}
         named = {peer: max(claim, weights.get(peer, 0.0)) for peer, claim in group.claims.items()}
         present = self._limits({peer: each for peer, each in named.items() if weights.get(peer)}, ramps)
@@ -131,9 +144,9 @@ class Experience:
         return {peer for peer, weight in least.items() if 2 * weights.get(peer, 0.0) < weight}
 
     def forget(self, peer: PeerID) -> None:
-        """It is as one of whom no round has had anything."""
+        """The peer counts as unknown."""
         self._seen.pop(peer, None)
 
     def _limits(self, named: Mapping[PeerID, float], ramps: Mapping[PeerID, float]) -> dict[PeerID, float]:
-        trusts = self._options.trust == "members"
-        return limits(named, {} if trusts else ramps, 1.0 if trusts else self._options.max_share)
+        trusts = self._bounds.trust == "members"
+        return limits(named, {} if trusts else ramps, 1.0 if trusts else self._bounds.max_share)

@@ -138,16 +138,11 @@ class StateSharing:
             self._node.endpoint.learn(peer, offer.addresses)
         return sorted(offers, key=lambda item: (-item[1].priority, -item[1].epoch, not item[1].listening))
 
-    async def epochs(self) -> list[int]:
-        """Of the states that others offer, one for each who does, by what they say; -1: it has no epoch."""
-        return [offer.epoch for _, offer in await self.donors()]
-
     async def download(self, timeout: float | None = None) -> DownloadedState | None:
-        """The state of the best donors; None if nobody offers any. Nothing here changes.
-
-        Raises StateDownloadError, whose `attempts` name each donor, also after `timeout` seconds.
+        """The state of the best donors; nothing here changes. None if nobody offers any.
 
         Those of the highest priority and epoch are asked together; only if none of them gives it, the next ones are.
+        Raises StateDownloadError, whose `attempts` name each donor, also after `timeout` seconds.
         """
         began = loop_time()
         deadline = began + (self._options.longest_download if timeout is None else timeout)

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarmcli.averaging.archive import archive as archive_module
-from swarmcli.averaging.archive.archive import RoundArchive
+from swarmcli.averaging.archive.archive import ArchiveOptions, RoundArchive
 from swarmcli.averaging.archive.kept_round import KeptRound, replay_prefix, version_of_group, version_of_tag
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.allreduce import AllreduceResult
@@ -234,12 +233,12 @@ def test_a_disk_that_is_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPat
 
     async def main() -> None:
         archive = RoundArchive(Endpoint(MemoryNetwork().transport(Identity.from_seed(1))), "test", directory=tmp_path)
-        monkeypatch.setattr(archive_module, "_PATIENCE", 0.01)
+        archive.options = ArchiveOptions(patience=0.01)
         archive.keep(bytes(32), TAG, result)
         await asyncio.to_thread(hanging.wait)
         await archive.written()
-        assert kept(archive) == () and archive._said
-        monkeypatch.setattr(archive_module, "_PATIENCE", 60.0)
+        assert kept(archive) == () and archive._told
+        archive.options = ArchiveOptions(patience=60.0)
         archive.keep(bytes(32), TAG, result)  # to the same file, where something is written already
         await archive.written()
         assert kept(archive) == (bytes(32),) and not archive._spare

@@ -6,11 +6,10 @@ import asyncio
 
 import torch
 
-from swarmcli.averaging.bans import MAX_BANS, MAX_TOLD_BY_ONE, BanNews, Bans, Told
+from swarmcli.averaging.bans import MAX_BANS, MAX_TOLD_BY_ONE, BanNews, Bans, Told, TwoGroups, UnlikeAverages
 from swarmcli.averaging.config import AveragerConfig
 from swarmcli.averaging.consensus.messages import AVERAGES, SignedAverages
 from swarmcli.averaging.core import AveragerCore
-from swarmcli.averaging.evidence import TwoGroups, UnlikeAverages
 from swarmcli.compression import NoCompression
 from swarmcli.errors import CallRefused
 from swarmcli.events import PeerBanned

@@ -107,7 +107,7 @@ def test_reports_grow_and_wake_the_listener() -> None:
     async def main() -> None:
         control, heard = make(target=10.0), []
         control.report(1.0)
-        control.listen(lambda: heard.append(control.progress))
+        control.listener = lambda: heard.append(control.progress)
         for progress in (2.0, 1.5, 2.0, 3.0):
             control.report(progress)
         assert heard == [2.0, 3.0]
@@ -129,7 +129,7 @@ def test_from_another_thread() -> None:
             await asyncio.sleep(3600)
 
         task = asyncio.create_task(work())
-        control.attach(task)
+        control.task = task
 
         def user() -> None:
             control.weight = 2.0
@@ -153,7 +153,7 @@ def test_cancel_cancels_the_task_once() -> None:
     async def main() -> None:
         control = make()
         task = asyncio.create_task(asyncio.sleep(3600))
-        control.attach(task)
+        control.task = task
         ended: list[StepControl] = []
         control.add_done_callback(ended.append)
         assert control.cancel()

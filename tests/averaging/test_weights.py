@@ -11,7 +11,7 @@ import torch
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.weights import FIRST, GROWTH, KNOWN, LEAST, Experience, limits
+from swarmcli.averaging.weights import EXPERIENCE, LEAST, Experience, limits
 from swarmcli.network.identity import Identity
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_results
@@ -65,7 +65,7 @@ def test_what_is_counted_early_is_what_counts_in_the_end() -> None:
 def test_a_new_identity_counts_for_little_among_known_peers_and_for_more_with_each_round() -> None:
     experience, others, newcomer = Experience(), PEERS[:3], PEERS[3]
     assert experience.ramps([*others, newcomer]) == {}  # all are new
-    for _ in range(KNOWN):
+    for _ in range(EXPERIENCE.known):
         experience.note(dict.fromkeys(others, 10.0))
     rounds = []
     for _ in range(3):
@@ -73,8 +73,12 @@ def test_a_new_identity_counts_for_little_among_known_peers_and_for_more_with_ea
         weight = counted([10, 10, 10, 1000], max_share=1.0, ramps={3: ramp})[3]
         experience.note({**dict.fromkeys(others, 10.0), newcomer: weight})
         rounds.append(weight)
-    assert rounds == [10 * FIRST, 10 * FIRST * GROWTH, 10 * FIRST * GROWTH**2]
-    assert experience.ramps(others)[others[0]] == GROWTH
+    assert rounds == [
+        10 * EXPERIENCE.first,
+        10 * EXPERIENCE.first * EXPERIENCE.growth,
+        10 * EXPERIENCE.first * EXPERIENCE.growth**2,
+    ]
+    assert experience.ramps(others)[others[0]] == EXPERIENCE.growth
 
 
 def test_two_or_three_trainers_are_never_ramped() -> None:
@@ -150,7 +154,7 @@ def test_leaders_say_in_the_group_what_to_expect_of_whom() -> None:
     async def main() -> None:
         async with Averagers(1) as swarm:
             peers = await swarm.add(4)
-            for _ in range(KNOWN):
+            for _ in range(EXPERIENCE.known):
                 await all_results([peer.begin(weight=10.0) for peer in peers])
             newcomer = await swarm.add_one()
             counts = []

@@ -1,7 +1,7 @@
-"""What all aggregators promise, and the arithmetic that they share.
+"""The contract of all aggregators, and the arithmetic that they share.
 
 All of it is elementwise, and multiplies before it adds: processors that could do both in one operation, with another
-rounding, come to the same bits as those that cannot. So whoever has the same parts can repeat an average bit by bit.
+rounding, come to the same bits as those that cannot. So a peer with the same parts can repeat an average bit by bit.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 
 # Values up to the largest of their type may have weights up to this, and larger weights only smaller values. So that a
-# sum of n of them stays in range it is formed in units of n times this weight: powers of two, which change no bit. What
-# lies within 2**20 of the smallest number of the type loses digits by that.
+# sum of n of them stays in range it is formed in units of n times this weight: powers of two, which change no bit.
+# Values within 2**20 of the smallest number of the type lose digits by that.
 FREE_WEIGHT = 2.0**20
 
 _SQUARES_FIT = 40  # binary exponents up to this, and down to its negative, whose squares can be added up in float32
@@ -27,7 +27,7 @@ class PartAggregator(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """What it holds now, beside the memory that it was given for the average."""
+        """Bytes that it holds now, beside the memory that it was given for the average."""
 
     def add(self, values: torch.Tensor, weight: float, sender: int, *, lasting: bool = False) -> None:
         """One sender's values, finite and flat, with a positive weight; each sender once. They are only read. Their
@@ -39,10 +39,10 @@ class PartAggregator(Protocol):
 
 
 class Aggregator(ABC):
-    """How parts become averages: an option of the run. Holds no state; all that it needs for a part are its values,
-    weights and senders, so newcomers, auxiliaries and auditors come to the same average."""
+    """How parts become averages: an option of the run. Holds no state; it needs only the values, weights and senders of
+    a part, so newcomers, auxiliaries and auditors come to the same average."""
 
-    passes = 1  # how often `finish` goes over all that a part holds, about: by that it leaves the loop, or does not
+    passes = 1  # how often `finish` goes over all values of a part, about: long work goes to the executor
 
     @property
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What aggregators have in common that need all parts at once."""
+"""The common base of aggregators that need all parts at once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sort_elements(rows: list[torch.Tensor]) -> None:
     if not rows:
         return
     for row in rows:
-        row.add_(0.0)  # of the two zeros one is left: which of them counts as smaller depends on the processor
+        row.add_(0.0)  # turns −0 into 0: processors differ in which of the two counts as smaller
     spare = torch.empty_like(rows[0])
     for first, second in _comparisons(len(rows)):
         low, high = rows[first], rows[second]

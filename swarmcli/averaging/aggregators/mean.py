@@ -1,4 +1,4 @@
-"""The weighted mean, with a gate for what is far beyond the others."""
+"""The weighted mean, with a gate against values far beyond the others."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from swarmcli.compression.base import all_finite
 class Mean(Aggregator):
     """Σ weight · values / Σ weight.
 
-    gate   who has a number above this many times the largest of the others is left out of a part. inf: nobody is
+    gate   a sender with a number above this many times the largest of the others is left out of a part. inf: none is
 
     Sizes are maximum norms: exact in any order, and read from memory once. Of n senders f = ⌊(n − 1) / 3⌋ may lie, so
     the gate measures by the size that f senders exceed: of these and that one at least one is honest, and with fewer
-    than four senders the gate has no say. The same holds for sizes times the square root of the weight, and only who is
-    beyond both is left out: of honest gradients, whatever their batches, small batches have the larger noise and large
-    ones the larger weight. Where f senders or fewer hold anything but zeros, the gate has no say either: those may be
+    than four senders the gate leaves nobody out. The same holds for sizes times the square root of the weight, and only
+    a sender beyond both is left out: among honest gradients small batches have the larger noise and large ones the
+    larger weight. Where f senders or fewer hold anything but zeros, the gate leaves nobody out either: those may be
     rows that only they have seen.
     """
 
@@ -43,9 +43,9 @@ class Mean(Aggregator):
 
 
 class _MeanOfPart:
-    """Adds up as senders come, and holds only what may turn out to be beyond the gate.
+    """Adds up as senders come, and holds only values that may turn out to be beyond the gate.
 
-    What a gate measures by can only grow with each sender. So who is within it once stays within.
+    The gate's measure can only grow with each sender. So a sender that is within the gate once stays within.
     """
 
     def __init__(self, memory: torch.Tensor, senders: int, gate: float, ordered: bool) -> None:
@@ -53,7 +53,7 @@ class _MeanOfPart:
         self._unit = FREE_WEIGHT * 2.0 ** senders.bit_length()  # of weight, in the sum
         self._most = senders if math.isfinite(gate) else 0
         self._weights: dict[int, float] = {}
-        self._sizes: dict[int, tuple[float, float]] = {}  # and that times √weight; empty if the gate has no say
+        self._sizes: dict[int, tuple[float, float]] = {}  # size, and size · √weight; empty if the gate has no say
         self._held: dict[int, torch.Tensor] = {}
         self._begun = False
 
@@ -78,7 +78,11 @@ class _MeanOfPart:
         liars = _liars(len(self._sizes))
         left_out: dict[int, str] = {}
         if any(self._limits(liars)):
-            left_out = {sender: self._reason(sender) for sender in self._held if self._is_beyond(sender, liars)}
+            left_out = {
+                sender: f"it holds {size:.3g}, more than {self._gate:g} times the largest of the others"
+                for sender, (size, _) in self._sizes.items()
+                if sender in self._held and self._is_beyond(sender, liars)
+            }
         for sender in sorted(self._held.keys() - left_out.keys()):
             self._add(self._held.pop(sender), self._weights[sender])
         counted = (weight for sender, weight in self._weights.items() if sender not in left_out)
@@ -105,9 +109,6 @@ class _MeanOfPart:
     def _is_beyond(self, sender: int, liars: int) -> bool:
         sizes = self._sizes.get(sender, (0.0, 0.0))
         return all(size > limit for size, limit in zip(sizes, self._limits(liars), strict=True))
-
-    def _reason(self, sender: int) -> str:
-        return f"it holds {self._sizes[sender][0]:.3g}, more than {self._gate:g} times the largest of the others"
 
 
 def _liars(senders: int) -> int:

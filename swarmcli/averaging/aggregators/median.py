@@ -16,8 +16,9 @@ from swarmcli.averaging.checks import check_numbers
 class Median(Aggregator):
     """Coordinate-wise median; of an even number the mean of the two in the middle (Yin et al., arXiv 1803.01498).
 
-    Weights have no say, beyond zero: who claims a large one moves a median no further. So a member with a large batch
-    counts like one with a small batch. Each element lies between those of honest members while they are the majority.
+    Weights above zero have no say: a member that claims a large one moves a median no further. So a member with a large
+    batch counts like one with a small batch. Each element lies between those of honest members while these are the
+    majority.
     """
 
     passes = 2
@@ -34,8 +35,8 @@ class Median(Aggregator):
 class TrimmedMean(Aggregator):
     """Coordinate-wise mean without the ⌊trim · (n − 1)⌋ smallest and as many of the largest (Yin et al.).
 
-    Weights have no say, as in Median. Each element lies between those of honest members while no more lie than are cut
-    off at one end: with the default a third of the group, as many as its decisions bear.
+    Weights have no say, as in Median. Each element lies between those of honest members while no more members lie than
+    are cut off at one end: with the default a third of the group, as many as its decisions bear.
     """
 
     trim: float = 0.34
@@ -64,7 +65,7 @@ class _MiddleOfPart(CollectedPart):
 
 
 def middle(rows: list[torch.Tensor], trim: float, out: torch.Tensor) -> torch.Tensor:
-    """The mean of what is left of each element when ⌊trim · (n − 1)⌋ are cut off at both ends. Uses up the rows."""
+    """The mean of each element without its ⌊trim · (n − 1)⌋ smallest and largest values. Uses up the rows."""
     cut = int(trim * (len(rows) - 1))
     sort_elements(rows)
     kept = rows[cut : len(rows) - cut]

@@ -1,1 +1,1 @@
-"""The averages of past rounds: kept, served, and fetched by those who missed them."""
+"""The averages of past rounds: kept, served, and fetched by peers that missed them."""

@@ -1,7 +1,7 @@
-"""Keeps the averages of the last committed rounds for those who missed them, on disk and out of memory.
+"""Keeps the averages of the last committed rounds for peers that missed them, on disk and out of memory.
 
-Each round lies in a temporary file that has no name any more, so a process that is killed leaves nothing. Files are
-written by the executor, once the round has ended, and used again for later rounds; what is asked for is mapped.
+Each round lies in a temporary file that has no name any more, so a process that is killed leaves nothing. The executor
+writes files once the round has ended, and later rounds use them again; a round that a peer asks for is mapped.
 """
 
 from __future__ import annotations
@@ -38,10 +38,17 @@ from swarmcli.state.snapshot import ChunkLayout, Snapshot
 from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
 from swarmcli.tasks import forget
 
-_PATIENCE = 2.0  # seconds for which a round waits until the one before has been written
-_LATE_TRIES, _LATE_PAUSE = 5, 1.0  # seconds; a file is written some moments after the commit
-_LATE_DOWNLOAD = 60.0  # seconds
-_MOST_FETCHES = 8  # at a time: they are small beside downloads of a state
+
+@dataclass(frozen=True, slots=True)
+class ArchiveOptions:
+    """Which rounds are kept, and how long members wait for them. Times in seconds."""
+
+    keep: int = 2  # the last rounds
+    most_fetches: int = 8  # at a time: they are small beside downloads of a state
+    patience: float = 2.0  # for which a round waits until the one before has been written
+    late_tries: int = 5  # of a member that was late: others write their file some moments after the commit
+    late_pause: float = 1.0  # between two of these
+    late_download: float = 60.0  # for one of these
 
 
 @dataclass(frozen=True)
@@ -54,15 +61,23 @@ class StoredRound:
 
     @classmethod
     async def write(cls, record: RoundRecord, averages: Sequence[torch.Tensor], file: UnnamedFile) -> StoredRound:
-        """Writes into `file`, beside the loop. Raises OSError, for a full disk among other reasons."""
-        return cls(record, file, await offload(_write, file, averages))
+        """Writes into `file`, beside the loop. Raises OSError, if the disk is full among other reasons."""
+
+        def write() -> ChunkLayout:
+            layout = ChunkLayout.of({str(index): each for index, each in enumerate(averages)})
+            file.resize(layout.nbytes)
+            for offset, tensor in zip(layout.offsets, averages, strict=False):
+                file.write(offset, tensor_memory(tensor))
+            return layout
+
+        return cls(record, file, await offload(write))
 
     def load(self) -> KeptRound:
-        """The round as it was; its tensors are read from the file when they are used."""
+        """The round; its tensors are read from the file when they are used."""
         return KeptRound(self.record, list(self._tensors().values()))
 
     def snapshot(self, version: bytes) -> Snapshot:
-        """What others download."""
+        """The round as others download it."""
         return Snapshot(version, wire.encode(self.record), self._tensors())
 
     def _tensors(self) -> dict[str, torch.Tensor]:
@@ -71,19 +86,26 @@ class StoredRound:
 
 
 class RoundArchive:
-    """The last `keep` rounds that one averager committed."""
+    """The last rounds that one averager committed."""
 
-    def __init__(self, endpoint: Endpoint, prefix: str, keep: int = 2, directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        prefix: str,
+        options: ArchiveOptions = ArchiveOptions(),
+        directory: Path | None = None,
+    ) -> None:
         """`directory` is for the files; None: the usual one."""
-        self._endpoint, self._prefix, self._keep = endpoint, prefix, keep
-        self.fetch = partial(fetch_round, endpoint, prefix)  # of those who keep what this peer has missed
+        self.options = options
+        self._endpoint, self._prefix = endpoint, prefix
+        self.fetch = partial(fetch_round, endpoint, prefix)  # from other peers, a round that this one has missed
         self._directory = directory or usual_directory()
-        self._donor = StateDonor(endpoint, replay_prefix(prefix), self._provide, max_downloads=_MOST_FETCHES)
+        self._donor = StateDonor(endpoint, replay_prefix(prefix), self._provide, max_downloads=options.most_fetches)
         self._tasks = TaskOwner()
         self._rounds: deque[StoredRound] = deque()  # oldest first
         self._spare: list[UnnamedFile] = []
         self._writing: UnnamedFile | None = None
-        self._said = False  # that rounds are not kept
+        self._told = False  # that rounds are not kept
 
     def start(self) -> None:
         """Begins to serve. Raises ValueError if the endpoint has an archive of this prefix already."""
@@ -103,7 +125,7 @@ class RoundArchive:
     def keep(self, group_id: bytes, tag: bytes, result: AllreduceResult) -> None:
         """Keeps a committed round that has averages, in the background: the result's memory is used until `written`.
 
-        A round that cannot be written, for want of space above all, is not kept; the first time that is told.
+        A round that cannot be written, mostly for want of space, is not kept; the first time an event tells that.
         """
         try:
             record = RoundRecord.of(group_id, tag, result)
@@ -122,23 +144,28 @@ class RoundArchive:
         """The result of a round for a member that was late: averages and parts. None: no other member gives it."""
         others = [member.peer_id for member in group.members if member.peer_id != self._endpoint.peer_id]
         donors = [peer for peer in others if not group.members[group.index_of(peer)].auxiliary]
-        for _ in range(_LATE_TRIES):
+        for _ in range(self.options.late_tries):
             try:
                 kept = await self.fetch(
-                    donors, plan.layout, group_id=group.group_id, plan=plan, digest=digest, timeout=_LATE_DOWNLOAD
+                    donors,
+                    plan.layout,
+                    group_id=group.group_id,
+                    plan=plan,
+                    digest=digest,
+                    timeout=self.options.late_download,
                 )
                 return kept.averages, tuple(kept.parts(plan))
             except StateDownloadError:
-                await asyncio.sleep(_LATE_PAUSE)
+                await asyncio.sleep(self.options.late_pause)
         return None
 
     async def written(self) -> None:
         """Returns once nothing is being written, and so no memory of a result is held here.
 
-        A disk that takes much longer than a round costs nobody's time: what it is writing is given up.
+        A disk that takes much longer than a round holds up nobody: the archive gives up the file that it writes.
         """
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(self.options.patience):
                 await self._tasks.join()
         except TimeoutError:
             if self._writing is not None:
@@ -155,22 +182,22 @@ class RoundArchive:
             self._tell(str(error))
             forget(error)  # or it would keep the averages in memory
             if file is not None and file.renew():
-                self._spare.append(file)  # what has been written once is written faster the next time
+                self._spare.append(file)  # a file that was written once is written faster the next time
                 file = None
         finally:
             self._writing = None
             if file is not None:
                 file.close()
-        while len(self._rounds) > self._keep:
+        while len(self._rounds) > self.options.keep:
             oldest = self._rounds.popleft().file
             if oldest.in_use:
-                oldest.close()  # the mapping of whoever is still being served outlives that
+                oldest.close()  # the mapping for peers that still download outlives that
             else:
                 self._spare.append(oldest)
 
     def _tell(self, reason: str) -> None:
-        if not self._said:
-            self._said = True
+        if not self._told:
+            self._told = True
             text = f"the averages of {self._prefix!r} are not kept for those who miss a round: {reason}"
             self._endpoint.events.emit(Noticed("warning", text))
 
@@ -180,16 +207,8 @@ class RoundArchive:
         return next((stored.load() for stored in reversed(self._rounds) if stored.record.tag == tag), None)
 
     async def _provide(self, version: bytes) -> Snapshot | None:
-        await self.written()  # who has just committed a round is asked for it at once
+        await self.written()  # peers ask for a round as soon as it is committed
         for stored in reversed(self._rounds):
             if version in (version_of_group(stored.record.group_id), version_of_tag(stored.record.tag)):
                 return stored.snapshot(version)
         return None
-
-
-def _write(file: UnnamedFile, averages: Sequence[torch.Tensor]) -> ChunkLayout:
-    layout = ChunkLayout.of({str(index): each for index, each in enumerate(averages)})
-    file.resize(layout.nbytes)
-    for offset, tensor in zip(layout.offsets, averages, strict=False):
-        file.write(offset, tensor_memory(tensor))
-    return layout

@@ -1,8 +1,7 @@
-"""The averages of a committed round as they are kept, served and fetched by those who missed it."""
+"""The averages of a committed round as peers keep and serve them, and fetch them if they have missed it."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
@@ -12,9 +11,10 @@ from typing import Annotated
 import msgspec
 import torch
 
+from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
 from swarmcli.averaging.consensus.certificate import RoundCertificate
-from swarmcli.averaging.digests import digest_of
+from swarmcli.averaging.consensus.messages import DIGEST_BYTES
 from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.buffers import Average, Inputs, result_digest
@@ -24,17 +24,17 @@ from swarmcli.errors import StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.network import Endpoint, PeerID, wire
 from swarmcli.network.limits import MAX_TAG_BYTES
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import StateOutline
 from swarmcli.tasks import OFFLOAD_FROM, on_executor
 
-_HASH = 32
 Senders = tuple[int, ...]
 Weights = tuple[float, ...]
 
 
 class RoundRecord(msgspec.Struct, frozen=True):
-    """What goes with the averages of a round, as metadata of a state.
+    """The facts about the averages of a round, as metadata of a state.
 
     runs     (parts, senders, weights): so many parts, one behind the other, hold the tensors of these members
     digests  32 bytes for each part, as its reducer sent it
@@ -42,9 +42,9 @@ class RoundRecord(msgspec.Struct, frozen=True):
     shares       of the group's work, which tell where parts end; none where the digests are not of these averages
     """
 
-    group_id: Annotated[bytes, msgspec.Meta(max_length=_HASH)]
+    group_id: Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES)]
     tag: Annotated[bytes, msgspec.Meta(max_length=MAX_TAG_BYTES)]
-    digest: Annotated[bytes, msgspec.Meta(max_length=_HASH)]
+    digest: Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES)]
     contributors: tuple[PeerID, ...]
     weights: Weights
     runs: tuple[tuple[int, Senders, Weights], ...]
@@ -59,8 +59,8 @@ class RoundRecord(msgspec.Struct, frozen=True):
             raise ValueError("a contributor with an impossible weight")
         if any(count < 1 or len(senders) != len(weights) for count, senders, weights in self.runs):
             raise ValueError("parts with unlike numbers of senders and weights")
-        if sum(count for count, _, _ in self.runs) * _HASH != len(self.digests):
-            raise ValueError("digests of other parts than those that are named")
+        if sum(count for count, _, _ in self.runs) * DIGEST_BYTES != len(self.digests):
+            raise ValueError("digests of other parts than the named ones")
         if self.shares and not (all(share >= 0 for share in self.shares) and 0 < sum(self.shares) < math.inf):
             raise ValueError("impossible shares of the work")
 
@@ -75,7 +75,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
 
     @classmethod
     def alone(cls, round_id: bytes, tag: bytes, peer: PeerID, weight: float) -> RoundRecord:
-        """Of a round that a peer made by itself: there are no parts, and nobody voted."""
+        """The record of a round that a peer made by itself: it has no parts and no votes."""
         return cls(round_id, tag, result_digest(b""), (peer,), (weight,), (), b"")
 
     @classmethod
@@ -98,22 +98,24 @@ class KeptRound:
         return self.record.group_id
 
     def parts(self, plan: Plan) -> list[Average]:
-        """What a member of the round, whose plan this is, would hold, with the digests that the members voted on.
+        """The averages as a member of the round holds them, with the digests that the members voted on; `plan` is the
+        round's.
 
         Raises ValueError for a round of another plan.
         """
         averages, number = [], 0
-        if len(self.record.digests) != len(plan.parts) * _HASH:
-            raise ValueError(f"a round of {len(self.record.digests) // _HASH} parts, this one has {len(plan.parts)}")
+        if len(self.record.digests) != len(plan.parts) * DIGEST_BYTES:
+            there = len(self.record.digests) // DIGEST_BYTES
+            raise ValueError(f"a round of {there} parts, this one has {len(plan.parts)}")
         for count, senders, weights in self.record.runs:
             for part in plan.parts[number : number + count]:
-                digest = self.record.digests[part.index * _HASH : (part.index + 1) * _HASH]
+                digest = self.record.digests[part.index * DIGEST_BYTES : (part.index + 1) * DIGEST_BYTES]
                 averages.append(Average(part, senders, weights, None, digest))
             number += count
         return averages
 
     def check(self, plan: Plan) -> None:
-        """Raises ValueError unless the averages are what the digests of all parts name."""
+        """Raises ValueError unless the averages have the digests of all parts."""
         values = Inputs(self.averages)
         for average in self.parts(plan):
             message = NoCompression().compress(values.part(average.part)) if average.senders else None
@@ -124,7 +126,7 @@ class KeptRound:
         """Raises ValueError unless the group that the record names has signed for these very averages."""
         record, certificate = self.record, self.record.certificate
         if certificate is None or len(record.shares) != len(certificate.peers):
-            raise ValueError("averages for which nobody has signed")
+            raise ValueError("averages without the signatures of their group")
         signed_for = certificate.group_id, certificate.tag, certificate.digest
         if signed_for != (record.group_id, record.tag, record.digest) or not certificate.verify():
             raise ValueError("averages for which their group has not signed")
@@ -132,17 +134,17 @@ class KeptRound:
 
 
 def replay_prefix(prefix: str) -> str:
-    """Under which the kept rounds of an averager are shared."""
+    """The prefix under which an averager shares its kept rounds."""
     return f"{prefix}.replays"
 
 
 def version_of_group(group_id: bytes) -> bytes:
-    """Under which a certain round is asked for."""
+    """The version under which peers ask for a certain round."""
     return b"group " + group_id
 
 
 def version_of_tag(tag: bytes) -> bytes:
-    """Under which the newest round of a tag is asked for."""
+    """The version under which peers ask for the newest round of a tag."""
     return b"tag " + hashlib.sha256(tag).digest()
 
 
@@ -159,14 +161,14 @@ async def fetch_round(
     part_size_bytes: int | None = None,
     timeout: float,
 ) -> KeptRound:
-    """Fetches the round `group_id`, or if that is empty the newest of `tag`, from those who keep it, best first.
+    """Fetches the round `group_id`, or if that is empty the newest of `tag`, from the donors, best first.
 
-    `layout` is that of the tensors here. With `plan` and `digest`, what comes is also checked to be the result that
-    the group committed; with `part_size_bytes`, that of the run, to be one for which its group has signed. Raises
-    StateDownloadError when nobody gives it within `timeout` seconds.
+    `layout` is that of the tensors here. With `plan` and `digest` the averages must be the result that the group
+    committed; with `part_size_bytes`, that of the run, its group must have signed for them. Raises StateDownloadError
+    when no donor gives it within `timeout` seconds.
     """
     version = version_of_group(group_id) if group_id else version_of_tag(tag)
-    deadline = asyncio.get_running_loop().time() + timeout
+    deadline = loop_time() + timeout
     left, attempts = list(donors), {}
     while True:
         state = await download_state(
@@ -174,7 +176,7 @@ async def fetch_round(
             replay_prefix(prefix),
             left,
             version=version,
-            timeout=deadline - asyncio.get_running_loop().time(),
+            timeout=deadline - loop_time(),
             max_bytes=2 * layout.nbytes + (1 << 20),
             check=lambda outline: _check_outline(outline, layout, group_id, tag, digest),
         )
@@ -195,7 +197,7 @@ async def fetch_round(
 
 
 def _check_outline(outline: StateOutline, layout: Layout, group_id: bytes, tag: bytes, digest: bytes | None) -> None:
-    """Before memory is allocated. Raises ValueError."""
+    """Checks an outline before memory is allocated. Raises ValueError."""
     record = _read_record(outline.metadata)
     if tuple(outline.descriptors.values()) != layout.descriptors:
         raise ValueError("averages of other shapes or types than the tensors here")

@@ -1,10 +1,10 @@
-"""A case: all that is needed to tell whether one average comes of its inputs, as its reducer has signed it.
+"""A case: everything that tells whether one average comes of its inputs, as its reducer has signed it.
 
     the average is false   FalseAverage: the reducer is banned
-    it is true             FalseAccusation: whoever said otherwise, with its signature, is banned
-    neither                the case is not what the reducer signed: nobody learns anything from it
+    it is true             FalseAccusation: the accuser, which has signed the accusation, is banned
+    neither                the reducer did not sign for this case: it proves nothing
 
-Everyone who judges computes the average again; nobody's word counts. The work is that of reducing one part.
+Every judge computes the average again; no member's word counts. The work is that of reducing one part.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass
 from enum import Enum
 
-from swarmcli.averaging.audit.signed import HASH_BYTES, Exchange, Input, inputs_hash, why_unsound
+from swarmcli.averaging.audit.signed import Exchange, Input, averages_root, digest_of, inputs_hash, why_unsound
 from swarmcli.averaging.audit.verdict import (
     ACCUSED_BEYOND,
     FALSE_BEYOND,
@@ -25,8 +25,7 @@ from swarmcli.averaging.audit.verdict import (
     is_within,
     redo,
 )
-from swarmcli.averaging.consensus.messages import SignedAverages
-from swarmcli.averaging.digests import averages_root, digest_of
+from swarmcli.averaging.consensus.messages import DIGEST_BYTES, SignedAverages
 from swarmcli.compression import NoCompression, TensorMessage
 from swarmcli.errors import CompressionError
 from swarmcli.network.identity import Identity, PeerID, verify
@@ -36,13 +35,13 @@ _PURPOSE = "accusation"
 
 class Verdict(Enum):
     TRUE = "the average comes of its inputs"
-    UNCLEAR = "what is shown proves nothing"
+    UNCLEAR = "the case proves nothing"
     FALSE = "the average does not come of its inputs"
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What a reducer signed about all its averages in one try.
+    """A reducer's signed statement about all its averages in one try.
 
     parts            their numbers, in its order
     digests, inputs  32 bytes for each part, one behind the other
@@ -54,7 +53,7 @@ class Statement:
     signed: SignedAverages
 
     def is_by(self, reducer: PeerID, where: Exchange) -> bool:
-        whole = len(self.parts) * HASH_BYTES == len(self.digests) == len(self.inputs)
+        whole = len(self.parts) * DIGEST_BYTES == len(self.digests) == len(self.inputs)
         same = whole and self.signed.root == averages_root(self.digests, self.inputs)
         return same and self.signed.is_by(reducer, where.prefix, where.group_id)
 
@@ -62,8 +61,8 @@ class Statement:
         """The digest of a part's average, and the hash of its inputs."""
         if part not in self.parts:
             return None
-        place = self.parts.index(part) * HASH_BYTES
-        return self.digests[place : place + HASH_BYTES], self.inputs[place : place + HASH_BYTES]
+        place = self.parts.index(part) * DIGEST_BYTES
+        return self.digests[place : place + DIGEST_BYTES], self.inputs[place : place + DIGEST_BYTES]
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,9 @@ class Case:
     """One part of one reducer.
 
     members            of the group
-    senders, weights   whose inputs are in the average, as the reducer named them
-    average            as it is after decoding (of NoCompression); None without senders
-    inputs, messages   that the reducer signed for, and what they were. Where one of the inputs is unsound by itself,
+    senders, weights   of the inputs in the average, as the reducer named them
+    average            after decoding (of NoCompression); None without senders
+    inputs, messages   that the reducer signed for, and their content. Where one of the inputs is unsound by itself,
                        messages prove nothing more and may be missing
     """
 
@@ -92,11 +91,11 @@ class Case:
         return self.members[self.terms.reducer]
 
     def verdict(self) -> Verdict:
-        """Never raises, whatever is in it."""
+        """Never raises, whatever the case holds."""
         return self._verdict(FALSE_BEYOND)
 
     def deserves_accusation(self) -> bool:
-        """Whether it is false beyond what another computer could forgive."""
+        """Whether the average is false beyond the tolerance of any judge."""
         return self._verdict(ACCUSED_BEYOND) is Verdict.FALSE
 
     def why_unsound(self) -> str:
@@ -110,7 +109,7 @@ class Case:
         return about == (digest_of(self.terms.part, self.senders, self.weights, self.average), inputs_hash(self.inputs))
 
     def is_complete(self) -> bool:
-        """Whether it can be judged: all is here that the reducer signed for."""
+        """Whether it can be judged: everything that the reducer signed for is here."""
         return self.shows_what_was_signed() and (bool(self.why_unsound()) or self._has_inputs())
 
     def _has_inputs(self) -> bool:
@@ -140,7 +139,7 @@ class Case:
         try:
             claimed = NoCompression().extract(self.average)
         except CompressionError:
-            return Verdict.FALSE  # it has signed the digest of something that is no average
+            return Verdict.FALSE  # the reducer has signed the digest of something that is no average
         if claimed.dtype is not self.terms.descriptor.dtype or claimed.numel() != self.terms.descriptor.numel:
             return Verdict.FALSE
         values = claimed.reshape(-1)
@@ -168,7 +167,7 @@ class FalseAverage:
 
 
 class Accusation:
-    """That a reducer's average of a part is false, signed by whoever says so."""
+    """The accuser's signed word that a reducer's average of a part is false."""
 
     @staticmethod
     def sign(identity: Identity, where: Exchange, reducer: PeerID, root: bytes, part: int) -> bytes:

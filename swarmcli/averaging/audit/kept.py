@@ -1,4 +1,4 @@
-"""The inputs of a reducer's parts, which it keeps until the round is settled: an auditor may ask for them."""
+"""The inputs of a reducer's parts, which the reducer keeps until the round is settled: auditors may ask for them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from swarmcli.compression import TensorHeader, TensorMessage
 from swarmcli.memory import unwritten
 from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
 
-IN_MEMORY = 64 << 20  # bytes of inputs of one try; what is more lies in a file without a name
-
-# Who gave it, how it is to be read, and its bytes, or where they lie in the file (begin and length), or None: lost.
+# The input with its sender, the header to read it by, and its bytes, or their place in the file (begin and length), or
+# None: lost.
 _Kept: TypeAlias = tuple[Input, TensorHeader, "memoryview | tuple[int, int] | None"]
 
 
 class KeptInputs:
-    """What each sender has delivered, by the number of the part. Its own inputs a reducer does not keep here: they do
-    not change until the round is over."""
+    """The parts of each sender, by the number of the part. The reducer's own inputs are among them."""
 
-    def __init__(self, in_memory: int = IN_MEMORY, directory: Path | None = None) -> None:
-        """`directory` is for the file; None: the usual one."""
+    def __init__(self, in_memory: int = 64 << 20, directory: Path | None = None) -> None:
+        """`in_memory`: bytes of inputs of one try; the others lie in a file without a name. `directory` is for the
+        file; None: the usual one."""
         self._left, self._directory = in_memory, directory or usual_directory()
         self._kept: defaultdict[int, dict[int, _Kept]] = defaultdict(dict)  # part → sender
         self._file: UnnamedFile | None = None
         self._end = 0
-        self._place = Lock()  # whoever holds it takes a piece of the file; parts are kept by several threads
+        self._place = Lock()  # its holder takes a piece of the file; several threads keep parts
 
     def memory(self, nbytes: int) -> memoryview | None:
-        """Memory for one more part, which `keep` takes as it is; None: it will lie in the file."""
+        """Memory for one more part, which `keep` takes as it is; None: the part will lie in the file."""
         with self._place:
             if nbytes > self._left:
                 return None
@@ -40,8 +39,8 @@ class KeptInputs:
         return unwritten(nbytes)
 
     def keep(self, part: int, given: Input, message: TensorMessage, memory: memoryview | None) -> None:
-        """`memory`: what `memory` gave for this part, where its payload lies. Takes as long as a disk may, unless there
-        is some. Where the disk is full the content is lost: then an auditor gets nothing, and doubts this peer."""
+        """`memory`: the result of `memory` for this part, where its payload lies. Without memory it takes as long as
+        the disk. If the disk is full, the content is lost: then an auditor gets nothing, and doubts this peer."""
         content: memoryview | tuple[int, int] | None = memory
         if memory is None:
             with suppress(OSError):
@@ -53,13 +52,13 @@ class KeptInputs:
         return self._kept[part][sender][0]
 
     def message(self, part: int, sender: int) -> TensorMessage:
-        """What a sender delivered. Raises OSError if it was lost, KeyError if it was never kept. Takes as long as a
-        disk may."""
+        """The part of a sender. Raises OSError if it was lost, KeyError if it was never kept. Takes as long as the
+        disk."""
         _, header, content = self._kept[part][sender]
         if isinstance(content, memoryview):
             return TensorMessage(header, (content,))
         if content is None or self._file is None:
-            raise OSError("what was delivered could not be kept")
+            raise OSError("the part could not be kept")
         return TensorMessage(header, (self._file.read(*content),))
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
 """Whether an average comes of its inputs: computed again, and compared.
 
-Reducers of audited runs add in the order of members, with operations that IEEE 754 fixes to the last bit. So an honest
-average is found again bit by bit, which is the usual case. Where two processors differ all the same, a tolerance
-counts, of some last digits of the largest input, element by element: a lie within it moves no element by more than a
-few millionths of what the members have sent for it. An auditor accuses far beyond it, and those who judge forgive a
-part of that: so no two honest peers come to opposite verdicts.
+Reducers of audited runs add in the order of members, with operations that IEEE 754 fixes to the last bit. So an auditor
+usually finds an honest average again bit by bit. Where two processors differ all the same, a tolerance counts, of some
+last digits of the largest input, element by element: a lie within it moves no element by more than a few millionths of
+the members' values. An auditor accuses far beyond it, and judges forgive a part of that: so no two honest peers come to
+opposite verdicts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STRAYS = 1 / 64  # of the elements, which may be off by a level of the codec fo
 
 @dataclass(frozen=True)
 class Terms:
-    """How a part is averaged, as every member of the group knows it by its own plan and options. `senders`: the most
+    """How a part is averaged, as every member of the group knows by its own plan and options. `senders`: the most
     that could have come."""
 
     part: int
@@ -45,7 +45,7 @@ class Terms:
 class Redone:
     """An average, computed again.
 
-    senders, weights   whose inputs are in it
+    senders, weights   of the inputs in it
     values             flat, in the type of sums; None if there were no inputs
     tolerance          for each element
     """
@@ -57,11 +57,11 @@ class Redone:
 
 
 class NoInput(Exception):
-    """What a reducer signed for as an input cannot be averaged: no honest one would have."""
+    """An input that a reducer signed for cannot be averaged: no honest reducer would have signed."""
 
 
 def redo(terms: Terms, inputs: Sequence[Input], messages: Sequence[TensorMessage]) -> Redone:
-    """`messages`: what each input was. Raises NoInput."""
+    """Computes the average again; `messages` are the content of the inputs. Raises NoInput."""
     if not inputs:
         return Redone((), (), None, None)
     kind = sum_type(terms.descriptor.dtype)
@@ -79,12 +79,12 @@ def redo(terms: Terms, inputs: Sequence[Input], messages: Sequence[TensorMessage
 
 
 def encoded(terms: Terms, average: torch.Tensor) -> torch.Tensor:
-    """What everyone holds of an average after it has been sent. Raises CompressionError."""
+    """The average as all members hold it after it was sent. Raises CompressionError."""
     return terms.codec.extract(terms.codec.compress(average.to(terms.descriptor.dtype)))
 
 
 def is_equal(terms: Terms, redone: Redone, claimed: torch.Tensor) -> bool:
-    """Whether it is the same bit by bit, as it nearly always is."""
+    """Whether the average is the same bit by bit, as it nearly always is."""
     assert redone.values is not None
     try:
         return torch.equal(encoded(terms, redone.values), claimed)
@@ -96,7 +96,7 @@ def is_within(terms: Terms, redone: Redone, claimed: torch.Tensor, tolerances: f
     """Whether `claimed` can have come of these inputs, if each operation was off by so many tolerances.
 
     Codecs round up where a number is a trifle larger, so their own error is in the comparison, not in the tolerance.
-    Where levels come from the content, these move a little too, and single elements go to the next one.
+    Where a codec takes its levels from the content, these move a little too, and single elements go to the next one.
     """
     assert redone.values is not None and redone.tolerance is not None
     exact, off = redone.values.double(), redone.tolerance.double() * tolerances
@@ -114,7 +114,7 @@ def is_within(terms: Terms, redone: Redone, claimed: torch.Tensor, tolerances: f
 
 
 def _sent(terms: Terms, redone: Redone, values: torch.Tensor) -> torch.Tensor:
-    """What everyone holds of an average, after its codec."""
+    """The average as all members hold it, after its codec."""
     assert redone.values is not None
     try:
         return encoded(terms, values.to(redone.values.dtype)).double()
@@ -123,7 +123,7 @@ def _sent(terms: Terms, redone: Redone, values: torch.Tensor) -> torch.Tensor:
 
 
 def _values(terms: Terms, each: Input, message: TensorMessage) -> torch.Tensor:
-    """The reducer's own input travels nowhere, and is not encoded."""
+    """Decodes an input. The reducer's own travels nowhere, and is not encoded."""
     codec = NoCompression() if each.sender == terms.reducer else terms.codec
     try:
         if message.header.descriptor() != terms.descriptor:

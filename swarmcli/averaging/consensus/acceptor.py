@@ -1,7 +1,7 @@
-"""What this member has promised, accepted and learned in a round. It outlives the member's part in the round.
+"""One member's promises, votes and decision in a round. They outlive the member's part in the round.
 
 A member that has left (cancelled, undecided, done) goes on answering for its votes as long as its process lives, or is
-silent for ever: one that forgot a promise and answered again could contradict itself.
+silent for ever: a member that forgot a promise and answered again could contradict itself.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from swarmcli.errors import CallRefused
 from swarmcli.network import Identity, PeerID
 from swarmcli.network.prefix import Prefix, prefix_of_address
 
-_FURTHEST = 1000  # turns that a ballot may be ahead of what was promised: nobody may use them up for everyone
+_FURTHEST = 1000  # turns that a ballot may be ahead of the last promise: no member may use them up for all
 
 
 class Met:
-    """Which members of a group this one has met in this round: only their votes count in a guarded group, since a
-    leader may list keys. One that votes for a network is met by a connection from or to there, or by `found`."""
+    """The members of a group that this one has met in this round: only their votes count in a guarded group, since a
+    leader may list keys. A voter for a network is met by a connection from or to there, or by `found`."""
 
     def __init__(
         self, group: Group, me: int, quorum: Quorum, network_of: Callable[[PeerID], Prefix | None] | None
@@ -50,7 +50,7 @@ class Met:
             return False
         mine, its = self._group.members[self._me], self._group.members[member]
         if not (self._quorum.by_networks or mine.listening or its.listening):
-            return True  # neither can come to the other: its word has to do
+            return True  # neither can dial the other: the listed member's word counts
         network, networks = self._network_of(its.peer_id), self._group.networks
         neighbours = not self._quorum.by_networks or networks[member] == networks[self._me]
         if network is not None and (neighbours or network == prefix_of_address(its.addresses[0])):
@@ -58,7 +58,7 @@ class Met:
         return member in self._met
 
     def found(self, member: int) -> None:
-        """It has answered at the address that it votes for."""
+        """A member has answered at the address by which it votes."""
         self._met.add(member)
 
 
@@ -73,8 +73,8 @@ class RoundVotes:
         accuse: Callable[[DoubleVote], None] = lambda proof: None,
         network_of: Callable[[PeerID], Prefix | None] | None = None,
     ) -> None:
-        """`accuse` hears of proof against a member that votes twice. `network_of`: where a peer is that is connected;
-        None: whoever is listed is taken to be there. Raises KeyError for one that is not a member."""
+        """`accuse` gets the proof against a member that votes twice. `network_of`: the network of a connected peer;
+        None: all listed members count as met. Raises KeyError if `identity` is not a member."""
         self.group, self.me = group, group.index_of(identity.peer_id)
         peers = [member.peer_id for member in group.members]
         self.quorum = Quorum(len(group), group.auxiliaries, trust, group.networks)
@@ -106,17 +106,17 @@ class RoundVotes:
 
     @property
     def evidence(self) -> tuple[DoubleVote, ...]:
-        """Against members that have voted twice."""
+        """The proofs against members that have voted twice."""
         return () if self.guarded is None else tuple(self.guarded.twice.values())
 
     @property
     def void(self) -> bool:
-        """Whether more have than a quorum allows for: this member votes for nothing any more."""
+        """Whether more members voted twice than a quorum allows for: then this member votes for nothing any more."""
         return self.guarded is not None and self.guarded.void
 
     @property
     def twice(self) -> tuple[Certificate, ...]:
-        """The votes of these members, for others to see, as many as an answer takes."""
+        """The votes of members that voted twice, as many as an answer takes."""
         shown = []
         for proof in self.evidence[: MAX_UNLIKE // 2]:
             culprit, both = self.group.index_of(proof.culprit), zip(proof.values, proof.signatures, strict=True)
@@ -140,7 +140,7 @@ class RoundVotes:
         return index
 
     def check_proposer(self, peer: PeerID, ballot: int) -> None:
-        """Raises CallRefused for a ballot that is not the asker's, or one that is out of all proportion."""
+        """Raises CallRefused for a ballot that is not the asker's, or that is far ahead of all others."""
         owner = 0 if ballot == ZERO else proposer_of(ballot, len(self.group))
         if self.member(peer) != owner:
             raise CallRefused("ballot", f"ballot {ballot} belongs to another member")
@@ -151,7 +151,7 @@ class RoundVotes:
 
     @property
     def kind(self) -> Kind:
-        """Of votes in this group."""
+        """The kind of votes in this group."""
         return "accept" if self.guarded is None else "vote"
 
     def sign(self, ballot: int, kind: Kind, value: Decision) -> bytes:
@@ -162,7 +162,7 @@ class RoundVotes:
         return self.electorate.is_vote(member, ballot, self.kind, value_hash(value), signature)
 
     def vote_zero(self, digest: bytes) -> bytes | None:
-        """Accepts the result that is here at ballot zero. None: it does not vote any more, or has no vote."""
+        """Accepts the result that is here at ballot zero. None: this member does not vote any more, or has no vote."""
         if not self.votes or not self.acceptor.accept_zero(digest):
             return None
         signature = self.sign(ZERO, self.kind, Committed(digest))
@@ -171,7 +171,7 @@ class RoundVotes:
         return signature
 
     def prepare(self, ballot: int) -> PrepareAnswer:
-        """Promises nothing once the outcome is known, but says it."""
+        """Promises, unless the outcome is known: then the answer says it."""
         if self.decided is not None:
             return PrepareAnswer(self.decided)
         if not self.votes or self.void:
@@ -185,7 +185,7 @@ class RoundVotes:
         return PrepareAnswer(signed=answer, promised=answer.ballot, prepared=prepared)  # type: ignore[arg-type]
 
     def accept(self, proposed: Propose, held: bool) -> ProposeAnswer:
-        """Accepts a value, a result only if it is `held` here. Auxiliaries hold none and accept any."""
+        """Accepts a value; a result only if it is `held` here. Auxiliaries hold no result and accept any."""
         ballot, value = proposed.ballot, proposed.value
         if self.decided is not None:
             return ProposeAnswer(promised=self.acceptor.promised, decided=self.decided)
@@ -204,7 +204,7 @@ class RoundVotes:
     # Certificates of a guarded group
 
     def see(self, prepared: Prepared) -> bool:
-        """Somebody shows a certificate. Returns whether it is one; raises nothing for one that is not."""
+        """Another member shows a certificate. Returns whether it is valid; never raises."""
         if self.guarded is None or not self.electorate.is_prepared(prepared):
             return False
         for proof in self.guarded.see(prepared):
@@ -216,7 +216,7 @@ class RoundVotes:
             self.note(votes)
 
     def note(self, votes: Certificate) -> None:
-        """Somebody shows votes; what is not signed by voters is passed over."""
+        """Another member shows votes; those without voters' signatures are passed over."""
         if self.guarded is None or votes.kind != "vote" or not self.electorate.is_signed(votes):
             return
         for proof in self.guarded.note(votes):

@@ -4,15 +4,15 @@ After Leslie Lamport, "Paxos Made Simple" (2001), cited as PMS. Every member of 
 zero are the paper's: a proposer prepares (phase 1), learns what it may propose, has it accepted (phase 2), and a value
 that a majority accepted in one ballot is chosen for ever. Ballot zero saves the usual round both phases: it has no
 proposer, and a member accepts by itself the result that it holds. Honest reducers give everyone one result, so its
-votes agree; a reducer that lies can split them. Therefore what ballot zero may have chosen is read from the promises by
-counting, as after a fast round ("Fast Paxos", 2006, observation 4); or from the leader, who alone decides ballot zero:
-once it has promised a higher ballot, without having decided, ballot zero is over and has chosen nothing.
+votes agree; a reducer that lies can split them. So a proposer counts the promises to find the value that ballot zero
+may have chosen, as after a fast round ("Fast Paxos", 2006, observation 4). Or it asks the leader, which alone decides
+ballot zero: once the leader has promised a higher ballot, without having decided, ballot zero has chosen nothing.
 
-A result is chosen by a majority, and so is another try: two unlike tries must not both be chosen. To give a round up
-takes no more than half: an abort need not meet another abort, for they are all the same, but only every majority
-("Flexible Paxos", 2016). So the survivor of a pair can be told that its round has failed, instead of never knowing.
+A majority chooses a result, and another try too: two unlike tries must not both be chosen. Half of the members can give
+a round up: an abort need not meet another abort, for they are all the same, but only every majority ("Flexible Paxos",
+2016). So the survivor of a pair can learn that its round has failed, instead of never knowing.
 
-Votes belong to one life of a process: whoever has forgotten a promise must never answer for its group again.
+Votes belong to one life of a process: a member that has forgotten a promise must never answer for its group again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Refusal:
 
 
 class Acceptor:
-    """What one member has promised and accepted (PMS 2.2, P1a). It never takes anything back."""
+    """One member's promises and votes (PMS 2.2, P1a). It never takes any back."""
 
     def __init__(self) -> None:
         self.promised = ZERO
@@ -94,7 +94,7 @@ class Tally:
         return self.decision
 
     def supporters(self, digest: bytes) -> list[int]:
-        """Who has accepted this."""
+        """The members that have accepted this digest."""
         return [member for member, vote in self._votes.items() if vote == digest]
 
     def lose(self, member: int) -> None:
@@ -114,10 +114,10 @@ class Tally:
 
     @property
     def digest_to_name(self) -> bytes | None:
-        """What auxiliaries are to be asked to accept, or None so far.
+        """The digest that auxiliaries are asked to accept, or None so far.
 
-        Any digest would be safe. It is one that most of those with tensors hold already, or all that are left of
-        them: else an auxiliary's vote could commit a result that dies with the only one that holds it.
+        Any digest would be safe. The leader names one that most members with tensors hold already, or all that are left
+        of them: else an auxiliary's vote could commit a result that dies with its only holder.
         """
         holders = Counter(digest for member, digest in self._votes.items() if member not in self._auxiliaries)
         if not holders:
@@ -128,12 +128,12 @@ class Tally:
 
     @property
     def held_by_most(self) -> bytes | None:
-        """Of those that have accepted anything; None: nobody has."""
+        """The digest that most members have accepted; None: none has accepted any."""
         return next((digest for digest, _ in Counter(self._votes.values()).most_common(1)), None)
 
     @property
     def needs_auxiliaries(self) -> bool:
-        """Whether those with tensors are too few for a majority, as far as they are not lost."""
+        """Whether the members with tensors that are not lost are too few for a majority."""
         able = set(range(self._members)) - self._auxiliaries - self._lost
         return len(able) < majority(self._members)
 
@@ -205,7 +205,7 @@ class Proposal:
 
     @property
     def state(self) -> State:
-        """Before `propose` what may be proposed, after it whether a majority can still accept."""
+        """Before `propose` the values that may be proposed, after it whether a majority can still accept."""
         answered = self._promises.keys() if self.value is None else self._accepted
         if len(answered) < self._needed:
             return self._wait_for(self._members - len(self._lost - answered) - self._needed + 1)
@@ -233,7 +233,7 @@ class Proposal:
             raise ValueError(f"ballot {self.ballot} must not propose {value}: {self.value or self.state}")
 
     def accepted(self, member: int) -> Decision | None:
-        """A member has accepted what was proposed. Returns the decision if enough have.
+        """A member has accepted the proposed value. Returns the decision if enough have.
 
         Raises ValueError as long as nothing was proposed.
         """
@@ -250,7 +250,7 @@ class Proposal:
         return blocking(self._members) if isinstance(self.value, Aborted) else majority(self._members)
 
     def _choice(self) -> State:
-        """What the promises allow (PMS 2.2, P2c; of ballot zero whatever may have got a majority).
+        """The values that the promises allow (PMS 2.2, P2c; at ballot zero any that may have got a majority).
 
         They are from a majority, or, if only an abort is proposed, from a blocking set: either has a member in common
         with every majority that may have accepted a result.
@@ -283,7 +283,7 @@ def ballot_after(ballot: int, member: int, members: int) -> int:
 
 
 def proposer_of(ballot: int, members: int) -> int:
-    """Whom a ballot above zero belongs to. Raises ValueError for ballot zero."""
+    """The owner of a ballot above zero. Raises ValueError for ballot zero."""
     if ballot <= ZERO:
         raise ValueError(f"ballot {ballot} has no proposer")
     return (ballot - 1) % members

@@ -1,4 +1,4 @@
-"""Signed votes, and what so many of them prove: to the members of a round, and later to anyone."""
+"""Signed votes, and certificates of them: they prove decisions to the members of a round, and later to anyone."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sign_vote(identity: Identity, group_id: bytes, ballot: int, kind: Kind, valu
 
 
 def is_vote(signature: bytes, peer: PeerID, group_id: bytes, ballot: int, kind: Kind, value: bytes) -> bool:
-    """Whether this peer has signed that."""
+    """Whether this is the peer's signature for that vote."""
     return verify(peer, kind, signature, group_id, struct.pack(">Q", ballot), value)
 
 
@@ -74,7 +74,7 @@ class DoubleVote(msgspec.Struct, frozen=True, tag=True):
 
 
 class Electorate:
-    """Who votes in one group, and whose signature is whose."""
+    """The voters of one group, and their signatures."""
 
     def __init__(
         self,
@@ -83,7 +83,8 @@ class Electorate:
         quorum: Quorum,
         met: Callable[[int], bool] = lambda member: True,
     ) -> None:
-        """`met`: whether a member is more than a key, as far as whoever asks knows: only such votes count."""
+        """`met`: whether the local member has met another one, which may be no more than a key: only its vote counts
+        then."""
         self.group_id, self.peers, self.quorum, self.met = group_id, peers, quorum, met
         self._valid: set[tuple[int, int, Kind, bytes, bytes]] = set()
 
@@ -100,15 +101,15 @@ class Electorate:
         return valid
 
     def counted(self, members: Iterable[int]) -> set[int]:
-        """Those of them whose votes count."""
+        """The members among them whose votes count."""
         return {member for member in members if member in self.quorum.voters and self.met(member)}
 
     def decides(self, members: Iterable[int]) -> bool:
-        """Whether those of them whose votes count are a quorum."""
+        """Whether the members among them whose votes count are a quorum."""
         return self.quorum.decides(self.counted(members))
 
     def is_prepared(self, prepared: Prepared, *, thin: bool = False) -> bool:
-        """Whether a quorum has voted for it; `thin`: of those who may be no more than keys."""
+        """Whether a quorum has voted for it; `thin`: members that may be no more than keys count too."""
         votes = prepared.votes
         return (
             votes.kind == "vote"
@@ -119,7 +120,7 @@ class Electorate:
         )
 
     def is_decided(self, decided: Decided, *, thin: bool = False) -> bool:
-        """Whether it proves that the value was chosen; `thin`: by those who may be no more than keys."""
+        """Whether it proves that the value was chosen; `thin`: members that may be no more than keys count too."""
         votes, signers = decided.votes, decided.votes.signatures.keys()
         return (
             choose(votes, self.quorum, decided.decision, signers if thin else self.counted(signers))
@@ -136,7 +137,7 @@ class Electorate:
         )
 
     def is_promise(self, member: int, promise: SignedPromise) -> bool:
-        """Whether this voter has made it; and it makes sense."""
+        """Whether this voter has signed the promise, and it makes sense."""
         return (
             member in self.quorum.voters
             and (promise.prepared is None) == (promise.value is None)
@@ -157,7 +158,7 @@ def _promised(group_id: bytes, promise: SignedPromise) -> tuple[bytes, ...]:
 
 
 def choose(votes: Certificate, quorum: Quorum, value: Decision, signers: Collection[int]) -> bool:
-    """Whether such votes of these choose a value."""
+    """Whether these signers' votes choose the value."""
     match votes.kind:
         case "confirm" if quorum.guarded:
             return quorum.decides(signers)
@@ -169,12 +170,12 @@ def choose(votes: Certificate, quorum: Quorum, value: Decision, signers: Collect
 
 
 class RoundCertificate(msgspec.Struct, frozen=True):
-    """Proves to anyone that a group has committed a result. It tells who the members were, and not where.
+    """Proves to anyone that a group has committed a result. It names the members, and not their addresses.
 
     tag, nonce   of the group
     peers        its members, in its order; `auxiliaries` of them by index; `networks`: see `Group`
     rest         hash of the rest of the group
-    derivations  what the members did under other ids: steps of the round, and tries at it
+    derivations  steps of the round and tries at it, which the members did under other ids
     digest       of the result
     votes        for it
     """
@@ -203,17 +204,13 @@ class RoundCertificate(msgspec.Struct, frozen=True):
         return cls(group.tag, group.nonce, *who, group.rest, trust, tuple(derivations), digest, votes)
 
     @property
-    def members(self) -> tuple[PeerID, ...]:
-        return self.peers
-
-    @property
     def signers(self) -> frozenset[PeerID]:
-        """Whose votes these are; of a certificate that verifies."""
+        """The voters, of a certificate that verifies."""
         return frozenset(self.peers[index] for index in self.votes.signatures)
 
     @property
     def group_id(self) -> bytes:
-        """32 bytes: that of the round."""
+        """32 bytes: the id of the round."""
         return self._id(self.nonce)
 
     def _id(self, nonce: bytes) -> bytes:
@@ -221,14 +218,14 @@ class RoundCertificate(msgspec.Struct, frozen=True):
 
     @property
     def voted_id(self) -> bytes:
-        """That of the step and the try at which the members have voted."""
+        """The id of the step and the try at which the members have voted."""
         group_id = self.group_id
         for purpose in self.derivations:
             group_id = self._id(derived_nonce(group_id, purpose))
         return group_id
 
     def verify(self) -> bool:
-        """Whether all of it fits together and is signed by as many as that takes; one check for each signature."""
+        """Whether all fields fit together and enough voters have signed; one check for each signature."""
         auxiliaries = frozenset(self.auxiliaries)
         count = len(self.peers)
         if len(set(self.peers)) != count or len(self.networks) != count or any(index >= count for index in auxiliaries):
@@ -238,5 +235,5 @@ class RoundCertificate(msgspec.Struct, frozen=True):
 
 
 def signed(signatures: Mapping[int, bytes], ballot: int, kind: Kind, value: Decision) -> Certificate:
-    """A certificate of these."""
+    """A certificate of these signatures."""
     return Certificate(ballot, kind, value_hash(value), dict(sorted(signatures.items())))

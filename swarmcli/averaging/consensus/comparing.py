@@ -1,13 +1,14 @@
-"""How voters of a guarded group compare a certificate with all others before they confirm it, and who counts that.
+"""How voters of a guarded group compare a certificate with all others before they confirm it.
 
     leader or proposer   Confirm(certificate) ─▶ every voter
-    each of them         Compare(certificate) ─▶ every other voter, which answers at once: a decision that it knows,
-                         what it stands by instead, votes for anything else in that ballot
+    each voter           Compare(certificate) ─▶ every other voter, which answers at once: a decision that it knows,
+                         the certificate that it stands by instead, votes for other values in that ballot
                          … all have answered, or the time for it has passed
-    each of them         its signed confirm ─▶ leader or proposer
+    each voter           its signed confirm ─▶ leader or proposer, which counts
 
-What is found in between keeps a voter from confirming. The time is a bound on the way to and fro between honest voters:
-as long as their messages keep to it, no two unlike results are confirmed even where more than a third is hostile.
+A voter does not confirm if it finds an unlike value meanwhile. The time is a bound on the way to and fro between honest
+voters: as long as their messages keep to it, they never confirm two unlike results, even where more than a third is
+hostile.
 """
 
 from __future__ import annotations
@@ -20,18 +21,15 @@ from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.consensus.strangers import Confirms
 from swarmcli.errors import NetworkError
 
-COMPARE = 2.0  # seconds for all others to answer: the bound that is stated to users (docs/security.md) …
-COMPARE_TRIPS = 4.0  # … and so many round trips, of the slowest that is known
-_MOST_TRIPS = 2.0  # seconds of these at most: a peer's answers to pings are its own
-
 
 def bound(mates: Mates) -> float:
     """Seconds to compare."""
-    return COMPARE + min(COMPARE_TRIPS * mates.slowest_round_trip, _MOST_TRIPS)
+    options = mates.options
+    return options.compare + min(options.compare_trips * mates.slowest_round_trip, options.most_compare_trips)
 
 
 async def confirm(mates: Mates, votes: RoundVotes, prepared: Prepared) -> ConfirmAnswer:
-    """Compares with all others, then answers whoever asks for a confirm."""
+    """Compares with all others, then answers the leader or proposer."""
     guarded = votes.guarded
     if votes.decided is not None:
         return ConfirmAnswer(decided=votes.decided)
@@ -45,7 +43,7 @@ async def confirm(mates: Mates, votes: RoundVotes, prepared: Prepared) -> Confir
             for answer in asyncio.as_completed(asked):
                 agreed = await answer and agreed
     except TimeoutError:
-        pass  # who has not answered by now is hostile, or lost
+        pass  # a voter that has not answered by now is hostile, or lost
     if votes.decided is not None:
         return ConfirmAnswer(decided=votes.decided)
     if not agreed or not guarded.confirm(prepared):
@@ -69,14 +67,14 @@ def _refusal(votes: RoundVotes, prepared: Prepared) -> ConfirmAnswer:
 
 
 async def _ask(mates: Mates, votes: RoundVotes, prepared: Prepared, other: int) -> bool:
-    """Whether another voter has nothing against it. One that cannot be reached has not."""
+    """Whether another voter has nothing against it. A voter that cannot be reached has nothing."""
     question = Compare(mates.group.group_id, prepared)
     try:
         answer = await mates.ask(other, "compare", question, CompareAnswer, bound(mates))
     except NetworkError:
         return True
     if answer.decided is not None and votes.electorate.is_decided(answer.decided, thin=True):
-        # Believed or not, another member has it: nothing else may be confirmed any more.
+        # Believed or not, another member has this decision: this one may confirm no other value any more.
         return votes.learn(answer.decided) and answer.decided.votes.value == prepared.votes.value
     votes.note_all(answer.unlike)
     standing = answer.standing

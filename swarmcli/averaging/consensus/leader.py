@@ -1,10 +1,10 @@
 """How one member comes to know the outcome of its round: it votes, follows a leader, and leads when it has to.
 
 Every follower asks the leader for the outcome when its round begins, and the answer is the decision itself. So a
-decision costs one message to each, and either end notices at once when the other is gone. Who loses its leader, or
-finds it too slow, follows the next in rank that is alive, or leads itself if there is none before it: it proposes in
-ballots above zero. Nobody promises anything to a proposer while it follows one of a lower rank, so proposers seldom
-compete.
+decision costs one message to each, and either end notices at once when the other is gone. A member that loses its
+leader, or finds it too slow, follows the next in rank that is alive, or leads itself if there is none before it: it
+proposes in ballots above zero. A member promises nothing to a proposer while it follows one of a lower rank, so
+proposers seldom compete.
 """
 
 from __future__ import annotations
@@ -20,27 +20,12 @@ from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus import messages
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.comparing import gather_confirms
-from swarmcli.averaging.consensus.presence import AT_ONCE, PAUSES, Attendance, Mates
+from swarmcli.averaging.consensus.presence import Attendance, Mates
 from swarmcli.averaging.consensus.proposer import BallotZero, Parts, Proposer
+from swarmcli.backoff import Backoff
 from swarmcli.errors import CallRefused, NetworkError
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.tasks import beside
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0  # seconds between two ballots of one proposer, doubled each time
-_ROUND_TRIPS = 4.0  # and so many round trips, so that the ballot of another one may come to its end
-_RELAYS = 3  # that may be lost on the way to one leader, before another one is followed
-_SEARCH = 30.0  # seconds that a member without a quorum goes on looking for one …
-_SEARCH_DESERTED = 3.0  # … or, if so many are plainly gone that there is none, since this member was in trouble
-_PER_LIAR = 8.0  # and so much for each hostile leader that may take its turn for nothing. In a guarded group the time
-# counts from the first leader that was lost, so that members do not search one after the other.
-_LONGEST_SEARCH = 120.0  # seconds for all ballots of one that finds a quorum, but comes to no result with it
-_LOOKS = (2.0, 2.0, 2.0, 2.5, 4.0, 8.0)  # seconds between two looks at who waits for the leader; the last one repeats
-_TURN = 6.0  # seconds that a leader may be silent while a quorum waits for it …
-_BALLOT = 13.0  # … longer by so much after each message of a ballot: others may hold it up for so long …
-_LONGEST_TURN = 30.0  # … and so many seconds in all
-_TURN_TRIPS = 10.0
-_GRACE = 10.0  # seconds to agree on giving up, once the deadline has passed: at most, and not more than the deadline
-_GRACE_TRIPS = 10.0  # … and so many round trips
-_TO_MEET = 5.0  # seconds for connections to all whose votes count; those for the exchange are made in the same time
 
 
 class Agreement:
@@ -55,30 +40,32 @@ class Agreement:
         lost: frozenset[int],
         unreachable: set[int],
     ) -> None:
-        """`lost`: who is not expected to take part. `unreachable`: whom this member does not follow, since they are
-        lost or out of its reach; grows."""
+        """`lost`: members that are not expected to take part. `unreachable`: members that this one does not follow,
+        since they are lost or out of its reach; grows."""
         self._mates, self._votes, self._parts, self._options = mates, votes, parts, options
         self._passed = set(lost)  # leaders that did nothing, and members that were too slow here or in the try before
         self._proposer = Proposer(mates, votes, parts, self._passed)
         self._attendance = Attendance(mates, options.to_begin)
-        self._absent: asyncio.Queue[messages.AbsenceNotice] = asyncio.Queue()  # of what the others are to hear
+        self._absent: asyncio.Queue[messages.AbsenceNotice] = asyncio.Queue()  # to tell the others
         self._cut_off: asyncio.Queue[int] = asyncio.Queue()  # members whose connection over a relay has ended
         self._lost, self._unreachable = lost, unreachable
         self._zero = BallotZero(mates, votes) if mates.me == 0 else None
         self._following = self._candidates()[0]
         self._gathered, self._settled, self._met = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._thin: messages.Decided | None = None  # told here, by votes of which too many do not count so far
+        self._thin: messages.Decided | None = None  # a decision that others told, of whose votes too few count so far
         self._told = asyncio.Event()  # set with it
         self._passed_over = asyncio.Event()  # the leader is too slow, or does nothing; or: a quorum waits here
-        self._askers: set[int] = set()  # who waits here for the outcome
-        self._grants: dict[int, tuple[float, float]] = {}  # to these: from when on they get a promise, and the pause
-        self._last_sign = -math.inf  # when it last did something, by the clock of the loop
-        self._first_lost = math.inf  # when this member lost or passed over its first leader, by the clock of the loop
+        self._askers: set[int] = set()  # members that wait here for the outcome
+        turn = mates.options.turn
+        self._grants = Backoff[int](turn, 1000 * turn)  # proposers get no promise while they rest
+        # By the clock of the loop:
+        self._last_sign = -math.inf  # when the leader last did something
+        self._first_lost = math.inf  # when this member lost or passed over its first leader
         self._troubled = math.inf  # when its own exchange ended without a result
         self._give_up = ""  # why the round is to be given up
         self._hurry = asyncio.Event()  # set with it
 
-    # What happens here
+    # This member's part
 
     async def run(self) -> messages.Decision | None:
         """Takes part until the outcome is known, or (None) known to stay unknown here."""
@@ -97,9 +84,9 @@ class Agreement:
             del self._proposer, self._parts
 
     async def _meet(self) -> None:
-        """Dials the members that are easier to dial than this one: they cannot dial it if it comes to be the only one
-        that holds the result, or is needed for a quorum. And then those whose votes count only once they are met, if
-        the exchange has not met them."""
+        """Dials the members that are easier to dial than this one: they cannot dial it if it becomes the only holder of
+        the result, or a quorum needs it. Then it dials the voters that the exchange has not met, since their votes
+        count only once they are met."""
         members, mine = self._mates.group.members, self._mates.group.members[self._mates.me]
         async with asyncio.TaskGroup() as tasks:
             for index in self._mates.others:
@@ -108,15 +95,15 @@ class Agreement:
             while True:
                 await _first(self._gathered, self._settled, self._told)
                 if meeting := [tasks.create_task(self._meet_one(index)) for index in sorted(self._unmet())]:
-                    await asyncio.wait(meeting, timeout=_TO_MEET)
+                    await asyncio.wait(meeting, timeout=self._mates.options.to_meet)
                 for task in meeting:
                     task.cancel()
                 self._met.set()
                 if self._thin is not None and self.learn(self._thin):
                     return
                 self._told.clear()
-                await _first(self._told, within=_SEARCH_DESERTED if self._is_padded() else None)
-                if not self._told.is_set() and self._is_padded():  # whoever was on its way has come by now
+                await _first(self._told, within=self._mates.options.search_deserted if self._is_padded() else None)
+                if not self._told.is_set() and self._is_padded():  # members on their way have come by now
                     self.stop()
                     return
 
@@ -125,17 +112,18 @@ class Agreement:
         if member.dialable and not self._mates.is_connected(index):
             await self._mates.presence(index)
         if self._votes.quorum.by_networks and not self._votes.met(index):
+            timeout = self._mates.options.to_meet
             with suppress(NetworkError):  # it is connected from elsewhere, or not at all
-                await self._mates.endpoint.probe(member.addresses[0], member.peer_id, timeout=_TO_MEET)
+                await self._mates.endpoint.probe(member.addresses[0], member.peer_id, timeout=timeout)
                 self._votes.met.found(index)
 
     def _unmet(self) -> set[int]:
-        """Whose votes do not count, since they may be no more than keys."""
+        """Voters whose votes do not count, since they may be no more than keys."""
         return {index for index in self._votes.quorum.voters if not self._votes.met(index)}
 
     def _is_padded(self) -> bool:
         """Whether so many listed voters could be dialed and are not met here that no decision can count, though this
-        member is not cut off. Whoever cannot be dialed may still compute, and comes when it begins."""
+        member is not cut off. A member that cannot be dialed may still compute, and comes when it begins."""
         quorum, members = self._votes.quorum, self._mates.group.members
         decides = quorum.decides(
             {each for each in quorum.voters if self._votes.met(each) or not members[each].dialable}
@@ -143,16 +131,16 @@ class Agreement:
         return quorum.guarded and not decides and any(map(self._mates.is_connected, self._mates.others))
 
     async def meeting(self) -> None:
-        """Waits until this member has come together with all whose votes count then, as far as that succeeds."""
+        """Waits until this member has met all voters, so that their votes count, as far as that succeeds."""
         if self._unmet():
             await _first(self._met, self._settled)
 
     async def vote(self, digest: bytes | None, reason: str = "", slow: Collection[int] = ()) -> None:
-        """This member's own exchange has come to its end: with a result, or (None) with what is wrong. `slow`: who kept
-        it waiting; whoever of them leads is passed over.
+        """This member's own exchange has ended: with a result, or (None) with the reason for none. `slow`: members that
+        kept it waiting; it passes over a leader among them.
 
-        An auxiliary has neither; it waits until a result is named to it. Never fails: whoever cannot hear it will
-        notice that by itself.
+        An auxiliary has neither; it waits until the leader names a result. Never fails: a leader that cannot hear the
+        vote notices that by itself.
         """
         signature = None if digest is None else self._votes.vote_zero(digest)
         vote = messages.VoteMessage(self._mates.group.group_id, digest, reason, signature)
@@ -161,7 +149,7 @@ class Agreement:
         self._passed.update(slow)
         self._look_whether_passed_over()
         if reason:
-            self._troubled = asyncio.get_running_loop().time()
+            self._troubled = loop_time()
         if digest is not None and signature is None:
             return  # a ballot above zero is under way, which will ask
         if digest is None and not reason:
@@ -176,14 +164,14 @@ class Agreement:
         """This member takes no further part."""
         self._settled.set()
 
-    # What comes from others
+    # Messages of others
 
     def hear(self, voter: int, vote: messages.VoteMessage) -> None:
-        """A vote has arrived. Raises CallRefused unless this member leads, and for one that nobody may cast."""
+        """A vote has arrived. Raises CallRefused unless this member leads, and for a result from an auxiliary."""
         if self._zero is None:
             raise CallRefused("not leading", "votes go to the leader")
         if vote.digest is not None and voter in self._mates.group.auxiliaries:
-            raise CallRefused("vote", "an auxiliary accepts what is named to it")
+            raise CallRefused("vote", "an auxiliary accepts the result that the leader names")
         if self._settled.is_set():
             return
         self._zero.hear(voter, vote)
@@ -215,8 +203,9 @@ class Agreement:
             self._passed_over.set()
 
     def _is_waited_for(self, *, alone: bool = False) -> bool:
-        """Whether a quorum, this member or others `alone`, would go on with this member in place of its leader: whoever
-        waits for the outcome here does not wait for that one. Fewer may only have lost their own connection to it."""
+        """Whether a quorum, with this member or of others `alone`, would go on with this member in place of its leader:
+        members that wait for the outcome here do not wait for the leader. Fewer may only have lost their own connection
+        to it."""
         ranks, quorum = self._mates.ranks, self._votes.quorum
         askers = (self._askers & quorum.voters) - self._lost
         behind = {asker for asker in askers if ranks[asker] > ranks[self._following]}
@@ -230,7 +219,7 @@ class Agreement:
             self._parts.absent(notice.member, notice.reason)
 
     async def prepare(self, proposer: int, ballot: int) -> messages.PrepareAnswer:
-        """Promises once nothing more comes by itself; or says whom this member follows instead."""
+        """Promises once this member's own exchange has ended; or names the leader that this member follows instead."""
         self.note_sign(proposer)
         if self.follows(proposer) is None:
             await self.gathered()
@@ -246,27 +235,26 @@ class Agreement:
         return msgspec.structs.replace(answer, report=self._parts.report())
 
     def follows(self, asker: int) -> int | None:
-        """Whom this member follows, if that one goes before the asker: then nothing is promised to the asker."""
+        """The leader that this member follows, if it ranks before the asker: then the asker gets no promise."""
         ranks = self._mates.ranks
         return self._following if ranks[self._following] < ranks[asker] and not self._settled.is_set() else None
 
     def _grants_to(self, proposer: int) -> bool:
-        """Whether a proposer may have a promise now. One that had its turn gets them ever more seldom, or it could
-        outbid all others for ever; and not never, since it may only have been slow."""
+        """Whether a proposer may have a promise now. A proposer that had its turn gets promises ever more seldom, or it
+        could outbid all others for ever; but it gets some, since it may only have been slow."""
         if proposer not in self._passed:
             return True
-        now = asyncio.get_running_loop().time()
-        begins, pause = self._grants.get(proposer, (now + _TURN, _TURN))
-        granted = now >= begins
-        self._grants[proposer] = (now + 2 * pause, 2 * pause) if granted else (begins, pause)
+        now = loop_time()
+        granted = now >= self._grants.until(proposer) > -math.inf  # not yet when it first asks
+        self._grants.add(proposer, now)
         return granted
 
     async def gathered(self) -> None:
-        """Waits until this member's own exchange has come to its end, or the outcome is known."""
+        """Waits until this member's own exchange has ended, or the outcome is known."""
         await _first(self._gathered, self._settled)
 
     def learn(self, decided: messages.Decided) -> bool:
-        """Believes what its votes prove, and is done. Returns whether it does."""
+        """Believes a decision that its votes prove, and is done then. Returns whether the outcome is known."""
         if self._votes.learn(decided):
             self._settled.set()
         elif decided != self._thin and self._votes.electorate.is_decided(decided, thin=True):
@@ -276,31 +264,31 @@ class Agreement:
 
     @property
     def idle(self) -> bool:
-        """Whether this member has nothing left to do but to wait for the outcome, if it is not known already."""
+        """Whether this member only waits for the outcome, or knows it already."""
         return self._settled.is_set() or (self._gathered.is_set() and not self._parts.busy)
 
     def note_sign(self, member: int) -> None:
-        """A member does what leaders do."""
+        """A member does a leader's work."""
         if member == self._following:
-            self._last_sign = asyncio.get_running_loop().time()
+            self._last_sign = loop_time()
 
     # Following
 
     async def _send_vote(self, vote: messages.VoteMessage) -> None:
-        for _ in range(1 + _RELAYS):
+        for _ in range(1 + self._mates.options.relays):
             try:
                 await self._mates.ask(0, "vote", vote, messages.Noted, self._options.for_reducer)
             except NetworkError as error:
-                # The question that waits at the leader ends the same way, and says what follows; unless it is only the
-                # relay that is lost.
+                # The question that waits at the leader ends the same way, and decides what follows; unless only the
+                # relay is lost.
                 if isinstance(error, CallRefused) or not await self._is_behind_a_lost_relay(0):
                     return
             else:
                 return
 
     async def _pursue(self) -> None:
-        """Follows the first in rank, then each next one that is alive; after those that go before, leads."""
-        relays = _RELAYS
+        """Follows the first in rank, then each next one that is alive; when none is left before this member, leads."""
+        relays = self._mates.options.relays
         while not self._settled.is_set():
             if self._following == self._mates.me:
                 await self._lead()
@@ -313,9 +301,9 @@ class Agreement:
             if relays and not self._passed_over.is_set() and await self._is_behind_a_lost_relay(self._following):
                 relays -= 1
                 continue
-            relays = _RELAYS
+            relays = self._mates.options.relays
             self._unreachable.add(self._following)
-            self._first_lost = min(self._first_lost, asyncio.get_running_loop().time())
+            self._first_lost = min(self._first_lost, loop_time())
             if self._passed_over.is_set():
                 self._passed.add(self._following)
             candidates = self._candidates()
@@ -330,7 +318,7 @@ class Agreement:
             return asking.result() if asking.done() else None
 
     async def _ask(self, member: int) -> messages.Decided | None:
-        """None: it does not know and never will, or cannot be reached."""
+        """Asks a member for the outcome. None: it does not know and never will, or cannot be reached."""
         question = messages.OutcomeQuestion(self._mates.group.group_id)
         try:
             answer = await self._mates.ask(member, "outcome", question, messages.OutcomeAnswer)
@@ -342,13 +330,14 @@ class Agreement:
     async def _watch_leader(self) -> None:
         """Passes over a leader that does nothing although enough voters wait for it.
 
-        Who still exchanges parts is not waited for here, but by the leader: nobody can tell how long that may take.
+        The leader waits for members that still exchange parts, and this member does not count them: nobody can tell how
+        long that may take.
         """
         await self._gathered.wait()
-        loop, pauses = asyncio.get_running_loop(), iter(_LOOKS)
-        watched, since = -1, 0.0
+        options = self._mates.options
+        pauses, watched, since = iter(options.looks), -1, 0.0
         while True:
-            await asyncio.sleep(next(pauses, _LOOKS[-1]))
+            await asyncio.sleep(next(pauses, options.looks[-1]))
             if self._following == self._mates.me or not self.idle:
                 watched = -1
             elif self._is_waited_for():
@@ -356,19 +345,17 @@ class Agreement:
             elif not await self._enough_wait():
                 watched = -1
             elif watched != self._following:
-                watched, since = self._following, loop.time()
-            elif self._is_stalled(loop.time(), since):
-                watched = -1
-                self._passed_over.set()
-
-    def _is_stalled(self, now: float, since: float) -> bool:
-        trips = _TURN_TRIPS * self._mates.slowest_round_trip
-        silent = now - max(since, self._last_sign + _BALLOT) > _TURN + trips
-        return silent or now - since > _LONGEST_TURN + trips
+                watched, since = self._following, loop_time()
+            else:
+                now, trips = loop_time(), options.turn_trips * self._mates.slowest_round_trip
+                silent = now - max(since, self._last_sign + options.ballot) > options.turn + trips
+                if silent or now - since > options.longest_turn + trips:
+                    watched = -1
+                    self._passed_over.set()
 
     async def _enough_wait(self) -> bool:
-        """Whether a quorum of voters, with this member, has nothing to do but to wait for the leader; or, where none is
-        in reach, so that no leader could decide anything, all who are."""
+        """Whether a quorum of voters, with this member, only waits for the leader. Where no quorum is in reach, so that
+        no leader could decide anything: whether all that are in reach do."""
         me, quorum = self._mates.me, self._votes.quorum
         others = sorted(quorum.voters - {me, self._following})
         answers = dict(zip(others, await asyncio.gather(*map(self._look_at, others)), strict=True))
@@ -377,12 +364,13 @@ class Agreement:
         return quorum.decides(idle | {me}) or (there == idle and not quorum.decides(there | {me, self._following}))
 
     def _candidates(self) -> list[int]:
-        """Who may lead, by rank, up to this member."""
+        """The members that may lead, by rank, up to this one."""
         ranks, me = self._mates.ranks, self._mates.me
         return [member for member in ranks if ranks[member] < ranks[me] and member not in self._unreachable] + [me]
 
     async def _first_alive(self, candidates: list[int]) -> int:
-        """The first that takes part in the round, this member at the latest; those that do not are unreachable."""
+        """The first candidate that takes part in the round, this member at the latest; those before it count as
+        unreachable."""
         async with asyncio.TaskGroup() as tasks:
             looks = {member: tasks.create_task(self._takes_part(member)) for member in candidates[:-1]}
             for member, look in looks.items():
@@ -394,7 +382,7 @@ class Agreement:
         return self._mates.me
 
     async def _is_behind_a_lost_relay(self, member: int) -> bool:
-        """Whether a member that has not answered takes part all the same, and comes over another relay."""
+        """Whether a member that has not answered takes part, and comes over another relay."""
         return self._mates.over_relay(member) and await self._takes_part(member)
 
     async def _takes_part(self, member: int) -> bool:
@@ -419,12 +407,12 @@ class Agreement:
             if self._zero is not None:
                 helpers.append(tasks.create_task(self._hold_ballot_zero(self._zero)))
                 if self._mates.me in self._lost:
-                    self._zero.failed.set()  # the others follow another one, which the first ballot shows
+                    self._zero.failed.set()  # the others follow another leader, as the first ballot shows
                 await _first(self._zero.failed, self._hurry, self._settled)
             else:
                 helpers += [tasks.create_task(self._listen(member)) for member in self._mates.others]
-            # What a member reports must not change any more: averages that still arrive would lie in the same memory
-            # as those that another try reduces. A leader's own exchange may be what the others do not wait for.
+            # A member's report must not change any more: averages that still arrive would lie in the same memory as
+            # those that another try reduces. But the others may not wait for a leader's own exchange.
             patience = None if self._zero is None else self._parts.patience
             await _first(self._gathered, self._hurry, self._settled, within=patience)
             if not self._settled.is_set():
@@ -433,10 +421,10 @@ class Agreement:
                 helper.cancel()
 
     async def _hold_ballot_zero(self, zero: BallotZero) -> None:
-        """Has the auxiliaries vote; or, in a guarded group, all confirm what a quorum has voted for, where not all vote
-        for it."""
+        """Asks the auxiliaries to vote. In a guarded group, asks all voters to confirm a result that a quorum, and not
+        all, have voted for."""
         if self._votes.guarded is None:
-            # By then those say so that lack averages of a slow reducer, which may be the one that holds them all.
+            # By then members that lack averages of a slow reducer have said so; that may be the only holder of all.
             await zero.ask_auxiliaries(self._check_zero, 2 * self._parts.patience)
             return
         prepared = await zero.prepared()
@@ -455,42 +443,42 @@ class Agreement:
                 tasks.create_task(look_for(await self._cut_off.get()))
 
     async def _listen(self, member: int) -> None:
-        """Another member may know the outcome, or come to know it from one that cannot be reached from here."""
+        """Another member may know the outcome, or learn it from a member that this one cannot reach."""
         decided = await self._ask(member)
         if decided is not None:
             self.learn(decided)
 
     async def _propose_until_settled(self) -> None:
         """Ballot after ballot, until one decides or there has been no quorum for long."""
-        loop, pause = asyncio.get_running_loop(), _FIRST_PAUSE
-        begun, wait = loop.time(), pause
+        options, begun = self._mates.options, loop_time()
+        pause = wait = options.first_pause
         quorum, guarded = min(begun, self._first_lost), self._votes.guarded is not None
-        longest = _SEARCH + _PER_LIAR * self._votes.quorum.hostile
+        longest = options.search + options.per_liar * self._votes.quorum.hostile
         while not self._settled.is_set():
             await _first(self._passed_over, within=wait)
             self._passed_over.clear()
-            if guarded and loop.time() > quorum + longest:
+            if guarded and loop_time() > quorum + longest:
                 self.stop()
                 return
             decided = await self._proposer.attempt(self._give_up, self._attendance.strangers)
             decided = decided or await self._outcome_of_another_leader()
-            quorum = loop.time() if self._proposer.had_quorum else quorum  # a ballot may fail, and take long for it
+            quorum = loop_time() if self._proposer.had_quorum else quorum  # a ballot may fail, and take long for it
             if decided is not None and self.learn(decided):
                 return
-            wait = pause * (1 + self._mates.endpoint.random.random()) + _ROUND_TRIPS * self._mates.slowest_round_trip
-            search = min(quorum + longest, begun + _LONGEST_SEARCH)
+            wait = pause * (1 + self._mates.endpoint.random.random()) + options.trips * self._mates.slowest_round_trip
+            search = min(quorum + longest, begun + options.longest_search)
             if self._proposer.deserted:
-                search = min(search, min(quorum, self._troubled) + _SEARCH_DESERTED)
-                wait = min(wait, max(_FIRST_PAUSE, search - loop.time()))
-            if loop.time() > search:
+                search = min(search, min(quorum, self._troubled) + options.search_deserted)
+                wait = min(wait, max(options.first_pause, search - loop_time()))
+            if loop_time() > search:
                 self.stop()
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, options.longest_pause)
 
     async def _outcome_of_another_leader(self) -> messages.Decided | None:
-        """Where others follow one that goes before, and it can be reached by now, this member follows it too."""
+        """If others follow a leader of a lower rank, and it can be reached by now, this member follows it too."""
         leader, ranks = self._proposer.follows, self._mates.ranks
         if leader in self._passed:
-            return self._votes.decided  # whoever still follows it will pass it over too
+            return self._votes.decided  # members that still follow it will pass it over too
         if leader is None or ranks.get(leader, math.inf) >= ranks[self._mates.me] or not await self._takes_part(leader):
             return self._votes.decided
         self._following = leader
@@ -512,7 +500,7 @@ class Agreement:
         self._check_zero()
 
     def _announce(self, member: int, reason: str) -> None:
-        """Nobody need wait for a member: the reducers above all, who do not notice it by themselves."""
+        """Tells all that nobody need wait for a member: above all the reducers, which do not notice it themselves."""
         self._absent.put_nowait(
             messages.AbsenceNotice(self._mates.group.group_id, member, reason[: messages.MAX_WORDS])
         )
@@ -529,12 +517,12 @@ class Agreement:
     async def _tell(self, other: int, notice: messages.AbsenceNotice) -> None:
         while True:
             try:
-                await self._mates.ask(other, "absence", notice, messages.Noted, AT_ONCE)
+                await self._mates.ask(other, "absence", notice, messages.Noted, self._mates.options.at_once)
                 return
             except CallRefused:
-                # It has not noticed yet that its leader is gone, which takes up to 20 s for one that is frozen. If it
-                # were not told again, it would wait a minute for the member that is absent.
-                await asyncio.sleep(PAUSES[0])
+                # The member has not noticed yet that its leader is gone, which takes up to 20 s if that is frozen. If
+                # it did not hear the notice again, it would wait a minute for the absent member.
+                await asyncio.sleep(self._mates.options.questions[0])
             except NetworkError:
                 return  # its own patience does the same, later
 
@@ -545,9 +533,10 @@ class Agreement:
     # Time
 
     async def _watch_time(self) -> None:
-        """The leader has the round given up at its deadline, or when votes stay out long after its own."""
+        """The leader gives the round up at its deadline, or when votes stay out long after its own."""
         leads, patience, limit = self._zero is not None, self._options.for_reducer, self._options.allreduce_timeout
-        grace = min(_GRACE, limit or _GRACE) + _GRACE_TRIPS * self._mates.slowest_round_trip
+        options = self._mates.options
+        grace = min(options.grace, limit or options.grace) + options.grace_trips * self._mates.slowest_round_trip
         try:
             async with asyncio.timeout(limit if limit is None or leads else limit + grace):
                 await self._gathered.wait()
@@ -562,7 +551,7 @@ class Agreement:
 
 
 async def _first(*events: asyncio.Event, within: float | None = None) -> None:
-    """Waits until one of them is set, or so many seconds have passed."""
+    """Waits until one of the events is set, or so many seconds have passed."""
     async with asyncio.TaskGroup() as tasks:
         waits = [tasks.create_task(event.wait()) for event in events]
         await asyncio.wait(waits, timeout=within, return_when=asyncio.FIRST_COMPLETED)

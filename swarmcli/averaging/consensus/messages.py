@@ -1,4 +1,4 @@
-"""What the members of a group say to each other about the outcome of their round; `ballots.py` says what it means."""
+"""The messages of a group's members about the outcome of their round; `ballots.py` says what they mean."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MAX_SIGNED = 1024  # reducers whose signatures one message carries
 MAX_WORDS = 500
 DIGEST_BYTES = 32
 MAX_UNLIKE = 16  # values that voters have voted for instead of another one, in one answer
-MAX_PARTS = 24_576  # of a plan of which averages are copied: so many digests fit into one message
+MAX_PARTS = 24_576  # of a plan whose averages are copied: so many digests fit into one message
 
-Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Hash = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 GroupID = Annotated[bytes, msgspec.Meta(min_length=GROUP_ID_BYTES, max_length=GROUP_ID_BYTES)]
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
 Indices = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
@@ -29,9 +29,9 @@ Standing: TypeAlias = Literal["running", "expected", "over", "unknown"]
 Signature = Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
 Signatures = Annotated[dict[Index, Signature], msgspec.Meta(max_length=MAX_MEMBERS)]
 
-# vote     in a guarded group: the signer holds this result at ballot zero, or accepts what was proposed above it. Once
+# vote     in a guarded group: the signer holds this result at ballot zero, or accepts the value proposed above it. Once
 #          for each ballot.
-# confirm  in a guarded group: the signer has seen a quorum of votes for it, and nothing unlike at any other member.
+# confirm  in a guarded group: the signer has seen a quorum of votes for it, and no unlike one at any other member.
 # accept   in any other group, in the place of both.
 Kind: TypeAlias = Literal["vote", "confirm", "accept"]
 
@@ -43,7 +43,7 @@ class Committed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Aborted(msgspec.Struct, frozen=True, tag=True):
-    """The round is given up. `suspects`: who had better not be in the next one."""
+    """The round is given up. `suspects`: members that had better not be in the next one."""
 
     reason: Words
     suspects: Indices = ()
@@ -52,9 +52,9 @@ class Aborted(msgspec.Struct, frozen=True, tag=True):
 class Again(msgspec.Struct, frozen=True, tag=True):
     """The members begin again, as far as averages are missing.
 
-    members    who goes on; the others are lost
-    reducers   of them, who reduces what nobody holds
-    held       digests of the averages that somebody holds, 32 bytes for each part; zeros for one that nobody holds
+    members    that go on; the others are lost
+    reducers   members that reduce the parts that no member holds
+    held       digests of the averages that a member holds, 32 bytes for each part; zeros for a part that none holds
     """
 
     members: Indices
@@ -66,7 +66,7 @@ Decision: TypeAlias = Committed | Aborted | Again
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """So many members have signed one value in one ballot; `certificate.py` says what that proves.
+    """Members' signatures for one value in one ballot; `certificate.py` says what they prove.
 
     value       its hash
     signatures  by member
@@ -82,14 +82,14 @@ Unlike = Annotated[tuple[Certificate, ...], msgspec.Meta(max_length=MAX_UNLIKE)]
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """A decision, and the votes that prove it. Whoever is told one checks them: nobody's word is enough."""
+    """A decision, and the votes that prove it. Each member that gets one checks them: no word is enough."""
 
     decision: Decision
     votes: Certificate
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A value and a quorum's votes for it in one ballot of a guarded group: nothing else can have as many there."""
+    """A value and a quorum's votes for it in one ballot of a guarded group: no other value can have as many there."""
 
     value: Decision
     votes: Certificate
@@ -116,9 +116,9 @@ Promises = Annotated[dict[Index, SignedPromise], msgspec.Meta(max_length=MAX_MEM
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Answer to Prepare: nothing below `ballot` will be accepted, and this is what was accepted so far (or None).
+    """Answer to Prepare: the acceptor accepts nothing below `ballot` any more, and has accepted this value so far.
 
-    Raises ValueError for what no honest acceptor says.
+    Raises ValueError for an answer that no honest acceptor gives.
     """
 
     ballot: int
@@ -136,7 +136,7 @@ class Promise:
 
 class VoteMessage(msgspec.Struct, frozen=True):
     """A member's word to the leader: the digest of the result that it holds, which is its vote at ballot zero, with its
-    signature; or (None) why it does not come to hold one."""
+    signature; or (None) the reason why it holds none."""
 
     group_id: GroupID
     digest: Hash | None = None
@@ -145,27 +145,28 @@ class VoteMessage(msgspec.Struct, frozen=True):
 
 
 class OutcomeQuestion(msgspec.Struct, frozen=True):
-    """What became of the round? Answered as soon as the answerer knows, or knows that it never will."""
+    """Asks for the outcome of the round. The member answers as soon as it knows, or knows that it never will."""
 
     group_id: GroupID
 
 
 class OutcomeAnswer(msgspec.Struct, frozen=True):
-    """`decided` is None if the answerer does not know the outcome and never will. `twice`: the votes of members that
-    voted twice; of more than f, the round is void there."""
+    """`decided` is None if the member does not know the outcome and never will. `twice`: the votes of members that
+    voted twice; with more than f such members the round is void there."""
 
     decided: Decided | None = None
     twice: Unlike = ()
 
 
 class PresenceQuestion(msgspec.Struct, frozen=True):
-    """Have you begun this round? Answered at once."""
+    """Asks whether a member has begun this round. It answers at once."""
 
     group_id: GroupID
 
 
 class PresenceAnswer(msgspec.Struct, frozen=True):
-    """running: it takes part. expected: it will, but still computes. over: it has left. unknown: it knows of none."""
+    """running: it takes part. expected: it will, but still computes. over: it has left. unknown: it knows no such
+    round."""
 
     standing: Standing
     decided: Decided | None = None  # if it knows the outcome
@@ -173,7 +174,7 @@ class PresenceAnswer(msgspec.Struct, frozen=True):
 
 
 class SignedAverages(msgspec.Struct, frozen=True):
-    """What a reducer signed about the averages that it gave: `averages_root` of the digests of all its parts."""
+    """A reducer's signature for the averages that it gave: `averages_root` of the digests of all its parts."""
 
     root: Hash
     signature: Signature
@@ -188,14 +189,14 @@ SignedByReducer = Annotated[dict[Index, SignedAverages], msgspec.Meta(max_length
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a member has of the averages, and could bring to another try.
+    """The averages that a member has, and could bring to another try.
 
     digest     of the result, if all of it is here
-    plan       fingerprint of the plan of the round, which tells what the parts are
+    plan       fingerprint of the plan of the round, which says what the parts are
     digests    of the averages that are here, 32 bytes for each part, zeros for one that is not
     reason     why averages are missing
-    failed     the reducers whose averages are missing, and those who gave false copies
-    signed     what the reducers of this try have signed to this member: two unlike ones of a reducer prove that it lied
+    failed     the reducers whose averages are missing, and members that gave false copies
+    signed     the reducers' signatures for this member in this try: two unlike ones of a reducer prove that it lied
     """
 
     digest: Hash | None
@@ -207,22 +208,22 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Prepare(msgspec.Struct, frozen=True):
-    """A proposer begins a ballot. Answered once the answerer's own exchange of parts has come to its end."""
+    """A proposer begins a ballot. A member answers once its own exchange of parts has ended."""
 
     group_id: GroupID
     ballot: Ballot
 
 
 class PrepareAnswer(msgspec.Struct, frozen=True):
-    """What an acceptor says to Prepare.
+    """An acceptor's answer to Prepare.
 
     decided    the outcome is known here; nothing else counts then
     promise    None: a higher ballot was promised, or this member follows another one
-    promised   the highest ballot that was
-    follows    the member of a lower rank that leads as seen from here
+    promised   the highest ballot that was promised
+    follows    the member of a lower rank that leads, as this member sees it
     report     with a promise, by a member that has not left the round; and by auxiliaries of a guarded group
     signed     in a guarded group, in the place of `promise`
-    prepared   the certificate that it speaks of
+    prepared   the certificate of which `signed` speaks
     twice      as in OutcomeAnswer
     """
 
@@ -237,7 +238,7 @@ class PrepareAnswer(msgspec.Struct, frozen=True):
 
 
 class Propose(msgspec.Struct, frozen=True):
-    """A value is to be accepted; at ballot zero by an auxiliary, to which the leader names the result.
+    """A proposer asks a member to accept a value; at ballot zero the leader asks auxiliaries to accept the result.
 
     promises   in a guarded group: of a quorum of voters, from which the value follows
     prepared   the highest certificate of which they speak
@@ -251,7 +252,7 @@ class Propose(msgspec.Struct, frozen=True):
 
 
 class ProposeAnswer(msgspec.Struct, frozen=True):
-    """`signature`: the vote for it; None: it is not accepted."""
+    """`signature`: the vote for the value; None: the member does not accept it."""
 
     signature: Signature | None = None
     promised: Ballot = 0
@@ -259,7 +260,7 @@ class ProposeAnswer(msgspec.Struct, frozen=True):
 
 
 class Confirm(msgspec.Struct, frozen=True):
-    """In a guarded group, from the leader or a proposer: a quorum has voted for this. Answered once the answerer has
+    """In a guarded group, from the leader or a proposer: a quorum has voted for this. A voter answers once it has
     compared it with all others."""
 
     group_id: GroupID
@@ -267,7 +268,7 @@ class Confirm(msgspec.Struct, frozen=True):
 
 
 class ConfirmAnswer(msgspec.Struct, frozen=True):
-    """`signature`: the confirm; None: the answerer does not confirm. `unlike`: the votes because of which."""
+    """`signature`: the confirm; None: the voter does not confirm. `unlike`: votes for other values, the reason."""
 
     signature: Signature | None = None
     unlike: Unlike = ()
@@ -275,8 +276,8 @@ class ConfirmAnswer(msgspec.Struct, frozen=True):
 
 
 class Compare(msgspec.Struct, frozen=True):
-    """In a guarded group, from any voter to any other, before it confirms: do you know of anything unlike? Answered at
-    once."""
+    """In a guarded group: before it confirms, a voter asks another whether that knows of an unlike value. The other
+    answers at once."""
 
     group_id: GroupID
     prepared: Prepared
@@ -284,8 +285,8 @@ class Compare(msgspec.Struct, frozen=True):
 
 class CompareAnswer(msgspec.Struct, frozen=True):
     """
-    standing   what the answerer has confirmed, or compares itself, if that is something else
-    unlike     votes for something else in the same ballot
+    standing   the certificate that the answerer has confirmed, or compares itself, if its value is another one
+    unlike     votes for other values in the same ballot
     """
 
     standing: Prepared | None = None
@@ -294,7 +295,7 @@ class CompareAnswer(msgspec.Struct, frozen=True):
 
 
 class HoldingsQuestion(msgspec.Struct, frozen=True):
-    """Of which averages could you give me copies, if our plans are equal?"""
+    """Asks for the averages of which a member could give copies, if the plans of the two are equal."""
 
     group_id: GroupID
     plan: Hash
@@ -306,7 +307,7 @@ class HoldingsAnswer(msgspec.Struct, frozen=True):
 
 
 class AbsenceNotice(msgspec.Struct, frozen=True):
-    """From the leader to the others: it cannot reach this member, and who has not heard of it either need not wait."""
+    """From the leader to the others: it cannot reach this member. Members that have not heard of it need not wait."""
 
     group_id: GroupID
     member: Index

@@ -1,14 +1,14 @@
-"""Those who count: ballot zero at the leader of a group, and each ballot above zero at its proposer.
+"""Counts votes: those of ballot zero at the leader of a group, those of each ballot above zero at its proposer.
 
-    ballot zero   votes of those who hold everything ─▶ enough for one digest decide
-    above zero    Prepare ─▶ what a quorum has accepted, and which averages they hold
+    ballot zero   votes of members that hold everything ─▶ enough for one digest decide
+    above zero    Prepare ─▶ the values that a quorum has accepted, and the averages that they hold
                   Propose ─▶ the result that may have been chosen; if none can have been, one that a quorum holds, or
-                  that the group tries again with what is held, or that the round is given up; a quorum decides
+                  another try with the held averages, or to give the round up; a quorum decides
 
 `ballots.py` says what may be proposed, and `strangers.py` where some members may lie: there a quorum's votes are only a
 certificate, which all compare before they confirm it (`comparing.py`).
 
-Whoever is asked to accept a result and does not hold it copies it first.
+A member that is asked to accept a result and does not hold it copies it first.
 """
 
 from __future__ import annotations
@@ -37,40 +37,31 @@ from swarmcli.averaging.consensus.comparing import gather_confirms
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.consensus.strangers import GuardedProposal, GuardedTally
 from swarmcli.errors import CallRefused, NetworkError, UnknownMethod
-from swarmcli.network.loop_thread import set_within
-
-# Seconds for a member that is connected and still receives averages, once a majority has promised: at most, and no more
-# than it may be slower than the others.
-_STRAGGLERS = 10.0
-_UNREACHED = 1.0  # the same for members without a connection
-_LOOK = 1.0  # seconds between two looks whether those who are waited for still take part
-_HASTE, _ROUND_TRIPS = 0.05, 4.0  # seconds and round trips, where the round is past its deadline
-_FOR_ALL, _SHARE = 1.0, 0.1  # seconds for the last voters at most, or so much of the time that the first ones took
-_AT_ONCE = 0.5  # seconds in which a dialed port refuses; one that is cut off or frozen says nothing
+from swarmcli.network.loop_thread import loop_time, set_within
 
 
 class BallotZero:
     """Ballot zero at the leader: members that hold the whole result vote for it, and enough of them commit it.
 
-    In a group that is not guarded it counts until the leader itself has promised a ballot above zero: from then on this
-    one is dead.
+    In a group that is not guarded it counts until the leader itself has promised a ballot above zero: from then on
+    ballot zero is dead.
     """
 
     def __init__(self, mates: Mates, votes: RoundVotes) -> None:
-        self.failed = asyncio.Event()  # it comes to no decision by itself
+        self.failed = asyncio.Event()  # this ballot comes to no decision by itself
         self.enough = asyncio.Event()  # in a guarded group: so many have voted, or cannot, that the rest get a moment
         self.decided: messages.Decided | None = None
-        self._began = asyncio.get_running_loop().time()
-        self._complete = asyncio.Event()  # nobody else is expected to vote
+        self._began = loop_time()
+        self._complete = asyncio.Event()  # no other member is expected to vote
         self._mates, self._votes = mates, votes
         self._tally = Tally(len(mates), mates.group.auxiliaries)
         self._guarded = GuardedTally(votes.electorate)
         self._signatures: dict[int, bytes] = {}
-        self._ended: set[int] = set()  # who has said how its exchange ended
-        self._voted, self._named = asyncio.Event(), asyncio.Event()  # somebody has; the auxiliaries are to be asked
+        self._ended: set[int] = set()  # members that have said how their exchange ended
+        self._voted, self._named = asyncio.Event(), asyncio.Event()  # a member has; the auxiliaries are to be asked
 
     def hear(self, voter: int, vote: messages.VoteMessage) -> None:
-        """A member holds the result, or says that it does not come to hold it. Its first vote stands.
+        """A member holds the result, or says that it will not. Its first vote stands.
 
         Raises CallRefused for a vote without the voter's signature.
         """
@@ -89,22 +80,23 @@ class BallotZero:
         self._look()
 
     def lose(self, member: int) -> None:
-        """It is out of reach. A vote that it has cast stands, and one that still arrives counts."""
+        """A member is out of reach. A vote that it has cast stands, and one that still arrives counts."""
         self._tally.lose(member)
         self._guarded.lose(member)
         self._look()
 
     async def prepared(self) -> messages.Prepared | None:
-        """In a guarded group: what a quorum has voted for, once the others have had a moment to vote too. None: no
-        quorum has voted for one result."""
+        """In a guarded group: a quorum's votes for one result, once the others have had a moment to vote too. None: no
+        quorum has voted for one."""
         await self.enough.wait()
-        moment = min(_FOR_ALL, _SHARE * (asyncio.get_running_loop().time() - self._began))
+        options = self._mates.options
+        moment = min(options.for_all, options.for_all_share * (loop_time() - self._began))
         await set_within(self._complete, moment + self._mates.slowest_round_trip)
         return self._guarded.prepared
 
     async def ask_auxiliaries(self, heard: Callable[[], None], patience: float) -> None:
-        """Names the result to them, once that is needed, or has been held by one for so many seconds while others still
-        wait for it; `heard` is called after each answer."""
+        """Names the result to the auxiliaries, once their votes are needed, or `patience` seconds after the first vote;
+        `heard` is called after each answer."""
         await self._voted.wait()
         await set_within(self._named, patience)
         digest = self._tally.held_by_most
@@ -153,19 +145,19 @@ class BallotZero:
             return
         if self._tally.decision is not None:
             return
-        # Where most of those with tensors live and lack it, the others are not waited for: they may be what was too
-        # slow for these, or hold it alone.
+        # Where most members with tensors live and lack the result, the leader does not wait for the others: they may
+        # have been too slow for these, or hold the result alone.
         lacking = self._ended - self._signatures.keys() - self._mates.group.auxiliaries
         if self._tally.hopeless or 2 * len(lacking) >= len(self._mates) - len(self._mates.group.auxiliaries):
             self.failed.set()
             return
-        # Where the votes of those with tensors may be enough, auxiliaries need not be troubled.
+        # Where the votes of members with tensors may be enough, the leader does not ask auxiliaries.
         if self._tally.digest_to_name is not None and self._tally.needs_auxiliaries:
             self._named.set()
 
 
 class Parts(Protocol):
-    """What consensus knows of the parts of a round: which averages are at this member, and who is not waited for."""
+    """The parts of a round as consensus sees them: the averages at this member, and the members that nobody awaits."""
 
     @property
     def busy(self) -> bool:
@@ -180,29 +172,29 @@ class Parts(Protocol):
         """Whether the whole result of this digest is here."""
 
     async def obtain(self, digest: bytes) -> None:
-        """Tries to come to hold this result, by copies of what others hold."""
+        """Tries to get this result, by copies of the averages that others hold."""
 
     def again(self, reports: Mapping[int, messages.Report]) -> messages.Again | None:
-        """How those who report can try again; None: they cannot."""
+        """How the reporting members can try again; None: they cannot."""
 
     def absent(self, member: int, reason: str) -> None:
-        """A member need not be waited for if it has not come by now."""
+        """Nobody need wait for a member if it has not come by now."""
 
 
 class Proposer:
     """All ballots of one member in one round."""
 
     def __init__(self, mates: Mates, votes: RoundVotes, parts: Parts, doubted: Set[int] = frozenset()) -> None:
-        """`doubted`: whom this member itself has found too slow; may grow."""
+        """`doubted`: members that this one itself has found too slow; may grow."""
         self.follows: int | None = None  # a member of a lower rank that leads, as others see it
-        self.had_quorum = False  # in the last ballot enough have promised
-        self.absent: set[int] = set()  # to be told from outside: members that are out of reach, or do not come
+        self.had_quorum = False  # in the last ballot enough members have promised
+        self.absent: set[int] = set()  # set from outside: members that are out of reach, or do not come
         self.deserted = False  # in the last ballot too few for a quorum could be reached, and that was plain at once
         self._mates, self._votes, self._parts, self._doubted = mates, votes, parts, doubted
-        self._highest = 0  # ballot that was used here or heard of
-        self._among: set[int] = set()  # who is asked in the present ballot
-        self._closed: set[int] = set()  # who has closed its averager, though it may be connected
-        self._named: set[int] = set()  # whom some of those who promised name as too slow, or out of reach
+        self._highest = 0  # ballot that was used here or named by others
+        self._among: set[int] = set()  # members that are asked in the present ballot
+        self._closed: set[int] = set()  # members that have closed their averager, though they may be connected
+        self._named: set[int] = set()  # members that a promise names as too slow, or out of reach
         self._hasty = False
         self._began = 0.0  # the first ballot, by the clock of the loop
 
@@ -211,7 +203,7 @@ class Proposer:
         take part. Returns the decision if there is one."""
         seen = max(self._highest, self._votes.acceptor.promised)
         self._highest = ballot_after(seen, self._mates.me, len(self._mates))
-        self._began = self._began or asyncio.get_running_loop().time()
+        self._began = self._began or loop_time()
         proposal: Proposal | GuardedProposal = Proposal(self._highest, len(self._mates))
         if self._votes.guarded is not None:
             proposal = GuardedProposal(self._highest, self._votes.electorate)
@@ -219,9 +211,9 @@ class Proposer:
             proposal.lose(member)
         self._among = set(self._mates.others) - set(without)
         self._hasty = bool(give_up)
-        began = asyncio.get_running_loop().time()
+        began = loop_time()
         known, promised = await self._prepare(proposal)
-        at_once = asyncio.get_running_loop().time() - began < _AT_ONCE + _ROUND_TRIPS * self._mates.slowest_round_trip
+        at_once = loop_time() - began < self._mates.options.refuses + self._trips
         quorum = self._votes.quorum
         there = self._among - self._closed
         in_reach = {member for member in there if self._mates.is_connected(member)} | {self._mates.me}
@@ -237,7 +229,7 @@ class Proposer:
     async def _prepare(
         self, proposal: Proposal | GuardedProposal
     ) -> tuple[messages.Decided | None, dict[int, messages.PrepareAnswer]]:
-        """The decision, if somebody knows it; and what those say who promised. To give up, enough for that will do."""
+        """The decision, if a member knows it; and the answers that promise. To give up, fewer promises are enough."""
         self.follows = None
         prepare = messages.Prepare(self._mates.group.group_id, proposal.ballot)
         promised: dict[int, messages.PrepareAnswer] = {}
@@ -261,7 +253,7 @@ class Proposer:
         return known, promised
 
     def _proved(self, decided: messages.Decided) -> messages.Decided | None:
-        """What somebody says was decided, if its votes prove it."""
+        """The decision that another member tells, if its votes prove it."""
         return self._votes.decided if self._votes.learn(decided) else None
 
     def _note(
@@ -282,7 +274,7 @@ class Proposer:
             self.follows = answer.follows if answer.follows is not None else self.follows
 
     def _is_promise(self, proposal: Proposal | GuardedProposal, member: int, answer: messages.PrepareAnswer) -> bool:
-        """In a guarded group auxiliaries promise nothing, and their reports count all the same."""
+        """Whether the answer counts. In a guarded group auxiliaries promise nothing, and their reports count too."""
         if isinstance(proposal, Proposal):
             if answer.promise is not None:
                 proposal.promise(member, answer.promise)
@@ -296,7 +288,7 @@ class Proposer:
         return member in proposal.promises
 
     def _see(self, ballot: int) -> None:
-        """Of ballots that others name, the next one here goes beyond; but no single word drives it up without bound."""
+        """The next ballot here goes beyond those that others name; but no single word drives it up without bound."""
         self._highest = max(self._highest, min(ballot, self._highest + len(self._mates) ** 2))
 
     # Between the phases
@@ -304,26 +296,26 @@ class Proposer:
     def _value(
         self, proposal: Proposal | GuardedProposal, promised: dict[int, messages.PrepareAnswer], give_up: str
     ) -> Value | None:
-        """What to propose; None: nothing, in this ballot."""
+        """The value to propose; None: nothing, in this ballot."""
         reports = {member: answer.report for member, answer in promised.items() if answer.report is not None}
         match proposal.state:
             case Bound(value):
                 return value
             case Free():
                 hope = None if give_up else self._held(reports, promised) or self._parts.again(reports)
-                return hope or self._aborted(reports, give_up or "those who are left cannot try again")
+                return hope or self._aborted(reports, give_up or "the members that are left cannot try again")
         if proposal.may_abort and (self.follows is None or self._among <= self._doubted):
             return self._aborted(reports, give_up or "too few members are left to commit a result")
         return None
 
     def _held(self, reports: Mapping[int, messages.Report], promised: Collection[int]) -> messages.Committed | None:
-        """The result that enough can accept at once, if there is one: those who hold it, and auxiliaries that vote.
+        """The result that enough members can accept at once, if there is one: its holders, and auxiliaries that vote.
 
-        One that fewer hold is not proposed. Whoever accepts it binds all later ballots to it, and whether the others
-        can copy it is not known: its only holder may be lost meanwhile, or lie.
+        A proposer does not propose a result that fewer hold. A member that accepts it binds all later ballots to it,
+        and the others may be unable to copy it: its only holder may be lost meanwhile, or lie.
         """
         quorum, failed = self._votes.quorum, {member for report in reports.values() for member in report.failed}
-        # The others would wait for copies from those that were too slow for them, or out of their reach.
+        # The others would wait for copies from members that were too slow for them, or out of their reach.
         free = {report.digest for member, report in reports.items() if member not in failed}
         helpers = self._mates.group.auxiliaries.intersection(promised)
         for digest in sorted({report.digest for report in reports.values() if report.digest is not None} & free):
@@ -333,8 +325,8 @@ class Proposer:
         return None
 
     def _aborted(self, reports: Mapping[int, messages.Report], why: str) -> messages.Aborted:
-        """Names the reasons of all, and those whose fault it seems to be: who is silent, and whom more name than can be
-        hostile."""
+        """Names the reasons of all members, and the suspects: silent members, and those that more members name than can
+        be hostile."""
         members, quorum = set(range(len(self._mates))), self._votes.quorum
         namers = {member: [each for each, report in reports.items() if member in report.failed] for member in members}
         named = {member for member, those in namers.items() if quorum.weight(those) > quorum.hostile}
@@ -384,6 +376,11 @@ class Proposer:
 
     # Asking
 
+    @property
+    def _trips(self) -> float:
+        """Seconds of a few round trips."""
+        return self._mates.options.trips * self._mates.slowest_round_trip
+
     async def _ask_all(
         self,
         name: str,
@@ -392,8 +389,9 @@ class Proposer:
         hear: Callable[[int, Any], messages.Decided | None],
         enough: Callable[[], bool],
     ) -> messages.Decided | None:
-        """Asks the others at the same time, and tells `hear` of each answer (None: it cannot be reached) until that
-        returns a decision, which is returned. Once there are `enough`, stragglers get a moment and no more."""
+        """Asks the others at the same time, and gives each answer to `hear` (None: the member cannot be reached) until
+        that returns a decision, which is returned. Once there are `enough`, stragglers get a moment and no more."""
+        options = self._mates.options
 
         async def ask(member: int) -> tuple[int, Any]:
             try:
@@ -411,15 +409,17 @@ class Proposer:
                     patience, others = None, {asked[task] for task in waiting}
                     if enough():
                         connected = any(map(self._mates.is_connected, others - self._named))
-                        patience = min(_STRAGGLERS, 2 * self._parts.patience) if connected else _UNREACHED
+                        patience = options.unreached
+                        if connected:  # no more than a member may be slower than the others
+                            patience = min(options.stragglers, 2 * self._parts.patience)
                         if self._hasty or others <= self._doubted:
-                            patience = min(patience, _HASTE + _ROUND_TRIPS * self._mates.slowest_round_trip)
+                            patience = min(patience, options.haste + self._trips)
                     elif not any(map(self._mates.is_connected, others - self._doubted - self.absent)):
-                        # Who refuses may soon follow the proposer. Otherwise these are needed: each ballot gives them
-                        # more time.
-                        tried = asyncio.get_running_loop().time() - self._began
-                        patience = _UNREACHED + _ROUND_TRIPS * self._mates.slowest_round_trip + min(tried, _STRAGGLERS)
-                    timeout = _LOOK if patience is None else patience
+                        # A member that refuses may soon follow the proposer. Otherwise these members are needed: each
+                        # ballot gives them more time.
+                        tried = loop_time() - self._began
+                        patience = options.unreached + self._trips + min(tried, options.stragglers)
+                    timeout = options.look if patience is None else patience
                     done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                     for task in sorted(done, key=lambda each: asked[each]):
                         decision = hear(*task.result())

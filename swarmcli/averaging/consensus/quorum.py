@@ -2,8 +2,8 @@
 
 Where strangers average, up to f = ⌊(n − 1) / 3⌋ of n voters may be hostile, and n − f decide: any two such quorums have
 more than f in common, so an honest one, and it votes once. Keys cost nothing, and addresses do: where members listen
-in four networks or more, n counts networks, and whoever does not listen has no vote. Where all members are honest, or
-where fewer than four vote (of three none could be hostile), a majority decides, and half of the group may fail.
+in four networks or more, n counts networks, and members that do not listen have no vote. Where all members are honest,
+or fewer than four vote (of three none could be hostile), a majority decides, and half of the group may fail.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ LEAST_GUARDED = 4  # voters: with fewer f would be zero
 
 @dataclass(frozen=True)
 class Quorum:
-    """Of a group of so many members, called 0 to members - 1; `auxiliaries` hold no averages. `networks`: in which each
-    of them listens, 0 for whoever does not, see `Group`; (): nobody knows, and each voter counts as one."""
+    """The voters of a group of so many members, called 0 to members - 1; `auxiliaries` hold no averages. `networks`:
+    the one in which each member listens, 0 for a member that does not, see `Group`; (): unknown, each voter counts as
+    one."""
 
     members: int
     auxiliaries: frozenset[int] = frozenset()
@@ -42,8 +43,8 @@ class Quorum:
 
     @cached_property
     def weights(self) -> Mapping[int, Fraction | int]:
-        """Of the voters: a network's vote is shared alike. Auxiliaries vote only where nobody lies: they accept what is
-        named to them."""
+        """Voter → its weight: the voters of a network share its vote alike. Auxiliaries vote only in groups that are
+        not guarded: they accept any result that the leader names."""
         everyone = [index for index in range(self.members) if not (self.guarded and index in self.auxiliaries)]
         if not self.by_networks:
             return dict.fromkeys(everyone, 1)
@@ -59,22 +60,22 @@ class Quorum:
 
     @cached_property
     def hostile(self) -> int:
-        """f, for how many votes the group is safe."""
+        """f: with so many hostile votes the group is safe."""
         return (int(self.weight(self.voters)) - 1) // 3 if self.guarded else 0
 
     @cached_property
     def to_decide(self) -> int:
-        """So many votes decide; in a guarded group they are first cast, and then confirmed."""
+        """So many votes decide; in a guarded group the voters cast them first, and then confirm."""
         return int(self.weight(self.voters)) - self.hostile if self.guarded else majority(self.members)
 
     def decides(self, members: Iterable[int]) -> bool:
-        """Whether these have so many votes together."""
+        """Whether these members have so many votes together."""
         return self.weight(members) >= self.to_decide
 
     @property
     def to_abort(self) -> int:
-        """So many give the round up. In a group that is not guarded half of it may: an abort need not meet another
-        abort, but only every majority ("Flexible Paxos", 2016)."""
+        """So many votes give the round up. In a group that is not guarded half of it may: an abort need not meet
+        another abort, but only every majority ("Flexible Paxos", 2016)."""
         return self.to_decide if self.guarded else blocking(self.members)
 
     @property

@@ -8,18 +8,18 @@ pieces are known: one round of votes where all agree (Zyzzyva, 2007; SBFT, 2019)
     ballot zero   every voter votes once for the result that it holds
                   n equal votes                                    decide, with no further message
                   n − f equal votes                                are a certificate
-    above zero    a proposer has n − f promises, shows them, and proposes what follows from them
+    above zero    a proposer has n − f promises, shows them, and proposes a value that follows from them
                   n − f votes for it                               are a certificate
     certificate   every voter compares it with all others, then confirms it; n − f confirms decide
 
-An honest voter votes once in a ballot, so no ballot has two certificates, and what was decided in one binds all later
+An honest voter votes once in a ballot, so no ballot has two certificates, and a decision in one ballot binds all later
 ones: among any n − f promises is one of an honest voter that confirmed it, or |promises| − f of voters that voted for
 it at ballot zero.
 
-With more than f hostile voters there can be two certificates. But every one has honest votes in it as long as fewer
-than n − f voters are hostile, and what an honest voter confirms it has shown before to all others, and has heard from
-them that none of them stands by anything unlike. So two unlike values are never both confirmed by honest voters, as
-long as their messages reach each other while they compare (`comparing.py` says how long that is).
+With more than f hostile voters there can be two certificates. But each has honest votes in it as long as fewer than
+n − f voters are hostile. Before an honest voter confirms a certificate, it shows it to all others, and each of them has
+answered that it stands by nothing unlike. So honest voters never confirm two unlike values, as long as their messages
+reach each other while they compare (`comparing.py` says how long that is).
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from swarmcli.averaging.consensus.messages import (
 )
 from swarmcli.network.identity import Identity, PeerID
 
-_BALLOTS_SEEN = 16  # of which the votes are kept, to find who votes twice
+_BALLOTS_SEEN = 16  # whose votes are kept, to find members that vote twice
 
 
 class SeenVotes:
-    """Votes of others that came here, in certificates or by themselves: who votes twice is found by them."""
+    """The votes of others that arrived here, in certificates or by themselves: they show members that vote twice."""
 
     def __init__(self, electorate: Electorate) -> None:
         self._electorate = electorate
         self._votes: dict[tuple[int, Kind], dict[int, tuple[bytes, bytes]]] = {}
 
     def note(self, votes: Certificate) -> list[DoubleVote]:
-        """Notes votes, which are valid. Returns proof for each of their authors who has voted for something else."""
+        """Notes votes, which are valid. Returns proof against each author that has voted for another value."""
         ballot, kind = votes.ballot, votes.kind
         known = self._votes.setdefault((ballot, kind), {})
         while len(self._votes) > _BALLOTS_SEEN:
-            # Those of the fewest, the oldest first: one member can vote in as many ballots as it likes.
+            # The ballot with the fewest voters goes, the oldest first: one member can vote in any number of ballots.
             del self._votes[min(self._votes.keys() - {(ballot, kind)}, key=lambda each: len(self._votes[each]))]
         found = []
         for member, signature in votes.signatures.items():
@@ -67,7 +67,7 @@ class SeenVotes:
         return found
 
     def unlike(self, votes: Certificate) -> tuple[Certificate, ...]:
-        """What its authors have voted for instead, and what others have voted for, in the same ballot."""
+        """The votes for other values in the same ballot, by its authors or others."""
         others: dict[bytes, dict[int, bytes]] = {}
         for member, (value, signature) in self._votes.get((votes.ballot, votes.kind), {}).items():
             if value != votes.value:
@@ -77,14 +77,14 @@ class SeenVotes:
 
 
 class GuardedAcceptor:
-    """What one voter has promised, voted and confirmed. It never takes anything back."""
+    """One voter's promises, votes and confirms. It never takes any back."""
 
     def __init__(self, electorate: Electorate, identity: Identity) -> None:
         self.promised = ZERO
         self.zero: bytes | None = None  # the digest that it voted for at ballot zero
         self.prepared: Prepared | None = None  # the highest certificate that it has seen
-        self.standing: Prepared | None = None  # what it compares with others, or has confirmed
-        self.twice: dict[PeerID, DoubleVote] = {}  # who voted twice
+        self.standing: Prepared | None = None  # the certificate that it compares with others, or has confirmed
+        self.twice: dict[PeerID, DoubleVote] = {}  # members that voted twice
         self.seen = SeenVotes(electorate)
         self._electorate, self._identity = electorate, identity
         self._shown: set[bytes] = set()  # values of all certificates that it has seen
@@ -93,8 +93,8 @@ class GuardedAcceptor:
 
     @property
     def void(self) -> bool:
-        """Whether more members voted twice than quorums allow for: then no certificate means anything any more. Up to
-        f of them change nothing, since any two quorums have an honest voter in common: the round goes on."""
+        """Whether more members voted twice than quorums allow for: then no certificate proves anything any more. Up to
+        f such members change nothing, since any two quorums have an honest voter in common: the round goes on."""
         quorum = self._electorate.quorum
         return quorum.weight(map(self._electorate.peers.index, self.twice)) > quorum.hostile
 
@@ -105,7 +105,7 @@ class GuardedAcceptor:
         return self.zero == digest
 
     def prepare(self, ballot: int) -> SignedPromise | Refusal:
-        """Promises to vote in no lower ballot, and tells what binds. Asked again, it promises again."""
+        """Promises to vote in no lower ballot, and tells the value that binds. Asked again, it promises again."""
         prepared = self.prepared
         if prepared is not None and prepared.votes.ballot >= ballot:
             return Refusal(max(self.promised, prepared.votes.ballot))
@@ -139,21 +139,21 @@ class GuardedAcceptor:
     # Certificates, which are valid
 
     def see(self, prepared: Prepared) -> list[DoubleVote]:
-        """Somebody shows a certificate: from here on promises tell it. Returns proof of who voted twice, if new."""
+        """Another member shows a certificate: from here on promises tell it. Returns new proofs of double votes."""
         if self.prepared is None or prepared.votes.ballot > self.prepared.votes.ballot:
             self.prepared = prepared
-        if len(self._shown) < 2:  # of one value and another nothing more need be known
+        if len(self._shown) < 2:  # two unlike values tell everything
             self._shown.add(prepared.votes.value)
         return self.note(prepared.votes)
 
     def note(self, votes: Certificate) -> list[DoubleVote]:
-        """Votes by themselves. Returns proof of who voted twice, if new."""
+        """Another member shows votes by themselves. Returns new proofs of double votes."""
         found = [proof for proof in self.seen.note(votes) if proof.culprit not in self.twice]
         self.twice |= {proof.culprit: proof for proof in found}
         return found
 
     def compare(self, prepared: Prepared) -> bool:
-        """Begins to compare a certificate with the others. False: it is not to be confirmed."""
+        """Begins to compare a certificate with the others. False: this voter must not confirm it."""
         self.see(prepared)
         if not self._is_current(prepared) or (self._confirmed and self._is_unlike(prepared)):
             return False
@@ -161,14 +161,14 @@ class GuardedAcceptor:
         return True
 
     def contradicts(self, prepared: Prepared) -> Prepared | None:
-        """What this voter stands by instead of a certificate that another one compares."""
+        """The certificate that this voter stands by instead of one that another voter compares."""
         return self.standing if self._is_unlike(prepared) else None
 
     def confirm(self, prepared: Prepared) -> bool:
-        """All others have been heard. False: something came between.
+        """All others have answered. False: something came between.
 
-        Only the comparison that began last counts: while an earlier one was withdrawn, others may have been told that
-        this voter stands in nobody's way.
+        Only the comparison that began last counts: while an earlier one was withdrawn, this voter may have told others
+        that it stands by nothing.
         """
         if not self._is_current(prepared) or self.standing is not prepared:
             return False
@@ -176,13 +176,13 @@ class GuardedAcceptor:
         return True
 
     def withdraw(self, prepared: Prepared) -> None:
-        """Another voter stands by something else: this one does not confirm, and stands in nobody's way."""
+        """Another voter stands by another value: this one does not confirm, and stands by nothing."""
         if not self._confirmed and self.standing is prepared:
             self.standing = None
 
     def believes(self, decided: Decided) -> bool:
-        """Whether a decision, which is proved, is to be followed. One by votes alone was compared with nobody: it is
-        not, once another voter has shown a certificate for something else. That takes more than f hostile voters."""
+        """Whether this voter follows a proved decision. It does not follow one by votes alone, which nobody compared,
+        once another voter has shown a certificate for another value. That takes more than f hostile voters."""
         return decided.votes.kind != "vote" or self._shown <= {decided.votes.value}
 
     def _is_current(self, prepared: Prepared) -> bool:
@@ -254,13 +254,13 @@ class GuardedTally:
 
     @property
     def decided(self) -> Decided | None:
-        """All have voted for one result."""
+        """The decision, if all voters have voted for one result."""
         best = self._best()
         return Decided(*best) if best is not None and len(best[1].signatures) == self._quorum.at_once else None
 
     @property
     def prepared(self) -> Prepared | None:
-        """A quorum has."""
+        """The certificate, if a quorum has voted for one result."""
         best = self._best()
         return Prepared(*best) if best is not None and self._electorate.decides(best[1].signatures) else None
 
@@ -299,7 +299,7 @@ class GuardedProposal:
         self._highest = ballot
 
     def promise(self, member: int, promise: SignedPromise, prepared: Prepared | None) -> None:
-        """A voter promises, and shows the certificate that it speaks of. What is not valid is a voter lost."""
+        """A voter promises, and shows the certificate of which it speaks. A voter with an invalid promise is lost."""
         if self.value is not None or promise.ballot != self.ballot:
             return
         shown = None if prepared is None else (prepared.votes.ballot, prepared.votes.value)
@@ -323,7 +323,7 @@ class GuardedProposal:
 
     @property
     def state(self) -> State:
-        """Before `propose` what may be proposed; after it whether a quorum can still vote."""
+        """Before `propose` the values that may be proposed; after it whether a quorum can still vote."""
         answered = self.promises.keys() if self.value is None else self._votes.keys()
         if not self._electorate.decides(answered):
             if self._quorum.decides(self._quorum.voters - (self._lost - answered)):
@@ -344,12 +344,12 @@ class GuardedProposal:
             raise ValueError(f"ballot {self.ballot} must not propose {value}: {self.value or self.state}")
 
     def voted(self, member: int, signature: bytes) -> None:
-        """A voter accepts what was proposed; its signature is valid."""
+        """A voter accepts the proposed value; its signature is valid."""
         self._votes[member] = signature
 
     @property
     def certificate(self) -> Prepared | None:
-        """A quorum has voted for the value."""
+        """The certificate, if a quorum has voted for the value."""
         if self.value is None or not self._electorate.decides(self._votes):
             return None
         return Prepared(self.value, signed(self._votes, self.ballot, "vote", self.value))
@@ -365,7 +365,7 @@ class GuardedProposal:
 
 
 class Confirms:
-    """A proposer's count of confirms of one certificate."""
+    """A proposer's count of the confirms of one certificate."""
 
     def __init__(self, prepared: Prepared, electorate: Electorate) -> None:
         self.prepared, self._electorate = prepared, electorate
@@ -373,11 +373,11 @@ class Confirms:
         self._lost: set[int] = set()
 
     def add(self, member: int, signature: bytes) -> None:
-        """Which is valid."""
+        """A voter confirms; its signature is valid."""
         self._confirms[member] = signature
 
     def lose(self, member: int) -> None:
-        """It does not confirm. A confirm that still arrives counts."""
+        """A voter does not confirm. A confirm that still arrives counts."""
         self._lost.add(member)
 
     @property

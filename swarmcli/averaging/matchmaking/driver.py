@@ -81,12 +81,12 @@ class SearchDriver:
         Raises MatchmakingError, NoReducerError, FingerprintError, RoundMissed, OutdatedError. However it ends, the
         leader and the followers of a group that did not begin are told.
         """
-        self._control.listen(self._on_control)
+        self._control.listener = self._on_control
         try:
             self._jobs.keep(self._endpoint.events, self._keep_declared, self._keep_followers, self._push_progress)
             return await self._drive(begin)
         finally:
-            self._control.listen(None)
+            self._control.listener = None
             for lost in self._watched.values():
                 lost.cancel()
             self._watched.clear()

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from swarmcli.averaging.bandwidth import LinkGauge, comparable
 from swarmcli.averaging.bans import BanNews
 from swarmcli.averaging.config import AveragerConfig, check_group_bits
-from swarmcli.averaging.control import RoundRequest, StepControl
+from swarmcli.averaging.control import StepControl
 from swarmcli.averaging.doubts import Doubts
 from swarmcli.averaging.group import NONCE_BYTES, Group, Member
 from swarmcli.averaging.matchmaking.candidates import Memory
@@ -46,6 +46,7 @@ from swarmcli.averaging.weights import Experience
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import CallRefused, DHTError, NetworkError, NoReducerError
 from swarmcli.network.identity import PeerID
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.network.wire.codec import decode_body
 from swarmcli.recent import Recent
@@ -55,7 +56,7 @@ EMPTY_SEAT = 10.0  # seconds without kept seats after one stayed empty: a liar c
 CLOCKS_DIFFER = 1.0  # seconds by which a search may seem to begin in the future
 MAX_BEGUN = 4  # groups that those who come too late are told of; they may be some rounds behind
 
-Untold: TypeAlias = Callable[[Group, PeerID, str], None]
+Untold: TypeAlias = Callable[[Group, PeerID, str], object]
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +76,9 @@ class GroupFinder:
         declined: Callable[[Group], None],
         ban_news: BanNews | None = None,
     ) -> None:
-        """`layout`: of what is averaged; `own_terms` must be equal at all members. `untold` is called when a follower
-        could not be told that its group begins, `declined` with a group that begins though this peer takes no part.
-        `ban_news`: of the run; who owns this finder starts and stops it."""
+        """`layout`: of the averaged tensors; `own_terms` must be equal at all members. `untold` is called when a
+        follower could not be told that its group begins, `declined` with a group that begins though this peer takes no
+        part. `ban_news`: of the run; the owner of this finder starts and stops it."""
         self.group_bits = config.initial_group_bits
         self.link = LinkGauge(node.endpoint.passed, lambda: node.endpoint.rates.lower)
         self.driver: SearchDriver | None = None
@@ -107,7 +108,7 @@ class GroupFinder:
 
     @property
     def company(self) -> list[PeerID]:
-        """With whom this peer is in a group, though it may not have begun: whom it follows, or who follows it."""
+        """The leader that this peer follows, or the peers that follow it, in the search under way."""
         if self.driver is None:
             return []
         leader = self.driver.search.leader
@@ -116,7 +117,7 @@ class GroupFinder:
     def start(self) -> None:
         """Begins to answer others, and declares that this peer holds the prefix. Raises ValueError if this endpoint
         has an averager of the same prefix."""
-        self._started = asyncio.get_running_loop().time()
+        self._started = loop_time()
         handlers: dict[type, Callable[[PeerID, Any], Awaitable[Any]]] = {
             Join: self._on_request,
             Invitation: self._on_request,
@@ -140,7 +141,7 @@ class GroupFinder:
         await self._tasks.close()
 
     async def withdraw(self) -> None:
-        """Takes the declaration back, until the next search. Who reads that waits for this peer no more."""
+        """Takes the declaration back, until the next search. Peers that read that wait for this one no more."""
         try:
             async with asyncio.timeout(WITHDRAWAL_TIMEOUT):
                 await self._declarations.withdraw()
@@ -148,67 +149,67 @@ class GroupFinder:
             logger.debug("the declaration of %s stays until it expires: %s", self._config.prefix, error)
 
     def set_group_bits(self, bits: str) -> None:
-        """The bucket to look in from the next search on. Raises ValueError."""
+        """The bucket to look in from the next search on. Raises ValueError for anything but zeros and ones."""
         check_group_bits(bits)
         self._memory.mates = frozenset()
         self.group_bits = bits
         self._declare_idle()
 
     def describe(self, layout: Layout, own_terms: dict[str, str]) -> None:
-        """What is averaged from the next search on; see __init__."""
+        """The tensors that are averaged from the next search on; see __init__."""
         self._layout, self._own_terms = layout, own_terms
 
     def doubt(self, peer: PeerID, reason: str, *, lost: bool = False, led: bool = False) -> None:
-        """See `Doubts.note`. The next group does not wait for whoever has no seat in it."""
+        """See `Doubts.note`. The next group does not wait for a peer that has no seat in it."""
         self._doubts.note(peer, reason, lost=lost, led=led)
         if self._doubts.has_no_seat(peer):
             self.miss([peer])
             logger.info("%s: %s has no seat in the next group: %s", self._config.prefix, peer.short, reason)
 
     def miss(self, peers: Collection[PeerID]) -> None:
-        """The last round went on without these: the next group does not wait for them, though they may come."""
+        """The last round went on without these peers: the next group does not wait for them, though they may come."""
         self._memory.mates -= frozenset(peers)
         self._memory.note_missed(peers)
 
     def give_up_leader(self) -> None:
-        """The group that this peer waits in should have begun by what others report, and its leader has not: another
-        one is to lead it, if one is there."""
+        """By the reports of others, the group that this peer waits in should have begun, and its leader has not begun
+        it: another one is to lead, if one is there."""
         if self.driver is not None:
-            self.driver.search.give_up_idle_leader(asyncio.get_running_loop().time())
+            self.driver.search.give_up_idle_leader(loop_time())
             self.driver.wake()
 
     def forgive_leaders(self) -> None:
-        """It should not have: what the reports had counted is gone."""
+        """The samples that those reports had counted are gone: no leader is to blame."""
         if self.driver is not None:
-            self.driver.search.forgive_leaders(asyncio.get_running_loop().time())
+            self.driver.search.forgive_leaders(loop_time())
             self.driver.wake()
 
     def keep_seat(self, peer: PeerID) -> None:
-        """It says that it is about to come: the group that forms, or else the next one, waits for it as for a member of
-        the last one. Not after it stayed away twice, nor soon after anybody has stayed away from such a seat."""
-        if self._memory.waits_for(peer) and asyncio.get_running_loop().time() >= self._keeps_seats_from:
+        """A peer says that it is about to come: the group that forms, or else the next one, waits for it as for a
+        member of the last one. Not after it stayed away twice, nor soon after any peer left such a seat empty."""
+        if self._memory.waits_for(peer) and loop_time() >= self._keeps_seats_from:
             self._coming.add(peer)
             self._memory.mates |= {peer}
             if self.driver is not None:
                 self.driver.keep_seat(peer)
 
     def admit_doubted(self, waited: float) -> None:
-        """The group that forms has waited so many seconds for work that others report who are not in it. Of those
-        without a seat for a doubt, whoever is worth no longer a wait has one again."""
+        """The group that forms has waited so many seconds for samples that, by the reports, peers outside it have. A
+        doubted peer gets its seat back once the wait has cost more than the doubt, see `Doubts.admit`."""
         if self.driver is not None and self._doubts.admit(waited):
             self._anew = True
             self.driver.wake()
 
     def expect(self, peers: Iterable[PeerID]) -> None:
-        """The next group waits for these while they can be reached, until its time is up, and for no other holder."""
+        """The next group waits for these as for the members of the last one: while they can be reached, until its time
+        is up, and for no other holder."""
         self._memory.mates, self._memory.only_mates = frozenset(peers), True
 
     async def find(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group:
         """A group for this round; waits until an earlier search has ended.
 
-        Raises MatchmakingError, also at `deadline` (loop time), or RoundMissed; NoReducerError when time is up and
-        nobody of those who are there can reduce for all; FingerprintError when the others have other terms and were
-        here first.
+        Raises MatchmakingError, also at `deadline` (loop time), or RoundMissed; NoReducerError when time is up and no
+        member can reduce for all; FingerprintError when the others have other terms and were here first.
         """
         async with self._turn:
             while True:
@@ -234,7 +235,7 @@ class GroupFinder:
         except TimeoutError:
             if driver.group is None:
                 reason = f"no group came together within {control.request.timeout:g} s"
-                raise search.failure(reason, asyncio.get_running_loop().time()) from None
+                raise search.failure(reason, loop_time()) from None
             return driver.group  # it began in the last moment, and its members know
         except asyncio.CancelledError:
             if driver.group is not None:
@@ -244,21 +245,21 @@ class GroupFinder:
             self.driver = None
             if driver.group is not None:
                 self._remember(driver.group, search)
-            begun = {driver.group.leader} if driver.group is not None else set()  # after all: it may be we who slept
+            begun = {driver.group.leader} if driver.group is not None else set()  # it may be this peer that slept
             for leader in search.unfaithful - begun:
                 self.doubt(leader, "it gathered a group and did not begin it, or not as agreed", led=True)
             if search.gathering.awaits_holders or search.me.bits:
                 self._declare_idle()
 
     def _is_outdated(self, search: Search) -> bool:
-        """Whether what this peer has said of itself is no longer so, or others have a seat now."""
+        """Whether this peer's declaration is no longer true, or other peers have a seat now."""
         if self._anew or set(search.me.addresses) != set(self._addresses):
             return True
-        said, now = search.own.offer.bid.seconds, self.bid(search.request).seconds
+        said, now = search.own.offer.bid.seconds, self.bid(search.request.target).seconds
         return max(said, now) > SEATS.noise and not 0.5 < (now or 1e-9) / (said or 1e-9) < 2.0
 
     def _new_search(self, control: StepControl, gathered: bytes) -> Search:
-        now, clock = asyncio.get_running_loop().time(), self._endpoint.clock
+        now, clock = loop_time(), self._endpoint.clock
         # Ids grow from search to search even if the clock was set back: to others an older one is out of date.
         self._searched = max(clock.now(), self._searched + 1e-5)
         self._last_search = search_id(self._searched, self._endpoint.random.randbytes(8))
@@ -269,7 +270,13 @@ class GroupFinder:
             options = replace(options, min_matchmaking_time=request.lookout)
         own = Join(
             self._me(looking=True),
-            Offer(self._config.bandwidth, self.link.claim, self._config.auxiliary, gathered, self.bid(request)),
+            Offer(
+                self._config.bandwidth,
+                self.link.claim,
+                self._config.auxiliary,
+                gathered,
+                self.bid(request.target, request.sends),
+            ),
             terms={**request.terms, **self._own_terms},
             # Counted back from now, since the clock of a peer that has just come up may not be corrected yet.
             since=clock.now() - (now - self._started),
@@ -286,16 +293,15 @@ class GroupFinder:
             count=self.experience.count,
         )
 
-    def bid(self, request: RoundRequest) -> Bid:
-        """What this peer brings to the decision about seats, as things stand now."""
-        if request.target is None:
+    def bid(self, target: float | None, sends: bool = True) -> Bid:
+        """This peer's bid for the seats of a preformed group with that target, as things stand now."""
+        if target is None:
             return Bid()
-        seconds, now = self.seconds_by_limits, asyncio.get_running_loop().time()
-        return Bid(request.sends and not self._config.auxiliary, seconds, self.sightings.witness(now))
+        return Bid(sends and not self._config.auxiliary, self.seconds_by_limits, self.sightings.witness(loop_time()))
 
     @property
     def seconds_by_limits(self) -> float:
-        """That a round takes this peer at least by what its user lends of the link; 0: nothing is limited. Bytes
+        """Seconds that this peer needs to send at least, by the limits that its user has set; 0: no limit. Bytes
         between processes of this computer count against no limit."""
         limit = self._endpoint.rates.lower
         others = {*self._memory.holders, *self._memory.mates, *self._endpoint.connected()} - {self._endpoint.peer_id}
@@ -304,7 +310,7 @@ class GroupFinder:
         return min(self._layout.wire_bytes / limit, MAX_SECONDS)
 
     def _shunned(self) -> frozenset[PeerID]:
-        """The suspects, who get no seat in the next group; nobody where without them there would be none."""
+        """The doubted peers, which get no seat in the next group; empty if no group could form without them."""
         known = (self._memory.holders.keys() | self._memory.mates) - {self._endpoint.peer_id}
         suspects = frozenset(filter(self._doubts.has_no_seat, known))
         enough = 1 + len(known) - len(suspects) >= max(2, self._config.matchmaking.min_group_size)
@@ -330,7 +336,7 @@ class GroupFinder:
         joins = [search.own, *search.followers()]
         offers = [join.offer for join in joins]
         speeds = comparable([offer.bandwidth for offer in offers], [offer.measured for offer in offers])
-        seats = search.gathering.seats(asyncio.get_running_loop().time())
+        seats = search.gathering.seats(loop_time())
         claims, ramps = search.gathering.progress, self.experience.ramps(join.candidate.peer_id for join in joins)
         said = [
             Member(
@@ -358,10 +364,8 @@ class GroupFinder:
         return group
 
     def _divide(self, said: list[Member], epoch: float) -> tuple[list[Member], tuple[float, ...]]:
-        """The members and their shares of the work, without what those cannot do who failed as reducers, have no seat,
-        or need longer than an epoch by a limit of their own; if nobody else is left, as they say.
-
-        Raises NoReducerError.
+        """The members and their shares of the work. Members that failed as reducers, have no seat, or need longer than
+        an epoch by a limit of their own get no share, unless no other member can reduce. Raises NoReducerError.
         """
         least, spared = self._config.min_vector_size, self._doubts.is_spared
         able = (each.seated and each.bid.seconds <= epoch and not spared(each.peer_id) for each in said)
@@ -374,7 +378,7 @@ class GroupFinder:
         try:
             return said, reducing_shares(said, self._layout.numel, least)
         except NoReducerError:
-            # Followers are connected with their leader, though nobody could dial anybody any more.
+            # The followers are connected with their leader, even where no member can be dialed any more.
             leader, *followers = said
             if leader.bandwidth > 0 and all(self._endpoint.is_connected(member.peer_id) for member in followers):
                 return said, (1.0, *(0.0 for _ in followers))
@@ -389,8 +393,8 @@ class GroupFinder:
 
     def _remember(self, group: Group, search: Search) -> None:
         memory, size = self._memory, self._config.matchmaking.target_group_size
-        # The leader says with which searches the others came. One that is yet to begin has not ended, whoever says so:
-        # otherwise a liar could keep two peers from ever asking each other again.
+        # The leader names the searches with which the others came. A search in the future has not ended, though the
+        # leader says so: otherwise a liar could keep two peers from ever asking each other again.
         latest = search_id(self._endpoint.clock.now() + CLOCKS_DIFFER, b"\xff" * 8)
         for member in group.members:
             search.known.finish(member.peer_id)
@@ -399,7 +403,7 @@ class GroupFinder:
         peers = frozenset(member.peer_id for member in group.members)
         memory.note_present(peers)
         if not self._coming <= peers:
-            self._keeps_seats_from = asyncio.get_running_loop().time() + EMPTY_SEAT
+            self._keeps_seats_from = loop_time() + EMPTY_SEAT
         self._coming.clear()
         everyone = size is None or len(memory.holders) <= size
         memory.mates = peers if everyone and not self.group_bits else frozenset()
@@ -410,8 +414,8 @@ class GroupFinder:
     # What others say; see messages
 
     async def _on_request(self, peer: PeerID, message: Join | Invitation) -> Answer | Pulse:
-        """For the search in the bucket that the message names. Declarations may be out of date, so a peer that has
-        moved on is asked for its former bucket."""
+        """Answers for the search in the bucket that the message names. Declarations may be out of date, so others may
+        name this peer's former bucket."""
         self._ban_news.bans.check(peer)
         sender = message.candidate if isinstance(message, Join) else message.sender
         bucket = sender.bucket if isinstance(message, Join) else message.to.bucket
@@ -430,7 +434,7 @@ class GroupFinder:
     async def _on_begin(self, peer: PeerID, message: IncomingBegin) -> Pulse:
         bans, driver = self._ban_news.bans, self.driver
         bans.check(peer)
-        # Of anybody else nothing is read or kept. A leader hears that this peer takes no part, and tells the others.
+        # Nothing of other senders is read or kept. A leader hears that this peer takes no part, and tells the others.
         if self._asking is None or not self._asking.may_begin(peer, message.search):
             raise CallRefused("declined", "this peer is not waiting for a group of yours")
         begin = Begin(message.search, decode_body(Group, message.group, "begin"), message.waited_in_vain)
@@ -438,19 +442,19 @@ class GroupFinder:
         if group.leader != peer:
             raise CallRefused("identity", "only its leader begins a group")
         if banned := [member.peer_id for member in group.members if bans.is_banned(member.peer_id)]:
-            self._ban_news.tell([peer], of=banned)  # it knows of no ban, or lies: then it leads nobody who knows
+            self._ban_news.tell([peer], of=banned)  # the leader does not know of the ban, or lies
             self._asking.hear_no_more(peer)
             self._declined(group)
             raise CallRefused("banned", "a member of that group was banned from the run")
         if driver is None or not driver.on_begin(group, begin):
-            if driver is None or driver.group is not None:  # else it is no group that this peer could be missed in
+            if driver is None or driver.group is not None:  # else no member of that group waits for this peer
                 self._asking.hear_no_more(peer)
                 self._declined(group)
             raise CallRefused("declined", "this peer is not waiting for that group any more")
         return Pulse(together=True)
 
     def _on_ban(self, peer: PeerID) -> None:
-        """Who was banned leads nobody, follows nobody and is waited for by nobody."""
+        """A banned peer leads nobody and follows nobody, and nobody waits for it."""
         self._memory.mates -= {peer}
         if self.driver is not None:
             self.driver.drop(peer)

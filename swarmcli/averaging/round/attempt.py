@@ -50,6 +50,7 @@ from swarmcli.averaging.shares import reducers_among, slowest_link
 from swarmcli.averaging.weights import WeightBounds
 from swarmcli.events import PeerRefused
 from swarmcli.network import PeerID, Stream
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.tasks import beside, forgetful
 
 _STALLED = 5.0  # seconds without a byte, after which a member that knows of a commit waits for nobody in particular
@@ -147,10 +148,10 @@ class Attempt:
         if figures and min(figures) >= MIN_CLAIM and max(figures) <= MAX_CLAIM:
             claimed = slowest_link(group.members, group.part_shares) * nbytes
             if group.planned > 0:  # no seat was planned so slow: a link that only claims make slow is on trial
-                epoch = asyncio.get_running_loop().time() - self._service.committed
+                epoch = loop_time() - self._service.committed
                 claimed = min(claimed, max(group.planned, SEATS.trial * epoch))
             known.append(claimed)
-        return max(known) + nbytes / pace.MODEST if known else None
+        return max(known) + nbytes / pace.PACE.modest if known else None
 
     @property
     def patience(self) -> float:
@@ -173,7 +174,7 @@ class Attempt:
                     self.strangers = self._strangers()
                     self._reducer.abort("the round was given up")
                 elif self._tempo.took:
-                    self._service.committed = asyncio.get_running_loop().time()
+                    self._service.committed = loop_time()
                     self._service.took.append((max(self._tempo.took), self._nbytes))
                 if self.audits is not None:
                     self.audits.leave()

@@ -17,9 +17,18 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from swarmcli.averaging.audit.case import Accusation, Case, FalseAccusation, FalseAverage, Statement, Verdict
-from swarmcli.averaging.audit.draw import chance_for, commitment, drawn
 from swarmcli.averaging.audit.kept import KeptInputs
-from swarmcli.averaging.audit.signed import HASH_BYTES, Exchange, Input, SignedParts, inputs_hash, part_hash
+from swarmcli.averaging.audit.signed import (
+    DIGEST_BYTES,
+    Exchange,
+    Input,
+    SignedParts,
+    chance_for,
+    commitment,
+    drawn,
+    inputs_hash,
+    part_hash,
+)
 from swarmcli.averaging.audit.verdict import Terms
 from swarmcli.averaging.bans import Bans
 from swarmcli.averaging.config import AllreduceOptions
@@ -311,7 +320,7 @@ class Audits:
         self._bans.add(evidence)
 
     async def _receive_case(self, parts: dict[int, Part], header: AccusationHeader, stream: Stream) -> Case:
-        part, table = parts[header.part], len(parts) * HASH_BYTES
+        part, table = parts[header.part], len(parts) * DIGEST_BYTES
 
         async def exhibit(most: int) -> memoryview:
             def into(_: Exhibit, size: int) -> memoryview:

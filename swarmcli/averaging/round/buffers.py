@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import torch
 
+from swarmcli.averaging.audit.signed import averages_root
 from swarmcli.averaging.consensus.messages import DIGEST_BYTES, MAX_PARTS
-from swarmcli.averaging.digests import averages_root
 from swarmcli.averaging.round.plan import Layout, Part, Plan
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.compression import CompressionBase, NoCompression, TensorMessage

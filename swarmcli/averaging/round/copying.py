@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.messages import HoldingsAnswer, HoldingsQuestion
-from swarmcli.averaging.consensus.presence import AT_ONCE, Mates
-from swarmcli.averaging.digests import digest_of
+from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.round.buffers import Average, Holdings, Results, digest_at, result_digest
 from swarmcli.averaging.round.messages import CopyHeader, CopyRequest
 from swarmcli.averaging.round.plan import Part
@@ -89,7 +89,8 @@ class Copier:
         """The digests of what a member holds; none of an auxiliary, which holds no result."""
         question = HoldingsQuestion(self._mates.group.group_id, self._holdings.plan.fingerprint)
         try:
-            answer = await self._mates.ask(member, "holdings", question, HoldingsAnswer, AT_ONCE)
+            at_once = self._mates.options.at_once
+            answer = await self._mates.ask(member, "holdings", question, HoldingsAnswer, at_once)
         except NetworkError:
             return b""
         if self._holdings.signed is not None:

@@ -21,6 +21,7 @@ from swarmcli.compression import TensorMessage
 from swarmcli.errors import CallRefused, EndOfStream, InputRefused, NetworkError, ProtocolViolation, RoundFailed
 from swarmcli.memory import unwritten
 from swarmcli.network import Stream
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.tasks import Bell, beside, forget, forgetful, unless_silent, unless_stuck
 
 
@@ -166,7 +167,7 @@ class PartReceiver:
     async def _watch_the_late(self) -> None:
         async with beside(self._look_for_the_late()):
             await self._reducer.begun()
-        self._tempo.all_begun = asyncio.get_running_loop().time()
+        self._tempo.all_begun = loop_time()
 
     @forgetful
     async def _look_for_the_late(self) -> None:
@@ -236,7 +237,7 @@ class PartReceiver:
         # plan, never from what the member says.
         scratch = unwritten(max(map(self._payload_bound, positions), default=0))
         expected, before = sum(map(self._payload_bound, positions)), stream.arriving
-        began = self._tempo.begun[member] = asyncio.get_running_loop().time()
+        began = self._tempo.begun[member] = loop_time()
 
         def come() -> float:
             return (stream.arriving - before) / max(1, expected)
@@ -256,7 +257,7 @@ class PartReceiver:
             whole = True
         finally:
             if positions:  # what has come of one that did not come to its end tells how long the rest would take
-                seconds = asyncio.get_running_loop().time() - began
+                seconds = loop_time() - began
                 self._tempo.sending[member] = seconds if whole else seconds / min(1.0, max(come(), 1e-6))
         with suppress(EndOfStream):
             await stream.receive(PartHeader, _one_part_too_many)

@@ -17,8 +17,8 @@ import torch
 
 from swarmcli.averaging.aggregators.base import FREE_WEIGHT, Aggregator, PartAggregator, sum_type
 from swarmcli.averaging.aggregators.mean import Mean
+from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT
-from swarmcli.averaging.digests import digest_of
 from swarmcli.averaging.round.buffers import Average, Inputs, Results, plain
 from swarmcli.averaging.round.plan import Part, Plan
 from swarmcli.averaging.weights import WeightBounds, limits

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
 from swarmcli.averaging.consensus.messages import MAX_WORDS, SignedAverages
 from swarmcli.averaging.consensus.presence import Mates
-from swarmcli.averaging.digests import digest_of
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, Inputs, Results, plain, root_of
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
-from swarmcli.averaging.round.pace import LOOKS, LaggedError, Pace, Tempo
+from swarmcli.averaging.round.pace import LaggedError, Pace, Tempo
 from swarmcli.averaging.round.plan import Part, Plan
 from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.round.signed import SignedLists
@@ -31,6 +31,7 @@ from swarmcli.errors import (
 )
 from swarmcli.memory import unwritten
 from swarmcli.network import Stream
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.tasks import beside, forget, forgetful, on_executor, unless_silent
 
 _TO_OPEN = 20.0  # seconds for a stream to a reducer that can be dialed: that needs no answer of its round
@@ -235,7 +236,7 @@ class PartSender:
                     await stream.send(PartHeader(message.header, signed), message.payload)
                     signed = None  # the first one says it for all
             while stream.leaving - before < stream.bytes_sent:  # noqa: ASYNC110  # connections tell nobody
-                await asyncio.sleep(self._pace.tempo.patience / LOOKS)
+                await asyncio.sleep(self._pace.tempo.look_interval)
         except NetworkError:
             return  # what it means for the round shows in what comes back: a reducer may also just want no more
         finally:
@@ -285,7 +286,7 @@ async def _look_whether_begun(mates: Mates, tempo: Tempo, reducer: int) -> None:
     others are asked, once they are so late that it matters. One that says nothing is slow."""
     await asyncio.sleep(tempo.patience)
     while reducer not in tempo.begun:
-        asked = asyncio.get_running_loop().time()
+        asked = loop_time()
         answer = await mates.presence(reducer, asks=1)
         if answer is None or answer.standing == "running":
             tempo.begun.setdefault(reducer, asked)

@@ -13,15 +13,15 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from swarmcli.averaging.bans import Bans
+from swarmcli.averaging.bans import Bans, TwoGroups
 from swarmcli.averaging.config import Trust
 from swarmcli.averaging.consensus import messages as consensus
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.ballots import ZERO
+from swarmcli.averaging.consensus.certificate import DoubleVote
 from swarmcli.averaging.consensus.comparing import compare, confirm
 from swarmcli.averaging.consensus.leader import Agreement
 from swarmcli.averaging.consensus.presence import Mates
-from swarmcli.averaging.evidence import DoubleVote, TwoGroups
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, Holdings

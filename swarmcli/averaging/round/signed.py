@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 
-from swarmcli.averaging.bans import Bans
+from swarmcli.averaging.bans import Bans, UnlikeAverages
 from swarmcli.averaging.consensus.messages import AVERAGES, MAX_SIGNED, SignedAverages
-from swarmcli.averaging.evidence import UnlikeAverages
 from swarmcli.averaging.group import Group
 from swarmcli.network.identity import Identity
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from swarmcli.averaging import RoundRequest
 from swarmcli.averaging.seats import MAX_SECONDS, Bid, NoSeat, Witness, decide
 from swarmcli.network.identity import PeerID
 from swarmcli.words import amount, roughly
@@ -102,7 +101,7 @@ class OwnSeat:
         if rates and not any(bid.witness for bid in bids.values()):  # nobody has seen an epoch: what they say
             said = Witness(pace=sum(rates.values()))
             bids |= {peer: replace(bids[peer], witness=said) for peer in rates}
-        own = self._averager.finder.bid(RoundRequest(target=self._target))
+        own = self._averager.finder.bid(self._target)
         self.seconds = own.seconds
         seats = decide(bids | {self._peer: own}, self._target)
         reason = seats.unseated.get(self._peer)

@@ -85,8 +85,8 @@ class LowRankGradientAverager(GradientAverager):
                     return None
 
     def _others_are_further(self) -> bool:
-        epochs: list[int] = self._runner.run(lambda core: core.sharing.epochs())
-        return max(epochs, default=-1) > self._state_epoch
+        offers = self._runner.run(lambda core: core.sharing.donors())
+        return any(offer.epoch > self._state_epoch for _, offer in offers)
 
     def _take_in_outcome(self) -> None:
         before, waiting = self._state_epoch, self._last is not None

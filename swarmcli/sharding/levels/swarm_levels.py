@@ -175,7 +175,7 @@ class SwarmLevels:
 
     async def _present_step(self, step: int) -> int:
         try:
-            told = await self._averagers[-1].sharing.epochs()
+            told = [offer.epoch for _, offer in await self._averagers[-1].sharing.donors()]
         except (NetworkError, DHTError) as error:
             logger.info("step %d: where the others are is not known: %s", step, error)
             return step

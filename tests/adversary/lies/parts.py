@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 import torch
 
-from swarmcli.averaging.bans import BanNews, Told
+from swarmcli.averaging.audit.signed import averages_root, digest_of
+from swarmcli.averaging.bans import BanNews, Told, UnlikeAverages
 from swarmcli.averaging.config import MAX_WEIGHT
 from swarmcli.averaging.consensus.messages import DIGEST_BYTES, HoldingsAnswer, Report, SignedAverages
-from swarmcli.averaging.digests import averages_root, digest_of
-from swarmcli.averaging.evidence import UnlikeAverages
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, PartHeader, SenderTerms
 from swarmcli.averaging.round.signed import SignedLists

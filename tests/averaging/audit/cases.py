@@ -9,10 +9,17 @@ import torch
 
 from swarmcli.averaging.aggregators import Aggregator, Mean
 from swarmcli.averaging.audit.case import Case, Statement
-from swarmcli.averaging.audit.signed import Exchange, Input, SignedParts, inputs_hash, part_hash
+from swarmcli.averaging.audit.signed import (
+    Exchange,
+    Input,
+    SignedParts,
+    averages_root,
+    digest_of,
+    inputs_hash,
+    part_hash,
+)
 from swarmcli.averaging.audit.verdict import Terms, encoded, redo
 from swarmcli.averaging.consensus.messages import AVERAGES, SignedAverages
-from swarmcli.averaging.digests import averages_root, digest_of
 from swarmcli.compression import CompressionBase, NoCompression, TensorDescriptor, TensorMessage
 from swarmcli.network import Identity
 

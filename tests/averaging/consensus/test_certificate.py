@@ -7,10 +7,16 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from swarmcli.averaging.consensus.certificate import Electorate, RoundCertificate, sign_vote, signed, value_hash
+from swarmcli.averaging.consensus.certificate import (
+    DoubleVote,
+    Electorate,
+    RoundCertificate,
+    sign_vote,
+    signed,
+    value_hash,
+)
 from swarmcli.averaging.consensus.messages import Aborted, Certificate, Committed, Decided, Decision, Kind
 from swarmcli.averaging.consensus.quorum import Quorum
-from swarmcli.averaging.evidence import DoubleVote
 from swarmcli.averaging.group import Group, Member
 from swarmcli.network import Identity, wire
 
@@ -85,7 +91,7 @@ def certificate(votes: Certificate, of: Group | None = None, **changes: object) 
 def test_a_round_is_proved_by_all_votes_or_by_a_quorum_of_confirms() -> None:
     proof = certificate(votes(range(4), "vote"))
     assert proof.verify() and wire.decode(RoundCertificate, wire.encode(proof)).verify()
-    assert proof.group_id == group().group_id and proof.members[0] == PEERS[0].peer_id
+    assert proof.group_id == group().group_id and proof.peers[0] == PEERS[0].peer_id
     assert certificate(votes((0, 2, 3), "confirm", ballot=6)).verify()
 
 

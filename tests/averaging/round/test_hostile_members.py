@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.averaging.audit.signed import averages_root, digest_of
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.messages import (
@@ -26,7 +27,6 @@ from swarmcli.averaging.consensus.messages import (
     SignedAverages,
     VoteMessage,
 )
-from swarmcli.averaging.digests import averages_root, digest_of
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.messages import (

@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-from swarmcli.averaging.round import pace
-from swarmcli.averaging.round.pace import LaggedError, Pace, RoundTime, Tempo
+from swarmcli.averaging.round.pace import PACE, LaggedError, Pace, RoundTime, Tempo
 from swarmcli.network.rates import LinkRates
 from swarmcli.testing import virtual_time
 
@@ -30,7 +29,7 @@ def tempo(planned: float | None = 1.0, round_trip: float = 0.0, limit: float | N
         (0.01, 0.1, 1.8),  # or a second and eight round trips
         (0.01, 100.0, 6.0),  # whose length nobody makes up
         (None, 0.01, TIME / 3),  # where nothing is known
-        (1000.0, 0.01, TIME * pace.FOR_SENDERS),  # and never beyond a part of the round's time
+        (1000.0, 0.01, TIME * PACE.for_senders),  # and never beyond a part of the round's time
     ],
 )
 def test_what_a_stream_may_take(planned: float | None, round_trip: float, patience: float) -> None:
@@ -94,7 +93,7 @@ def test_a_reducer_is_not_judged_before_a_sender_that_is_slow_to_it_alone_was_gi
     known = tempo()
     streams = Pace(known, 2, averages=True)
     streams._half, known.begun[1] = 10.0, 0.0
-    assert stream(streams, 0.0) < -10 - pace.LAST * 3
+    assert stream(streams, 0.0) < -10 - PACE.last * 3
     known.slow[1] = "it was too slow"  # as a sender: then its averages are not waited for either
     assert -11 < stream(streams, 0.0) <= -10
 
@@ -107,4 +106,4 @@ def test_a_round_that_needs_longer_gets_longer_and_in_the_end_as_long_as_was_wis
     time.learn(0.0, 5.0)
     assert time.seconds == 60.0
     time.learn(1e6, 60.0)
-    assert time.seconds == 60.0 * pace.MOST_STRETCHED
+    assert time.seconds == 60.0 * PACE.most_stretched

@@ -58,7 +58,7 @@ class Story:
         self.broken: Exception | None = None
         self.answering = True
         self.outcomes = list(outcomes)
-        self.replica = self.directory = self.claims = self
+        self.replica = self.directory = self.claims = self.finder = self
         self.mode, self.rule = SimpleNamespace(timing=timing), EpochRule(24)
         self.config = OptimizerConfig("run", 24, **options)
         self.node = SimpleNamespace(peer_id=OWN)

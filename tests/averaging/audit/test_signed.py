@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmcli.averaging.audit.draw import chance_for, commitment, drawn
+from swarmcli.averaging.audit.signed import chance_for, commitment, drawn
 
 
 def chance_to_be_found(share: float, auditors: int, honest: int, false_parts: float) -> float:
