@@ -15,17 +15,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from swarmcli.averaging.group import MAX_MEMBERS
 from swarmcli.backoff import Backoff
 from swarmcli.network.identity import PeerID
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.recent import Recent
 
-FIRST, LONGEST = 1, 16  # groups without a seat: after the first doubt, and at most; doubled with each further one
-# Seconds for which an epoch waits for the samples of a doubted peer, for each group that the peer is kept out of; and
-# for a peer that has spoiled the groups that it led, and would soon lead again.
-SECONDS_PER_GROUP, SECONDS_PER_LED = 1.0, 15.0
-SPARED, LONGEST_SPARED = 60.0, 3840.0  # seconds without a part to reduce, at first and at most
-MAX_DOUBTED = 4096
+
+@dataclass(frozen=True, slots=True)
+class DoubtOptions:
+    """How long a doubt lasts."""
+
+    first: int = 1  # groups without a seat after the first doubt, doubled with each further one …
+    longest: int = 16  # … up to this
+    # Seconds for which an epoch waits for the samples of a doubted peer, for each group that the peer is kept out of;
+    # and for a peer that has spoiled the groups that it led, and would soon lead again.
+    seconds_per_group: float = 1.0
+    seconds_per_led: float = 15.0
+    spared: float = 60.0  # seconds without a part to reduce at first, doubled with each further time …
+    longest_spared: float = 3840.0  # … up to this
+
+
+DOUBTS = DoubtOptions()
 
 
 @dataclass(slots=True)
@@ -40,9 +51,10 @@ class Doubts:
     """One for each averager. Groups that go well end a doubt, not time. A doubted peer gets its seat back without that
     where no group can go well without it: the other peers may have nothing to average."""
 
-    def __init__(self) -> None:
-        self._doubts: Recent[PeerID, _Doubt] = Recent(MAX_DOUBTED)
-        self._spared = Backoff[PeerID](SPARED, LONGEST_SPARED)
+    def __init__(self, options: DoubtOptions = DOUBTS) -> None:
+        self._options = options
+        self._doubts: Recent[PeerID, _Doubt] = Recent(MAX_MEMBERS)
+        self._spared = Backoff[PeerID](options.spared, options.longest_spared)
 
     def note(self, peer: PeerID, reason: str, *, lost: bool = False, led: bool = False) -> None:
         """This peer gives cause for doubt: no seat in the next group, and in twice as many each further time.
@@ -51,10 +63,11 @@ class Doubts:
         was in doubt already: a peer that breaks its connections again and again gains nothing by it. `led`: the doubt
         is about its leading: the group that forms without it now is not yet the next one.
         """
-        known = self._doubts.get(peer)
-        groups = FIRST if known is None else min(2 * known.groups, LONGEST)
+        known, options = self._doubts.get(peer), self._options
+        groups = options.first if known is None else min(2 * known.groups, options.longest)
         left = 0 if lost and known is None else groups + led
-        self._doubts[peer] = _Doubt(reason, groups, left, SECONDS_PER_LED if led else SECONDS_PER_GROUP)
+        seconds = options.seconds_per_led if led else options.seconds_per_group
+        self._doubts[peer] = _Doubt(reason, groups, left, seconds)
 
     def spare(self, peers: Iterable[PeerID]) -> None:
         """These failed as reducers: groups that this peer draws up give them nothing to reduce for a while."""
@@ -91,5 +104,5 @@ class Doubts:
                 doubt.left -= peer not in members
             elif peer in members:
                 doubt.groups //= 2
-            if doubt.groups < FIRST:
+            if doubt.groups < self._options.first:
                 del self._doubts[peer]

@@ -20,12 +20,11 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from swarmcli.averaging.config import MIN_WEIGHT, AllreduceOptions
-from swarmcli.averaging.group import Group
+from swarmcli.averaging.group import MAX_MEMBERS, Group
 from swarmcli.network.identity import PeerID
 from swarmcli.recent import Recent
 
 LEAST = 4  # members with weight; smaller groups are not bounded
-MAX_PEERS = 4096
 M = TypeVar("M", int, PeerID)  # how members are named
 
 
@@ -49,6 +48,13 @@ class WeightBounds:
 
     max_share: float = 1.0
     ramps: Mapping[int, float] = field(default_factory=dict)  # by member
+
+    @classmethod
+    def of(cls, group: Group, senders: Iterable[int], options: AllreduceOptions) -> WeightBounds:
+        """A group that trusts its members takes their weights as they are."""
+        if options.trust == "members":
+            return cls()
+        return cls(options.max_share, {index: group.members[index].ramp for index in senders})
 
 
 def limits(named: Mapping[M, float], ramps: Mapping[M, float], max_share: float, missing: int = 0) -> dict[M, float]:
@@ -100,10 +106,10 @@ class Experience:
     ) -> None:
         self._bounds, self._options = bounds, options
         self._wary = 0  # rounds for which claims of unknown peers count for less
-        self._seen: Recent[PeerID, deque[float]] = Recent(MAX_PEERS)  # weights of its last rounds, in medians of each
+        self._seen: Recent[PeerID, deque[float]] = Recent(MAX_MEMBERS)  # weights of its last rounds, in medians of each
 
     def note(self, weights: Mapping[PeerID, float]) -> None:
-        """A round has committed with these weights, as they were counted."""
+        """A round has committed, and has counted these weights."""
         counted = {peer: weight for peer, weight in weights.items() if weight > 0}
         if not counted:
             return

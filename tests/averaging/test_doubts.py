@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarmcli.averaging.doubts import LONGEST, Doubts
+from swarmcli.averaging.doubts import DOUBTS, Doubts
 from swarmcli.network import Identity
 
 BAD, GOOD = Identity.from_seed("bad").peer_id, Identity.from_seed("good").peer_id
@@ -25,7 +25,7 @@ def test_each_further_doubt_costs_twice_as_many_groups_up_to_a_bound() -> None:
         while doubts.has_no_seat(BAD):
             doubts.note_group(frozenset({GOOD}))
             groups += 1
-        assert groups == min(2**times, LONGEST)
+        assert groups == min(2**times, DOUBTS.longest)
 
 
 def test_a_peer_whose_connection_broke_keeps_its_seat_unless_it_happens_again_at_once() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swarmcli.averaging.control import RoundResult
-from swarmcli.averaging.doubts import SPARED
+from swarmcli.averaging.doubts import DOUBTS
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
@@ -114,7 +114,7 @@ def test_who_failed_as_a_reducer_gets_no_parts_for_a_while_unless_nobody_else_co
             for peer in peers:
                 peer.doubts.spare(failed)
             assert await reducing() == {peers[2].peer_id}
-            await asyncio.sleep(SPARED)
+            await asyncio.sleep(DOUBTS.spared)
             assert await reducing() == {peer.peer_id for peer in peers}
             for peer in peers:
                 peer.doubts.spare(each.peer_id for each in peers)

@@ -1,4 +1,4 @@
-"""Whom a peer that looks for a group knows of, in the order in which they would lead. No input or output here.
+"""The peers that a searching peer knows of, in the order in which they would lead. No input or output here.
 
 A peer declares itself in its bucket as long as it has an averager, whether it looks for a group or not. While it looks
 it is a *candidate*; between its searches it *holds* the bucket, and may look again. Times are those of the loop.
@@ -11,35 +11,31 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 
-from swarmcli.averaging.config import MatchmakingOptions
+from swarmcli.averaging.config import MatchmakingOptions, SearchOptions
 from swarmcli.averaging.matchmaking.messages import LIFETIME, Candidate, Rank, rank_of, search_id
 from swarmcli.errors import FingerprintError
 from swarmcli.network.identity import PeerID
 from swarmcli.recent import Recent
 
-MIN_SETTLE = 0.015  # seconds of quiet after which peers that start together have met …
-SETTLE_FACTOR = 3.0  # … and at least so many times as long as it took to declare and read
-SETTLING_SHARE = 0.25  # of min_matchmaking_time goes by at most, while others keep coming, before anybody is asked
-MIN_HEDGE = 0.1  # seconds without an answer after which the next in rank is asked as well …
-HEDGE = 1 / 6  # … and the part of request_timeout that this is at most
 MAX_CANDIDATES = 4096
-MAX_BACKOFF = 5  # doublings of the time for which an unreachable candidate is passed over
-MAX_MISSES = 2  # after so many waits in vain a peer is waited for only once it has been in a group with this one
-MAX_INVITATIONS = 3  # to one search of one peer
 
 
 class Memory:
-    """What one averager remembers from search to search, of at most MAX_CANDIDATES peers.
+    """One averager's memory from search to search, of at most MAX_CANDIDATES peers.
 
-    A peer that did not come within a full wait is not waited for again until it declares another search. One that
-    declares searches and still stays away could repeat that for ever, hence MAX_MISSES.
+    A group does not wait again for a peer that did not come within a full wait, until that peer declares another
+    search. A peer that declares searches and still stays away could repeat that for ever, hence `max_misses`.
     """
 
-    def __init__(self, is_banned: Callable[[PeerID], bool] = lambda peer: False) -> None:
-        """`is_banned`: whether nobody is to average with a peer."""
-        self.is_banned = is_banned
+    def __init__(
+        self,
+        is_banned: Callable[[PeerID], bool] = lambda peer: False,
+        options: SearchOptions = SearchOptions(),  # noqa: B008  # frozen
+    ) -> None:
+        """`is_banned`: whether a peer is banned from the run."""
+        self.is_banned, self.options = is_banned, options
         self.newcomer = True  # this peer has been in no group yet
-        self.mates: frozenset[PeerID] = frozenset()  # who was in its last group, and is expected again for a while
+        self.mates: frozenset[PeerID] = frozenset()  # members of its last group, which it expects again for a while
         self.only_mates = False  # of the peers that look for no group now, only mates are waited for
         self.holders: dict[PeerID, Candidate] = {}  # the peers of the bucket, as they last declared themselves
         self._finished: Recent[PeerID, bytes] = Recent(MAX_CANDIDATES)  # peer → its last search known to have ended
@@ -47,12 +43,12 @@ class Memory:
         self._missed: Recent[PeerID, tuple[bytes, int]] = Recent(MAX_CANDIDATES)
 
     def read(self, declared: Sequence[Candidate]) -> None:
-        """The declarations of the bucket, complete: who is not among them has left."""
+        """The declarations of the bucket, complete: a holder that is not among them has left."""
         welcome = (candidate for candidate in declared if not self.is_banned(candidate.peer_id))
         self.holders = {candidate.peer_id: candidate for candidate in islice(welcome, MAX_CANDIDATES)}
 
     def finish(self, peer: PeerID, search: bytes) -> None:
-        """This search of that peer, and so all before it, has ended; what others still say about it is out of date."""
+        """This search of that peer, and so all before it, has ended; others' words about it are out of date."""
         self._finished[peer] = max(search, self._finished.get(peer, b""))
 
     def has_finished(self, candidate: Candidate) -> bool:
@@ -60,50 +56,50 @@ class Memory:
         return candidate.search <= self._finished.get(candidate.peer_id, b"")
 
     def note_missed(self, peers: Iterable[PeerID]) -> None:
-        """These were waited for in vain, or could not be reached."""
+        """A group waited in vain for these peers, or they could not be reached."""
         for peer in peers:
             if self.waits_for(peer):
                 _, times = self._missed.get(peer, (b"", 0))
                 self._missed[peer] = (self._search_of(peer), times + 1)
 
     def note_present(self, peers: Iterable[PeerID]) -> None:
-        """These are in a group with this peer."""
+        """These peers are in a group with this one."""
         for peer in peers:
             self._missed.pop(peer, None)
 
     def waits_for(self, peer: PeerID) -> bool:
-        """Whether a group may be kept open for this peer."""
+        """Whether a group may stay open for this peer."""
         search, times = self._missed.get(peer, (b"", 0))
-        return times == 0 or (times < MAX_MISSES and self._search_of(peer) > search)
+        return times == 0 or (times < self.options.max_misses and self._search_of(peer) > search)
 
     def idle(self) -> set[PeerID]:
-        """Holders that look for no group now and may be waited for."""
+        """Holders that look for no group now, and for which a group may wait."""
         idle = (each for each in self.holders.values() if not each.looking or self.has_finished(each))
         return {holder.peer_id for holder in idle if self.waits_for(holder.peer_id)}
 
     def _search_of(self, peer: PeerID) -> bytes:
-        """The last one that is known. A mate may have come to the last group with a later one than this peer has read,
-        since a follower reads no declarations."""
+        """The last known search of a peer. A mate may have come to the last group with a later one than this peer has
+        read, since a follower reads no declarations."""
         holder = self.holders.get(peer)
         return max(holder.search if holder is not None else b"", self._finished.get(peer, b""))
 
 
 @dataclass(slots=True)
 class Entry:
-    """What is known about one candidate's present search."""
+    """One candidate's present search, as this peer knows it."""
 
     candidate: Candidate
     rank: Rank
     since: float  # when this search of it became known
-    own_word: bool = True  # by itself, or by its declaration; otherwise somebody else says so
+    own_word: bool = True  # by itself, or by its declaration; otherwise another peer says so
     expires: float = math.inf
-    passed_until: float = 0.0  # until then it is passed over
+    passed_until: float = 0.0  # until then this peer passes it over
     failures: int = 0  # how often it could not be reached
     follows: PeerID | None = None  # the leader that it named …
-    follows_until: float = 0.0  # … and how long that is believed
+    follows_until: float = 0.0  # … and how long this peer believes that
     full_until: float = 0.0  # its group has no room, it said
-    ask_at: float = 0.0  # it is not asked again before this time
-    loyal_since: float = math.inf  # since when it is known to follow one that is lost
+    ask_at: float = 0.0  # this peer does not ask it again before this time
+    loyal_since: float = math.inf  # since when it is known to follow a lost leader
     invited_at: float = -math.inf
     invitations: int = 0
     coming_until: float = -math.inf  # it said that it would come
@@ -112,14 +108,14 @@ class Entry:
     def peer_id(self) -> PeerID:
         return self.candidate.peer_id
 
-    def may_be_invited(self, now: float, pause: float) -> bool:
-        again = now >= self.invited_at + pause and self.invitations < MAX_INVITATIONS
+    def may_be_invited(self, now: float, pause: float, most: int) -> bool:
+        again = now >= self.invited_at + pause and self.invitations < most
         return again and self.follows_until <= now
 
     def hoped_for_until(self, slack: float, patience: float) -> float:
-        """How long a group stays open for it. The answer to an invitation is waited for `slack` seconds."""
+        """How long a group stays open for it. The group waits `slack` seconds for the answer to an invitation."""
         if self.invitations:
-            # Whoever follows somebody else is brought along by him, or sent here.
+            # A candidate that follows another leader comes with that leader, or is sent here.
             return max(self.coming_until, self.follows_until, self.invited_at + slack)
         return self.since + (patience if self.candidate.dialable else patience / 2)
 
@@ -137,10 +133,11 @@ class Candidates:
         shunned: Collection[PeerID] = (),
         queue: Sequence[PeerID] = (),
     ) -> None:
-        """`only_one`: there is one round of its tag for all, see `outweigh`; who began another search after `since`
-        (swarm time; None: after this one) has had it. `shunned`: who is no candidate. `queue`: see `rank_of`."""
+        """`only_one`: there is one round of its tag for all, see `outweigh`; a peer that began another search after
+        `since` (swarm time; None: after this one) has had it. `shunned`: peers that are no candidates. `queue`: see
+        `rank_of`."""
         self.entries: dict[PeerID, Entry] = {}
-        self.elsewhere: set[PeerID] = set()  # who has begun without this peer, where there is one round for all
+        self.elsewhere: set[PeerID] = set()  # peers that have begun without this one, where there is one round for all
         self._only_one, self._queue = only_one, queue
         self._since = me.search if since is None else min(me.search, search_id(since, bytes(8)))
         self.shunned = frozenset(shunned)
@@ -148,9 +145,9 @@ class Candidates:
         self._memory = memory
 
     def learn(self, candidate: Candidate, now: float, *, direct: bool = False) -> bool:
-        """Takes in what the candidate itself (`direct`) or somebody else says. Returns whether that was new.
+        """Takes in the word of the candidate itself (`direct`) or of another peer. Returns whether that was new.
 
-        Whoever speaks for himself is no longer passed over.
+        A candidate that speaks for itself is no longer passed over.
         """
         peer = candidate.peer_id
         own_word = direct or self._memory.holders.get(peer) == candidate
@@ -161,7 +158,7 @@ class Candidates:
         if peer in self.shunned or self._memory.is_banned(peer):
             return False
         known = self.entries.get(peer)
-        hearsay = known is not None and own_word and not known.own_word  # what was known
+        hearsay = known is not None and own_word and not known.own_word  # the entry so far
         if known is not None and known.candidate.search == candidate.search and not hearsay:
             known.expires = max(known.expires, now + LIFETIME)
             if direct:
@@ -169,7 +166,7 @@ class Candidates:
             return False
         later = known is None or hearsay or candidate.search > known.candidate.search
         if known is not None and known.own_word and not own_word:
-            later = False  # or anybody could say of it that it cannot be dialed, in a search that never was
+            later = False  # or any peer could say of it that it cannot be dialed, in a search that never was
         outdated = not later or self._memory.has_finished(candidate)
         if (outdated and not direct) or (known is None and len(self.entries) >= MAX_CANDIDATES):
             return False
@@ -178,7 +175,7 @@ class Candidates:
         return True
 
     def rank(self, candidate: Candidate) -> Rank:
-        """By which it leads, see `rank_of`."""
+        """The rank of a candidate, see `rank_of`."""
         return rank_of(candidate, self._queue)
 
     def shun(self, peer: PeerID) -> None:
@@ -187,22 +184,22 @@ class Candidates:
         self.entries.pop(peer, None)
 
     def finish(self, peer: PeerID) -> None:
-        """The search of this peer that is known has ended: it is no candidate until it declares a later one."""
+        """The known search of this peer has ended: it is no candidate until it declares a later one."""
         entry = self.entries.pop(peer, None)
         if entry is not None and entry.own_word:  # others may name a search to come: no later one would count then
             self._memory.finish(peer, entry.candidate.search)
 
     def note_begun(self, peer: PeerID, gone: Sequence[PeerID], until: float) -> None:
-        """A group has begun with this peer and those who are `gone`; they are passed over meanwhile."""
+        """A group has begun with this peer and those that are `gone`; they are passed over until `until`."""
         told = self._me.peer_id not in gone
         if not self._only_one:
             self.finish(peer)
         elif told:
-            # Mates count if they are known, or anybody could be named.
+            # Only known peers count, or a liar could name any.
             self.elsewhere |= {peer, *(mate for mate in gone if mate in self.entries)}
-        self.pass_over([peer], until)  # where there is one round, it is asked again then: its round may have failed
-        # If this peer is among those who are gone, the leader was lost before it had told everyone, and those who have
-        # not heard either are whom to look for now.
+        self.pass_over([peer], until)  # where there is one round, this peer asks it again then: it may have failed
+        # If this peer is among the gone, the leader was lost before it had told all members: then it looks for those
+        # that have not heard either.
         if told:
             self.pass_over(gone, until)
 
@@ -210,10 +207,10 @@ class Candidates:
         """Whether at least as many as this peer and its followers have begun without them.
 
         Where there is one round for all, two groups of one tag that both begin would be two averages, and separate
-        their members for good. So a group that would be no larger than what has begun already gives up, and its
-        members ask those others how it ended. A smaller round does not stop this peer's group: its members will have
-        to come here, whatever they make of it; and few that merely say that they have begun cannot hold up many. Where
-        it is known who was in the round that led here, these count alone: keys that say so cost nothing.
+        their members for good. So a group that would be no larger than the one that has begun gives up, and its members
+        ask the others how that ended. A smaller round does not stop this peer's group: its members will have to come
+        here, however it ends; and few peers that merely say that they have begun cannot hold up many. Where this peer
+        knows the members of the round that led here, only these count: keys cost nothing.
         """
         begun = self.elsewhere.intersection(self._queue) if self._queue else self.elsewhere
         return len(begun.difference(followers)) >= 1 + len(followers)
@@ -224,12 +221,12 @@ class Candidates:
             entry.passed_until = max(entry.passed_until, until)
 
     def fail(self, peer: PeerID, now: float, pause: float) -> None:
-        """This peer could not be reached: it is passed over for `pause` seconds, and longer every further time.
-        Those who were said to follow it have to find somebody else."""
+        """This peer could not be reached: it is passed over for `pause` seconds, and longer every further time. The
+        peers that follow it, by others' word, have to find another leader."""
         entry = self.entries.get(peer)
         if entry is not None:
             self.pass_over([peer], now + pause * 2**entry.failures)
-            entry.failures = min(entry.failures + 1, MAX_BACKOFF)
+            entry.failures = min(entry.failures + 1, self._memory.options.max_backoff)
         for other in self.entries.values():
             if other.follows == peer:
                 other.follows_until = now
@@ -241,12 +238,12 @@ class Candidates:
             entry.passed_until, entry.failures = 0.0, 0
 
     def is_out_of_reach(self, peer: PeerID, now: float) -> bool:
-        """Whether this peer was lost here, and has not been heard since."""
+        """Whether this peer was lost here, and has not spoken since."""
         entry = self.entries.get(peer)
         return entry is not None and entry.failures > 0 and entry.passed_until > now
 
     def names_leader(self, peer: PeerID, leader: PeerID, until: float) -> None:
-        """This peer follows another one, or itself. Whoever is followed leads, whatever was said of him before."""
+        """This peer follows another one, or itself. A peer that others follow leads, in spite of earlier words."""
         entry = self.entries.get(peer)
         if entry is not None:
             entry.follows, entry.follows_until = leader, until if leader != peer else 0.0
@@ -258,7 +255,7 @@ class Candidates:
             del self.entries[peer]
 
     def present(self, now: float) -> list[Entry]:
-        """Everyone who is not passed over at the moment, by rank."""
+        """All candidates that are not passed over at the moment, by rank."""
         there = [entry for entry in self.entries.values() if entry.passed_until <= now < entry.expires]
         return sorted(there, key=lambda entry: entry.rank)
 
@@ -270,12 +267,12 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who should lead and who should follow whom, as far as one peer knows."""
+    """The leaders and their followers, as one peer would have them by all that it knows."""
 
     leaders: list[PeerID]  # by rank
     leader_of: dict[PeerID, PeerID]  # of each follower
     crowded: bool  # there is more than one group
-    rest: bool = False  # the last group is not full, and waits for those who are still to come
+    rest: bool = False  # the last group is not full, and waits for peers that are still to come
 
     @property
     def usual_size(self) -> float:
@@ -283,7 +280,7 @@ class Plan:
         return (len(self.leaders) + len(self.leader_of)) / max(1, len(self.leaders))
 
     def nearest(self, peer: PeerID) -> list[PeerID]:
-        """The leaders in the order in which this peer should ask them: its own, then those of the chunks before it."""
+        """The leaders in the order in which this peer should ask them: its own, then those before it, then the rest."""
         own = peer if peer in self.leaders else self.leader_of.get(peer)
         if own is None:
             return list(self.leaders)
@@ -301,14 +298,14 @@ def make_plan(
     """The candidates in order of rank, cut into chunks of even size, each led by its first.
 
     Peers that can be dialed directly, over relays and not at all are cut apart and each chunk gets its share of all
-    three, since a group needs some who reduce. Everyone with the same knowledge asks the right leader at once, without
-    a herd of refusals; where knowledge differs by a few peers, the ends of the chunks move by as few positions, and a
-    follower that asks the wrong leader asks the next one. Whoever is known to follow somebody else leads nobody. Where
-    nobody can be dialed, those who are `connected` lead each other.
+    three, since a group needs reducers. All peers with the same knowledge ask the right leader at once, without a herd
+    of refusals; where knowledge differs by a few peers, the ends of the chunks move by as few positions, and a follower
+    that asks the wrong leader asks the next one. A peer that follows another one leads nobody. Where no peer can be
+    dialed, `connected` ones lead each other.
 
-    Where a remainder and those who may still be `coming` would fill a group, it is not shared: whoever has searched the
-    longest is in a full group, which begins at once, and the others wait together. So whoever is left over has a seat
-    in the next group.
+    Where a remainder and the peers that may still be `coming` would fill a group, it is not shared: the peers that have
+    searched the longest get full groups, which begin at once, and the others wait together. So a peer that is left over
+    has a seat in the next group.
     """
     can_lead = [entry for entry in ranked if entry.candidate.dialable]
     if not can_lead and any(connected(entry.peer_id) for entry in ranked):
@@ -329,7 +326,7 @@ def make_plan(
         if leader is not None:
             leaders.append(leader)
         elif leaders:
-            leader = leaders[-1]  # all of this chunk are on their way elsewhere
+            leader = leaders[-1]  # all peers of this chunk are on their way to other leaders
         else:
             continue
         leader_of.update((peer, leader) for peer in chunk if peer != leader)
@@ -337,7 +334,7 @@ def make_plan(
 
 
 def count_groups(candidates: int, able: int, target_size: int | None, minimum_size: int) -> int:
-    """Into how many groups so many candidates divide: none too large, none too small, each with one who is `able` to
+    """The number of groups for so many candidates: none too large, none too small, each with a peer that is `able` to
     lead.
 
     With few of these or an awkward remainder some candidates stay without a group.
@@ -348,33 +345,28 @@ def count_groups(candidates: int, able: int, target_size: int | None, minimum_si
 
 
 def _cut(ranked: Sequence[Entry], groups: int) -> list[list[PeerID]]:
-    """Chunks of the candidates: even in size, and even in those who can be dialed directly, or at all."""
+    """Chunks of the candidates: even in size, and even in peers that can be dialed directly, or at all."""
     chunks: list[list[PeerID]] = [[] for _ in range(groups)]
     dealt = 0
     for _, alike in groupby(ranked, key=lambda entry: entry.candidate.dialable):
         peers = [entry.peer_id for entry in alike]
         dealt += len(peers)
         hand = iter(peers)
-        for chunk, size in zip(chunks, _even(dealt, groups), strict=True):
-            chunk.extend(islice(hand, size - len(chunk)))
+        least, more = divmod(dealt, groups)
+        for index, chunk in enumerate(chunks):
+            chunk.extend(islice(hand, least + (index < more) - len(chunk)))
     return chunks
-
-
-def _even(total: int, parts: int) -> list[int]:
-    """`total` in so many parts that differ by at most one, the larger ones first."""
-    least, more = divmod(total, parts)
-    return [least + (part < more) for part in range(parts)]
 
 
 class Settling:
     """How long ago the last news of other candidates came, measured by how long it takes to declare and to read.
 
-    Where several groups may form, those who start together first hear of each other, so that all of them
-    divide everyone in the same way: nobody is asked before a reading has brought nothing new for a while.
+    Where several groups may form, peers that start together first hear of each other, so that all of them divide the
+    candidates in the same way: a peer asks no other before a reading has brought nothing new for a while.
     """
 
     def __init__(self, options: MatchmakingOptions, now: float) -> None:
-        self.quiet = MIN_SETTLE  # seconds without news after which things have settled
+        self.quiet = options.search.min_settle  # seconds without news after which things have settled
         self._options = options
         self._crowd = options.target_group_size is not None  # several groups may form
         self._first_read = math.inf
@@ -393,23 +385,24 @@ class Settling:
         self._last_read = now
         if self._first_read == math.inf:
             self._first_read = self._news_at = now
-            # Two that start together learn of each other within the time that the slower takes for this.
-            self.quiet = max(MIN_SETTLE, SETTLE_FACTOR * duration)
+            # Two peers that start together learn of each other within the time that the slower takes for this.
+            self.quiet = max(self._options.search.min_settle, self._options.search.settle_factor * duration)
 
     @property
     def trip(self) -> float:
         """Seconds that it takes to declare and to read."""
-        return self.quiet / SETTLE_FACTOR
+        return self.quiet / self._options.search.settle_factor
 
     @property
     def calm(self) -> bool:
-        """Whether no more readings are needed before anybody is asked."""
+        """Whether this peer needs no more readings before it asks another one."""
         return self._calm or not self._crowd
 
     @property
     def hedge(self) -> float:
         """Seconds after which an answer is late: a few round trips, as the first reading has measured them."""
-        return min(HEDGE * self._options.request_timeout, max(MIN_HEDGE, self.quiet))
+        search = self._options.search
+        return min(search.hedge * self._options.request_timeout, max(search.min_hedge, self.quiet))
 
     @property
     def ready_at(self) -> float:
@@ -418,11 +411,11 @@ class Settling:
             return -math.inf
         if self._calm:
             return self._news_at + self.quiet
-        return self._first_read + SETTLING_SHARE * self._options.min_matchmaking_time
+        return self._first_read + self._options.search.settling_share * self._options.min_matchmaking_time
 
     @property
     def settled_at(self) -> float:
-        """When everyone who is there can have been heard of, if nothing new happens; infinite before a reading."""
+        """When this peer can have heard of all candidates, if nothing new happens; infinite before a reading."""
         if self._first_read == math.inf:
             return math.inf
         return max(self._news_at + self.quiet, self.ready_at)
@@ -432,7 +425,7 @@ class Conflicts:
     """Peers that look for the same group with other terms."""
 
     def __init__(self) -> None:
-        self.agreed = False  # somebody with this peer's terms has answered it: whoever differs is not the run
+        self.agreed = False  # a peer with this one's terms has answered it: peers that differ are not the run
         self._found: dict[PeerID, tuple[tuple[str, ...], float]] = {}
 
     def note(self, peer: PeerID, keys: tuple[str, ...], since: float) -> bool:
@@ -443,12 +436,12 @@ class Conflicts:
         return new
 
     def cover(self, others: Iterable[Entry]) -> bool:
-        """Whether all of these follow somebody whose terms differ, so that none is left to form a group with."""
+        """Whether all of these follow a leader whose terms differ, so that none is left to form a group with."""
         return all(entry.follows in self._found for entry in others)
 
     def error(self, since: float, enough: int) -> FingerprintError | None:
-        """The error if so many of these peers name the same keys and came up before `since`, and nobody agrees with
-        this one: then they are the run, not we."""
+        """The error if so many of these peers name the same keys and came up before `since`, and no peer agrees with
+        this one: then they are the run, and this peer is not."""
         elders: dict[tuple[str, ...], list[PeerID]] = {}
         for peer, (keys, theirs) in self._found.items():
             if theirs < since and not self.agreed:

@@ -1,7 +1,7 @@
-"""Where peers that average with each other find each other: declarations under a key of the hash table.
+"""Declarations under a key of the hash table, by which peers that average with each other find each other.
 
 Each peer has one subkey that only it can write, under the key of its bucket, from the start of its averager to its end.
-What does not decode, or names another peer than its owner, is passed over.
+Readers pass over a record that does not decode, or names another peer than its owner.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ def next_bits(bits: str, group: Group, me: PeerID, target_size: int) -> str:
 class Declarations:
     """The declarations of one prefix. Failures to reach them show as fewer declarations, not as errors.
 
-    What this peer last said with `say` is what any later `publish` writes, so one that is slow or was cancelled cannot
-    bring an older declaration back.
+    Each `publish` writes the declaration of the last `say`, so a slow or cancelled one cannot bring an older back.
     """
 
     def __init__(self, node: DHTNode, prefix: str) -> None:
@@ -61,14 +60,14 @@ class Declarations:
         self._follower: Follower | None = None
 
     def say(self, candidate: Candidate) -> None:
-        """What this peer declares from now on; to be published."""
+        """Sets this peer's declaration, which the next `publish` writes."""
         self._own = candidate
 
     async def publish(self, *, again: bool = False) -> None:
-        """Writes what was last said; with `again` also if it has been written before.
+        """Writes the declaration; with `again` also if it has been written before.
 
-        A peer that has moved writes it under the key of its former bucket too: readers there see that it has gone. To
-        withdraw would take two lookups, and could end after a later declaration under the same key.
+        A peer that has moved writes it under the key of its former bucket too: readers there see that the peer has
+        gone. To withdraw would take two lookups, and could end after a later declaration under the same key.
         """
         own, published = self._own, self._published
         if own is None or (own == published and not again):
@@ -86,13 +85,13 @@ class Declarations:
             logger.debug("no replica of %s took the declaration", list(stored))
 
     async def keep_published(self) -> None:
-        """Until it is cancelled."""
+        """Publishes again and again, until it is cancelled."""
         while True:
             await self.publish(again=True)
             await asyncio.sleep(LIFETIME / 2)
 
     async def read(self, bits: str) -> Sequence[Candidate]:
-        """Who holds the bucket; nobody, not even this peer, if the table is out of reach."""
+        """The holders of the bucket; empty, without this peer too, if the table is out of reach."""
         key = group_key(self._prefix, bits)
         if self._follower is None or self._follower.key != key:
             self._follower = self._node.follow(key, only_bytes=True)

@@ -31,20 +31,14 @@ from swarmcli.errors import CallRefused, NetworkError, NoReducerError, UnknownMe
 from swarmcli.events import PeerRefused
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.loop_thread import set_within
+from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.task_owner import TaskOwner
-
-FIRST_PAUSE = 0.1  # seconds at most between the first two reads of the declarations; each pause is twice the last …
-LAST_PAUSE = 4.0  # … up to this
-PUSHES_PER_SECOND = 100.0  # of progress, that a leader gets from all of its followers together
-MIN_PUSH_INTERVAL = 0.05  # seconds
-ROUND_TRIPS = 10.0  # that a heartbeat may take at least before a follower is given up
 
 logger = logging.getLogger(__name__)
 
 
 class OutdatedError(Exception):
-    """This peer can be dialed elsewhere than its search says, or others have a seat now: it begins another one."""
+    """This peer's addresses or the doubted peers' seats have changed: it begins another search."""
 
 
 class SearchDriver:
@@ -60,18 +54,17 @@ class SearchDriver:
         farewells: TaskOwner,
         outdated: Callable[[], bool] = bool,
     ) -> None:
-        """`farewells` owns what others are still to be told when the search has ended. `outdated`: whether another one
-        is to begin in this one's place."""
+        """`farewells` owns the last messages to others, which may outlive the search. `outdated`: whether another
+        search is to replace this one."""
         self.search = search
         self.group: Group | None = None
         self._endpoint, self._prefix, self._declarations = endpoint, prefix, declarations
         self._control, self._farewells, self._outdated = control, farewells, outdated
-        self._loop = asyncio.get_running_loop()
         self._jobs = TaskOwner()
         self._wake = asyncio.Event()
         self._read_due = asyncio.Event()
         self._progress_due = asyncio.Event()
-        self._watched: dict[PeerID, asyncio.Future[str]] = {}  # whose connection may end at any time
+        self._watched: dict[PeerID, asyncio.Future[str]] = {}  # peer → done when its connection ends
         self._beating: set[PeerID] = set()  # followers whose answer to a heartbeat is awaited
         self._scheduled: float | None = None
 
@@ -94,7 +87,7 @@ class SearchDriver:
             await self._jobs.close()
 
     async def call(self, peer: PeerID, message: Any, timeout: float | None = None) -> Any:
-        """Says this to the same averager at another peer and returns its answer. Raises NetworkError."""
+        """Sends a message to the same averager at another peer and returns the answer. Raises NetworkError."""
         method, answer = method_name(self._prefix, type(message)), METHODS[type(message)][1]
         timeout = timeout or self.search.options.request_timeout
         return await self._endpoint.call(peer, method, message, answer, timeout=timeout)
@@ -103,11 +96,11 @@ class SearchDriver:
         """Something has changed that the search does not hear of."""
         self._wake.set()
 
-    # What others say
+    # Messages of others
 
     def hear(self, peer: PeerID, message: Join | Invitation | Heartbeat | Progress | Leave) -> Answer | Pulse:
-        """What another peer says to this one; see messages."""
-        search, now = self.search, self._loop.time()
+        """Another peer's message to this one; see messages."""
+        search, now = self.search, loop_time()
         self._wake.set()
         match message:
             case Join():
@@ -127,18 +120,18 @@ class SearchDriver:
         own, members = self.search.me, [member.peer_id for member in group.members]
         if own.peer_id not in group or group.tag != own.tag:
             return False
-        # A leader that could bring a peer into an old group again, after a restart or from another averager, would have
-        # it sign two unlike things under one id, which is evidence against it.
+        # If a leader could bring this peer into an old group again, after a restart or from another averager, this peer
+        # would sign two unlike values under one id, which is evidence against it.
         entry = group.members[group.index_of(own.peer_id)]
         if entry.search != own.search:
             return False
         signed = group.has_listed(group.group_id, group.listed)
         enough = math.fsum(group.claims.values()) >= (self.search.request.target or 0.0)
         if not (signed and enough and self._is_as_offered(entry) and self.search.is_in_turn(group)):
-            self.search.give_up_leader(self._loop.time())
+            self.search.give_up_leader(loop_time())
             self._wake.set()
             return False
-        if not self.search.gathering.allows(group, self._loop.time()):
+        if not self.search.gathering.allows(group, loop_time()):
             return False
         if not self.search.on_begin(message.search, members, waited_in_vain=message.waited_in_vain):
             return False
@@ -147,8 +140,8 @@ class SearchDriver:
         return True
 
     def _is_as_offered(self, entry: Member) -> bool:
-        """Whether a leader says of this peer what it has offered: a trainer that it calls an auxiliary gets no average,
-        one whose bid it alters no seat, and one that it says cannot be dialed meets nobody else."""
+        """Whether the leader lists this peer as it has offered. Otherwise a trainer listed as an auxiliary would get no
+        average, one with an altered bid no seat, and one listed as undialable would meet no other member."""
         own, offer = self.search.me, self.search.own.offer
         said = entry.listening, entry.addresses, entry.standing, entry.auxiliary, entry.gathered, entry.bid
         offered = own.listening, own.addresses, own.standing, offer.auxiliary, offer.gathered, offer.bid
@@ -161,9 +154,9 @@ class SearchDriver:
         self._wake.set()
 
     def drop(self, peer: PeerID) -> None:
-        """This peer is not to be in the group, whatever it was to this search."""
+        """This peer must not be in the group, as a leader, a follower or a candidate."""
         if self.group is None:
-            self.search.on_lost(peer, self._loop.time())
+            self.search.on_lost(peer, loop_time())
             self.search.on_refused(peer)
             self._wake.set()
 
@@ -177,15 +170,15 @@ class SearchDriver:
             if self._outdated():
                 raise OutdatedError
             self._take_from_control()
-            moves = self.search.moves(self._loop.time())
+            moves = self.search.moves(loop_time())
             self._carry_out(moves)
             if moves.failure is not None:
                 raise moves.failure
             if moves.begin:
                 try:
                     self.group = begin()
-                except NoReducerError as error:  # nobody in it can reduce: is there time to wait for one more member?
-                    if not self.search.reopen(str(error), self._loop.time()):
+                except NoReducerError as error:  # no member can reduce: is there time to wait for one more?
+                    if not self.search.reopen(str(error), loop_time()):
                         raise
                 continue
             self._watch()
@@ -208,7 +201,7 @@ class SearchDriver:
         self._leave(moves.leave)
 
     def _watch(self) -> None:
-        """Whoever matters for the group is lost as soon as its connection ends, or at once if there is none."""
+        """The leader, a follower or a mate is lost as soon as its connection ends, or at once if there is none."""
         leader = [self.search.leader.peer_id] if self.search.leader is not None else []
         wanted = {*self.search.gathering.mates, *self.search.gathering.followers, *leader}
         for peer in self._watched.keys() - wanted:
@@ -218,9 +211,9 @@ class SearchDriver:
             lost.add_done_callback(partial(self._on_connection_lost, peer))
 
     def _on_connection_lost(self, peer: PeerID, lost: asyncio.Future[str]) -> None:
-        if self._watched.get(peer) is lost:  # otherwise it was cancelled here, or is watched anew
+        if self._watched.get(peer) is lost:  # otherwise this was cancelled, or another one watches the peer
             del self._watched[peer]
-            self.search.on_lost(peer, self._loop.time())
+            self.search.on_lost(peer, loop_time())
             self._wake.set()
 
     def _take_from_control(self) -> None:
@@ -229,14 +222,14 @@ class SearchDriver:
         scheduled = self._control.scheduled_time
         if scheduled is not None and scheduled != self._scheduled:
             self._scheduled = scheduled
-            gathering.schedule(self._loop.time() + scheduled - self._endpoint.clock.now())
+            gathering.schedule(loop_time() + scheduled - self._endpoint.clock.now())
 
     def _on_control(self) -> None:
         """The user has reported progress, or changed the schedule."""
         self._progress_due.set()
         self._wake.set()
 
-    # Jobs beside it
+    # Jobs beside the moves
 
     async def _request(
         self, peer: PeerID, message: Join | Invitation, heed: Callable[[PeerID, Answer, float], None]
@@ -248,12 +241,12 @@ class SearchDriver:
         except NetworkError as error:
             self._on_no_answer(peer, error)
             return
-        heed(peer, answer, self._loop.time())
-        self._progress_due.set()  # a new leader knows nothing of it yet
+        heed(peer, answer, loop_time())
+        self._progress_due.set()  # a new leader does not know this peer's progress yet
         self._wake.set()
 
     def _leave(self, peers: list[PeerID]) -> None:
-        """Those who count on this peer for a group are told that they should not."""
+        """Tells peers that count on this one for a group that they should not."""
         for peer in peers:
             self._farewells.spawn(self._tell_leaving(peer))
 
@@ -267,28 +260,29 @@ class SearchDriver:
         if isinstance(error, CallRefused | UnknownMethod):
             self.search.on_refused(peer)
         else:
-            self.search.on_lost(peer, self._loop.time())
+            self.search.on_lost(peer, loop_time())
         logger.debug("%s cannot be met: %s", peer.short, error)
         self._wake.set()
 
     async def _keep_declared(self) -> None:
-        """Declares this peer, then reads who else has: often at first, and not at all while it follows somebody."""
-        started, pause = self._loop.time(), 0.0
+        """Declares this peer, then reads the other declarations: often at first, and not while it follows a leader."""
+        started, pause = loop_time(), 0.0
         await self._declarations.publish()
         while True:
             if self.search.leader is None:
                 declared = await self._declarations.read(self.search.me.bits)
-                self.search.on_read(declared, self._loop.time(), self._loop.time() - started)
+                self.search.on_read(declared, loop_time(), loop_time() - started)
                 self._wake.set()
-            settling = self.search.settling
+            settling, options = self.search.settling, self.search.options.search
             if self._read_due.is_set() or not settling.calm:
                 pause = 0.0
             self._read_due.clear()
-            pause = min(2 * pause, LAST_PAUSE) or min(FIRST_PAUSE, settling.trip)
+            pause = min(2 * pause, options.last_read) or min(options.first_read, settling.trip)
             await set_within(self._read_due, pause)
 
     async def _keep_followers(self) -> None:
-        """Heartbeats to every follower, so that it knows that somebody leads it, and this peer that it is there."""
+        """Heartbeats to every follower: the follower knows that its leader lives, and this peer that the follower
+        does."""
         gathering = self.search.gathering
         blocked = gathering.blocked[:MAX_REASON]
         beat = Heartbeat(self.search.me.search, gathering.patience, len(gathering), blocked)
@@ -299,9 +293,9 @@ class SearchDriver:
 
     async def _beat(self, peer: PeerID, beat: Heartbeat) -> None:
         self._beating.add(peer)
-        usual = self._endpoint.round_trip(peer) or 0.0
+        trips = self.search.options.search.beat_trips * (self._endpoint.round_trip(peer) or 0.0)
         try:
-            pulse: Pulse = await self.call(peer, beat, max(beat.patience, ROUND_TRIPS * usual))
+            pulse: Pulse = await self.call(peer, beat, max(beat.patience, trips))
         except NetworkError as error:
             self._on_no_answer(peer, error)
         else:
@@ -314,7 +308,7 @@ class SearchDriver:
             self._beating.discard(peer)
 
     async def _push_progress(self) -> None:
-        """Tells the leader at once, and then again after a pause that grows with the group."""
+        """Tells the leader this peer's progress at once, and again after a pause that grows with the group."""
         await self._progress_due.wait()
         self._progress_due.clear()
         leader = self.search.leader
@@ -327,8 +321,10 @@ class SearchDriver:
             logger.debug("the leader did not take the progress: %s", error)
         else:
             if not pulse.together:
-                self.search.drop_leader(leader.peer_id, self._loop.time())
+                self.search.drop_leader(leader.peer_id, loop_time())
                 self._wake.set()
-        # Over at once when this peer stops to wait for its group.
-        await set_within(self._control.urgent, max(MIN_PUSH_INTERVAL, self.search.leader_has / PUSHES_PER_SECOND))
+        # The pause ends at once when this peer stops to wait for its group.
+        options = self.search.options.search
+        pause = max(options.min_push_interval, self.search.leader_has / options.pushes_per_second)
+        await set_within(self._control.urgent, pause)
         self._control.urgent.clear()

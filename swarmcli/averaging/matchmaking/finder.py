@@ -51,10 +51,7 @@ from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.network.wire.codec import decode_body
 from swarmcli.recent import Recent
 
-WITHDRAWAL_TIMEOUT = 2.0  # seconds that an ending averager takes to withdraw its declaration
-EMPTY_SEAT = 10.0  # seconds without kept seats after one stayed empty: a liar costs a grace of 1 s in that time at most
-CLOCKS_DIFFER = 1.0  # seconds by which a search may seem to begin in the future
-MAX_BEGUN = 4  # groups that those who come too late are told of; they may be some rounds behind
+MAX_BEGUN = 4  # groups of which peers that come too late are told; they may be some rounds behind
 
 Untold: TypeAlias = Callable[[Group, PeerID, str], object]
 
@@ -90,12 +87,12 @@ class GroupFinder:
         self._ban_news = ban_news or BanNews.of(node, config.run or config.prefix)
         self.experience = Experience(config.allreduce)
         self.sightings = Sightings()
-        self._memory = Memory(self._ban_news.bans.is_banned)
+        self._memory = Memory(self._ban_news.bans.is_banned, config.matchmaking.search)
         self._begun: Recent[Bucket, Group] = Recent(MAX_BEGUN)  # the last groups that began with this peer
         self._declarations = Declarations(node, config.prefix)
         self._last_search, self._last_tag, self._stands = bytes(SEARCH_BYTES), b"", False
         self._asking: Search | None = None  # under way or over: a leader that it has asked may begin late
-        self._coming: set[PeerID] = set()  # for whom the next group keeps a seat, see keep_seat
+        self._coming: set[PeerID] = set()  # peers for which the next group keeps a seat, see keep_seat
         self._keeps_seats_from = -math.inf  # loop time
         self._searched = 0.0  # swarm time of the last search
         self._anew = False  # the search under way is to be replaced, since peers without a seat in it have one now
@@ -143,7 +140,7 @@ class GroupFinder:
     async def withdraw(self) -> None:
         """Takes the declaration back, until the next search. Peers that read that wait for this one no more."""
         try:
-            async with asyncio.timeout(WITHDRAWAL_TIMEOUT):
+            async with asyncio.timeout(self._config.matchmaking.search.withdrawal):
                 await self._declarations.withdraw()
         except (NetworkError, DHTError, TimeoutError) as error:
             logger.debug("the declaration of %s stays until it expires: %s", self._config.prefix, error)
@@ -392,10 +389,11 @@ class GroupFinder:
             self._untold(group, follower, str(error))
 
     def _remember(self, group: Group, search: Search) -> None:
-        memory, size = self._memory, self._config.matchmaking.target_group_size
+        memory, options = self._memory, self._config.matchmaking
+        size = options.target_group_size
         # The leader names the searches with which the others came. A search in the future has not ended, though the
         # leader says so: otherwise a liar could keep two peers from ever asking each other again.
-        latest = search_id(self._endpoint.clock.now() + CLOCKS_DIFFER, b"\xff" * 8)
+        latest = search_id(self._endpoint.clock.now() + options.search.clocks_differ, b"\xff" * 8)
         for member in group.members:
             search.known.finish(member.peer_id)
             memory.finish(member.peer_id, min(member.search, latest))
@@ -403,7 +401,7 @@ class GroupFinder:
         peers = frozenset(member.peer_id for member in group.members)
         memory.note_present(peers)
         if not self._coming <= peers:
-            self._keeps_seats_from = loop_time() + EMPTY_SEAT
+            self._keeps_seats_from = loop_time() + options.search.empty_seat
         self._coming.clear()
         everyone = size is None or len(memory.holders) <= size
         memory.mates = peers if everyone and not self.group_bits else frozenset()
@@ -411,7 +409,7 @@ class GroupFinder:
         self.group_bits = next_bits(self.group_bits, group, search.me.peer_id, size or len(group))
         self._begun[search.me.bucket] = group
 
-    # What others say; see messages
+    # Messages of others
 
     async def _on_request(self, peer: PeerID, message: Join | Invitation) -> Answer | Pulse:
         """Answers for the search in the bucket that the message names. Declarations may be out of date, so others may

@@ -1,4 +1,4 @@
-"""What peers that look for a group say to each other, as typed messages. Bounds are checked while decoding."""
+"""The messages between peers that look for a group. Bounds are checked while decoding."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from swarmcli.network.identity import PeerID
 from swarmcli.network.limits import MAX_TAG_BYTES
 from swarmcli.network.wire.messages import Amount, Moment
 
-LIFETIME = 60.0  # seconds that a declaration is believed unless it is heard again
+LIFETIME = 60.0  # seconds for which peers believe a declaration, unless they read it again
 SEARCH_BYTES = 16
-MAX_GONE = 64  # members of a group that has begun, as named to those who came too late
+MAX_GONE = 64  # members of a group that has begun, as named to peers that came too late
 MAX_REASON = 500  # characters
 MAX_PATIENCE = 3600.0  # seconds
 
@@ -33,13 +33,13 @@ Verdict: TypeAlias = Literal["accepted", "coming", "follow", "full", "outranked"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A peer as it declares itself. Raises ValueError for what no honest peer declares."""
+    """A peer as it declares itself. Raises ValueError for values that no honest peer declares."""
 
     peer_id: PeerID
     search: bytes  # its last search: 8 bytes of swarm time (so that later ones are greater) and 8 drawn at random
     tag: bytes
     listening: bool  # it can be dialed directly
-    addresses: tuple[str, ...] = ()  # of one that does not listen, those at relays
+    addresses: tuple[str, ...] = ()  # at relays if it does not listen
     bits: str = ""  # peers of unlike group bits, or of unlike tags, never share a group
     looking: bool = True  # False: its last search has ended, or it has not begun one
     standing: bool = False  # it was in the round that led to this tag, it says
@@ -68,9 +68,9 @@ def rank_of(candidate: Candidate, queue: Sequence[PeerID] = ()) -> Rank:
     """Smaller ranks lead.
 
     `queue`: the members of the round that led to this tag, in the order in which they lead the next one, as far as this
-    peer was among them. They lead in turn, so nothing that a peer can choose brings it nearer, and they rank before
-    whoever comes anew. The others rank by a hash over peer, tag and search; those that can be dialed directly before
-    those that are reached over relays. Who cannot be dialed ranks last, since a leader has to be reachable.
+    peer was among them. They lead in turn, so no choice of a peer brings it nearer, and they rank before newcomers. The
+    others rank by a hash over peer, tag and search; those that can be dialed directly before those that are reached
+    over relays. A peer that cannot be dialed ranks last, since a leader has to be reachable.
     """
     digest = hashlib.sha256(b"swarm rank 1" + candidate.search + candidate.peer_id + candidate.tag).digest()
     place = place_in(queue, candidate.peer_id, candidate.standing)
@@ -78,14 +78,15 @@ def rank_of(candidate: Candidate, queue: Sequence[PeerID] = ()) -> Rank:
 
 
 def place_in(queue: Sequence[PeerID], peer: PeerID, standing: bool) -> int:
-    """Of one that says whether it was in that round: who was not there believes it, and those who were know better."""
+    """The place of a peer that says whether it was in that round: peers that were not there believe it, and those that
+    were know better."""
     if not standing or (queue and peer not in queue):
         return MAX_MEMBERS
     return queue.index(peer) if queue else 0
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What a peer brings into a group."""
+    """A peer's contribution to a group, and the data that it gathers."""
 
     bandwidth: Bandwidth | None = None  # relative, as its user gave it
     measured: Bandwidth | None = None  # bytes per second, from past rounds
@@ -103,7 +104,7 @@ class Join(msgspec.Struct, frozen=True):
     since: Moment  # swarm time at which the sender came up
     patience: Amount = 0.0  # seconds that it would still wait for a group that is not complete
     progress: Amount = 0.0  # see Progress
-    stranded: bool = False  # nobody is left whom it could lead, so it asks whoever leads, of any rank
+    stranded: bool = False  # no peer is left that it could lead, so it asks any leader, of any rank
 
     def __post_init__(self) -> None:
         check_terms(self.terms)
@@ -120,12 +121,12 @@ class Answer(msgspec.Struct, frozen=True):
     """To a Join or an Invitation.
 
     accepted      the sender follows the answerer from now on, and hears from it within `patience` seconds
-    coming        the answerer will ask the leader that was named to it
+    coming        the answerer will ask the leader that the invitation names
     follow        the answerer follows `to`
     full          the answerer's group has no room
-    outranked     the sender of the Join ranks before the answerer, or the leader it is invited to behind it
-    begun         the answerer's group has begun without the sender, and so have those that are `gone` with it
-    cannot_lead   the answerer cannot be dialed, not even over a relay, and leads nobody
+    outranked     the sender of the Join ranks before the answerer, or the leader of the Invitation behind it
+    begun         the answerer's group has begun without the sender, and so have the members that are `gone` with it
+    cannot_lead   the answerer cannot be dialed, not even over a relay, and leads no peer
     terms         the two fingerprints differ under `keys`; the answerer came up at swarm time `since`
     """
 
@@ -144,7 +145,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     search: bytes  # the leader's
     patience: Patience
     members: Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMBERS)]  # in the group so far
-    unreduced: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""  # why it cannot begin: nobody could reduce
+    unreduced: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""  # why it cannot begin: no member could reduce
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -155,7 +156,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """The sender is no longer part of what the receiver leads, or leads it no longer."""
+    """The sender no longer follows the receiver, or no longer leads it."""
 
     search: bytes  # the sender's
 
@@ -165,12 +166,12 @@ class Begin(msgspec.Struct, frozen=True):
 
     search: bytes  # the follower's, so that no earlier search is meant
     group: Group
-    waited_in_vain: bool = False  # somebody who was waited for has not come
+    waited_in_vain: bool = False  # a peer for which the leader waited has not come
 
 
 class IncomingBegin(msgspec.Struct, frozen=True):
-    """A Begin whose group is read once it is known that its sender may begin one: a large group takes the processor a
-    tenth of a second."""
+    """A Begin whose group the receiver reads once it knows that the sender may begin one: a large group takes the
+    processor a tenth of a second."""
 
     search: Annotated[bytes, msgspec.Meta(max_length=SEARCH_BYTES)]
     group: msgspec.Raw

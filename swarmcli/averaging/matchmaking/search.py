@@ -1,13 +1,13 @@
 """How one peer finds its group: every decision, and no input or output.
 
-A search hears what happened (`on_…`) and says what to do next (`moves`). Its driver declares the peer, reads the
-declarations of others, carries messages, and asks again for moves whenever something happened or the time named
-by the last moves has come. All times are those of the loop.
+A search hears what happened (`on_…`) and names the next steps (`moves`). Its driver declares the peer, reads the
+declarations of others, carries messages, and asks again for moves whenever something happened or the time of the last
+moves has come. All times are those of the loop.
 
     looking ──ask up the ranks──▶ following a leader ──its group begins──▶ done
        │  ▲                              │
        │  └──── leader gone or silent ◀──┘
-       └──nobody ranks before──▶ leading (invites down the ranks) ──complete, full or time up──▶ done
+       └──no peer ranks before─▶ leading (invites down the ranks) ──complete, full or time up──▶ done
 
 Requests to join go up the ranks only, so they cannot run in a circle.
 """
@@ -39,31 +39,22 @@ from swarmcli.errors import FingerprintError, MatchmakingError, NoReducerError, 
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix
 
-BELIEF = 2.0  # seconds that "I follow somebody else" or "my group is full" is believed
-NOTICE = 0.5  # seconds in which a follower that has given up its leader reaches the next one
-AGAIN = 0.15  # seconds before somebody who still believes in a lost leader is asked again …
-LOYALTY = 2.0  # … and for how long he is: after that, it is the way to that leader which is broken
-OVERDUE = 0.75  # seconds after the end of the time at which a leader that could have begun must have
-MAX_RENEWALS = 3  # times that a leader with too few members keeps its followers for another try
-LAST_MOMENT = 1.0  # seconds before the end of the time in which a group without a reducer ends the search
-TICK = 1.0  # seconds between looks at the clock when nothing happens
-
 
 @dataclass(slots=True)
 class Moves:
-    """What to do now; at `wake_at` at the latest the next moves are due."""
+    """The next steps of a search; at `wake_at` at the latest the moves after these are due."""
 
     wake_at: float = math.inf
     ask: tuple[PeerID, Join] | None = None
-    invite: list[tuple[PeerID, Candidate]] = field(default_factory=list)  # who, and the leader that it should ask
-    leave: list[PeerID] = field(default_factory=list)  # leaders that are not followed, former followers to be told so
-    refuse: list[tuple[PeerID, tuple[str, ...]]] = field(default_factory=list)  # peers of other terms, and which
+    invite: list[tuple[PeerID, Candidate]] = field(default_factory=list)  # peers, and the leader that each should ask
+    leave: list[PeerID] = field(default_factory=list)  # leaders and followers that this peer tells that it has left
+    refuse: list[tuple[PeerID, tuple[str, ...]]] = field(default_factory=list)  # peers of other terms, and their keys
     begin: bool = False
     failure: SwarmError | None = None  # the search ends with this
 
 
 class Search:
-    """One peer's search for one group. `leader` is whom it follows; None while it looks or leads."""
+    """One peer's search for one group. `leader` is the peer that it follows; None while it looks or leads."""
 
     def __init__(
         self,
@@ -78,9 +69,9 @@ class Search:
         network_of: Callable[[PeerID], Prefix | None] = lambda peer: None,
         count: Callable[[Mapping[PeerID, float]], float] = lambda claims: math.fsum(claims.values()),
     ) -> None:
-        """`own` is what this peer says when it asks to join. When time is up and too few are here, it looks on with
-        `request.allow_retries`, and otherwise gives up. `shunned`: who gets no seat; `network_of`: by which seats are
-        counted; `count`: see Gathering."""
+        """`own`: this peer's request to join. When time is up and too few are here, it looks on with
+        `request.allow_retries`, and otherwise gives up. `shunned`: peers that get no seat; `network_of`: the network of
+        a peer, by which seats are counted; `count`: see Gathering."""
         self.own, self.me = own, own.candidate
         self.request = request
         self.options = options
@@ -110,28 +101,28 @@ class Search:
         self.leader_has = 1  # members in the leader's group, as it last said
         self.members: tuple[PeerID, ...] = ()  # of the group once it has begun, the leader first
         self.unfaithful: set[PeerID] = set()  # leaders that gathered enough members and did not begin …
-        self._idle: set[PeerID] = set()  # … of which only reports say that they could have
-        self.waited_in_vain = False  # for somebody who had not come when the group began
+        self._idle: set[PeerID] = set()  # … and of these the ones that only reports accuse
+        self.waited_in_vain = False  # for a peer that had not come when the group began
         self._memory = memory
         self._network_of = network_of
         self._connected = connected
         self._own_entry = Entry(self.me, self.rank, since=now)
         self._doubts_end_at = now + options.min_matchmaking_time  # see _conflict
         self._asked: dict[PeerID, float] = {}  # peer whose answer is awaited → since when
-        # Only a peer that was asked may begin a group with this one. An answer that came too late, or never, does not
-        # count: that leader may have taken this peer in.
+        # Only a peer that this one has asked may begin a group with it, also if its answer came too late, or never:
+        # that leader may have taken this peer in.
         self._ever_asked: set[PeerID] = set()
-        self._named: PeerID | None = None  # the leader of an invitation; it is asked before all others
+        self._named: PeerID | None = None  # the leader of an invitation; this peer asks it before all others
         self._leader_until = math.inf  # the leader is silent if nothing is heard by then …
         self._leader_speaks_until = math.inf  # … and was when half of that time had passed
         self._renewals = 0  # how often its time was up with too few members
-        self._unreduced = ""  # why nobody in the leader's group can reduce, as it last said
+        self._unreduced = ""  # why no member of the leader's group can reduce, as it last said
         self._moves = Moves()  # the next ones, as far as they are clear
 
-    # What others say
+    # Messages of others
 
     def learn(self, candidate: Candidate, now: float, *, direct: bool = False) -> None:
-        """Somebody looks for a group: said by himself (`direct`), by the declarations or by a third peer."""
+        """A peer looks for a group, by its own word (`direct`), by the declarations or by a third peer's word."""
         if self.known.learn(candidate, now, direct=direct):
             self.settling.news(now)
             self.gathering.seen.add(candidate.peer_id)
@@ -148,7 +139,7 @@ class Search:
             if known is not None and not candidate.looking and candidate.search >= known.candidate.search:
                 self.known.finish(candidate.peer_id)
         size = self.options.target_group_size
-        # At their start not everyone has declared himself, so a few are no proof that they are all.
+        # At the start not all peers have declared themselves, so a few may not be all.
         crowd = size is not None and (len(declared) > size or not self.gathering.mates)
         self.settling.on_read(now, duration, crowd=crowd)
 
@@ -173,26 +164,26 @@ class Search:
             if self.gathering.is_full or not self._has_seat_for(peer):
                 return Answer("full", self.me)
             if self.options.target_group_size is not None:
-                self.settling.news(now)  # whoever was turned away elsewhere gets the time to find this group
+                self.settling.news(now)  # peers that other leaders turned away get the time to find this group
         if not self.gathering.add(join, now):
             return Answer("full", self.me)
         return Answer("accepted", self.me, patience=self.gathering.patience)
 
     def _has_seat_for(self, peer: PeerID) -> bool:
-        """Whether the network that this peer comes from has not taken all of its seats: identities cost nothing, and
-        addresses of unlike networks do. Local networks and this machine are not counted."""
+        """Whether the network of this peer has seats left: identities cost nothing, and addresses of unlike networks
+        do. Local networks and this machine are not counted."""
         limit, network = self.options.seats_per_network, self._network_of(peer)
         if limit is None or network is None or network.shared:
             return True
         return sum(self._network_of(other) == network for other in self.gathering.followers) < limit
 
     def _may_lead_undialed(self, peer: PeerID, now: float) -> bool:
-        """Where nobody can be dialed, those who are connected lead each other."""
+        """Where no peer can be dialed, connected ones lead each other."""
         return self._connected(peer) and not any(entry.candidate.dialable for entry in self.known.present(now))
 
     def _takes_in(self, peer: PeerID) -> bool:
-        """Whether a stranded peer may come though it ranks before: only to one that leads others, and not to one
-        that asks it in turn, so that no two follow each other."""
+        """Whether a stranded peer may come though it ranks before this one: only if this one leads others, and is not
+        asking that peer in turn, so that no two follow each other."""
         return self.leader is None and bool(self.gathering.followers) and peer not in self._asked
 
     def on_invitation(self, invitation: Invitation, now: float) -> Answer:
@@ -206,8 +197,8 @@ class Search:
             return Answer("begun", gone=self.members[:MAX_GONE])
         lost = self.known.is_out_of_reach(to.peer_id, now)
         if not lost:
-            self.known.names_leader(sender.peer_id, to.peer_id, now + BELIEF)
-        if to.peer_id != sender.peer_id:  # the sender leads nobody any more
+            self.known.names_leader(sender.peer_id, to.peer_id, now + self.options.search.belief)
+        if to.peer_id != sender.peer_id:  # the sender leads no peer any more
             if self.leader is not None and self.leader.peer_id == sender.peer_id:
                 self.leader = None
             self._forget_question(sender.peer_id)  # its answer, if one is under way, is out of date
@@ -220,9 +211,9 @@ class Search:
         return Answer("coming", self.me)
 
     def on_heartbeat(self, peer: PeerID, beat: Heartbeat, now: float) -> bool:
-        """The leader lives and will be heard again. Returns whether it is followed."""
+        """The leader lives and will speak again. Returns whether this peer follows it."""
         if self.leader is None and peer in self._asked:
-            return True  # it has overtaken the answer to the request to join
+            return True  # the heartbeat has overtaken the answer to the request to join
         if self.leader is None or (self.leader.peer_id, self.leader.search) != (peer, beat.search):
             return False
         self._leader_until, self._leader_speaks_until = now + beat.patience, now + beat.patience / 2
@@ -230,17 +221,18 @@ class Search:
         return True
 
     def may_begin(self, peer: PeerID, search: bytes) -> bool:
-        """Whether a group of this leader may be meant for this peer: it was asked, in this very search."""
+        """Whether this leader may begin a group with this peer: this one has asked it, in this very search."""
         return peer in self._ever_asked and search == self.me.search
 
     def hear_no_more(self, peer: PeerID) -> None:
-        """A group of this leader was declined: no further one is read, unless it is asked again."""
+        """This peer declined a group of this leader: it reads no further one, unless it asks that leader again."""
         self._ever_asked.discard(peer)
 
     def on_begin(self, search: bytes, members: Iterable[PeerID], *, waited_in_vain: bool = False) -> bool:
-        """The first of these members begins its group, with this peer's `search` in it. Returns whether that is so.
+        """The first of these members begins its group, with this peer's `search` in it. Returns whether this peer takes
+        part.
 
-        `waited_in_vain`: it has waited in vain for others, so nobody in its group has to do so again.
+        `waited_in_vain`: the leader has waited in vain for others, so no member of its group waits for them again.
         """
         # The message may overtake the answer to the request to join, or come from a slow leader that this peer gave
         # up for another one. That group has begun and counts on this peer, the other one has not: so the first wins.
@@ -253,8 +245,8 @@ class Search:
         return True
 
     def is_in_turn(self, group: Group) -> bool:
-        """Whether the followers are listed as they rank here, so that they lead in turn. Who comes anew comes last, in
-        whatever order. A leader that comes anew knows of no order: it leads nobody of those who were there and can."""
+        """Whether the leader lists the followers as they rank here, so that they lead in turn. Newcomers come last, in
+        any order. A leader that is a newcomer knows no order: it may not lead members of that round that can lead."""
         queue, (leader, *others) = self.request.queue, group.members
         ranks = [(not each.dialable, place_in(queue, each.peer_id, each.standing)) for each in others]
         if queue and not leader.standing:
@@ -262,11 +254,11 @@ class Search:
         return not queue or ranks == sorted(ranks)
 
     def followers(self) -> list[Join]:
-        """Of this peer, by rank."""
+        """The joins of this peer's followers, by rank."""
         return sorted(self.gathering.followers.values(), key=lambda join: self.known.rank(join.candidate))
 
     def on_leave(self, peer: PeerID, search: bytes, now: float) -> None:
-        """A follower went, or the leader gave its group up: that search of it no longer counts on this peer."""
+        """A follower went, or the leader gave its group up: with that search it no longer counts on this peer."""
         self.known.heard(peer)
         if peer in self.gathering.followers:
             self.gathering.remove(peer, search)
@@ -276,13 +268,13 @@ class Search:
             self.drop_leader(peer, now)
 
     def drop_leader(self, peer: PeerID, now: float) -> None:
-        """The leader does not know this peer as its follower, or not any more; it may be asked again."""
+        """The leader does not know this peer as its follower, or not any more; this peer may ask it again."""
         if self.leader is not None and self.leader.peer_id == peer:
             self.leader = None
             self.settling.news(now)
 
     def on_lost(self, peer: PeerID, now: float) -> None:
-        """The connection to this peer is gone, it could not be reached, or it was silent for too long."""
+        """The connection to this peer is gone, or the peer could not be reached, or was silent for too long."""
         self._forget_question(peer)
         self.gathering.remove(peer)
         self.gathering.mates.discard(peer)
@@ -301,8 +293,8 @@ class Search:
         self.known.shun(leader)
 
     def give_up_idle_leader(self, now: float) -> None:
-        """The reports say that the leader could have begun. Where this peer leads and has not begun either, or would
-        be left alone, they count what nobody in reach has, and no leader is to blame."""
+        """By the reports, the leader could have begun. If this peer leads and has not begun either, or would be left
+        alone, they count samples that no peer in reach has, and no leader is to blame."""
         leader = self.leader.peer_id if self.leader is not None else None
         if leader is None or all(entry.peer_id == leader for entry in self.known.present(now)):
             self.forgive_leaders(now)
@@ -311,18 +303,18 @@ class Search:
             self.give_up_leader(now)
 
     def forgive_leaders(self, now: float) -> None:
-        """Leaders that only reports spoke against may lead this peer again."""
+        """Leaders that only reports have accused may lead this peer again."""
         if self._idle:
             self.known.shunned -= self._idle
             self.unfaithful -= self._idle
             self._idle.clear()
             self.settling.news(now)
 
-    # How own requests ended
+    # Answers to this peer
 
     def on_answer(self, peer: PeerID, answer: Answer, now: float) -> None:
         """The asked peer answered."""
-        awaited = self._forget_question(peer)
+        awaited, until = self._forget_question(peer), now + self.options.search.belief
         if answer.verdict == "terms":
             self._note_conflict(peer, answer.keys, answer.since)
             return
@@ -339,49 +331,50 @@ class Search:
                     self._moves.leave.append(peer)
             case "follow" if answer.to is not None and answer.to.peer_id != self.me.peer_id:
                 if not (self._doubts(answer.to.peer_id, now) and entry is not None and self._may_ask_again(entry, now)):
-                    self.known.names_leader(peer, answer.to.peer_id, now + BELIEF)
+                    self.known.names_leader(peer, answer.to.peer_id, until)
             case "full" if entry is not None:
-                entry.full_until = now + BELIEF
+                entry.full_until = until
             case "begun":
                 self.gathering.mates.discard(peer)
-                self.known.note_begun(peer, answer.gone, now + BELIEF)
+                self.known.note_begun(peer, answer.gone, until)
             case "outranked" if entry is not None:
                 if entry.rank > self.rank:
-                    entry.full_until = now + BELIEF  # it takes in nobody who is stranded
+                    entry.full_until = until  # it takes in no stranded peer
             case _:
-                self.known.pass_over([peer], now + BELIEF)
+                self.known.pass_over([peer], until)
 
     def on_reply(self, peer: PeerID, answer: Answer, now: float) -> None:
         """The invited peer answered."""
         self._learn_from(peer, answer, now)
-        entry = self.known.entries.get(peer)
+        entry, until = self.known.entries.get(peer), now + self.options.search.belief
         if answer.verdict == "begun":
             self.gathering.mates.discard(peer)
-            self.known.note_begun(peer, answer.gone, now + BELIEF)
+            self.known.note_begun(peer, answer.gone, until)
         elif answer.verdict == "coming" and entry is not None:
             entry.coming_until = now + self.options.request_timeout / 2
         elif answer.verdict == "follow" and answer.to is not None:
             if answer.to.peer_id != self.me.peer_id:
-                self.known.names_leader(peer, answer.to.peer_id, now + BELIEF)
+                self.known.names_leader(peer, answer.to.peer_id, until)
                 if entry is not None:
                     # That leader may be lost. Its follower notices after its patience, and this group is open then.
-                    entry.coming_until = now + self.options.request_timeout + NOTICE
+                    entry.coming_until = now + self.options.request_timeout + self.options.search.notice
             elif peer not in self.gathering.followers:
-                self._moves.leave.append(peer)  # it was given up here, and has to ask again
+                self._moves.leave.append(peer)  # this peer has given it up, so it has to ask again
 
     def on_refused(self, peer: PeerID) -> None:
-        """The asked or invited peer has other terms, or looks for nothing: it is out until it begins anew."""
+        """The asked or invited peer has other terms, or looks for no group: it is out until it begins anew."""
         self._forget_question(peer)
         self.gathering.remove(peer)
         self.known.finish(peer)
 
     def reopen(self, why: str, now: float) -> bool:
-        """The group that was to begin cannot, for want of a reducer. Returns whether to wait for one to come."""
+        """The group cannot begin, for want of a reducer. Returns whether to wait for one to come."""
         self.members, self.gathering.blocked = (), why
         return self.gathering.target is None and now < self.gathering.close_at
 
     def forsaken(self) -> list[PeerID]:
-        """Who still counts on this peer and is not in its group: its leader, its followers and those whom it asked."""
+        """The peers that still count on this one and are not in its group: its leader, its followers, and those that it
+        has asked."""
         leader = [self.leader.peer_id] if self.leader is not None else []
         sent_on = [peer for peer, to in self._moves.invite if to != self.me]
         everyone = [*leader, *self.gathering.followers, *sent_on, *self._moves.leave, *self._asked]
@@ -400,7 +393,7 @@ class Search:
         return NoReducerError(f"{there}, so nobody can reduce for the others")
 
     def _forget_question(self, peer: PeerID) -> bool:
-        """No answer of this peer is awaited any more. Returns whether one was."""
+        """This one awaits no answer of that peer any more. Returns whether it did."""
         if self._named == peer:
             self._named = None
         return self._asked.pop(peer, None) is not None
@@ -411,17 +404,17 @@ class Search:
         self.on_refused(peer)
 
     def _doubts(self, leader: PeerID, now: float) -> bool:
-        """Whether a leader that somebody names is silent or unreachable, as seen from here."""
+        """Whether a leader that another peer names is silent or unreachable here."""
         return leader in self._asked or self.known.is_out_of_reach(leader, now)
 
     def _may_ask_again(self, follower: Entry, now: float) -> bool:
-        """This peer follows one that was found lost here: it will notice soon, and is asked again then.
+        """A peer follows a leader that is lost here: it will notice soon, and this one asks it again then.
 
         Returns False once that has taken too long.
         """
         follower.loyal_since = min(follower.loyal_since, now)
-        follower.ask_at = now + AGAIN
-        return now < follower.loyal_since + LOYALTY
+        follower.ask_at = now + self.options.search.again
+        return now < follower.loyal_since + self.options.search.loyalty
 
     def _learn_from(self, peer: PeerID, answer: Answer, now: float) -> None:
         if answer.candidate is not None and answer.candidate.peer_id == peer:
@@ -433,14 +426,14 @@ class Search:
         self.leader, self.leader_has, self._renewals = leader, 1, 0
         self._leader_until, self._leader_speaks_until = now + patience, now + patience / 2
         for entry in self.known.entries.values():
-            entry.loyal_since, entry.ask_at = math.inf, 0.0  # whom this peer waited for before no longer matters
+            entry.loyal_since, entry.ask_at = math.inf, 0.0  # this peer waits for no lost leader's follower any more
         self._moves.invite += [(follower, leader) for follower in self.gathering.clear()]
 
-    # What to do next
+    # The next steps
 
     def moves(self, now: float) -> Moves:
-        """The next steps. They count as taken: a peer that is to be asked is not named again before its answer."""
-        self._moves.wake_at = now + TICK
+        """The next steps. They count as taken: a peer to ask is not named again before its answer."""
+        self._moves.wake_at = now + self.options.search.tick
         if not self.members:
             self.known.drop_expired(now)
             self._wake_by(self.known.next_change(now), now)
@@ -459,7 +452,7 @@ class Search:
         overdue_at = self._overdue_at(now)
         until = min(self._leader_until, overdue_at)
         self._wake_by(until, now)
-        speaks = now < self._leader_speaks_until  # or it may be this peer that is cut off, and it has begun
+        speaks = now < self._leader_speaks_until  # else this peer may be cut off, and the leader have begun
         if now >= overdue_at and self.leader_has >= self.options.min_group_size and speaks:
             self.give_up_leader(now)
         elif now >= until:
@@ -471,27 +464,27 @@ class Search:
         if self.gathering.target is not None:
             return math.inf
         too_few = self.request.allow_retries and self.leader_has < self.options.min_group_size
-        if too_few and now >= self.gathering.close_at and self._renewals < MAX_RENEWALS:
-            self.gathering.renew(now)  # it looks on, and so does this peer
+        if too_few and now >= self.gathering.close_at and self._renewals < self.options.search.max_renewals:
+            self.gathering.renew(now)  # the leader looks on, and so does this peer
             self._renewals += 1
-        return self.gathering.close_at + OVERDUE
+        return self.gathering.close_at + self.options.search.overdue
 
     def _seek(self, now: float) -> None:
-        """Asks for a leader, or else invites those who should follow this peer, and begins once their group is due."""
-        if self._unreduced and now > self.gathering.close_at - LAST_MOMENT:
+        """Asks for a leader, or else invites peers that should follow this one, and begins once the group is due."""
+        if self._unreduced and now > self.gathering.close_at - self.options.search.last_moment:
             self._moves.failure = NoReducerError(self._unreduced)  # no time is left to find another leader
             return
         late_at = [since + self.settling.hedge for since in self._asked.values()]
-        waiting = any(at > now for at in late_at)  # a late answer holds nothing up: the next in rank is asked as well
+        waiting = any(at > now for at in late_at)  # a late answer holds up nothing: this peer asks the next in rank too
         ready_at = self.settling.ready_at if self._named is None else -math.inf
-        # Before things have settled nobody knows into which groups all will divide, so nobody is expected.
+        # Before things have settled no peer knows into which groups all will divide, so this one expects nobody.
         plan = self._plan(waiting, now) if now >= ready_at else Plan([], {}, crowded=True)
         expected = self.gathering.expected(plan, self.known, now)
         hopes = self.gathering.open_until(plan, expected, self._asked, self.settling.hedge)
         hoping = any(until > now for until in hopes)
         if not waiting and now >= ready_at:
             waiting = self._reach_out(plan, expected, hoping, now)
-        # Who is absent when the group begins or its time is up is not waited for in later searches.
+        # Later searches do not wait for peers that are absent when the group begins or its time is up.
         absent = self.gathering.awaited().union(() if plan.crowded else (entry.peer_id for entry in expected))
         self._begin_or_wait(absent, hoping, waiting, now)
         for when in (ready_at, *hopes, *late_at):
@@ -500,14 +493,14 @@ class Search:
     def _plan(self, waiting: bool, now: float) -> Plan:
         present = self.known.present(now)
         if not waiting:
-            # Whoever is slow to answer may still do so; meanwhile the next in rank is asked.
+            # A peer that is slow to answer may still do so; meanwhile this one asks the next in rank.
             present = [entry for entry in present if entry.peer_id not in self._asked]
         ranked = sorted([*present, self._own_entry], key=lambda entry: entry.rank)
         coming = math.inf if self.me.bits else len(self.gathering.awaited())
         return make_plan(ranked, self.options, now, self._connected, coming if self.gathering.awaits_holders else 0)
 
     def _reach_out(self, plan: Plan, expected: list[Entry], hoping: bool, now: float) -> bool:
-        """Asks somebody, or else invites those who are expected. Returns whether this peer may come to follow."""
+        """Asks a leader, or else invites the expected peers. Returns whether this peer may come to follow."""
         leader = self._whom_to_ask(plan, hoping, now)
         if leader is None:
             self._moves.invite += [(peer, self.me) for peer in self.gathering.to_invite(expected, now)]
@@ -532,8 +525,8 @@ class Search:
         entries = self.known.entries
         order = [entries[peer] for peer in plan.nearest(self.me.peer_id) if peer in entries]
         with_room = [entry for entry in order if entry.full_until <= now]
-        # A leader with more than half a group keeps it, also where by what it has heard since another should lead. One
-        # that was left over goes with its followers to whoever fills a group with them.
+        # A leader with more than half a group keeps it, even if another should lead by the latest news. A leader that
+        # was left over goes with its followers to a peer that fills a group with them.
         stays = plan.crowded and not plan.rest and 2 * len(self.gathering) > plan.usual_size
         if self.me.peer_id not in plan.leaders and not stays:
             named = entries.get(self._named) if self._named is not None else None
@@ -542,9 +535,9 @@ class Search:
             if (above := next((entry for entry in with_room if entry.rank < self.rank), None)) is not None:
                 return above
         if self.options.target_group_size is None or hoping or stays or plan.rest:
-            return None  # a rest that asked would take the seats of those who have searched longer
-        # This peer is stranded: too few have come and nobody else will. It asks any group with room; a peer that is
-        # alone may ask leaders that rank behind it, since nobody follows it who would have to come along.
+            return None  # a rest that asked would take the seats of peers that have searched longer
+        # This peer is stranded: too few have come and no other will. It asks any group with room; a peer that is alone
+        # may ask leaders that rank behind it, since it has no followers to bring along.
         alone = len(self.gathering) == 1
         return next((entry for entry in with_room if alone or entry.rank < self.rank), None)
 
@@ -581,8 +574,8 @@ class Search:
     def _conflict(self, now: float) -> FingerprintError | None:
         """The error of a newcomer that is in a run of other terms.
 
-        Nobody whom it asked may have its terms, and nobody may be left to ask. Two who were here before must agree;
-        a single one is believed when the time is up. So it takes more than one word to drive a newcomer away.
+        No peer that it has asked has its terms, and none is left to ask. Two peers that were here before must agree; it
+        believes a single one when the time is up. So it takes more than one word to drive a newcomer away.
         """
         alone = self.leader is None and not self.gathering.followers
         if not self._memory.newcomer or not alone or now < self.settling.settled_at:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from swarmcli.averaging.config import MatchmakingOptions
+from swarmcli.averaging.config import MatchmakingOptions, SearchOptions
 from swarmcli.averaging.group import MAX_GATHERED_BYTES
 from swarmcli.averaging.matchmaking.candidates import Memory, Settling
-from swarmcli.averaging.matchmaking.gathering import MAX_LISTED, MIN_PATIENCE, Gathering
+from swarmcli.averaging.matchmaking.gathering import MAX_LISTED, Gathering
 from swarmcli.averaging.matchmaking.messages import Candidate
 from tests.averaging.table import join_of, peer_id
 
@@ -67,7 +67,7 @@ def test_too_few_look_again_when_time_is_up() -> None:
 def test_an_impatient_follower_shortens_the_wait_but_not_to_nothing() -> None:
     assert begins(gathering(followers=1, patience=2.0), 2.0, missing=True)
     made = gathering(followers=1, patience=0.0)
-    assert due_at(made, 0.0, missing=True) == MIN_PATIENCE
+    assert due_at(made, 0.0, missing=True) == SearchOptions().min_patience
 
 
 def test_a_scheduled_group_does_not_begin_before_its_time() -> None:
