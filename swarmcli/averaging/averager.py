@@ -298,7 +298,7 @@ class DecentralizedAverager:
     @overload
     def get_group_bits(self, wait: Literal[False]) -> SwarmFuture[str]: ...
     def get_group_bits(self, wait: bool = True) -> str | SwarmFuture[str]:
-        """The bucket in which the next group is looked for."""
+        """The bucket in which this peer looks for its next group."""
         return self._runner.call(lambda core: core.finder.group_bits, wait)
 
     @overload

@@ -23,9 +23,7 @@ MIN_CLAIM, MAX_CLAIM = 1e3, 125e6  # bytes per second; beyond a gigabit it is th
 class LinkOptions:
     """How a link is measured, and how claims are compared."""
 
-    most_above_median: float = (
-        16.0  # a claim counts at most so many times the median, a user's figure at least 1/16 of it
-    )
+    most_above_median: float = 16.0  # times the median, for a claim at most; and a user's figure at least 1/16 of it
     alike: float = 1.3  # claims within this factor of the median count as the median: measuring is not exact
     shortest: float = 0.2  # seconds; a shorter round says nothing, and gains nothing from better shares
     windows: int = 8  # per round; the fastest one counts

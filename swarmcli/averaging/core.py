@@ -265,7 +265,7 @@ class AveragerCore:
     async def _find_and_average(
         self, control: StepControl, chronicle: Chronicle, gathered: bytes, deadline: float | None
     ) -> tuple[Group, AllreduceResult]:
-        with reading(self._reference) as reference:  # a round that ends meanwhile is told of in the next search
+        with reading(self._reference) as reference:  # the next search tells of a round that ends meanwhile
             with chronicle.stage(AveragingStage.LOOKING_FOR_GROUP):
                 told = await self._told(reference, gathered)
                 group = chronicle.group = await self.finder.find(control, told, deadline)

@@ -216,7 +216,7 @@ class StateSharing:
 
 
 def _version(tag: bytes) -> bytes:
-    """Under which the state of a tag is asked for; b"" where states have none: whichever a donor has."""
+    """The version under which peers ask for the state of a tag; b"" where states have no tag: any that a donor has."""
     return hashlib.sha256(b"swarm state" + tag).digest() if tag else b""
 
 

@@ -78,7 +78,8 @@ class Snapshot:
             message = self.codec.compress(tensor, CompressionInfo.of(tensor, key, role))
         except CompressionError:
             message = NoCompression().compress(tensor)
-        header, content = message.header, _joined(message)
+        header, pieces = message.header, [memoryview(piece).cast("B") for piece in message.payload]
+        content = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))  # a codec's several parts are small
         return TensorEntry(name, header.codec, header.dtype, header.shape, len(content)), content
 
 
@@ -254,7 +255,7 @@ def copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     layout = ChunkLayout.of(tensors)
     memory = fresh_memory(layout.nbytes)
     for entry, offset in zip(layout.entries, layout.offsets, strict=False):
-        if entry.dtype == "bool":  # what the memory held before need not be booleans, and those are looked at
+        if entry.dtype == "bool":  # the memory may hold other bytes than booleans, and torch reads those
             memory[offset : offset + entry.nbytes] = 0
     copies = layout.tensors(memory)
     for name, tensor in tensors.items():
@@ -281,12 +282,6 @@ def _descriptor(entry: TensorEntry) -> TensorDescriptor:
     if entry.nbytes != codec_named(entry.codec).payload_bound(descriptor):
         raise CompressionError(f"tensor {entry.name[:40]!r} in {entry.nbytes} bytes")
     return descriptor
-
-
-def _joined(message: TensorMessage) -> memoryview:
-    """A tensor's bytes in one piece; what a codec made of several parts is small."""
-    pieces = [memoryview(piece).cast("B") for piece in message.payload]
-    return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
 
 def _chunk_size(nbytes: int) -> int:

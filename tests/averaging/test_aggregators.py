@@ -11,7 +11,7 @@ import torch
 
 from swarmcli.averaging.aggregators import Aggregator, CenteredClip, Mean, Median, TrimmedMean
 from swarmcli.averaging.aggregators.base import norm
-from swarmcli.averaging.aggregators.collected import sort_elements
+from swarmcli.averaging.aggregators.median import sort_elements
 
 
 def aggregate(

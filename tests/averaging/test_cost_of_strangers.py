@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from swarmcli import tasks
-from swarmcli.averaging.aggregators.centered_clip import CenteredClip, _ClippedPart
+from swarmcli.averaging.aggregators.centered_clip import CenteredClip
+from swarmcli.averaging.aggregators.median import CollectedPart
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.messages import Noted, VoteMessage
 from swarmcli.averaging.group import MAX_MEMBERS, Group, Member
@@ -123,14 +124,14 @@ def test_long_arithmetic_leaves_the_loop_however_small_a_part_is(size: int, monk
         finally:
             beside[0] = False
 
-    finish = _ClippedPart.finish
+    finish = CollectedPart.finish
 
-    def watched(part: _ClippedPart) -> Any:
+    def watched(part: CollectedPart) -> Any:
         seen.append(beside[0])
         return finish(part)
 
     monkeypatch.setattr(tasks, "offload", offload)
-    monkeypatch.setattr(_ClippedPart, "finish", watched)
+    monkeypatch.setattr(CollectedPart, "finish", watched)
 
     @simulated
     async def main() -> None:

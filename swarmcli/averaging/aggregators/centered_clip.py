@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from swarmcli.averaging.aggregators.base import Aggregator, PartAggregator, norm, within_range
-from swarmcli.averaging.aggregators.collected import CollectedPart
-from swarmcli.averaging.aggregators.median import middle
+from swarmcli.averaging.aggregators.median import CollectedPart, middle
 from swarmcli.averaging.checks import as_count, check_numbers
+
+MOST_ITERATIONS = 20
+_ROOM = 0.25  # values are taken this many times smaller, or differences of the largest numbers would be out of range
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +48,16 @@ class CenteredClip(Aggregator):
         return f"centered_clip radius={float(self.radius)!r} iterations={int(self.iterations)}"
 
     def part(self, memory: torch.Tensor, senders: int, *, ordered: bool = False) -> PartAggregator:
-        return _ClippedPart(memory, self)
+        return CollectedPart(memory, self._combine)
 
-
-MOST_ITERATIONS = 20
-_ROOM = 0.25  # values are taken this many times smaller, or differences of the largest numbers would be out of range
-
-
-class _ClippedPart(CollectedPart):
-    def __init__(self, memory: torch.Tensor, how: CenteredClip) -> None:
-        super().__init__(memory)
-        self._how = how
-
-    def _combine(self, rows: list[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    def _combine(self, rows: list[torch.Tensor], weights: Sequence[float], out: torch.Tensor) -> torch.Tensor:
         shares = [weight / math.fsum(weights) for weight in weights]
         if len(rows) < 4:
-            return weighted_sum(rows, shares, self._memory)
+            return weighted_sum(rows, shares, out)
         for row in rows:
             row.mul_(_ROOM)
-        centre = middle([row.clone() for row in rows], 0.5, self._memory)
-        for _ in range(self._how.iterations):
+        centre = middle([row.clone() for row in rows], 0.5, out)
+        for _ in range(self.iterations):
             self._move(centre, rows, shares)
         return within_range(centre.div_(_ROOM))
 
@@ -73,7 +65,7 @@ class _ClippedPart(CollectedPart):
         """One iteration. Differences are formed twice, so that memory for one is enough."""
         difference = torch.empty_like(centre)
         distances = [norm(torch.sub(row, centre, out=difference)) for row in rows]
-        radius = self._how.radius * sorted(distances)[(len(rows) - 1) // 2]
+        radius = self.radius * sorted(distances)[(len(rows) - 1) // 2]
         step = torch.zeros_like(centre)
         for row, share, distance in zip(rows, shares, distances, strict=True):
             clipped = share if distance <= radius else share * (radius / distance)

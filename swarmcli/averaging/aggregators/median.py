@@ -1,15 +1,21 @@
-"""Aggregators that put the members' numbers in order, element by element. Each member counts once."""
+"""Aggregators that put the members' numbers in order, element by element. Each member counts once.
+
+They need all parts at once, and so does CenteredClip: `CollectedPart` holds these.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from swarmcli.averaging.aggregators.base import Aggregator, PartAggregator
-from swarmcli.averaging.aggregators.collected import CollectedPart, sort_elements
 from swarmcli.averaging.checks import check_numbers
+
+# The average of rows, of the type of sums, with these weights, in the memory for it. The rows may be written to.
+Combine: TypeAlias = Callable[[list[torch.Tensor], Sequence[float], torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,7 @@ class Median(Aggregator):
         return "median"
 
     def part(self, memory: torch.Tensor, senders: int, *, ordered: bool = False) -> PartAggregator:
-        return _MiddleOfPart(memory, 0.5)
+        return CollectedPart(memory, lambda rows, weights, out: middle(rows, 0.5, out))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +58,29 @@ class TrimmedMean(Aggregator):
         return f"trimmed_mean trim={float(self.trim)!r}"
 
     def part(self, memory: torch.Tensor, senders: int, *, ordered: bool = False) -> PartAggregator:
-        return _MiddleOfPart(memory, self.trim)
+        return CollectedPart(memory, lambda rows, weights, out: middle(rows, self.trim, out))
 
 
-class _MiddleOfPart(CollectedPart):
-    def __init__(self, memory: torch.Tensor, trim: float) -> None:
-        super().__init__(memory)
-        self._trim = trim
+class CollectedPart:
+    """Holds the values of all senders until `finish`; then combines them in the order of senders, not of arrival."""
 
-    def _combine(self, rows: list[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-        return middle(rows, self._trim, self._memory)
+    def __init__(self, memory: torch.Tensor, combine: Combine) -> None:
+        self._memory, self._combine = memory, combine
+        self._values: dict[int, torch.Tensor] = {}
+        self._weights: dict[int, float] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(values.nbytes for values in self._values.values())
+
+    def add(self, values: torch.Tensor, weight: float, sender: int, *, lasting: bool = False) -> None:
+        # A copy in any case: sorting networks write where the values lie.
+        self._values[sender], self._weights[sender] = values.clone(), weight
+
+    def finish(self) -> tuple[torch.Tensor, Mapping[int, str]]:
+        order = sorted(self._values)
+        rows = [self._values.pop(sender).to(self._memory.dtype) for sender in order]  # one at a time beside its copy
+        return self._combine(rows, [self._weights[sender] for sender in order], self._memory), {}
 
 
 def middle(rows: list[torch.Tensor], trim: float, out: torch.Tensor) -> torch.Tensor:
@@ -74,3 +93,37 @@ def middle(rows: list[torch.Tensor], trim: float, out: torch.Tensor) -> torch.Te
     for row in kept[1:]:
         out.add_(row.mul_(share))
     return out
+
+
+def sort_elements(rows: list[torch.Tensor]) -> None:
+    """Sorts every element among its like in all rows: afterwards the first row holds the smallest.
+
+    Batcher's odd-even merge sort: pairs of rows are compared in an order that does not depend on what they hold, so
+    all elements of a row go through the processor's wide units at once.
+    """
+    if not rows:
+        return
+    for row in rows:
+        row.add_(0.0)  # turns −0 into 0: processors differ in which of the two counts as smaller
+    spare = torch.empty_like(rows[0])
+    for first, second in _comparisons(len(rows)):
+        low, high = rows[first], rows[second]
+        torch.minimum(low, high, out=spare)
+        torch.maximum(low, high, out=high)
+        rows[first], spare = spare, low
+
+
+def _comparisons(count: int) -> list[tuple[int, int]]:
+    """Knuth, volume 3, algorithm 5.2.2M."""
+    pairs = []
+    length = 1
+    while length < count:
+        step = length
+        while step:
+            for start in range(step % length, count - step, 2 * step):
+                for first in range(start, min(start + step, count - step)):
+                    if first // (2 * length) == (first + step) // (2 * length):
+                        pairs.append((first, first + step))
+            step //= 2
+        length *= 2
+    return pairs

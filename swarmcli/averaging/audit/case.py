@@ -166,17 +166,14 @@ class FalseAverage:
         return f"its average of part {self.case.terms.part} does not come of the inputs that it signed for"
 
 
-class Accusation:
-    """The accuser's signed word that a reducer's average of a part is false."""
+def sign_accusation(accuser: Identity, case: Case) -> bytes:
+    """The accuser's word that the reducer's average is false."""
+    return accuser.sign(_PURPOSE, *_accusation(case))
 
-    @staticmethod
-    def sign(identity: Identity, where: Exchange, reducer: PeerID, root: bytes, part: int) -> bytes:
-        return identity.sign(_PURPOSE, *_fields(where, reducer, root, part))
 
-    @staticmethod
-    def is_by(accuser: PeerID, signature: bytes, case: Case) -> bool:
-        fields = _fields(case.where, case.reducer, case.statement.signed.root, case.terms.part)
-        return verify(accuser, _PURPOSE, signature, *fields)
+def is_accusation(accuser: PeerID, signature: bytes, case: Case) -> bool:
+    """Whether the accuser has signed that the reducer's average is false."""
+    return verify(accuser, _PURPOSE, signature, *_accusation(case))
 
 
 @dataclass(frozen=True)
@@ -189,12 +186,13 @@ class FalseAccusation:
 
     def verify(self) -> bool:
         """Computes the average of one part again."""
-        accused = Accusation.is_by(self.culprit, self.signature, self.case)
+        accused = is_accusation(self.culprit, self.signature, self.case)
         return accused and self.case.verdict() is Verdict.TRUE
 
     def words(self) -> str:
         return f"it accused {self.case.reducer.short} of a false average that is true"
 
 
-def _fields(where: Exchange, reducer: PeerID, root: bytes, part: int) -> tuple[bytes, ...]:
-    return where.prefix.encode(), where.group_id, reducer, root, struct.pack(">Q", part)
+def _accusation(case: Case) -> tuple[bytes, ...]:
+    where, root = case.where, case.statement.signed.root
+    return where.prefix.encode(), where.group_id, case.reducer, root, struct.pack(">Q", case.terms.part)

@@ -56,9 +56,7 @@ class ConsensusOptions:
     first_pause: float = 0.25  # between two ballots of one proposer, doubled each time …
     longest_pause: float = 4.0  # … up to this
     search: float = 30.0  # that a member without a quorum goes on looking for one …
-    search_deserted: float = (
-        3.0  # … or, if so many are plainly gone that there is none, since this member was in trouble
-    )
+    search_deserted: float = 3.0  # … or, if so many are plainly gone that there is none, since its trouble began
     # … and so much for each hostile leader that may take its turn for nothing. In a guarded group the time counts from
     # the first leader that was lost, so that members do not search one after the other.
     per_liar: float = 8.0

@@ -1,8 +1,8 @@
 """One round of averaging at one member: a butterfly all-reduce with one outcome for the whole group.
 
 Sending, adding and receiving overlap. Inputs are only read; results lie in memory of their own until the group has
-decided, so a round that fails changes nothing. When reducers are lost, those who are left begin again, in up to four
-tries (`attempt.py`); what somebody holds by then is copied, and only what nobody holds is sent and added again.
+decided, so a round that fails changes nothing. When reducers are lost, the other members begin again, in up to four
+tries (`attempt.py`); they copy the averages that some member holds by then, and send and add only the others again.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class AllreduceResult:
     """A committed round, as one member sees it; all but the bytes and, for an auxiliary, the averages are equal.
 
     averages      in the shapes of the inputs and beside them; read-only, for they may still be on their way to
-                  others. Empty for an auxiliary, and when `total_weight` is zero: then nobody had anything to average
-    contributors  whose tensors are in every part of the average, in the group's order
+                  others. Empty for an auxiliary, and when `total_weight` is zero: then there was nothing to average
+    contributors  members whose tensors are in every part of the average, in the group's order
     weights       theirs
     left_out      peer → why its tensors are missing from some part on
     digest        32 bytes over averages, senders and weights
     tries         more than one if the group began again without reducers that were lost
-    late          what was missing here was fetched after the group had committed
-    failed        members to whom or from whom somebody could not bring the parts that they were to reduce
-    nothing       why there was nothing to average, so that nobody exchanged anything; "" otherwise
-    certificate   proves to anyone that the group has committed this digest; None if nobody exchanged anything
-    shares        of the work, by which the averages were cut into `parts`; none of a round of several phases, whose
-                  averages were computed from what its members signed
+    late          averages that were missing here were fetched after the group had committed
+    failed        reducers to or from which some member could not bring parts
+    nothing       why there was nothing to average, and no exchange; "" otherwise
+    certificate   proves to anyone that the group has committed this digest; None without an exchange
+    shares        of the work, by which the averages were cut into `parts`; none for a round of several phases, whose
+                  averages were computed from the signed ones
     """
 
     averages: list[torch.Tensor]
@@ -69,7 +69,7 @@ class AllreduceResult:
 
     @classmethod
     def without_exchange(cls, reason: str) -> AllreduceResult:
-        """Of a group that has nothing to average, as each of its members knows by itself."""
+        """The result of a group that has nothing to average, as each of its members knows by itself."""
         return cls([], (), {}, {}, b"", bytes_sent=0, bytes_received=0, nothing=reason)
 
     @property
@@ -77,8 +77,8 @@ class AllreduceResult:
         return math.fsum(self.weights.values())
 
     def reduced(self, members: Sequence[PeerID]) -> dict[PeerID, int]:
-        """Who has added up how many bytes of the senders' tensors, before compression. `members`: in the group's order.
-        A round of several phases tells of its last one."""
+        """Reducer → bytes of the senders' tensors that it has added up, before compression. `members`: in the group's
+        order. A round of several phases counts its last one."""
         sums = Counter[PeerID]()
         for average in self.parts:
             part = average.part
@@ -87,7 +87,7 @@ class AllreduceResult:
 
     @property
     def remark(self) -> str:
-        """What was unusual, for people; "" for nothing."""
+        """Anything unusual about the round, for people; "" for nothing."""
         remarks = [] if self.weights else [self.nothing or "nobody had any weight"]
         if self.tries > 1:
             remarks.append(f"in {self.tries} tries, since reducers were lost")
@@ -112,9 +112,9 @@ class Allreduce:
     ) -> None:
         """`tensors` must not change until `run` has returned. `weight` is of this member's tensors in the mean; with
         zero it takes part and adds nothing. An auxiliary's tensors only tell shapes and types, and it has no weight.
-        `step`: its number, if this is one of several steps of a round: members that are late then find what the steps
-        before committed in memory, and no step by itself in files; and a step has one try. `base`: what is averaged is
-        by how much the tensors differ from these, which all members hold alike.
+        `step`: its number, if this is one of several steps of a round: then late members find the results of the steps
+        before in memory, and no single step in files; and a step has one try. `base`: the differences from these
+        tensors are averaged, which all members hold alike.
 
         Raises ValueError for a weight that is neither zero nor one that reducers accept, and for tensors that have
         no mean; KeyError if this peer is not in the group.
@@ -132,7 +132,7 @@ class Allreduce:
         self._attempts: list[Attempt] = []
         self._late: tuple[list[torch.Tensor], tuple[Average, ...]] | None = None
         self._was_late = False
-        self._again: Again | None = None  # what the last try but one ended with
+        self._again: Again | None = None  # the decision of the last try but one
         self._mine: Inputs | None = None  # not of an auxiliary
         self._holdings: Holdings
 
@@ -169,7 +169,7 @@ class Allreduce:
         groups = tries(self.group) if self._step is None else [self.group]
         decision: Decision | None = None
         unreachable, failed_holders, slow = set[int](), set[int](), set[int]()
-        with self._service.expecting(*groups[1:]):  # whoever is at the next try before this member waits for it
+        with self._service.expecting(*groups[1:]):  # members that are at the next try before this one wait for it
             for group in groups:
                 attempt = Attempt(
                     self._service,
@@ -191,19 +191,16 @@ class Allreduce:
                     raise
                 if not isinstance(decision, Again):
                     break
-                self._check(decision)
+                self._again, members = decision, set(decision.members)
+                # Its proposer may have been no honest member.
+                if not (set(decision.reducers) <= members <= set(range(len(self.group))) and decision.reducers):
+                    raise RoundUndecided("the group is to try again with members that it does not have")
         return decision
-
-    def _check(self, again: Again) -> None:
-        """Whoever proposed it may have been no honest member."""
-        self._again, members = again, set(again.members)
-        if not (set(again.reducers) <= members <= set(range(len(self.group))) and again.reducers):
-            raise RoundUndecided("the group is to try again with members that it does not have")
 
     @forgetful
     async def _catch_up(self, digest: bytes) -> None:
-        """Fetches what is missing of a committed result, from memory or files of others: within the time that a round
-        may take, for whoever copies from a slow link gets on sooner as one that has missed the round."""
+        """Fetches missing parts of a committed result, from memory or files of others: within the time that a round may
+        take. A member that copies over a slow link gets on sooner as one that has missed the round."""
         copier = self._attempts[-1].copier
         if copier is None or self._holdings.digest == digest:
             return
@@ -252,15 +249,16 @@ class Allreduce:
         )
 
     def _certificate(self, digest: bytes | None) -> RoundCertificate | None:
-        decided, tries = self._attempts[-1].decided, len(self._attempts)
+        decided, tries = self._attempts[-1].votes.decided, len(self._attempts)
         if decided is None or digest is None:
             return None
         purposes = [f"try {tries - 1}"] if tries > 1 else []
         return RoundCertificate.of(self.group, self._options.trust, purposes, digest, decided.votes)
 
     def _failed_reducers(self, again: Again) -> tuple[PeerID, ...]:
-        """Who was to reduce and does not in the last try. Others have named them: where these are more than two, who
-        cannot reach each other, and more than can be hostile, those count alone that failed this member itself."""
+        """The reducers that the last try left out, as others have named them. If these are more than two and more than
+        can be hostile, only those count that failed this member itself: the others may only fail to reach each
+        other."""
         failed = self._plan.by_reducer.keys() - set(again.reducers)
         quorum = Quorum(len(self.group), self.group.auxiliaries, self._options.trust, self.group.networks)
         if len(failed) > max(2, quorum.hostile):
@@ -268,7 +266,7 @@ class Allreduce:
         return tuple(self.group.members[index].peer_id for index in sorted(failed))
 
     def _let_go(self, committed: bool) -> None:
-        """Errors hold on to the frames that they came through, and so to this object: not to its memory too."""
+        """Frees the memory: errors hold on to the frames that they came through, and so to this object."""
         for number, attempt in enumerate(self._attempts):
             # In later tries only a part of everything is sent.
             sending = {} if number else {self.group.members[i].peer_id: s for i, s in attempt.sending.items()}
@@ -303,7 +301,7 @@ def _checked_inputs(
 
 
 def contributions(group: Group, averages: Sequence[Average]) -> tuple[dict[PeerID, float], dict[PeerID, str]]:
-    """The weights of those who are in every part, and what is wrong with those who are only in some."""
+    """The weights of members that are in every part, and what is wrong with members that are only in some."""
     weights: dict[PeerID, float] = {}
     partly: dict[PeerID, str] = {}
     for index, member in enumerate(group.members):
@@ -317,15 +315,15 @@ def contributions(group: Group, averages: Sequence[Average]) -> tuple[dict[PeerI
 
 
 def conclude(own: bytes | None, decision: Decision | None, members: Sequence[bytes] = ()) -> None:
-    """What follows from a decision for one member.
+    """The consequence of a decision for one member.
 
         committed, and own digest equal     apply
         committed, otherwise                undecided: the group has a result that did not come here in time
         again                               undecided: there is no try left
-        aborted                             failed: nobody applies anything
-        nobody knows                        undecided: inputs are kept
+        aborted                             failed: no member applies anything
+        unknown                             undecided: inputs are kept
 
-    Everyone who knows the decision knows the same one. So no two members apply different results, and none takes a
+    All members that know the decision know the same one. So no two members apply different results, and none takes a
     round for failed that another one applies.
 
     Returns if a member that holds the result with digest `own` (None: not all of it) is to apply it.

@@ -1,11 +1,11 @@
-"""One try at a round: what is missing is exchanged, and the group agrees on what came of it.
+"""One try at a round: the members exchange missing parts, and agree on the outcome.
 
     own parts ─────────────────▶ own reducer ───▶ averages ──▶ everyone
     parts of others' shares ───▶ their reducers ─▶ averages ──▶ here        all at the same time, part by part
     everything is here ──▶ vote with its digest ──▶ the leader's decision
 
 Where reducers are lost the group decides to try again (`Again`): the next try has an id, votes and streams of its own,
-and all that is held after the one before is copied instead of being sent and added again.
+and copies all averages that members hold after the last try, instead of sending and adding them again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.certificate import DoubleVote
 from swarmcli.averaging.consensus.leader import Agreement
-from swarmcli.averaging.consensus.messages import Again, Committed, Decided, Decision, Report
+from swarmcli.averaging.consensus.messages import Again, Committed, Decision, Report
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round import pace
@@ -39,7 +39,8 @@ from swarmcli.averaging.round.buffers import (
 )
 from swarmcli.averaging.round.copying import Copier
 from swarmcli.averaging.round.messages import OpenExchange
-from swarmcli.averaging.round.pace import Pace, Tempo
+from swarmcli.averaging.round.pace import PACE, Pace, Tempo
+from swarmcli.averaging.round.plan import Plan
 from swarmcli.averaging.round.receiver import PartReceiver
 from swarmcli.averaging.round.reducer import Reducer
 from swarmcli.averaging.round.sender import Gathered, PartSender
@@ -52,8 +53,6 @@ from swarmcli.events import PeerRefused
 from swarmcli.network import PeerID, Stream
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.tasks import beside, forgetful
-
-_STALLED = 5.0  # seconds without a byte, after which a member that knows of a commit waits for nobody in particular
 
 
 class Attempt:
@@ -72,39 +71,32 @@ class Attempt:
         slow: set[int],
         last: bool,
     ) -> None:
-        """`holdings`: what is here of the result, by the plan of the round. `mine`: None for an auxiliary.
-        `again`: what the try before has ended with; None: this is the first. `unreachable`: whom this member could not
-        reach in the tries before; grows. `failed_holders`: see Copier. `slow`: whose parts came too
-        slowly then; grows. `last`: no other one may follow."""
+        """`holdings`: the averages that are here, by the plan of the round. `mine`: None for an auxiliary. `again`: the
+        decision of the last try; None: this is the first. `unreachable`: members that this one could not reach in
+        earlier tries; grows. `failed_holders`: see Copier. `slow`: members whose parts came too slowly then; grows.
+        `last`: no other try may follow."""
         self.group, self.holdings, self.trust = group, holdings, options.trust
         self._service, self._options, self._again, self._last = service, options, again, last
         self.mates = mates = Mates(service.endpoint, service.method, group)
         everyone = frozenset(range(len(group)))
         members = everyone if again is None else everyone & set(again.members)
-        plan = holdings.plan
-        if again is not None:
-            missing = [part.index for part in plan.parts if digest_at(again.held, part.index) == NOTHING]
-            plan = plan.only(missing, again.reducers)
-            holdings.drop(missing)  # their memory is written from here on
+        self._plan = plan = holdings.plan if again is None else _missing(holdings, again)
         self._lost = everyone - members
         self._unreachable = unreachable
-        if options.trust == "members":  # who reported was only passed over by this member, or took long
+        if options.trust == "members":  # members that reported were only slow, or this one passed over them
             unreachable -= members
         unreachable |= self._lost - {mates.me}
         senders = sorted(members - mates.group.auxiliaries)
         mine, results = (mine if mates.me in senders else None), holdings.results
-        ramps = {index: group.members[index].ramp for index in senders}
-        # Who trusts its members takes their weights as they are.
-        bounds = WeightBounds() if options.trust == "members" else WeightBounds(options.max_share, ramps)
         self.audits: Audits | None = None
         if options.audit > 0:
             self.audits = Audits(mates, plan, service.prefix, senders, mine, service.bans, options)
         note_inputs = None if self.audits is None else self.audits.note_inputs
+        bounds = WeightBounds.of(group, senders, options)
         self._reducer = Reducer(plan, mates.me, senders, mine, results, options.aggregator, bounds, note_inputs)
         if mine is not None:
             self._reducer.begin(mates.me, mine.weight)
         others = [index for index in senders if index != mates.me] if self._reducer.parts else []
-        self._plan = plan
         self._signed = holdings.signed = SignedLists(group, service.prefix, service.bans)
         self._time = options.allreduce_timeout or pace.usual_time(plan.layout.nbytes)
         self._nbytes = nbytes = sum(part.payload_bound for part in plan.parts)
@@ -112,8 +104,8 @@ class Attempt:
         self._tempo = tempo = Tempo(self._time, planned, trip, nbytes, mates.endpoint.rates)
         self.sending = tempo.sending  # member index → seconds that it took to send; see Lessons
         tempo.indirect = frozenset(filter(mates.over_relay, others))
-        # What this member sends and reduces itself counts as one of the streams: so it shows in a group of two that the
-        # other one alone is slow. What auxiliaries send shows that it is not this member's own way in.
+        # This member's own sending counts as one of the streams: so a group of two can tell that the other one alone is
+        # slow. Averages from auxiliaries show that this member's own way in is not slow.
         signs = 1 + len(mates.group.auxiliaries & plan.by_reducer.keys() - {mates.me} if mine is not None else ())
         parts_pace = Pace(tempo, len(others) + signs)
         averages_pace = Pace(tempo, len(plan.by_reducer), averages=True)
@@ -126,20 +118,20 @@ class Attempt:
         self._slow = slow
         for member in slow & set(others):
             self._reducer.leave_out(member, "it was too slow in the try before")
-        self.strangers: dict[PeerID, str] = {}  # listed, and not met: why they are doubted
-        self.needed = 0.0  # seconds that the exchange would have taken, if it was not done in time
+        self.strangers: dict[PeerID, str] = {}  # listed, and not met → why this member doubts them
+        self.needed = 0.0  # seconds that the exchange would have taken, if it did not end in time
         coming = [part.payload_bound for part in plan.parts if part.reducer != mates.me]
         self._coming = sum(coming) + len(others) * sum(part.payload_bound for part in self._reducer.parts)
         self.copier = None if results is None else Copier(mates, holdings, results, options, failed_holders)
         self._failed_holders = failed_holders
         self.trouble = Gathered()  # its failures: why averages are missing here
         self._one_copies = asyncio.Lock()
-        self._votes: RoundVotes
+        self.votes: RoundVotes
         self.agreement: Agreement
 
     def _planned(self, nbytes: int) -> float | None:
-        """Seconds that the streams should take: by what the members' links are believed to carry, where that is known
-        in bytes per second, and by what the last rounds took here. None: nothing is known."""
+        """Seconds that the streams should take: by the members' bandwidths, where these are bytes per second, and by
+        the last rounds here. None: nothing is known."""
         group = self.mates.group
         figures = [member.bandwidth for member in group.members if member.bandwidth > 0]
         usual = [took * max(1.0, nbytes / before) for took, before in self._service.took]
@@ -147,11 +139,11 @@ class Attempt:
         known += [group.planned] if group.planned > 0 else []
         if figures and min(figures) >= MIN_CLAIM and max(figures) <= MAX_CLAIM:
             claimed = slowest_link(group.members, group.part_shares) * nbytes
-            if group.planned > 0:  # no seat was planned so slow: a link that only claims make slow is on trial
+            if group.planned > 0:  # all seated members are quicker: a link that is slow by claims alone is on trial
                 epoch = loop_time() - self._service.committed
                 claimed = min(claimed, max(group.planned, SEATS.trial * epoch))
             known.append(claimed)
-        return max(known) + nbytes / pace.PACE.modest if known else None
+        return max(known) + nbytes / PACE.modest if known else None
 
     @property
     def patience(self) -> float:
@@ -159,8 +151,8 @@ class Attempt:
 
     async def run(self) -> Decision | None:
         """Takes part until the outcome of this try is known, or (None) known to stay unknown here."""
-        with self._service.hosting(self) as self._votes:
-            self.agreement = Agreement(self.mates, self._votes, self, self._options, self._lost, self._unreachable)
+        with self._service.hosting(self) as self.votes:
+            self.agreement = Agreement(self.mates, self.votes, self, self._options, self._lost, self._unreachable)
             decision: Decision | None = None
             try:
                 decision = await self._decide()
@@ -170,7 +162,7 @@ class Attempt:
                 self._sender.leave()
                 for index, reason in self._receiver.refused.items():
                     self.mates.endpoint.events.emit(PeerRefused(self.mates.peer(index).text, reason, "tensors"))
-                if not isinstance(decision, Committed):  # otherwise whoever is still being served is served
+                if not isinstance(decision, Committed):  # otherwise the reducer still serves members that wait
                     self.strangers = self._strangers()
                     self._reducer.abort("the round was given up")
                 elif self._tempo.took:
@@ -181,29 +173,24 @@ class Attempt:
                 del self.agreement  # which knows this try as its parts
 
     @property
-    def decided(self) -> Decided | None:
-        """What this try has ended with, and the votes for it."""
-        return self._votes.decided
-
-    @property
     def evidence(self) -> tuple[DoubleVote, ...]:
-        """Against members that voted twice, if they are so many that this try is void."""
-        return self._votes.evidence if self._votes.void else ()
+        """The proofs against members that voted twice, if they are so many that this try is void."""
+        return self.votes.evidence if self.votes.void else ()
 
     @property
     def left_out(self) -> dict[int, str]:
-        """Member index → why its tensors are missing somewhere, as this reducer and the others told it, and who failed
-        as a reducer."""
+        """Member index → why its tensors are missing somewhere, by this reducer and the others, or how it failed as a
+        reducer."""
         return self._receiver.left_out | self._sender.left_out | self.trouble.failures
 
     @property
     def doubted(self) -> dict[int, str]:
-        """Member index → how it kept this member waiting in vain, as seen from here and by nobody else's word."""
+        """Member index → how it kept this member waiting in vain, by no other member's word."""
         return self._receiver.doubted | self._sender.doubted
 
     @property
     def lost(self) -> set[int]:
-        """Those of them who never began here, and with whom the connection broke or could not be made."""
+        """Doubted members that never began here, and whose connection broke or could not be made."""
         late = self._receiver.late.keys() - self._sender.doubted.keys()
         return {member for member in late if self._receiver.late[member] or member in self._sender.lost}
 
@@ -216,23 +203,23 @@ class Attempt:
         return sum(stream.bytes_received for stream in chain(self._sender.streams, self._receiver.streams))
 
     async def take_stream(self, member: int, request: OpenExchange, stream: Stream) -> None:
-        """A stream that another member has opened. Raises CallRefused."""
+        """Serves a stream that another member has opened. Raises CallRefused."""
         if request.by_reducer:
             await self._sender.welcome(member, stream)
         else:
             await self._receiver.serve(member, stream)
 
     def drop_false(self) -> None:
-        """Averages of a reducer that was found to lie are none: this member does not hold the result any more."""
+        """Drops the averages of reducers that lied: this member does not hold the result any more."""
         for liar, reason in {} if self.audits is None else self.audits.liars.items():
             self.holdings.drop(part.index for part in self._plan.by_reducer.get(liar, ()))
             self.trouble.failures[liar] = reason
             self._failed_holders.add(liar)
 
     def _strangers(self) -> dict[PeerID, str]:
-        """Whose votes did not count here, though they were listed to vote; where that was more than can be hostile, and
-        they are not connected, also the leader that listed them."""
-        votes, members = self._votes, self.group.members
+        """Listed voters whose votes did not count here. If more of them than can be hostile are not connected, also the
+        leader that listed them."""
+        votes, members = self.votes, self.group.members
         unmet = {index for index in votes.quorum.voters if not votes.met(index)}
         found = {members[index].peer_id: "nobody answers at the address by which it votes" for index in unmet}
         absent = {index for index in unmet if not self.mates.is_connected(index)}
@@ -240,7 +227,7 @@ class Attempt:
             found[self.group.leader] = "it listed members whom nobody can reach"
         return found
 
-    # What the agreement asks about the parts
+    # The agreement asks this about the parts
 
     @property
     def busy(self) -> bool:
@@ -280,17 +267,17 @@ class Attempt:
         }
         senders = sorted(reports.keys() - mates.group.auxiliaries)
         held = common_digests([report.digests for report in reports.values()], len(plan.parts))
-        if self._again is not None:  # what somebody could not copy in this try is held by nobody, whoever claims it
+        if self._again is not None:  # an average that a member could not copy in this try counts as held by none
             held = unless_missing(held, self._again.held, [reports[member].digests for member in senders])
         held = without(held, [part.index for member in banned for part in self._plan.by_reducer.get(member, ())])
-        # Who had no part in this try has failed nobody, and proved nothing: it may have none for having failed before.
+        # A member that reduced nothing in this try has failed nobody, and proved nothing: it may have failed before.
         failed = {member: set(report.failed) for member, report in reports.items()}
-        able = without_quarrels(failed, self._votes.quorum.weights)
+        able = without_quarrels(failed, self.votes.quorum.weights)
         parties = set(self._plan.by_reducer if self._again is None else self._again.reducers)
         choices = (able & parties, able, least_named(failed))
         found = (reducers_among(mates.group.members, sorted(choice), senders) for choice in choices)
         reducers = next(filter(None, found), ())
-        if self._last or not senders or not reducers or not self._votes.quorum.decides(reports):
+        if self._last or not senders or not reducers or not self.votes.quorum.decides(reports):
             return None
         return Again(tuple(sorted(reports)), reducers, held)
 
@@ -307,12 +294,12 @@ class Attempt:
             if isinstance(decision, Committed):
                 await self._finish(taking_part, reducing)
         if not isinstance(decision, Committed) or not self.holds(decision.digest):
-            # What follows writes to the memory of the results: another try, or copies of what is missing.
+            # The next steps write to the memory of the results: another try, or copies of missing averages.
             await self._end_exchange()
         return decision
 
     async def _take_part(self) -> None:
-        """Exchanges everything, and tells what came of it."""
+        """Exchanges everything, and votes by the outcome."""
         try:
             async with asyncio.timeout(self._time):
                 self._take_up(await self._gather())
@@ -326,7 +313,7 @@ class Attempt:
         await self.agreement.vote(digest, self.trouble.reason, self.doubted.keys() - self._receiver.late.keys())
 
     async def _gather(self) -> Gathered:
-        """Averages of what is missing from reducers; of what others hold, copies of it."""
+        """Gathers missing averages: from reducers, or copies from members that hold them."""
         if self._again is None or self.copier is None or self.mates.me in self._lost:
             return await self._sender.gather(self._reducer)
         count, me = len(self.mates), self.mates.me
@@ -339,13 +326,14 @@ class Attempt:
         return got
 
     def _take_up(self, got: Gathered) -> None:
-        """Parts of nobody are no averages, unless all are, nor are those of who kept half of the members out."""
+        """Takes the averages that count. Parts without senders do not, unless all parts have none; nor do those of a
+        reducer that kept half of the members out."""
         averages = got.averages if any(average.senders for average in got.averages) else []
         for part in [average.part for average in averages if not average.senders]:
             got.failures.setdefault(part.reducer, f"nobody's tensors arrived for part {part.index}")
         alone = keeping_out([*self.holdings.averages, *averages])
         for reducer in alone:
-            got.failures.setdefault(reducer, "half of those whom others have averaged are not in its parts")
+            got.failures.setdefault(reducer, "half of the members that others have averaged are not in its parts")
         good = (each for each in got.averages if each.part.reducer not in alone and (each.senders or not averages))
         self.holdings.put(good)
         held = self.holdings.averages if self.holdings.digest is not None else []
@@ -355,32 +343,38 @@ class Attempt:
         self.trouble = Gathered(failures=got.failures, complaint=got.complaint)
 
     async def _finish(self, *exchanging: asyncio.Task[None]) -> None:
-        """After a commit: waits for what is still exchanged, as long as anything arrives and the round may take.
+        """After a commit: waits for the rest of the exchange, as long as anything arrives and the round may take.
 
-        Whoever goes on waiting for a member that is silent finds that the others have let go of what they hold.
+        A member that waited longer for a silent one would find that the others have let go of the averages.
         """
-        loop = asyncio.get_running_loop()
-        arrived, unfinished, ends_at = -1, set(exchanging), loop.time() + self._time
-        while unfinished and arrived != self.bytes_received and loop.time() < ends_at:
+        arrived, unfinished, ends_at = -1, set(exchanging), loop_time() + self._time
+        while unfinished and arrived != self.bytes_received and loop_time() < ends_at:
             arrived = self.bytes_received
-            _, unfinished = await asyncio.wait(unfinished, timeout=_STALLED)
+            _, unfinished = await asyncio.wait(unfinished, timeout=PACE.stalled)
         for task in unfinished:
-            task.cancel()  # or what still arrives could be written over what is copied
+            task.cancel()  # or late averages could overwrite the copies
         await asyncio.wait(exchanging)  # cancelled arithmetic goes on until it is done
         for task in set(exchanging) - unfinished:
             task.result()
 
     async def _end_exchange(self) -> None:
-        """Returns once nothing more is written to the memory of the results. Whoever still waits for averages of this
-        member gets none."""
+        """Returns once no stream writes to the memory of the results any more. Members that still wait for averages of
+        this one get none."""
         self._sender.leave()
         await self._reducer.close("this exchange is over")
 
 
+def _missing(holdings: Holdings, again: Again) -> Plan:
+    """The plan of a further try: the parts that no member holds, whose memory it writes."""
+    missing = [part.index for part in holdings.plan.parts if digest_at(again.held, part.index) == NOTHING]
+    holdings.drop(missing)
+    return holdings.plan.only(missing, again.reducers)
+
+
 def without_quarrels(failed: Mapping[int, Set[int]], weights: Mapping[int, Fraction | int]) -> set[int]:
-    """Who is to reduce, by whom each member says to have failed it. Both of such a pair are passed over, beginning with
-    those whose pairs weigh most, by the votes of the others in them: few that name everybody weigh most themselves.
-    Where nobody would be left, those whom fewest name."""
+    """The members that may reduce; `failed`: member → the reducers that failed it, by its own word. Both of such a pair
+    are passed over, beginning with those whose pairs weigh most, by the votes of the others in them: a few liars that
+    name all others weigh most themselves. If none would be left, the members that fewest name."""
     able, pairs = set(failed), {frozenset((one, other)) for one, others in failed.items() for other in others - {one}}
     while pairs := {pair for pair in pairs if pair <= able}:
         counts = dict.fromkeys(frozenset().union(*pairs), Fraction(0))
@@ -400,8 +394,8 @@ def least_named(failed: Mapping[int, Set[int]]) -> set[int]:
 
 
 def keeping_out(averages: Sequence[Average]) -> set[int]:
-    """Reducers in whose parts half of those are missing, and two at least, who are in the parts of others. One slow
-    sender may be late for one reducer alone."""
+    """Reducers whose parts lack half of the members, and two at least, that are in the parts of others. One slow sender
+    may be late for one reducer alone."""
     counted: dict[int, set[int]] = {}
     for average in averages:
         counted.setdefault(average.part.reducer, set(average.senders)).intersection_update(average.senders)

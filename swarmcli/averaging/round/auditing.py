@@ -1,4 +1,4 @@
-"""Audits in a round: senders sign, reducers keep the inputs, members look at some of them before they vote.
+"""Audits in a round: senders sign, reducers keep the inputs, members check some of them before they vote.
 
     sender    SenderTerms(hash of a secret), parts, every eighth with a signature   ─▶ reducer, which keeps them
     reducer   averages, Farewell(signature over their digests and the hashes of their inputs)  ─▶ member
@@ -6,20 +6,29 @@
     member    computes these averages again. If one is false: Accusation with all that proves it ─▶ all other members,
               which compute it again as well
 
-`audit/` says what is signed, drawn and proved.
+`audit/` has the signatures, draws and proofs.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from swarmcli.averaging.audit.case import Accusation, Case, FalseAccusation, FalseAverage, Statement, Verdict
+from swarmcli.averaging.audit.case import (
+    Case,
+    FalseAccusation,
+    FalseAverage,
+    Statement,
+    Verdict,
+    is_accusation,
+    sign_accusation,
+)
 from swarmcli.averaging.audit.kept import KeptInputs
 from swarmcli.averaging.audit.signed import (
-    DIGEST_BYTES,
+    SIGNED_TOGETHER,
     Exchange,
     Input,
     SignedParts,
@@ -32,7 +41,7 @@ from swarmcli.averaging.audit.signed import (
 from swarmcli.averaging.audit.verdict import Terms
 from swarmcli.averaging.bans import Bans
 from swarmcli.averaging.config import AllreduceOptions
-from swarmcli.averaging.consensus.messages import MAX_PARTS, SignedAverages
+from swarmcli.averaging.consensus.messages import DIGEST_BYTES, MAX_PARTS, SignedAverages
 from swarmcli.averaging.consensus.presence import Mates
 from swarmcli.averaging.round.buffers import Average, Inputs, Results
 from swarmcli.averaging.round.messages import AccusationHeader, Exhibit, InputHeader, InputsRequest
@@ -44,16 +53,19 @@ from swarmcli.memory import unwritten
 from swarmcli.network import Stream
 from swarmcli.tasks import OFFLOAD_FROM, forget, forgetful, on_executor, unless_silent
 
-SIGNED_TOGETHER = 8  # parts of one sender under one signature; as many as `SignedParts` takes …
-SIGNED_BYTES = 4 << 20  # … and no more than so many bytes of them, which their sender encodes in advance
 
-_TO_GIVE = 30.0  # seconds for the inputs of one part
-_TO_HEAR = 20.0  # seconds for all that an accusation takes at one member: whoever is slower hears of it too late
-_SILENCE = 5.0  # seconds without a byte of the inputs that an auditor has asked for
+@dataclass(frozen=True, slots=True)
+class AuditOptions:
+    """Bounds on audits in a round. Times in seconds."""
+
+    signed_bytes: int = 4 << 20  # of parts under one signature at most, which their sender encodes in advance
+    to_give: float = 30.0  # for the inputs of one part
+    to_hear: float = 20.0  # for a whole accusation at one member: a slower one hears of it too late
+    silence: float = 5.0  # without a byte of the inputs that an auditor has asked for
 
 
 class Audits:
-    """What one member knows and does in the audits of one try: as a sender, as a reducer and as an auditor."""
+    """One member's part in the audits of one try: as a sender, as a reducer and as an auditor."""
 
     def __init__(
         self,
@@ -64,28 +76,29 @@ class Audits:
         mine: Inputs | None,
         bans: Bans,
         options: AllreduceOptions,
+        how: AuditOptions = AuditOptions(),
     ) -> None:
         """`senders`: indices of all members whose tensors may be in an average; they are the auditors. `mine`: None for
-        a member that sends nothing. `bans`: who gets the evidence."""
+        a member that sends nothing. `bans` get the evidence."""
         self.where = Exchange(prefix, mates.group.group_id)
-        self.withheld: dict[int, str] = {}  # reducers that did not give the inputs of what they signed, and how
-        self.liars: dict[int, str] = {}  # reducers that were found to lie in this try, and how
+        self.withheld: dict[int, str] = {}  # reducer → how it failed to give the inputs for which it signed
+        self.liars: dict[int, str] = {}  # reducer → its lie in this try
         self._mates, self._plan, self._options, self._bans = mates, plan, options, bans
+        self._how = how
         self._senders, self._inputs = frozenset(senders), mine
         self._commitments: dict[int, bytes] = {}  # of others
         self._secrets: dict[int, bytes] = {}  # by reducer, this member's own
         self._batches: dict[int, SignedParts] = {}  # by sender, the last that it has sent here
         self._kept = KeptInputs()
-        self.together = max(
-            1, min(SIGNED_TOGETHER, SIGNED_BYTES // max((p.payload_bound for p in plan.parts), default=1))
-        )
+        largest = max((part.payload_bound for part in plan.parts), default=1)
+        self.together = max(1, min(SIGNED_TOGETHER, how.signed_bytes // largest))  # parts under one signature
         self._own: SignedParts | None = None  # over own inputs of parts that are reduced here
         self.signed: SignedAverages | None = None  # by this reducer, once it has
         self._inputs_of: dict[int, tuple[Input, ...]] = {}  # by part, those that this reducer has signed for
-        self._asked, self._accused = set[int](), set[int]()  # who has asked for inputs here, and who has accused
+        self._asked, self._accused = set[int](), set[int]()  # members that have asked for inputs here, or accused
 
     def close(self) -> None:
-        """Lets go of all inputs: the round is settled. What it takes to hear an accusation stays. Idempotent."""
+        """Lets go of all inputs: the round is settled. This member can still hear accusations. Idempotent."""
         self._kept.close()
         self._inputs_of.clear()
         self._inputs, self.signed = None, None
@@ -97,11 +110,11 @@ class Audits:
     # As a sender
 
     def commitment_for(self, reducer: int) -> bytes:
-        """What a reducer may see of the secret by which this member will draw among its parts."""
+        """The hash, for a reducer, of the secret by which this member will draw among its parts."""
         return commitment(self._secret_for(reducer))
 
     def sign(self, weight: float, parts: Sequence[Part], messages: Sequence[TensorMessage]) -> SignedParts:
-        """At most eight parts, as they are sent."""
+        """Signs at most eight parts, as this member sends them."""
         hashes = {part.index: part_hash(message) for part, message in zip(parts, messages, strict=True)}
         return SignedParts.of(self._mates.endpoint.identity, self.where, weight, hashes)
 
@@ -114,7 +127,7 @@ class Audits:
         self._commitments[member] = committed
 
     def memory(self, nbytes: int) -> memoryview | None:
-        """For a part that arrives; None: it is to be read into any memory, and goes to a file."""
+        """Memory for a part that arrives; None: the caller reads it into any memory, and it goes to a file."""
         return self._kept.memory(nbytes)
 
     @forgetful
@@ -135,13 +148,13 @@ class Audits:
         batch = self._batches.get(sender)
         if batch is None or batch.hash_of(part.index) != part_hash(message):
             raise InputRefused(f"part {part.index} is not what its sender signed")
-        # What goes to a file is written beside the loop.
+        # Files are written beside the loop.
         nbytes = OFFLOAD_FROM if memory is None else 0
         await on_executor(nbytes, self._kept.keep, part.index, Input(sender, weight, weight, batch), message, memory)
 
     def note_inputs(self, part: Part, counted: Mapping[int, float]) -> bytes:
-        """The sum of a part has these in it, with these weights: what is signed for its inputs. For one part at a time,
-        in any thread."""
+        """The sum of a part has these members in it, with these weights. Returns the hash of the inputs, which this
+        reducer signs. For one part at a time, in any thread."""
         if self._mates.me in counted:
             self._keep_own(part)
         given = (self._kept.input(part.index, sender) for sender in counted)
@@ -151,7 +164,7 @@ class Audits:
 
     @forgetful
     async def give(self, member: int, request: InputsRequest, stream: Stream) -> None:
-        """Gives an auditor the inputs of the parts that it has drawn, once. Raises CallRefused for all else."""
+        """Gives an auditor the inputs of the parts that it has drawn, once. Raises CallRefused for other requests."""
         signed, parts = self.signed, [part.index for part in self._plan.by_reducer.get(self._mates.me, ())]
         if signed is None:
             raise CallRefused("over", "nothing is signed here, or the round is settled")
@@ -168,7 +181,7 @@ class Audits:
                 await stream.send(InputHeader(given, message.header, len(inputs) - place), message.payload)
 
     def _keep_own(self, part: Part) -> None:
-        """A copy: after the round the tensors change, and an auditor may still ask."""
+        """Keeps a copy of the own input: after the round the tensors change, and an auditor may still ask."""
         assert self._inputs is not None
         if self._own is None or self._own.hash_of(part.index) is None:
             parts = self._plan.by_reducer[self._mates.me]
@@ -194,17 +207,17 @@ class Audits:
     async def look_at(
         self, reducer: int, averages: Sequence[Average], signed: SignedAverages, results: Results
     ) -> Case | None:
-        """A reducer has signed all its averages, which are here: computes some of them again. Returns the case of one
-        that is false. A reducer that does not give the inputs is noted."""
+        """A reducer has signed all its averages, which are here: computes some of them again. Returns the case of a
+        false one. Notes a reducer that does not give the inputs."""
         numbers = tuple(average.part.index for average in averages)
         names = set(drawn(self._secret_for(reducer), signed.signature, numbers, self._chance(reducer)))
         chosen = [each for each in averages if each.part.index in names and each.senders]
-        if not chosen or numbers[-1] >= MAX_PARTS:  # so many parts no request names
+        if not chosen or numbers[-1] >= MAX_PARTS:  # no request can name so many parts
             return None
         digests, inputs = b"".join(a.digest for a in averages), b"".join(a.inputs for a in averages)
         statement = Statement(numbers, digests, inputs, signed)
         try:
-            async with asyncio.timeout(_TO_GIVE * len(chosen)):
+            async with asyncio.timeout(self._how.to_give * len(chosen)):
                 return await self._fetch(reducer, chosen, statement, results)
         except TimeoutError as error:
             forget(error)
@@ -228,10 +241,11 @@ class Audits:
         mates, group_id = self._mates, self.where.group_id
         request = InputsRequest(group_id, self._secret_for(reducer), tuple(each.part.index for each in chosen))
         peer, method = mates.peer(reducer), mates.method("inputs")
-        async with mates.endpoint.stream(peer, method, request, timeout=_TO_GIVE) as stream:
+        async with mates.endpoint.stream(peer, method, request, timeout=self._how.to_give) as stream:
             for average in chosen:
                 inputs, messages = await self._receive_inputs(average.part, stream)
-                content = _copy(results, average.part)
+                # A copy: another try may write to its memory while it is still evidence.
+                content = NoCompression().compress(results.part(average.part).clone())
                 case = self._case(average.part, statement, average.senders, average.weights, content, inputs, messages)
                 nbytes = average.part.descriptor.nbytes * len(inputs)
                 if not await on_executor(nbytes, case.is_complete):
@@ -241,7 +255,7 @@ class Audits:
         return None
 
     async def _receive_inputs(self, part: Part, stream: Stream) -> tuple[list[Input], list[TensorMessage]]:
-        """Raises NetworkError (ProtocolViolation for what goes beyond the plan) and TimeoutError."""
+        """Raises NetworkError (ProtocolViolation for more than the plan has) and TimeoutError."""
 
         def into(header: InputHeader, size: int) -> memoryview:
             if size > max(part.payload_bound, part.descriptor.nbytes):
@@ -250,7 +264,7 @@ class Audits:
 
         inputs, messages, left = list[Input](), list[TensorMessage](), len(self._senders)
         while left:
-            async with unless_silent(stream, _SILENCE):
+            async with unless_silent(stream, self._how.silence):
                 header, payload = await stream.receive(InputHeader, into)
             if header.left > left or (inputs and header.left != left):
                 raise ProtocolViolation(f"more inputs of part {part.index} than there are members")
@@ -262,7 +276,7 @@ class Audits:
     # Accusations
 
     async def accuse(self, case: Case) -> None:
-        """Shows all other members what proves that an average is false; returns when they have judged it, or cannot."""
+        """Shows all other members the proof that an average is false; returns when they have judged it, or cannot."""
         self._prove(FalseAverage(case))
         async with asyncio.TaskGroup() as tasks:
             for member in self._mates.others:
@@ -272,16 +286,20 @@ class Audits:
     @forgetful
     async def _show(self, member: int, case: Case) -> None:
         mates, terms, statement = self._mates, case.terms, case.statement
-        identity, signed = mates.endpoint.identity, statement.signed
-        signature = Accusation.sign(identity, self.where, case.reducer, signed.root, terms.part)
         request = AccusationHeader(
-            self.where.group_id, terms.reducer, terms.part, case.senders, case.weights, signed, signature
+            self.where.group_id,
+            terms.reducer,
+            terms.part,
+            case.senders,
+            case.weights,
+            statement.signed,
+            sign_accusation(mates.endpoint.identity, case),
         )
-        peer, method = mates.peer(member), mates.method("accuse")
+        peer, method, seconds = mates.peer(member), mates.method("accuse"), self._how.to_hear
         try:
             async with (
-                asyncio.timeout(_TO_HEAR),
-                mates.endpoint.stream(peer, method, request, timeout=_TO_HEAR) as stream,
+                asyncio.timeout(seconds),
+                mates.endpoint.stream(peer, method, request, timeout=seconds) as stream,
             ):
                 await stream.send(Exhibit(), (statement.digests, statement.inputs))
                 await stream.send(Exhibit(), () if case.average is None else case.average.payload)
@@ -289,22 +307,22 @@ class Audits:
                     header = InputHeader(given, message.header, len(case.inputs) - place)
                     await stream.send(header, message.payload)
                 await stream.finish()
-                await stream.receive(Exhibit)  # nothing comes: it ends when all has been judged
+                await stream.receive(Exhibit)  # nothing comes: the stream ends when the member has judged
         except (NetworkError, TimeoutError) as error:
             forget(error)
 
     @forgetful
     async def hear(self, accuser: int, header: AccusationHeader, stream: Stream) -> None:
-        """Another member accuses a reducer: one of the two lies, and is banned if it can be told which. Raises
-        CallRefused for what is no accusation of this try or was heard before, and what the stream raises."""
+        """Another member accuses a reducer: one of the two lies, and this member bans the liar if it can tell which.
+        Raises CallRefused for an accusation of another try, or a second one of the member, and the stream's errors."""
         parts = {part.index: part for part in self._plan.by_reducer.get(header.reducer, ())}
         if header.part not in parts or header.reducer == self._mates.me or accuser in self._accused:
             raise CallRefused("accusation", "it is of no other reducer's part, or this member has accused before")
         self._accused.add(accuser)
-        async with asyncio.timeout(_TO_HEAR):
+        async with asyncio.timeout(self._how.to_hear):
             case = await self._receive_case(parts, header, stream)
         peer = self._mates.peer(accuser)
-        if not Accusation.is_by(peer, header.signature, case):
+        if not is_accusation(peer, header.signature, case):
             raise CallRefused("accusation", "the accuser has not signed it")
         verdict = await on_executor(case.terms.descriptor.nbytes * len(case.inputs), case.verdict)
         match verdict:
@@ -314,7 +332,7 @@ class Audits:
                 self._prove(FalseAccusation(peer, header.signature, case))
 
     def _prove(self, evidence: FalseAverage | FalseAccusation) -> None:
-        """Which was verified."""
+        """Bans by evidence, which was verified."""
         if isinstance(evidence, FalseAverage):
             self.liars[evidence.case.terms.reducer] = evidence.words()
         self._bans.add(evidence)
@@ -332,15 +350,17 @@ class Audits:
 
         tables = bytes(await exhibit(2 * table))
         content = await exhibit(part.descriptor.nbytes)
-        average = TensorMessage(_plain_header(part), (content,)) if header.senders else None
+        plain = TensorHeader("none", dtype_name(part.descriptor.dtype), part.descriptor.shape)
+        average = TensorMessage(plain, (content,)) if header.senders else None
         inputs, messages = await self._receive_inputs(part, stream)
         statement = Statement(tuple(parts), tables[:table], tables[table:], header.averages)
         return self._case(part, statement, header.senders, header.weights, average, inputs, messages)
 
-    # Both
+    # As either
 
     def _secret_for(self, reducer: int) -> bytes:
-        """Nobody else can tell it, and this member needs no random numbers for it: a run is what its seed makes it."""
+        """This member's secret for a reducer. No other can guess it, and it takes no random numbers: a run depends on
+        its seed alone."""
         if reducer not in self._secrets:
             where, peer, identity = self.where, self._mates.peer(reducer), self._mates.endpoint.identity
             signature = identity.sign("audit", where.prefix.encode(), where.group_id, peer)
@@ -371,13 +391,3 @@ class Audits:
 def _plain(inputs: Inputs, part: Part) -> TensorMessage:
     """A reducer's own input of a part, which travels only to auditors."""
     return NoCompression().compress(inputs.part(part))
-
-
-def _plain_header(part: Part) -> TensorHeader:
-    descriptor = part.descriptor
-    return TensorHeader("none", dtype_name(descriptor.dtype), descriptor.shape)
-
-
-def _copy(results: Results, part: Part) -> TensorMessage:
-    """The average that is here: its memory may be written in another try, while it is still evidence."""
-    return NoCompression().compress(results.part(part).clone())

@@ -25,7 +25,7 @@ class Inputs:
     """A member's own tensors as one vector, and their weight.
 
     They are read in place, and copied only if they are not plain memory. With a `base`, tensors in host memory, the
-    vector is what they differ from it by, which is computed part by part.
+    vector is their difference from it, computed part by part.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Inputs:
         self._base = None if base is None else [tensor.reshape(-1) for tensor in base]
 
     def each(self) -> Iterator[torch.Tensor]:
-        """All of it in flat pieces: whole tensors, or, where each takes memory of its own, no more than a few MiB."""
+        """The vector in flat pieces: whole tensors, or, where each takes memory of its own, no more than a few MiB."""
         for index, flat in enumerate(self._flat):
             length = max(1, flat.numel()) if self._base is None else _PIECE
             for begin in range(0, flat.numel(), length):
@@ -94,10 +94,10 @@ class Results:
 class Average:
     """The outcome of one part.
 
-    senders, weights   member indices and their weights, those whose part arrived whole
+    senders, weights   member indices and their weights, of members whose part arrived whole
     message            the encoded average, at its reducer; None if the weights of all senders are zero
-    digest             32 bytes over senders, weights and the average as it is after decoding
-    inputs             in audited runs: 32 bytes over what it comes of, as its reducer says
+    digest             32 bytes over senders, weights and the average after decoding
+    inputs             in audited runs: 32 bytes over its inputs, as its reducer says
     """
 
     part: Part
@@ -109,7 +109,7 @@ class Average:
 
 
 class Holdings:
-    """The averages that one member holds, of those that the result of a round needs.
+    """The averages of a round's result that one member holds.
 
     An auxiliary has no memory for them, and holds only those that it reduced.
     """
@@ -121,12 +121,12 @@ class Holdings:
         self._averages: dict[int, Average] = {}
 
     def put(self, averages: Iterable[Average]) -> None:
-        """These are here now, in the place of others of the same parts."""
+        """These averages are here now, in the place of others of the same parts."""
         for average in averages:
             self._averages[average.part.index] = average
 
     def drop(self, parts: Iterable[int]) -> None:
-        """The memory of these is about to be written."""
+        """The memory of these parts is about to be written."""
         for index in parts:
             self._averages.pop(index, None)
 
@@ -135,18 +135,18 @@ class Holdings:
 
     @property
     def averages(self) -> Sequence[Average]:
-        """In the order of the parts."""
+        """The averages in the order of the parts."""
         return [self._averages[index] for index in sorted(self._averages)]
 
     def lacking(self, target: bytes) -> dict[Part, bytes]:
-        """The parts of which another average is here than `target` names (32 bytes for each part, zeros for one that
-        does not matter), or none, with its digest."""
+        """The parts whose average here is not the one that `target` names, or is missing, with the named digest.
+        `target`: 32 bytes for each part, zeros for one that does not matter."""
         wanted = {part: digest_at(target, part.index) for part in self.plan.parts}
         return {part: digest for part, digest in wanted.items() if digest not in (NOTHING, self._digest_of(part))}
 
     @property
     def digest(self) -> bytes | None:
-        """Of the whole result. None if it is not all here, or if it is none: some parts with nobody's tensors."""
+        """The digest of the whole result. None if parts are missing here, or if only some parts have senders."""
         if len(self._averages) < len(self.plan.parts):
             return None
         if len({bool(average.senders) for average in self._averages.values()}) > 1:
@@ -155,7 +155,7 @@ class Holdings:
 
     @property
     def digests(self) -> bytes:
-        """Of all parts, one behind the other; empty for a plan of more parts than fit into a message."""
+        """The digests of all parts, one behind the other; empty for a plan of more parts than fit into a message."""
         if len(self.plan.parts) > MAX_PARTS:
             return b""
         return b"".join(map(self._digest_of, self.plan.parts))
@@ -164,7 +164,7 @@ class Holdings:
         return self._averages[part.index].digest if part.index in self._averages else NOTHING
 
     def content(self, index: int) -> TensorMessage | None:
-        """A held average, decoded; None if nobody's tensors are in it."""
+        """A held average, decoded; None if it has no senders."""
         average = self._averages[index]
         if not average.senders:
             return None
@@ -174,14 +174,14 @@ class Holdings:
 
 
 def plain(codec: CompressionBase, message: TensorMessage, values: torch.Tensor | None = None) -> TensorMessage:
-    """The same average without its codec. `values`: as it is after decoding, if that is at hand."""
+    """The same average without its codec. `values`: the average after decoding, if that is at hand."""
     if isinstance(codec, NoCompression):
         return message
     return NoCompression().compress(codec.extract(message) if values is None else values)
 
 
 def root_of(averages: Sequence[Average]) -> bytes:
-    """What a reducer signs of its averages."""
+    """The root of a reducer's averages, which it signs."""
     return averages_root(b"".join(each.digest for each in averages), b"".join(each.inputs for each in averages))
 
 
@@ -191,16 +191,16 @@ def result_digest(digests: bytes) -> bytes:
 
 
 def digest_at(digests: bytes, part: int) -> bytes:
-    """Of one part in a table; NOTHING also where the table is too short."""
+    """The digest of one part in a table; NOTHING also where the table is too short."""
     return digests[part * DIGEST_BYTES : (part + 1) * DIGEST_BYTES] or NOTHING
 
 
 def common_digests(tables: Sequence[bytes], parts: int) -> bytes:
     """For each part the digest that most hold (honest reducers give everyone the same), or zeros.
 
-    One that is claimed by a third of the members or less, or by one alone, counts as held by nobody: those may all
-    lie, and a try in which nobody can give a copy is lost. To send and add such a part again costs little.
-    Tables of another length tell nothing. Empty for a plan of more parts than fit into a message.
+    A digest that a third of the members or less claim, or one alone, counts as held by nobody: those may all lie, and a
+    try in which no member can give a copy is lost. To send and add such a part again costs little. Tables of another
+    length tell nothing. Empty for a plan of more parts than fit into a message.
     """
     if parts > MAX_PARTS:
         return b""
@@ -217,8 +217,8 @@ def common_digests(tables: Sequence[bytes], parts: int) -> bytes:
 def unless_missing(held: bytes, before: bytes, tables: Sequence[bytes]) -> bytes:
     """`held` with zeros for parts that were to be copied `before` and that more than a third of the tables still lack.
 
-    So few may lie. Of what all others hold somebody honest could have given a copy, and will: one false digest does not
-    have everything sent and added again.
+    Fewer may lie. If all others hold an average, an honest member could have given a copy, and will: so one false
+    digest does not make the group send and add everything again.
     """
     few = (len(tables) - 1) // 3
     missing = list[int]()

@@ -24,7 +24,7 @@ from swarmcli.tasks import forgetful, on_executor, unless_silent
 
 
 async def give_copies(holdings: Holdings, request: CopyRequest, stream: Stream) -> None:
-    """Answers a request with what is held of the parts that it names. Raises CallRefused if one is not."""
+    """Answers a request with the averages of the parts that it names. Raises CallRefused if one is missing."""
     if request.plan != holdings.plan.fingerprint:
         raise CallRefused("plan", "tensors, shares or options differ from the group's")
     if list(request.parts) != sorted(set(request.parts)) or not all(map(holdings.get, request.parts)):
@@ -44,14 +44,14 @@ class Copier:
     def __init__(
         self, mates: Mates, holdings: Holdings, results: Results, options: AllreduceOptions, failed: set[int]
     ) -> None:
-        """`failed`: members that gave no copy of what they said they hold, or a false one. They are not asked again in
-        this round; grows."""
+        """`failed`: members that gave no copy of an average that they claim, or a false one. This member does not ask
+        them again in this round; grows."""
         self._mates, self._holdings, self._results, self._options = mates, holdings, results, options
         self._failed = failed
         self._senders = frozenset(range(len(mates))) - mates.group.auxiliaries
 
     async def obtain(self, digest: bytes) -> bool:
-        """Copies what is missing of the result with this digest. False: nobody in reach gave it."""
+        """Copies missing averages of the result with this digest. False: no member in reach gave it."""
         holdings, mates = self._holdings, self._mates
         async with asyncio.TaskGroup() as tasks:  # of all at the same time: one that is frozen takes long to answer
             others = [member for member in mates.others if member not in self._failed]
@@ -70,7 +70,7 @@ class Copier:
         """Copies the averages that `target` names, as far as they are not here and the sources hold them, one source
         after the other. Returns why some of these gave less than they said."""
         holdings, failures = self._holdings, dict[int, str]()
-        holdings.drop(part.index for part in holdings.lacking(target))  # their memory is written from here on
+        holdings.drop(part.index for part in holdings.lacking(target))  # copies are written to their memory
         for source in sources:
             lacking = holdings.lacking(target)
             if not lacking:
@@ -86,7 +86,7 @@ class Copier:
         return failures
 
     async def _ask(self, member: int) -> bytes:
-        """The digests of what a member holds; none of an auxiliary, which holds no result."""
+        """The digests of the averages that a member holds; none of an auxiliary, which holds no result."""
         question = HoldingsQuestion(self._mates.group.group_id, self._holdings.plan.fingerprint)
         try:
             at_once = self._mates.options.at_once
@@ -135,7 +135,7 @@ class Copier:
         return Average(replace(part, reducer=header.reducer), header.senders, header.weights, None, digest)
 
     def _take(self, part: Part, header: CopyHeader, payload: memoryview) -> None:
-        """Only what has the right digest gets into the results."""
+        """Writes a copy into the results, if it has the right digest. Raises ProtocolViolation otherwise."""
         message = None
         if header.senders:
             message = TensorMessage(TensorHeader.of("none", self._results.part(part)), (payload,))

@@ -1,6 +1,6 @@
-"""What the members of a group say to each other while they average. docs/protocol.md describes the order.
+"""The messages between the members of a group while they average. docs/protocol.md describes the order.
 
-What they say about the outcome of the round is in `consensus/messages.py`.
+Messages about the outcome of the round are in `consensus/messages.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SenderTerms(msgspec.Struct, frozen=True):
     """First message of a member to a reducer.
 
     note        why its weight is zero, if that needs an explanation
-    commitment  in audited runs: the hash of the secret by which it will draw what it looks at
+    commitment  in audited runs: the hash of the secret by which it will draw the parts that it checks
     """
 
     plan: Hash
@@ -65,8 +65,8 @@ class AverageHeader(msgspec.Struct, frozen=True):
     """In front of each average from a reducer, in the order of the plan.
 
     tensor             None if the weights of all senders are zero; there is no payload then
-    senders, weights   whose tensors are in it
-    inputs             in audited runs: hash of what the average comes of
+    senders, weights   of the tensors in it
+    inputs             in audited runs: hash of the average's inputs
     """
 
     tensor: TensorHeader | None
@@ -76,16 +76,16 @@ class AverageHeader(msgspec.Struct, frozen=True):
 
 
 class Farewell(msgspec.Struct, frozen=True):
-    """Last message of a reducer: whom it left out, and why; and its signature over the digests of all its averages,
-    which the receiver has computed from what came."""
+    """Last message of a reducer: member that it left out → why; and its signature over the digests of all its averages,
+    which the receiver has computed itself."""
 
     left_out: Annotated[dict[Index, Words], msgspec.Meta(max_length=MAX_MEMBERS)]
     averages: SignedAverages
 
 
 class InputsRequest(msgspec.Struct, frozen=True):
-    """Opens a stream from an auditor to a reducer that has signed its averages: of these parts it wants the inputs, and
-    shows the secret by which they were drawn."""
+    """Opens a stream from an auditor to a reducer that has signed its averages: the auditor wants the inputs of these
+    parts, and shows the secret by which it has drawn them."""
 
     group_id: GroupID
     secret: Hash
@@ -103,9 +103,9 @@ class InputHeader(msgspec.Struct, frozen=True):
 class AccusationHeader(msgspec.Struct, frozen=True):
     """Opens a stream from an auditor to another member: this reducer's average of this part is false.
 
-    senders, weights   whose tensors are in it, as the reducer named them
-    averages           what the reducer signed
-    signature          of the auditor, over what it says
+    senders, weights   of the tensors in it, as the reducer named them
+    averages           signed by the reducer
+    signature          of the auditor, over the accusation
 
     On the stream follow the digests and hashes that the reducer signed, as one payload; the average, decoded; and its
     inputs.
@@ -133,8 +133,8 @@ class CopyRequest(msgspec.Struct, frozen=True):
 
 
 class CopyHeader(msgspec.Struct, frozen=True):
-    """In front of each copied average, with who reduced it; the payload is the average itself, decoded, and empty
-    without senders."""
+    """In front of each copied average, with its reducer; the payload is the average itself, decoded, and empty without
+    senders."""
 
     reducer: Index
     senders: Indices

@@ -37,6 +37,7 @@ class PaceOptions:
     calm: float = 1 / 3  # of the round's time, for a sender whose usual time is unknown
     looks: int = 12  # at each stream, in the time that it has; the bytes between four of them are its present rate
     modest: float = 50e6  # bytes per second that a machine encrypts, checks and adds up while much else runs on it
+    stalled: float = 5.0  # seconds without a byte, after which a member that knows of a commit waits for no other
     margin: float = 1.5  # times what a round would have needed, for the next one …
     most_stretched: float = 16.0  # … up to so many times the user's timeout
     slowest: float = 128 << 10  # bytes per second that a round without a timeout makes at least …

@@ -8,10 +8,10 @@ Every step has one outcome for all of its members, and changes nothing but memor
 the last step has committed. If some step is given up, all members know, and the round has failed for all of them;
 a member that loses sight of a step is undecided about the round, while a majority may go on.
 
-Whoever has a part in the results has the same part in every step. If a sender is missing from some part of some step,
-or comes with another weight than before, the round fails. All members find the same senders in what was committed, so
-it fails for all of them, and they try again with another group. An auxiliary holds no averages and cannot tell how it
-goes on: it asks the others.
+A member whose tensors are in the results takes the same part in every step. If a sender is missing from some part of
+some step, or names another weight than before, the round fails. All members find the same senders in the committed
+averages, so it fails for all of them, and they try again with another group. An auxiliary holds no averages and cannot
+tell how the round goes on: it asks the others.
 """
 
 from __future__ import annotations
@@ -43,26 +43,25 @@ from swarmcli.tasks import Bell, forgetful, on_all_processors
 
 MOST_STEPS = 9  # all-reduces of one round, after which it is given up
 _REMEMBERED = 16  # rounds that auxiliaries may ask about
-_LEAST_TIME = 0.001  # seconds for a step that begins past the deadline: its leader gives it up
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class ProgramRun(Protocol):
-    """One try at a program. All that it changes is its own."""
+    """One try at a program. It changes nothing but its own memory."""
 
     def inputs(self, phase: int) -> list[torch.Tensor]:
-        """What this member brings to a phase, in the shapes of the tensors that the phase averages."""
+        """This member's tensors for a phase, in the shapes of the tensors that the phase averages."""
 
     def take(self, phase: int, averages: Sequence[torch.Tensor]) -> int | None:
         """The averages of a phase, read-only. Returns the phase that comes next; None: that was the last.
 
-        The answer is the same for all members: it depends on averages, the seed, and what they all hold alike.
+        The answer is the same for all members: it depends on averages, the seed, and tensors that all hold alike.
         """
 
     def results(self) -> list[torch.Tensor]:
-        """What the averager's tensors become, in their order, after the last phase."""
+        """The new values of the averager's tensors, in their order, after the last phase."""
 
 
 class RoundProgram(Protocol):
@@ -70,22 +69,22 @@ class RoundProgram(Protocol):
 
     @property
     def description(self) -> str:
-        """Equal for all who average with each other; at most 200 characters."""
+        """Equal for all members of a group; at most 200 characters."""
 
     @property
     def nbytes(self) -> int:
-        """Of the memory that a phase works through: much of it does not belong on the event loop."""
+        """Bytes of memory that a phase works through: long work does not belong on the event loop."""
 
     @property
     def phases(self) -> Sequence[Sequence[int]]:
-        """Which of the averager's tensors each phase averages, by index. None is empty; a round begins with phase 0."""
+        """The averager's tensors that each phase averages, by index. None is empty; a round begins with phase 0."""
 
     def begin(self, seed: bytes) -> ProgramRun:
         """A try from the beginning. `seed` is equal for all members, and no other round has it."""
 
 
 def run_alone(program: RoundProgram, seed: bytes) -> list[torch.Tensor]:
-    """What a round with nobody else gives."""
+    """The results of a round without other members."""
     run, phase = program.begin(seed), 0
     while True:
         following = run.take(phase, run.inputs(phase))
@@ -95,14 +94,14 @@ def run_alone(program: RoundProgram, seed: bytes) -> list[torch.Tensor]:
 
 
 class StepQuestion(msgspec.Struct, frozen=True):
-    """How does the round of this group go on after so many steps?"""
+    """Asks how the round of this group goes on after so many steps."""
 
     group_id: GroupID
     steps: Annotated[int, msgspec.Meta(ge=1, le=MOST_STEPS)]
 
 
 class StepAnswer(msgspec.Struct, frozen=True):
-    """With a phase; or it has failed; or it is over, and members by index have these weights in what was committed."""
+    """It goes on with a phase; or it has failed; or it is over, and members by index have these weights in the end."""
 
     phase: Annotated[int, msgspec.Meta(ge=0)] | None = None
     failed: Words = ""
@@ -133,7 +132,7 @@ class PhaseNews:
 
     @contextmanager
     def telling(self, group: Group) -> Iterator[Callable[[StepAnswer], None]]:
-        """While the block runs, those who ask about this round wait for what is not known yet. Gives a function that
+        """While the block runs, auxiliaries that ask about this round wait for the next answer. Yields a function that
         tells the answer for one step more."""
         round_ = self._rounds[group.group_id] = _Round(group)
 
@@ -148,7 +147,7 @@ class PhaseNews:
             self._bell.ring()
 
     async def ask(self, group: Group, steps: int) -> StepAnswer:
-        """From the leader, or the first who knows. Raises RoundUndecided if nobody does."""
+        """The answer of the leader, or of the first member that knows. Raises RoundUndecided if none does."""
         mates = Mates(self._service.endpoint, self._service.method, group)
         for member in mates.others:
             if member not in mates.group.auxiliaries:
@@ -171,7 +170,7 @@ class PhaseNews:
 
 @dataclass
 class _Round:
-    """What this member can say about one round."""
+    """This member's answers about one round."""
 
     group: Group
     answers: list[StepAnswer] = field(default_factory=list)  # after each step
@@ -179,7 +178,7 @@ class _Round:
 
 
 class PhasedAllreduce:
-    """Such a round at one member, in the place of an Allreduce. Made and run once."""
+    """A round of several phases at one member, in the place of an Allreduce. Made and run once."""
 
     def __init__(
         self,
@@ -192,7 +191,7 @@ class PhasedAllreduce:
         weight: float,
         options: AllreduceOptions,
     ) -> None:
-        """`tensors` tell shapes and types; what is averaged comes from the program. For the rest see Allreduce."""
+        """`tensors` tell shapes and types; the averaged values come from the program. For the rest see Allreduce."""
         self.group = group
         self._service, self._news, self._program = service, news, program
         self._tensors, self._weight, self._options = list(tensors), weight, options
@@ -205,7 +204,7 @@ class PhasedAllreduce:
     async def run(self) -> AllreduceResult:
         """Takes part until the outcome is known. Raises RoundFailed or RoundUndecided, as Allreduce does."""
         with ExitStack() as stack:
-            # Whoever is at a step before this member hears that it will come.
+            # Members that are at a step before this one hear that it will come.
             stack.enter_context(self._service.expecting(*self._steps))
             try:
                 if self.group.members[self.group.index_of(self._me)].auxiliary:
@@ -236,7 +235,7 @@ class PhasedAllreduce:
         return self._over(tell, await self._compute(run.results), weights or {})
 
     async def _assist(self) -> AllreduceResult:
-        """As an auxiliary."""
+        """Takes part as an auxiliary."""
         phase: int | None = 0
         while phase is not None:
             await self._step(phase, [self._tensors[index] for index in self._program.phases[phase]])
@@ -269,11 +268,11 @@ class PhasedAllreduce:
         return self._done[-1]
 
     def _options_of(self, phase: int) -> AllreduceOptions:
-        """Codecs may choose by the tensors' own keys; what is left of the time is for this step."""
+        """The options of one step: codecs may choose by the tensors' own keys, and the time left is for this step."""
         infos = self._options.tensor_infos or [
             CompressionInfo(TensorDescriptor.of(tensor), index) for index, tensor in enumerate(self._tensors)
         ]
-        left = max(self._deadline - loop_time(), _LEAST_TIME)
+        left = max(self._deadline - loop_time(), 0.001)  # past the deadline, the leader gives the step up
         return replace(
             self._options,
             tensor_infos=tuple(infos[index] for index in self._program.phases[phase]),
@@ -284,7 +283,7 @@ class PhasedAllreduce:
         return await on_all_processors(self._program.nbytes, work, *args, **kwargs)
 
     def _unlike(self, result: AllreduceResult, weights: Mapping[PeerID, float]) -> dict[PeerID, str]:
-        """Whose part in a step is not the one that it had in the first, and why."""
+        """Member whose part in a step is not the one that it had in the first → why."""
         named, _ = contributions(self.group, result.parts)
         senders = {self.group.members[index].peer_id for part in result.parts for index in part.senders}
         return {
@@ -303,7 +302,7 @@ class PhasedAllreduce:
         return self._composed(results, weights)
 
     def _composed(self, results: list[torch.Tensor], weights: Mapping[PeerID, float]) -> AllreduceResult:
-        """All steps as one result. Its digest and parts are those of the last, since it stands on all before it."""
+        """All steps as one result. Its digest and parts are those of the last step, which depends on all before it."""
         left_out: dict[PeerID, str] = {}
         for result in self._done:
             left_out = {**result.left_out, **left_out}
@@ -321,7 +320,7 @@ class PhasedAllreduce:
         )
 
     def _certificate(self) -> RoundCertificate | None:
-        """That of the last step, under the id of the round."""
+        """The certificate of the last step, under the id of the round."""
         last, number = self._done[-1].certificate, len(self._done) - 1
         if last is None:
             return None

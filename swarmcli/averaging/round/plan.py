@@ -8,8 +8,8 @@
 Where the error of a codec depends on the content of its message, parts end where tensors end: the numbers of a small
 layer do not lose their digits to a large neighbour.
 
-Everyone computes the same plan from the tensors' types and codecs, the group's shares and the options that must
-agree; a hash over all that is compared before data moves.
+All members compute the same plan from the tensors' types and codecs, the group's shares and the options that must
+agree; they compare a hash over it before data moves.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import torch
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression, TensorDescriptor
 
 _ALIGNMENT = 64  # bytes; each segment begins at a multiple of it
-# The last average leaves when the last part is here: on a slow link a round takes longer by one part in as many as a
-# reducer gets. So parts are larger than this only where that many are left.
+# The last average leaves when the last part is here: with n parts for a reducer a round on a slow link takes longer by
+# 1/n. So parts are larger than this only where so many are left.
 _SMALL, _ENOUGH = 512 << 10, 16  # bytes, parts
 
 
@@ -65,7 +65,7 @@ class Layout:
         compression: CompressionBase | None = None,
         infos: Sequence[CompressionInfo] | None = None,
     ) -> Layout:
-        """`infos`: what `compression` may choose by; unless given, tensors have their index as key and no role.
+        """`infos`: `compression` may choose by these; unless given, tensors have their index as key and no role.
 
         Raises ValueError for tensors that have no mean (everything but real floating point numbers), for infos of
         other tensors, and for a tensor that `compression` has no codec for.
@@ -113,12 +113,12 @@ class Layout:
 
     @property
     def wire_bytes(self) -> int:
-        """At most, of everything once on the wire."""
+        """Bytes of all tensors on the wire, at most."""
         return sum(codec.payload_bound(each) for each, codec in zip(self.descriptors, self.codecs, strict=True))
 
     @property
     def nbytes(self) -> int:
-        """Of flat memory that holds everything."""
+        """Bytes of flat memory that holds all tensors."""
         return self.segments[-1].end if self.segments else 0
 
 
@@ -148,7 +148,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """Who reduces which part. Parts are numbered along the vector, so each reducer's are consecutive."""
+    """The parts and their reducers. Parts are numbered along the vector, so each reducer's are consecutive."""
 
     layout: Layout
     parts: tuple[Part, ...]
@@ -164,15 +164,15 @@ class Plan:
 
     @cached_property
     def by_reducer(self) -> dict[int, tuple[Part, ...]]:
-        """The parts of everyone who has any, in order."""
+        """Reducer → its parts, in order."""
         parts: dict[int, list[Part]] = {}
         for part in self.parts:
             parts.setdefault(part.reducer, []).append(part)
         return {reducer: tuple(of_one) for reducer, of_one in parts.items()}
 
     def only(self, missing: Sequence[int], reducers: Sequence[int]) -> Plan:
-        """The parts that are missing, by index, under a fingerprint of their own. What was reduced by another one
-        than these reducers is dealt out among them in turns."""
+        """The missing parts, by index, under a fingerprint of their own. Parts of other reducers are dealt out among
+        these in turns."""
         turns, parts = cycle(reducers), []
         for part in (self.parts[index] for index in missing):
             parts.append(part if part.reducer in reducers else replace(part, reducer=next(turns)))
@@ -182,7 +182,7 @@ class Plan:
 
 
 def compression_term(compression: CompressionBase, layout: Layout) -> str:
-    """What peers compare before they form a group: the codec with its parameters, in at most 200 characters.
+    """The codec with its parameters, in at most 200 characters: peers compare it before they form a group.
 
     Where tensors travel with several codecs a hash over all of them follows.
     """
@@ -193,7 +193,7 @@ def compression_term(compression: CompressionBase, layout: Layout) -> str:
 
 
 def _part_size(layout: Layout, shares: Sequence[float], most: int) -> int:
-    """Bytes on the wire. What a message costs besides its bytes is paid once for each part."""
+    """Bytes of a part on the wire: larger parts mean fewer messages, and each message has its own cost."""
     even = layout.wire_bytes / sum(share > 0 for share in shares)
     while most > _SMALL and even < _ENOUGH * most:
         most = max(_SMALL, most // 2)
@@ -216,7 +216,7 @@ def _cut(layout: Layout, shares: Sequence[float], part_size_bytes: int) -> list[
 
 
 def _stretches(segment: Segment, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """What of `start` to `stop - 1` parts may span."""
+    """The stretches of `start` to `stop - 1` that a part must not go beyond."""
     if start >= stop:
         return
     between: tuple[int, ...] = ()
@@ -239,7 +239,7 @@ def _ranges(numel: int, shares: Sequence[float]) -> list[tuple[int, int, int]]:
 
 
 def _elements_per_part(segment: Segment, part_size_bytes: int) -> int:
-    """How many make a payload of at most so many bytes, and at least one."""
+    """The most elements in a payload of so many bytes, and at least one."""
     fits, too_many = 1, part_size_bytes + 1  # no codec takes less than a byte for each
     while too_many - fits > 1:
         middle = (fits + too_many) // 2

@@ -41,19 +41,19 @@ class PartReceiver:
         *,
         last: bool,
     ) -> None:
-        """`members`: indices of those who send and receive, without this one. `pace`: of the parts that come in.
+        """`members`: indices of the members that send and receive, without this one. `pace`: of the parts that arrive.
         `last`: no other try may follow."""
         self.streams: list[Stream] = []
-        self.refused: dict[int, str] = {}  # who sent what cannot be averaged
-        self.doubted: dict[int, str] = {}  # who was not lost, and kept this reducer waiting in vain
-        self.late: dict[int, bool] = {}  # those of them who did not begin; whether a connection with them broke
+        self.refused: dict[int, str] = {}  # member whose parts cannot be averaged → why
+        self.doubted: dict[int, str] = {}  # member that was not lost → how it kept this reducer waiting in vain
+        self.late: dict[int, bool] = {}  # doubted member that did not begin → whether its connection broke
         self._pace, self._tempo = pace, pace.tempo
         self._mates, self._plan, self._reducer, self._options = mates, plan, reducer, options
         self._signed, self._audits = signed, audits
         self._waiting = {member: asyncio.Event() for member in members}  # set once its stream is here
         self._notes: dict[int, str] = {}
         self._last = last
-        self._cut_off: dict[int, str] = {}  # whose stream has broken, though they may live, and how
+        self._cut_off: dict[int, str] = {}  # member whose stream has broken, though it may live → how
         self._news = Bell()
 
     @property
@@ -62,8 +62,8 @@ class PartReceiver:
         return {**self._notes, **self._reducer.left_out}
 
     async def run(self) -> None:
-        """Forms the averages. A member that does not begin in time is left out, one that is easier
-        to dial than this reducer is dialed. A failure is told on the streams, and by the reducer."""
+        """Forms the averages. The reducer leaves out a member that does not begin in time, and dials one that is easier
+        to dial than itself. It tells a failure on the streams, and to all that wait for averages."""
         members, me = self._mates.group.members, self._mates.me
         visiting = [member for member in self._waiting if reducer_opens(members[me], members[member])]
         async with asyncio.TaskGroup() as tasks:
@@ -75,7 +75,7 @@ class PartReceiver:
                     await self._reducer.run()
 
     def absent(self, member: int, reason: str) -> None:
-        """Someone has lost a member; if it has not come here either, it will not."""
+        """Another member has lost this one; if it has not come here either, it will not."""
         waiting = self._waiting.get(member)
         if waiting is not None and not waiting.is_set():
             self._reducer.leave_out(member, reason)
@@ -85,7 +85,7 @@ class PartReceiver:
         """Takes a member's parts and sends it all averages.
 
         Raises CallRefused for a second stream of a member, for one with another plan, and when the round has failed;
-        NetworkError or TimeoutError when the member falls away. It is left out from there on.
+        NetworkError or TimeoutError when the member falls away. The reducer leaves it out from there on.
         """
         waiting = self._waiting.get(member)
         if waiting is None or waiting.is_set():
@@ -94,8 +94,8 @@ class PartReceiver:
         self.streams.append(stream)
         try:
             terms = await self._agree(member, stream)
-            # Averages go out while parts still come in, and go on when the parts have ended badly: a member that is
-            # left out still gets the result.
+            # Averages go out while parts still come in, and go on when the parts end in an error: a member that is left
+            # out still gets the result.
             async with beside(self._collect(member, terms, stream)):
                 await self._distribute(stream)
         except RoundFailed as error:
@@ -104,8 +104,8 @@ class PartReceiver:
             self._ended(member, "its connection ended")
 
     def _ended(self, member: int, reason: str) -> None:
-        """The stream of a member has. It is left out from there on; but one with which this peer has a relay, or a way
-        that both had to open, may live all the same, and is looked for."""
+        """The stream of a member has ended. The reducer leaves it out from there on; but a member behind a relay, or a
+        way that both had to open, may still live, and the reducer looks for it."""
         if self._last or not self._mates.over_relay(member):
             self._reducer.leave_out(member, reason)
         elif member not in self._cut_off:
@@ -114,7 +114,8 @@ class PartReceiver:
 
     @forgetful
     async def _look_for_the_cut_off(self) -> None:
-        """The exchange is given up for the sake of a member that lives: in the next try it comes another way."""
+        """Looks for members whose stream broke. If one lives, the reducer gives up the exchange: in the next try that
+        member comes another way."""
         looked_for = set[int]()
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -143,7 +144,7 @@ class PartReceiver:
                 with suppress(EndOfStream):
                     async with asyncio.timeout(patience):
                         while True:
-                            await stream.receive(PartHeader)  # of a sender that was left out and has not noticed yet
+                            await stream.receive(PartHeader)  # from a sender that does not know yet that it is left out
         except (NetworkError, TimeoutError) as error:
             self.absent(member, f"the reducer could not reach it: {error}")
             forget(error)
@@ -171,18 +172,18 @@ class PartReceiver:
 
     @forgetful
     async def _look_for_the_late(self) -> None:
-        """Those whose streams have not come while most have are asked: whoever still computes is waited for. One that
-        takes part, or says nothing, is as slow as its parts would be."""
-        tempo, since, loop = self._tempo, dict[int, float](), asyncio.get_running_loop()
+        """Asks members whose streams have not come while most have: the reducer waits for one that still computes. A
+        member that takes part, or says nothing, is as slow as its parts would be."""
+        tempo, since = self._tempo, dict[int, float]()
         while True:
             await asyncio.sleep(tempo.patience / 2)
             absent = self._waiting.keys() & self._reducer.absent
-            asked = loop.time()
+            asked = loop_time()
             for member in absent if 2 * len(absent) <= 1 + len(self._waiting) else ():
                 answer = await self._mates.presence(member, asks=1)
                 if answer is not None and answer.standing != "running":
                     since.pop(member, None)
-                elif loop.time() - since.setdefault(member, asked) >= tempo.patience / 2:
+                elif loop_time() - since.setdefault(member, asked) >= tempo.patience / 2:
                     self._give_up(member, "it was too slow: its parts had not begun to come when those of others had")
 
     def _give_up(self, member: int, reason: str) -> None:
@@ -194,7 +195,7 @@ class PartReceiver:
         self._reducer.leave_out(member, reason)
 
     async def _agree(self, member: int, stream: Stream) -> SenderTerms:
-        """A member's first message. Whoever has another plan could read averages wrongly, so it gets none."""
+        """A member's first message. A member with another plan could read averages wrongly, so it gets none."""
         async with asyncio.timeout(self._options.to_begin):
             terms, _ = await stream.receive(SenderTerms)
         if terms.plan != self._plan.fingerprint:
@@ -234,7 +235,7 @@ class PartReceiver:
         silence = self._options.for_silence(self._mates.endpoint.round_trip(stream.peer))
         positions = range(len(self._reducer.parts) if terms.weight > 0 else 0)
         # One piece of memory for all parts of this member: `add` returns when it is free again. Its size comes from the
-        # plan, never from what the member says.
+        # plan, never from the member's word.
         scratch = unwritten(max(map(self._payload_bound, positions), default=0))
         expected, before = sum(map(self._payload_bound, positions)), stream.arriving
         began = self._tempo.begun[member] = loop_time()
@@ -250,13 +251,13 @@ class PartReceiver:
                         header, payload = await stream.receive(PartHeader, self._memory_for(position, scratch))
                     message = TensorMessage(header.tensor, (payload,))
                     kept = None if payload.obj is scratch.obj else payload
-                    if self._audits is not None:  # before it is in the sum, for which it will be signed
+                    if self._audits is not None:  # before it is in the sum, for which this reducer signs
                         part = self._reducer.parts[position]
                         await self._audits.keep(part, member, terms.weight, header.signed, message, kept)
                     await self._reducer.add(member, message, lasting=kept is not None)
             whole = True
         finally:
-            if positions:  # what has come of one that did not come to its end tells how long the rest would take
+            if positions:  # the fraction that has arrived tells how long the rest would take
                 seconds = loop_time() - began
                 self._tempo.sending[member] = seconds if whole else seconds / min(1.0, max(come(), 1e-6))
         with suppress(EndOfStream):

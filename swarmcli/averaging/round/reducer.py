@@ -1,7 +1,7 @@
-"""The parts that one member reduces: who has delivered what, the sums, and the averages. No network in here.
+"""The parts that one member reduces: the senders' deliveries, the sums, and the averages. No network in here.
 
 Sums are kept in float32 (float64 for float64 tensors), where possible in the memory that the average will have.
-Everyone gets the encoded average, this member included, so all hold the same bits.
+All members get the encoded average, this one included, so all hold the same bits.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ from swarmcli.compression.base import all_finite
 from swarmcli.errors import CompressionError, InputRefused, RoundFailed
 from swarmcli.tasks import Bell, forgetful, on_executor
 
-_MAX_AHEAD = 64 << 20  # bytes of sums and of parts that lie beside the results, while the slowest sender catches up
-
 
 @dataclass(slots=True)
 class _Sender:
-    weight: float | None = None  # None until it said so
-    counts: float | None = None  # so much of it; None until that is known
-    delivered: int = 0  # its parts arrive in order, so their number says which
+    weight: float | None = None  # None until it named one
+    counts: float | None = None  # the part of it that counts; None until that is known
+    delivered: int = 0  # parts, which arrive in order, so their number says which
     left_out: str | None = None  # why
 
     def settled(self, position: int) -> bool:
@@ -57,20 +55,23 @@ class Reducer:
         note_inputs: Callable[[Part, Mapping[int, float]], bytes] | None = None,
     ) -> None:
         """`senders`: member indices, this one too if it sends. `inputs` and `results`: None for an auxiliary. `bounds`:
-        how much of the weights counts. `note_inputs`: in audited runs, is told who is in a part with what weight, in
-        the order of members, and says what to sign."""
+        how much of the weights counts. `note_inputs`: in audited runs, gets the members in a part with their weights,
+        in the order of members, and returns the hash to sign.
+
+        `most_beside`: bytes of sums and parts that lie beside the results, while the slowest sender catches up."""
+        self.most_beside = 64 << 20
         self.parts = plan.by_reducer.get(me, ())
         self._inputs, self._results, self._me, self._aggregator = inputs, results, me, aggregator
         self._bounds, self._note_inputs = bounds, note_inputs
         self._senders = {sender: _Sender() for sender in senders}
         self._sums: dict[int, PartAggregator] = {}
         self._beside, self._counting = 0, Lock()  # bytes in `_sums` that are no results; parts are added in threads
-        self._outvoted: dict[int, str] = {}  # whom the aggregator left out of some part, and why
+        self._outvoted: dict[int, str] = {}  # sender that the aggregator left out of some part → why
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._averages: list[Average] = []
         self._failure: str | None = None
         self._bell = Bell()  # of all that changes the sums
-        self._formed = Bell()  # one more average is there: those who wait for one sleep through what is added
+        self._formed = Bell()  # one more average is there: tasks that wait for one sleep through additions
 
     @property
     def left_out(self) -> dict[int, str]:
@@ -80,7 +81,7 @@ class Reducer:
 
     @property
     def weighed(self) -> bool:
-        """Whether any sender has weight, or may have had it: one that was left out before it said so."""
+        """Whether any sender has weight, or may have had it, since it was left out before it named one."""
         return any(sender.weight or (sender.weight is None and sender.left_out) for sender in self._senders.values())
 
     def begin(self, sender: int, weight: float) -> None:
@@ -98,9 +99,9 @@ class Reducer:
     @forgetful
     async def add(self, sender: int, message: TensorMessage, *, lasting: bool = False) -> None:
         """The next part of a sender has arrived; returns when its memory may be used again, unless that is `lasting`:
-        nobody changes it before the average is formed.
+        then it does not change before the average is formed.
 
-        Raises InputRefused if it cannot be averaged; nothing of it is in the sum then. A sender far ahead of the
+        Raises InputRefused if the part cannot be averaged; then nothing of it is in the sum. A sender far ahead of the
         others waits here, if sums need memory of their own.
         """
         state = self._senders[sender]
@@ -109,11 +110,11 @@ class Reducer:
             raise InputRefused("it sent a part that the plan does not provide for")
         while state.counts is None:  # it has named much, and the others could still show how much of it counts
             await self._wait()
-        # The part that is next is always let in, or the slowest sender could not come to it.
-        while position > len(self._averages) and self._beside >= _MAX_AHEAD:
+        # The reducer always lets the next part in, or the slowest sender could not come to it.
+        while position > len(self._averages) and self._beside >= self.most_beside:
             await self._wait()
         async with self._locks[position]:  # two senders deliver the same part at the same time, from two threads
-            if self._failure is not None:  # while this sender waited; what it adds would be a sum of its own
+            if self._failure is not None:  # while this sender waited; its part would begin a sum of its own
                 raise RoundFailed(self._failure)
             if state.left_out is not None:
                 raise InputRefused(f"it was left out before: {state.left_out}")
@@ -123,7 +124,7 @@ class Reducer:
                 self._bell.ring()
 
     async def begun(self) -> None:
-        """Waits until each sender has named its weight, or is left out. Raises what the work was aborted with."""
+        """Waits until each sender has named its weight, or is left out. Raises RoundFailed if the work was aborted."""
         while self.absent:
             await self._wait()
 
@@ -133,11 +134,11 @@ class Reducer:
         return {index for index, each in self._senders.items() if each.weight is None and each.left_out is None}
 
     def has_all_of(self, sender: int) -> bool:
-        """Whether nothing more is expected from a sender."""
+        """Whether the reducer expects nothing more from a sender."""
         return self._senders[sender].settled(len(self.parts) - 1)
 
     def leave_out(self, sender: int, reason: str) -> None:
-        """Nothing more is expected from a sender; parts that it has delivered count. The first reason stays."""
+        """The reducer expects nothing more from a sender; parts that it has delivered count. The first reason stays."""
         state = self._senders[sender]
         if not self.has_all_of(sender):
             state.left_out = reason
@@ -145,7 +146,7 @@ class Reducer:
             self._bell.ring()
 
     def abort(self, reason: str) -> None:
-        """Ends the work and lets go of all sums and averages: whoever waits here gets RoundFailed."""
+        """Ends the work and lets go of all sums and averages: tasks that wait here get RoundFailed."""
         if self._failure is None:
             self._failure = reason
             self._sums.clear()
@@ -161,37 +162,34 @@ class Reducer:
                 pass
 
     async def average(self, position: int) -> Average:
-        """Waits for the average of `parts[position]`. Raises what the work was aborted with."""
+        """Waits for the average of `parts[position]`. Raises RoundFailed if the work was aborted."""
         while len(self._averages) <= position:
             await self._wait(self._formed)
         return self._averages[position]
 
     @forgetful
     async def run(self) -> None:
-        """Forms the averages in order. Raises RoundFailed, also to all who wait, if one cannot be represented."""
+        """Forms the averages in order. If one cannot be represented, raises RoundFailed, also in tasks that wait."""
         try:
             for position in range(len(self.parts)):
-                # Settled stays settled, so once this loop ends nobody adds to this part but who holds its lock.
+                # Settled stays settled, so once this loop ends only the holder of its lock adds to this part.
                 while not all(sender.settled(position) for sender in self._senders.values()):
                     await self._wait()
                 async with self._locks[position]:  # a sender that was left out may still be adding
-                    average = await on_executor(self._work(position), self._finish, position)
+                    held = self._sums[position].nbytes if position in self._sums else 0
+                    nbytes = self._aggregator.passes * (held + self.parts[position].descriptor.nbytes)
+                    average = await on_executor(nbytes, self._finish, position)
                 del self._locks[position]
                 self._averages.append(average)
-                self._bell.ring()  # who is far ahead may go on
+                self._bell.ring()  # senders that are far ahead may go on
                 self._formed.ring()
         except RoundFailed as error:
             self.abort(error.reason)
             raise
 
-    def _work(self, position: int) -> int:
-        """Bytes that forming an average goes over: of all inputs that are held, as often as the aggregator does."""
-        held = self._sums[position].nbytes if position in self._sums else 0
-        return self._aggregator.passes * (held + self.parts[position].descriptor.nbytes)
-
     def _weigh(self) -> None:
-        """What is known to count of the senders' weights, after one has named its own or is out. All reducers come to
-        the same: they hear of the same weights, in whatever order."""
+        """Settles how much of the senders' weights counts, after one has named its own or is out. All reducers come to
+        the same figures: they hear the same weights, in whatever order."""
         named = {sender: state.weight for sender, state in self._senders.items() if state.weight is not None}
         missing = sum(state.weight is None and state.left_out is None for state in self._senders.values())
         most = limits(named, self._bounds.ramps, self._bounds.max_share, missing)
@@ -221,7 +219,7 @@ class Reducer:
         if reason := beyond_sums([values], state.weight or 0.0):
             raise InputRefused(f"part {part.index} holds {reason}")
         self._add_up(position, values, state.counts or 0.0, sender, lasting)
-        # Here and not after the await: what is in the sum is counted, even if the caller is cancelled meanwhile.
+        # Here and not after the await: a part in the sum counts, even if the caller is cancelled meanwhile.
         state.delivered += 1
 
     def _add_up(self, position: int, values: torch.Tensor, weight: float, sender: int, lasting: bool) -> None:
@@ -266,7 +264,7 @@ class Reducer:
         return Average(part, senders, weights, message, digest_of(part.index, senders, weights, content), inputs)
 
     def _average(self, position: int) -> tuple[torch.Tensor, dict[int, str]]:
-        """What the aggregator makes of a part, and whom it left out."""
+        """The aggregator's average of a part, and the senders that it left out."""
         aggregator, part = self._sums.pop(position), self.parts[position]
         with self._counting:
             self._beside -= aggregator.nbytes
@@ -283,9 +281,9 @@ class Reducer:
 
 
 def beyond_sums(values: Iterable[torch.Tensor], weight: float) -> str:
-    """What of finite values, with this weight, is too large for a sum with those of others; "" if nothing is.
+    """Why finite values, with this weight, are too large for a sum with those of others; "" if they are not.
 
-    Everyone comes to the same answer, whatever weights the others have: so it names the sender, not whom it meets.
+    All members come to the same answer, whatever weights the others have: so it names the sender, not those it meets.
     """
     if weight <= FREE_WEIGHT:
         return ""

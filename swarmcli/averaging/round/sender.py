@@ -34,14 +34,13 @@ from swarmcli.network import Stream
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.tasks import beside, forget, forgetful, on_executor, unless_silent
 
-_TO_OPEN = 20.0  # seconds for a stream to a reducer that can be dialed: that needs no answer of its round
-
 
 @dataclass
 class Gathered:
-    """What has come from the reducers: averages, and who of them (by index) did not give all of theirs, and why.
+    """The averages of the reducers, and the reducers (by index) that did not give all of theirs.
 
-    complaint   why averages are missing by nobody's fault
+    failures    reducer → why averages of it are missing
+    complaint   why averages are missing through no reducer's fault
     """
 
     averages: list[Average] = field(default_factory=list)
@@ -50,12 +49,13 @@ class Gathered:
 
     @property
     def reason(self) -> str:
-        """In at most as many words as a message takes."""
+        """All reasons, in at most as many words as a message takes."""
         return "; ".join(filter(None, dict.fromkeys([self.complaint, *self.failures.values()])))[:MAX_WORDS]
 
 
 class _Visit:
-    """A reducer that is harder to dial than this member opens its stream here. It stays open until all is exchanged."""
+    """A reducer that is harder to dial than this member opens its stream here. The stream stays open until the exchange
+    is over."""
 
     def __init__(self) -> None:
         self.stream: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
@@ -79,13 +79,13 @@ class PartSender:
         parts_pace: Pace,
     ) -> None:
         """`senders`: indices of all members whose tensors may be in an average. `mine` or `results` None: this member
-        has nothing to send, or no use for averages; it exchanges with nobody. `pace`: of the averages that come in;
+        has nothing to send, or no use for averages; it exchanges with no reducer. `pace`: of the averages that arrive;
         `parts_pace`: of the parts that this member's own reducer gets, which hears when this member has sent its own.
         """
         self.streams: list[Stream] = []
-        self.left_out: dict[int, str] = {}  # whose tensors are missing somewhere, as the reducers told it
-        self.doubted: dict[int, str] = {}  # reducers that were not lost, and kept this member waiting in vain
-        self.lost: set[int] = set()  # reducers to whom the connection broke, or could not be made
+        self.left_out: dict[int, str] = {}  # member whose tensors are missing somewhere → why, by the reducers' word
+        self.doubted: dict[int, str] = {}  # reducer that was not lost → how it kept this member waiting in vain
+        self.lost: set[int] = set()  # reducers whose connection broke, or could not be made
         self._pace, self._parts_pace = pace, parts_pace
         self._mates, self._plan, self._options = mates, plan, options
         self._inputs, self._results, self._signed, self._audits = mine, results, signed, audits
@@ -96,13 +96,13 @@ class PartSender:
         self._sent = 0  # reducers that have got all of their parts
         visitors = (index for index in self._reducers if reducer_opens(members[index], members[mates.me]))
         self._visits = {reducer: _Visit() for reducer in visitors}
-        self._doubts: dict[int, asyncio.Event] = {}  # of reducers that averages are expected from
+        self._doubts: dict[int, asyncio.Event] = {}  # reducer that owes averages → set when another member lost it
         if mine is not None and mine.note:
             self.left_out[mates.me] = mine.note
 
     @forgetful
     async def gather(self, own: Reducer) -> Gathered:
-        """Exchanges with all reducers, whatever happens to some of them, and waits for the averages of the own one."""
+        """Exchanges with all reducers, even if some of them fail, and waits for the averages of this member's own."""
         got = Gathered()
         if not self._reducers:
             self._parts_pace.note_end()
@@ -120,7 +120,7 @@ class PartSender:
         return got
 
     async def welcome(self, reducer: int, stream: Stream) -> None:
-        """The stream of a reducer that opens it itself; returns when the exchange is over. Raises CallRefused."""
+        """A reducer has opened its stream here; returns when the exchange is over. Raises CallRefused."""
         visit = self._visits.get(reducer)
         if visit is None or visit.stream.done():
             raise CallRefused("unexpected", "this member does not wait for a stream of this reducer")
@@ -129,12 +129,12 @@ class PartSender:
         await visit.over.wait()  # the stream would be closed with the end of its handler
 
     def doubt(self, reducer: int) -> None:
-        """Somebody has lost this reducer: if it has given nothing here, it is asked whether it is there."""
+        """Another member has lost this reducer: if it has given nothing here, this member asks whether it is there."""
         if reducer in self._doubts:
             self._doubts[reducer].set()
 
     def leave(self) -> None:
-        """This member takes no further part in what reducers do that open their streams themselves."""
+        """This member takes no further part in streams that reducers open themselves."""
         for visit in self._visits.values():
             visit.over.set()
 
@@ -142,7 +142,7 @@ class PartSender:
 
     @forgetful
     async def _exchange(self, reducer: int, got: Gathered) -> None:
-        """Everything with one reducer; what came before a failure counts."""
+        """The whole exchange with one reducer; averages from before a failure count."""
         peer, averages = self._mates.peer(reducer), list[Average]()
         try:
             await self._talk_unless_absent(reducer, averages)
@@ -159,7 +159,7 @@ class PartSender:
             if isinstance(error, (ConnectionLost, PeerUnreachable)) and not isinstance(error, ProtocolViolation):
                 self.lost.add(reducer)
             got.failures[reducer] = f"reducer {peer.short} was lost: {error}"
-        # Where averages are audited, those that their reducer has not signed in the end do not count.
+        # In audited runs averages do not count unless their reducer has signed them in the end.
         if reducer not in got.failures or self._audits is None:
             got.averages += averages
         if reducer not in got.failures and reducer in self._mates.group.auxiliaries:
@@ -174,22 +174,22 @@ class PartSender:
                 async with beside(doubts.wait()) as doubting:
                     await asyncio.wait([talking, doubting], return_when=asyncio.FIRST_COMPLETED)
                 # A reducer that has given an average lives, or did: its stream ends by itself when it is gone. One that
-                # has given none may wait for somebody else, or have never begun, and a stream does not tell which.
+                # has given none may wait for another member, or have never begun, and a stream does not tell which.
                 if talking.done() or averages:
                     await talking
-                doubts.clear()  # before it is asked: what is said meanwhile is asked about again
+                doubts.clear()  # before this member asks: it asks again about a loss that it hears of meanwhile
                 if not talking.done():
                     answer = await self._mates.presence(reducer)
                     if answer is None or answer.standing not in ("running", "expected"):
                         raise ConnectionLost("it is out of reach, and so it is for others")
 
     async def _visit(self, reducer: int, averages: list[Average]) -> None:
-        mates, patience = self._mates, min(self._options.for_reducer, _TO_OPEN)
+        mates, patience = self._mates, min(self._options.for_reducer, self._options.to_open)
         request, method = OpenExchange(mates.group.group_id, listed=mates.group.listed), mates.method("exchange")
         async with mates.endpoint.stream(mates.peer(reducer), method, request, timeout=patience) as stream:
             self.streams.append(stream)
             signed = await self._talk(reducer, stream, averages)
-        # The stream is over: its connection serves for the inputs that are looked at, and none has to be dialed.
+        # The stream is over: its connection serves for the audited inputs, and this member need not dial.
         await self._audit(reducer, averages, signed)
 
     async def _talk_to_visitor(self, reducer: int, averages: list[Average]) -> None:
@@ -205,7 +205,7 @@ class PartSender:
 
     @forgetful
     async def _talk(self, reducer: int, stream: Stream, averages: list[Average]) -> SignedAverages:
-        """Sends this member's parts, and receives all averages of the reducer. Returns what it has signed of them.
+        """Sends this member's parts, and receives all averages of the reducer. Returns its signature for them.
 
         Raises NetworkError (ProtocolViolation among them) and TimeoutError when the reducer fails.
         """
@@ -222,8 +222,7 @@ class PartSender:
     @forgetful
     async def _send(self, parts: Sequence[Part], mine: Inputs, stream: Stream) -> None:
         audits, before, sending = self._audits, stream.leaving, self._pace.tempo.sending
-        now = asyncio.get_running_loop().time
-        began = now()
+        began = loop_time()
         try:
             committed = None if audits is None else audits.commitment_for(parts[0].reducer)
             await stream.send(SenderTerms(self._plan.fingerprint, mine.weight, mine.note, committed))
@@ -238,16 +237,16 @@ class PartSender:
             while stream.leaving - before < stream.bytes_sent:  # noqa: ASYNC110  # connections tell nobody
                 await asyncio.sleep(self._pace.tempo.look_interval)
         except NetworkError:
-            return  # what it means for the round shows in what comes back: a reducer may also just want no more
+            return  # the averages will show what it means for the round: a reducer may also just want no more
         finally:
             if mine.weight > 0:  # the longest of its streams tells how long this member takes
-                sending[self._mates.me] = max(sending.get(self._mates.me, 0.0), now() - began)
+                sending[self._mates.me] = max(sending.get(self._mates.me, 0.0), loop_time() - began)
         self._sent += 1
         if self._sent == (1 + len(self._reducers)) // 2:  # it is not this member's own way out that is slow
             self._parts_pace.note_end()
 
     async def _receive(self, reducer: int, results: Results, stream: Stream, averages: list[Average]) -> SignedAverages:
-        """All averages of a reducer. Returns what it has signed of them."""
+        """Receives all averages of a reducer. Returns its signature for them."""
         patience = self._options.for_reducer
         for part in self._plan.by_reducer[reducer]:
             async with unless_silent(stream, patience):
@@ -261,7 +260,7 @@ class PartSender:
         async with unless_silent(stream, patience):
             farewell, _ = await stream.receive(Farewell)
         if not self._signed.take(reducer, farewell.averages, root_of(averages)):
-            averages.clear()  # nothing stands behind them
+            averages.clear()  # no signature stands behind them
             raise ProtocolViolation("it has not signed the averages that it gave")
         # The first reducer's word stands: a member that is lost is lost to all of them, each with a reason of its own.
         self.left_out = farewell.left_out | self.left_out
@@ -282,8 +281,8 @@ class PartSender:
 
 
 async def _look_whether_begun(mates: Mates, tempo: Tempo, reducer: int) -> None:
-    """A reducer that has not begun yet is late, not slow. Of one that sends parts this member's own reducer knows;
-    others are asked, once they are so late that it matters. One that says nothing is slow."""
+    """A reducer that has not begun yet is late, not slow. If it sends parts, this member's own reducer knows its
+    beginning; this member asks other reducers, once they are so late that it matters. One that says nothing is slow."""
     await asyncio.sleep(tempo.patience)
     while reducer not in tempo.begun:
         asked = loop_time()
@@ -308,7 +307,7 @@ def _encoded(mine: Inputs, part: Part) -> TensorMessage:
 
 
 def _memory_for(part: Part, results: Results) -> Callable[[AverageHeader, int], memoryview]:
-    """Where the payload of an average goes: where it belongs at once, if it needs no decoding."""
+    """The memory for the payload of an average: its place in the results, if it needs no decoding."""
 
     def into(header: AverageHeader, size: int) -> memoryview:
         if header.tensor is None or size > part.payload_bound:
@@ -321,7 +320,7 @@ def _memory_for(part: Part, results: Results) -> Callable[[AverageHeader, int], 
 
 
 def _decode(part: Part, results: Results, header: AverageHeader, payload: memoryview) -> Average:
-    """An average with its digest, which is computed here: now, while the values lie in the processor's cache."""
+    """Decodes an average, and computes its digest while the values lie in the processor's cache."""
     if header.tensor is None:
         digest = digest_of(part.index, header.senders, header.weights, None)
         return Average(part, header.senders, header.weights, None, digest, header.inputs or b"")

@@ -1,4 +1,4 @@
-"""Where the rounds of one averager meet the network: its methods, arrivals before their round, late questions."""
+"""The rounds of one averager on the network: its methods, arrivals before their round, late questions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 import torch
@@ -34,28 +35,31 @@ from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.recent import Recent
 from swarmcli.tasks import Bell, forgetful
 
-_CALLS = ("vote", "outcome", "absence", "presence", "prepare", "propose", "confirm", "compare", "holdings")
-_STREAMS = ("exchange", "copy", "inputs", "accuse")
 MOST_TRIES = 4  # at one round, after which it is given up
-_EARLY = 120.0  # seconds that an arrival waits for its round to begin here: this member may still be computing
-_AUDITED = 16  # tries of which accusations are heard
-_REMEMBERED = 256  # rounds whose votes and outcomes are kept, for those who ask late …
-_REMEMBERED_MEMBERS = 1 << 16  # … if they have no more members than so many together: a member takes about 1 KiB
-_DECLINING = 60.0  # seconds that the leader may take to begin its own part and hear that a member takes none
-_LAST = 5  # committed tries, by which the next one is planned
-_KEPT = 20.0  # seconds that averages which were committed are given away; their file serves longer
-
 
 logger = logging.getLogger(__name__)
 
-# What a round committed, from those who keep it on disk: averages and parts; None: nobody gives it.
+# The committed result of a round, from peers that keep it on disk: averages and parts; None: no peer gives it.
 FetchCommitted: TypeAlias = Callable[
     [Group, Plan, bytes], Awaitable[tuple[list[torch.Tensor], tuple[Average, ...]] | None]
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """How long rounds are remembered, and how long others wait. Times in seconds."""
+
+    early: float = 120.0  # that an arrival waits for its round to begin here: this member may still be computing
+    audited: int = 16  # tries whose accusations this member hears
+    remembered: int = 256  # rounds whose votes and outcomes are kept, for late questions …
+    remembered_members: int = 1 << 16  # … if they have no more members together: a member takes about 1 KiB
+    declining: float = 60.0  # that the leader may take to begin its own part and hear that a member takes none
+    last: int = 5  # committed tries, by which the next one is planned
+    kept: float = 20.0  # that this member gives away committed averages; their file serves longer
+
+
 class Round(Protocol):
-    """What the service needs of a round that runs here."""
+    """A round that runs here, as the service needs it."""
 
     group: Group
     trust: Trust
@@ -70,7 +74,7 @@ class Round(Protocol):
 
 
 def tries(group: Group) -> list[Group]:
-    """The groups of all tries at a round; that of the first is the round's own."""
+    """The groups of all tries at a round; the first is the round's own."""
     return [group, *(group.derived(f"try {number}") for number in range(1, MOST_TRIES))]
 
 
@@ -84,19 +88,22 @@ class AllreduceService:
         fetch_committed: FetchCommitted | None = None,
         bans: Bans | None = None,
         trust: Trust = "strangers",
+        options: ServiceOptions = ServiceOptions(),
     ) -> None:
-        """`fetch_committed`: from where a member that was late may get what its group committed. `bans`: of the run;
-        None: of these rounds alone. `trust`: as in AllreduceOptions."""
+        """`fetch_committed` gives a late member the result that its group committed. `bans`: of the run; None: of these
+        rounds alone. `trust`: as in AllreduceOptions."""
         self.endpoint = endpoint
         self.bans = bans if bans is not None else Bans(endpoint.events.emit)
-        self._trust = trust
+        self._trust, self._options = trust, options
         self.fetch_committed = fetch_committed
         self.memory = ReusableBuffer()
         self.prefix = prefix
-        self.took: deque[tuple[float, int]] = deque(maxlen=_LAST)  # by the slowest sender, over so many bytes
-        self.committed = -math.inf  # loop time of the last try that did
+        # The last tries that committed: seconds of the slowest sender, and bytes
+        self.took: deque[tuple[float, int]] = deque(maxlen=options.last)
+        self.committed = -math.inf  # loop time of the last one
+        self._served: list[str] = []  # full names of methods
         self._rounds: dict[bytes, Round] = {}
-        self._audits: Recent[bytes, Audits] = Recent(_AUDITED)  # of the last tries: some accusations come late
+        self._audits: Recent[bytes, Audits] = Recent(options.audited)  # of the last tries: accusations may come late
         self._expected: dict[bytes, Group] = {}
         self._votes: OrderedDict[bytes, RoundVotes] = OrderedDict()  # of rounds that are or were here
         self._kept: dict[bytes, Holdings] = {}  # of the round that was committed last, by step
@@ -106,28 +113,36 @@ class AllreduceService:
 
     def start(self) -> None:
         """Begins to answer. Raises ValueError if another service of this endpoint has the same prefix."""
-        serve, method = self.endpoint.serve, self.method
+        streams: dict[str, tuple[type[Any], Callable[..., Awaitable[None]]]] = {
+            "exchange": (OpenExchange, self._exchange),
+            "copy": (CopyRequest, self._copy),
+            "inputs": (InputsRequest, self._inputs),
+            "accuse": (AccusationHeader, self._accusation),
+        }
+        calls: dict[str, tuple[type[Any], Callable[..., Awaitable[Any]]]] = {
+            "vote": (consensus.VoteMessage, self._vote),
+            "outcome": (consensus.OutcomeQuestion, self._outcome),
+            "absence": (consensus.AbsenceNotice, self._absence),
+            "presence": (consensus.PresenceQuestion, self._presence),
+            "prepare": (consensus.Prepare, self._prepare),
+            "propose": (consensus.Propose, self._propose),
+            "confirm": (consensus.Confirm, self._confirm),
+            "compare": (consensus.Compare, self._compare),
+            "holdings": (consensus.HoldingsQuestion, self._holdings),
+        }
         self._unsubscribe = self.bans.subscribe(self._on_ban)
-        self.endpoint.serve_stream(method("exchange"), OpenExchange, self._exchange)
-        self.endpoint.serve_stream(method("copy"), CopyRequest, self._copy)
-        self.endpoint.serve_stream(method("inputs"), InputsRequest, self._inputs)
-        self.endpoint.serve_stream(method("accuse"), AccusationHeader, self._accusation)
-        serve(method("vote"), consensus.VoteMessage, self._vote)
-        serve(method("outcome"), consensus.OutcomeQuestion, self._outcome)
-        serve(method("absence"), consensus.AbsenceNotice, self._absence)
-        serve(method("presence"), consensus.PresenceQuestion, self._presence)
-        serve(method("prepare"), consensus.Prepare, self._prepare)
-        serve(method("propose"), consensus.Propose, self._propose)
-        serve(method("confirm"), consensus.Confirm, self._confirm)
-        serve(method("compare"), consensus.Compare, self._compare)
-        serve(method("holdings"), consensus.HoldingsQuestion, self._holdings)
+        for name, (message, handler) in streams.items():
+            self.endpoint.serve_stream(self.method(name), message, handler)
+        for name, (message, handler) in calls.items():
+            self.endpoint.serve(self.method(name), message, handler)
+        self._served = [self.method(name) for name in (*streams, *calls)]
 
     def close(self) -> None:
-        """Answers nobody any more; whoever waits for a round that has not begun is refused. Idempotent."""
+        """Answers nobody any more; calls that wait for a round that has not begun are refused. Idempotent."""
         if not self._closed:
             self._closed = True
             self._unsubscribe()
-            self.endpoint.withdraw(*(self.method(name) for name in (*_CALLS, *_STREAMS)))
+            self.endpoint.withdraw(*self._served)
             self.release()
             self.memory.forget()
             self._tell_begun(list(self._beginning))
@@ -140,7 +155,7 @@ class AllreduceService:
 
     @contextmanager
     def expecting(self, *groups: Group) -> Iterator[None]:
-        """While the block runs, the others are told that this member will take part, however long it computes."""
+        """While the block runs, others hear that this member will take part, however long it computes."""
         self._expected.update((group.group_id, group) for group in groups)
         try:
             yield
@@ -150,8 +165,8 @@ class AllreduceService:
 
     @contextmanager
     def hosting(self, round_: Round) -> Iterator[RoundVotes]:
-        """While the block runs, the round gets what arrives for it. Raises RoundFailed if it has been here before: then
-        its leader has sent an old group again, and nobody may vote twice."""
+        """While the block runs, the round gets the messages for it. Raises RoundFailed if it has been here before: then
+        its leader has sent an old group again, and no member may vote twice."""
         group_id = round_.group.group_id
         if group_id in self._votes and self._votes[group_id].begun:
             raise RoundFailed("its group has had a round before", [round_.group.leader])
@@ -161,7 +176,7 @@ class AllreduceService:
         votes.begun = True
         self._rounds[group_id] = round_
         if round_.audits is not None:
-            self._forget_inputs()  # those of the try before
+            self._forget_inputs()  # of the try before
             self._audits[group_id] = round_.audits
         self._tell_begun([group_id])
         try:
@@ -176,8 +191,8 @@ class AllreduceService:
         return isinstance(proof, TwoGroups) and proof.search == group.members[0].search
 
     def leave(self, *groups: Group) -> None:
-        """This member will not take part in rounds that it was expected in. It still promises, so that the others need
-        not wait for its silence."""
+        """This member will not take part in rounds in which others expect it. It still promises, so that they need not
+        wait for its silence."""
         for group in groups:
             votes = self._votes_for(group, self._trust)
             votes.begun = votes.over = True
@@ -186,18 +201,19 @@ class AllreduceService:
     async def decline(self, group: Group) -> None:
         """This member takes no part in a round of which the others know, so that they go on without it."""
         if self.endpoint.peer_id not in group:
-            return  # whoever began it has made it up
+            return  # its leader has made it up
         self.leave(*tries(group))
         if group.leader == self.endpoint.peer_id:
-            return  # whoever asks it for the outcome is told that it does not know, and follows the next in rank
+            return  # members that ask for the outcome hear that this one does not know, and follow the next in rank
         vote = consensus.VoteMessage(group.group_id, None, "it left before the round began")
         try:
-            await self.endpoint.call(group.leader, self.method("vote"), vote, consensus.Noted, timeout=_DECLINING)
+            method, timeout = self.method("vote"), self._options.declining
+            await self.endpoint.call(group.leader, method, vote, consensus.Noted, timeout=timeout)
         except NetworkError as error:
             logger.debug("the leader did not hear that this peer has left: %s", error)
 
     async def note_absence(self, group: Group, member: PeerID, reason: str) -> None:
-        """At the leader: a member could not be told that the group begins, so nobody need wait for it."""
+        """At the leader: a member did not hear that the group begins, so nobody need wait for it."""
         words = f"it did not learn that the round began: {reason}"[: consensus.MAX_WORDS]
         try:
             await self._take_vote(member, consensus.VoteMessage(group.group_id, None, words))
@@ -205,21 +221,21 @@ class AllreduceService:
             logger.debug("the round is over without %s: %s", member.short, error)
 
     def keep(self, group_id: bytes, holdings: Holdings) -> None:
-        """Averages that were committed, for members that lack some; until the next round, and not for long."""
+        """Keeps committed averages for members that lack some; until the next round, and not for long."""
         self._kept[group_id] = holdings
         if self._forget is not None:
             self._forget.cancel()
-        self._forget = asyncio.get_running_loop().call_later(_KEPT, self.release)
+        self._forget = asyncio.get_running_loop().call_later(self._options.kept, self.release)
 
     def release(self) -> None:
-        """Lets go of the averages that are kept, and of the inputs of parts that were reduced here."""
+        """Lets go of the kept averages, and of the inputs of parts that this member reduced."""
         self._kept.clear()
         self._forget_inputs()
         if self._forget is not None:
             self._forget.cancel()
             self._forget = None
 
-    # What arrives
+    # Handlers
 
     @forgetful
     async def _exchange(self, peer: PeerID, request: OpenExchange, stream: Stream) -> None:
@@ -254,7 +270,7 @@ class AllreduceService:
         return consensus.Noted()
 
     async def _take_vote(self, peer: PeerID, message: consensus.VoteMessage) -> None:
-        """Once the round has begun here. Raises CallRefused if it does not, or is over."""
+        """Takes a vote once the round has begun here. Raises CallRefused if it does not, or is over."""
         round_, member = await self._running(peer, message.group_id)
         round_.agreement.hear(member, message)
 
@@ -318,7 +334,7 @@ class AllreduceService:
         return answer
 
     async def _compare(self, peer: PeerID, message: consensus.Compare) -> consensus.CompareAnswer:
-        """Answered at once, also by a member that is expected: it must know of the certificate when it begins."""
+        """Answers at once, also if this member is only expected: it must know of the certificate when it begins."""
         votes, group = self._votes.get(message.group_id), self._expected.get(message.group_id)
         if votes is None and group is not None and peer in group:
             votes = self._votes_for(group, self._trust)
@@ -330,7 +346,7 @@ class AllreduceService:
         return answer
 
     def _settle(self, group_id: bytes, votes: RoundVotes) -> None:
-        """What was learned by the way ends the round here: a decision, or that too many members voted twice."""
+        """Ends the round here if a decision is known, or too many members voted twice."""
         round_ = self._rounds.get(group_id)
         if round_ is not None and (votes.decided is not None or votes.void):
             round_.agreement.stop()
@@ -343,8 +359,8 @@ class AllreduceService:
         return consensus.HoldingsAnswer(holdings.digests, {} if holdings.signed is None else holdings.signed.told)
 
     def _compare_lists(self, request: OpenExchange) -> None:
-        """Nobody decides a round whose leader has begun another one with the same members: this member takes no further
-        part. Raises CallRefused."""
+        """If the leader has begun another round with the same members, no quorum can decide: this member takes no
+        further part, and raises CallRefused."""
         known = {*self._expected, *self._votes}
         for group in self._expected.values():
             if request.group_id not in known and group.has_listed(request.group_id, request.listed):
@@ -356,7 +372,7 @@ class AllreduceService:
                 raise CallRefused("unknown", "the leader has begun another group at the same time")
 
     def _on_ban(self, culprit: PeerID) -> None:
-        """Nobody decides a round whose leader has begun two groups: who hears of it does not wait for that."""
+        """If the leader has begun two groups, no quorum can decide: this member does not wait for a decision."""
         for round_ in self._rounds.values():
             if round_.group.leader == culprit and self.has_split(round_.group):
                 round_.agreement.stop()
@@ -364,20 +380,20 @@ class AllreduceService:
     # Finding the round
 
     async def _audited(self, peer: PeerID, group_id: bytes) -> tuple[Audits, int]:
-        """The audits of a try, which may be over here, and who asks. Raises CallRefused."""
+        """The audits of a try, which may be over here, and the index of the peer. Raises CallRefused."""
         member = (await self._begun(group_id)).member(peer)
         if group_id not in self._audits:
             raise CallRefused("over", "this try is not audited here, or long over")
         return self._audits[group_id], member
 
     def _forget_inputs(self) -> None:
-        """Nobody is given the inputs of earlier tries any more."""
+        """Lets go of the inputs of earlier tries."""
         for group_id, audits in self._audits.items():
             if group_id not in self._rounds:
                 audits.close()
 
     async def _running(self, peer: PeerID, group_id: bytes) -> tuple[Round, int]:
-        """The round that runs here, and who asks. Raises CallRefused."""
+        """The round that runs here, and the index of the peer. Raises CallRefused."""
         votes = await self._begun(group_id)
         member = votes.member(peer)
         if group_id not in self._rounds:
@@ -393,7 +409,7 @@ class AllreduceService:
     async def _begun(self, group_id: bytes) -> RoundVotes:
         """This member's votes in a round; waits for the round to begin. Raises CallRefused if it does not."""
         try:
-            async with asyncio.timeout(_EARLY):
+            async with asyncio.timeout(self._options.early):
                 while group_id not in self._votes or not self._votes[group_id].begun:
                     if self._closed:
                         raise CallRefused("over", "this averager is closed")
@@ -403,26 +419,27 @@ class AllreduceService:
         return self._votes[group_id]
 
     def _tell_begun(self, group_ids: Iterable[bytes]) -> None:
-        """Wakes the calls that wait for these groups to begin here, and no others: strangers may have many wait."""
+        """Wakes the calls that wait for these groups to begin here, and no others: strangers may make many wait."""
         for group_id in group_ids:
             if (bell := self._beginning.get(group_id)) is not None:
                 bell.ring()
 
     def _accuse(self, proof: DoubleVote) -> None:
-        """A member has voted twice: it is banned."""
+        """A member has voted twice: this one bans it."""
         self.bans.add(proof)
         if proof.group_id in self._votes:
             self._settle(proof.group_id, self._votes[proof.group_id])
 
     def _votes_for(self, group: Group, trust: Trust) -> RoundVotes:
-        """Kept until so many others have come that nobody asks any more; what is forgotten is never answered again."""
+        """This member's votes in a round. It forgets the oldest round that is over when there are too many, and never
+        answers for it again."""
         votes = self._votes.get(group.group_id)
         if votes is None:
             votes = RoundVotes(group, self.endpoint.identity, trust, self._accuse, self.endpoint.prefix)
             self._votes[group.group_id] = votes
         for group_id in [each for each in self._votes if each not in self._rounds and each != group.group_id]:
             members = sum(len(each.group) for each in self._votes.values())
-            if len(self._votes) <= _REMEMBERED and members <= _REMEMBERED_MEMBERS:
+            if len(self._votes) <= self._options.remembered and members <= self._options.remembered_members:
                 break
             del self._votes[group_id]
         return votes

@@ -1,4 +1,4 @@
-"""What the reducers of one try have signed: a reducer that gives members unlike averages is found by it."""
+"""The reducers' signatures of one try: they show a reducer that gives members unlike averages."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from swarmcli.network.identity import Identity
 
 
 class SignedLists:
-    """Those that this member has, one for each reducer, all verified. Each reducer signs once in a try."""
+    """The signatures that this member has, one for each reducer, all verified. Each reducer signs once in a try."""
 
     def __init__(self, group: Group, prefix: str, bans: Bans) -> None:
-        """`bans`: who gets the evidence."""
+        """`bans` get the evidence."""
         self._group, self._prefix, self._bans = group, prefix, bans
         self._lists: dict[int, SignedAverages] = {}
 
     @property
     def told(self) -> dict[int, SignedAverages]:
-        """By reducer, as many as a message takes."""
+        """Reducer → its signature, as many as a message takes."""
         return dict(islice(self._lists.items(), MAX_SIGNED))
 
     def sign(self, me: int, identity: Identity, root: bytes) -> SignedAverages:
@@ -32,16 +32,16 @@ class SignedLists:
         return self._lists[me]
 
     def take(self, reducer: int, signed: SignedAverages, root: bytes) -> bool:
-        """What a reducer says of the averages that it gave here, of which this is the root. Returns whether it
-        is so: otherwise nothing stands behind these averages."""
+        """A reducer's signature for the averages that it gave here, with this root. Returns whether it is valid:
+        otherwise these averages do not count."""
         genuine = self._is_by(reducer, signed)
-        if genuine:  # also where it is of other averages than it gave: what it told others may differ from it
+        if genuine:  # also if it is of other averages than the reducer gave: others may have unlike ones
             self.compare({reducer: signed})
         return genuine and signed.root == root
 
     def compare(self, theirs: Mapping[int, SignedAverages]) -> None:
-        """What another member has been given. Where it differs, the reducer is banned. Whoever shows what no reducer
-        has signed is not listened to further: so it costs no more than one signature."""
+        """The signatures that another member has. If one differs, this member bans the reducer. If one is false, it
+        does not read on: so a liar costs no more than one check."""
         for reducer, signed in theirs.items():
             mine = self._lists.get(reducer)
             if mine is not None and mine.root == signed.root:
@@ -55,7 +55,7 @@ class SignedLists:
                 self._bans.add(UnlikeAverages(culprit, self._prefix, group_id, mine, signed))
 
     def banned(self) -> frozenset[int]:
-        """The members that nobody averages with any more, by index."""
+        """The banned members, by index."""
         members = enumerate(self._group.members)
         return frozenset(index for index, member in members if self._bans.is_banned(member.peer_id))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarmcli.averaging.aggregators import Mean
-from swarmcli.averaging.audit.case import Accusation, Case, FalseAccusation, FalseAverage, Verdict
+from swarmcli.averaging.audit.case import Case, FalseAccusation, FalseAverage, Verdict, sign_accusation
 from swarmcli.averaging.audit.signed import part_hash
 from swarmcli.averaging.audit.verdict import is_within, redo
 from swarmcli.compression import (
@@ -21,7 +21,7 @@ from swarmcli.compression import (
     ScaledFloat16Compression,
     Uniform8BitQuantization,
 )
-from tests.averaging.audit.cases import HERE, PART, REDUCER, Example, with_messages
+from tests.averaging.audit.cases import HERE, REDUCER, Example, with_messages
 
 CODECS = [
     NoCompression(),
@@ -38,7 +38,7 @@ codecs = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 def accuse(case: Case, accuser: int, example: Example) -> FalseAccusation:
     """What everyone holds once this member has accused the reducer of it."""
     identity = example.identities[accuser]
-    signature = Accusation.sign(identity, HERE, case.reducer, case.statement.signed.root, PART)
+    signature = sign_accusation(identity, case)
     return FalseAccusation(identity.peer_id, signature, case)
 
 

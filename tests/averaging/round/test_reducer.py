@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmcli import tasks as tasks_module
-from swarmcli.averaging.round import reducer as reducer_module
 from swarmcli.averaging.round.buffers import Average, Inputs, Results
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.averaging.round.reducer import Reducer
@@ -287,11 +286,10 @@ def test_a_cancelled_sender_is_counted_if_its_part_is_in_the_sum(monkeypatch: py
     run(main)
 
 
-def test_a_sender_far_ahead_waits_when_sums_need_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reducer_module, "_MAX_AHEAD", 128)  # two parts of 16 sums
-
+def test_a_sender_far_ahead_waits_when_sums_need_memory_of_their_own() -> None:
     async def main() -> None:
         bench = Bench(randoms(3, 96, torch.float32), auxiliary=True)
+        bench.reducer.most_beside = 128  # two parts of 16 sums
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(bench.reducer.run())
             ahead = tasks.create_task(bench.deliver(1, 1))
