@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarmcli.cli.demo_run import ActorReport, Check, DemoRun, Plan, checks
+from swarmcli.cli.demo_run import ActorReport, DemoRun, Expectation, Plan, expectations
 from swarmcli.cli.peers import Overrides
 from swarmcli.errors import SwarmError
 from swarmcli.recipe import load_recipe
@@ -54,7 +54,7 @@ def demo(
         overrides=overrides, limit_seconds=limit, web_port=web,
     )  # fmt: skip
     actors = run.perform()
-    verdict = checks(actors, plan)
+    verdict = expectations(actors, plan)
     show(console, actors, verdict, time.monotonic() - began)
     console.print(f"journals, logs and checkpoints are in {directory}; swarm log {directory}/trainer-1 shows one")
     if not all(check.holds for check in verdict):
@@ -71,8 +71,8 @@ def prepare(directory: Path) -> None:
     (directory / MARK).touch()
 
 
-def show(console: Console, actors: Sequence[ActorReport], verdict: Sequence[Check], seconds: float) -> None:
-    """What happened, as a table and a list of checks."""
+def show(console: Console, actors: Sequence[ActorReport], verdict: Sequence[Expectation], seconds: float) -> None:
+    """What happened, as a table and what was expected."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")

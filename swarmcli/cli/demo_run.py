@@ -38,7 +38,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Expectation:
     """Something that must be true at the end."""
 
     claim: str
@@ -212,8 +212,8 @@ class DemoRun:
             time.sleep(0.2)
 
 
-def checks(actors: Sequence[ActorReport], plan: Plan) -> list[Check]:
-    """What the demo promises, found true or false."""
+def expectations(actors: Sequence[ActorReport], plan: Plan) -> list[Expectation]:
+    """All that is expected at the end, found true or false."""
     by_name = {actor.name: actor for actor in actors}
     survivors = [
         actor for actor in actors if actor.role in ("trainer", "monitor") and not actor.fate.startswith("killed")
@@ -225,26 +225,26 @@ def checks(actors: Sequence[ActorReport], plan: Plan) -> list[Check]:
     after = [epoch for epoch in by_name["trainer-1"].epochs if epoch.peers and epoch.epoch >= plan.last]
     reduced = by_name["auxiliary"].bytes_moved[1]
     return [
-        Check(
+        Expectation(
             "all survivors hold bit-identical parameters",
             len(set(digests.values())) == 1 and all(digests.values()),
             ", ".join(f"{name} {digest[:12] or 'none'}" for name, digest in digests.items()),
         ),
-        Check(
+        Expectation(
             f"all survivors reached epoch {plan.last}",
             set(reached.values()) == {plan.last},
             ", ".join(f"{name} {epoch}" for name, epoch in reached.items()),
         ),
-        Check(
+        Expectation(
             "the loss has clearly fallen",
             len(losses) > 1 and losses[-1] < LEARNED * losses[0],
             f"{losses[0]:.3f} → {losses[-1]:.3f}" if losses else "no loss",
         ),
-        Check(
+        Expectation(
             "the newcomer downloaded the state and contributed",
             newcomer.summary.get("downloads", 0) > 0 and newcomer.samples > 0,
             f"{newcomer.samples} samples",
         ),
-        Check("the run went on after the SIGKILL", bool(after), f"to epoch {after[-1].epoch}" if after else ""),
-        Check("the auxiliary reduced for the others", reduced > 0, f"{reduced / 1e6:.1f} MB received"),
+        Expectation("the run went on after the SIGKILL", bool(after), f"to epoch {after[-1].epoch}" if after else ""),
+        Expectation("the auxiliary reduced for the others", reduced > 0, f"{reduced / 1e6:.1f} MB received"),
     ]
