@@ -29,6 +29,7 @@ class TransferSizes:
     """Bytes. All ranks of a group go by the same ones."""
 
     piece: int = 16 << 20  # of long tensors, that travel at once
+    head: int = 512  # of a message, which travel together with its length: most are no longer
     message: int = 64 << 20  # that is taken from another rank
     short: int = 64 << 10  # up to here copying a tensor costs less than a message of its own
     pack: int = 1 << 20  # of short tensors that are broadcast together
@@ -114,18 +115,22 @@ def send_message(message: Any, to: int, group: dist.ProcessGroup, patience: time
     data = wire.encode(message)
     if len(data) > SIZES.message:
         raise ValueError(f"a message of {len(data)} bytes is too long; at most {SIZES.message} are taken")
-    send_tensors([torch.tensor(len(data))], to, group, patience)
-    send_tensors([torch.frombuffer(bytearray(data), dtype=torch.uint8)], to, group, patience)
+    head = bytearray(len(data).to_bytes(8) + data[: SIZES.head].ljust(SIZES.head, b"\0"))
+    send_tensors([torch.frombuffer(head, dtype=torch.uint8)], to, group, patience)
+    if rest := bytearray(data[SIZES.head :]):
+        send_tensors([torch.frombuffer(rest, dtype=torch.uint8)], to, group, patience)
 
 
 def receive_message(kind: type[T], source: int, group: dist.ProcessGroup, patience: timedelta | None = None) -> T:
     """Takes what rank `source` of the group sends by `send_message`. ValueError for a message of another kind."""
-    length = torch.tensor(0)
-    receive_tensors([length], source, group, patience)
-    _check_length(int(length), f"rank {source}")
-    data = torch.empty(int(length), dtype=torch.uint8)
-    receive_tensors([data], source, group, patience)
-    return wire.decode(kind, data.numpy().tobytes())
+    head = torch.empty(8 + SIZES.head, dtype=torch.uint8)
+    receive_tensors([head], source, group, patience)
+    data = head.numpy().tobytes()
+    length = int.from_bytes(data[:8])
+    _check_length(length, f"rank {source}")
+    rest = torch.empty(max(0, length - SIZES.head), dtype=torch.uint8)
+    receive_tensors([rest], source, group, patience)
+    return wire.decode(kind, data[8 : 8 + length] + rest.numpy().tobytes())
 
 
 # From all ranks to all

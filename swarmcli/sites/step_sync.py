@@ -7,19 +7,18 @@ other ranks    send_report ─────────────────�
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
 from datetime import timedelta
 
+import msgspec
 import torch
 from torch import nn
 
 from swarmcli.sharding.transfer import broadcast_from_owners
-from swarmcli.sites.links import named, receive_tensors, send_tensors
+from swarmcli.sites.links import named, receive_message, send_message
 from swarmcli.sites.site import Site
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """One rank's word of its step."""
 
     samples: int = 0  # in its gradients
@@ -30,8 +29,7 @@ class Report:
     generation: int = 0  # of the sums that its gradients were added to
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """Rank 0's word of a step, when it is over for the swarm."""
 
     epoch: int
@@ -42,7 +40,7 @@ class Verdict:
 
 
 def send_report(site: Site, report: Report) -> None:
-    send_tensors(site.pace, [torch.tensor(astuple(report), dtype=torch.float64)], 0)
+    send_message(site.pace, report, 0)
 
 
 def gather_reports(site: Site, patience: timedelta | None = None) -> list[Report]:
@@ -50,27 +48,18 @@ def gather_reports(site: Site, patience: timedelta | None = None) -> list[Report
 
     `patience`: None is the site's timeout.
     """
-    reports = []
-    for rank in site.others:
-        numbers = torch.empty(len(astuple(Report())), dtype=torch.float64)
-        receive_tensors(site.pace, [numbers], rank, patience or site.timeout)
-        samples, losses, rated, wants_to_stop, ended, generation = numbers.tolist()
-        reports.append(Report(int(samples), losses, int(rated), bool(wants_to_stop), bool(ended), int(generation)))
-    return reports
+    return [receive_message(Report, site.pace, rank, patience or site.timeout) for rank in site.others]
 
 
 def announce(site: Site, verdict: Verdict) -> None:
     """At rank 0."""
     for rank in site.others:
-        send_tensors(site.pace, [torch.tensor(astuple(verdict), dtype=torch.int64)], rank)
+        send_message(site.pace, verdict, rank)
 
 
 def hear_verdict(site: Site) -> Verdict:
     """Waits for it as long as rank 0 lives: what that waits for, in the swarm, has bounds of its own."""
-    numbers = torch.empty(len(astuple(Verdict(0))), dtype=torch.int64)
-    receive_tensors(site.pace, [numbers], 0)
-    epoch, new_parameters, new_buffers, stop, generation = numbers.tolist()
-    return Verdict(epoch, bool(new_parameters), bool(new_buffers), bool(stop), generation)
+    return receive_message(Verdict, site.pace, 0)
 
 
 class SharedModel:

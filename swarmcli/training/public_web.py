@@ -12,6 +12,7 @@ import ipaddress
 import logging
 import socket
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -32,28 +33,23 @@ def only_public_hosts() -> None:
     the internet, or through the proxy that the user has set."""
 
     async def client(**options: Any) -> aiohttp.ClientSession:
-        guard = _Guard(_proxies())
+        guard = partial(_socket_to, allowed=_proxies())
         return aiohttp.ClientSession(connector=aiohttp.TCPConnector(socket_factory=guard), **options)
 
     for scheme in ("http", "https"):
         fsspec.config.conf.setdefault(scheme, {})["get_client"] = client
 
 
-class _Guard:
-    """Makes the sockets for connections that may be made."""
-
-    def __init__(self, allowed: set[Place]) -> None:
-        self._allowed = allowed
-
-    def __call__(self, where: tuple[Any, ...]) -> socket.socket:
-        """`where`: as getaddrinfo gives it. Raises OSError for what lies in no public network."""
-        family, kind, protocol, _, (host, port, *_) = where
-        address = host.partition("%")[0]  # without the interface of a link-local one
-        if not _is_public(address) and (host, port) not in self._allowed:
-            text = f"{address} is no address of the internet: a recipe that came by a link may not lead there"
-            logger.warning("%s", text)  # the library says only that it found no file
-            raise OSError(errno.EACCES, text)
-        return socket.socket(family, kind, protocol)
+def _socket_to(where: tuple[Any, ...], allowed: set[Place]) -> socket.socket:
+    """A socket for a connection to a place as getaddrinfo gives it. Raises OSError for what lies in no public network
+    and is not `allowed`."""
+    family, kind, protocol, _, (host, port, *_) = where
+    address = host.partition("%")[0]  # without the interface of a link-local one
+    if not _is_public(address) and (host, port) not in allowed:
+        text = f"{address} is no address of the internet: a recipe that came by a link may not lead there"
+        logger.warning("%s", text)  # the library says only that it found no file
+        raise OSError(errno.EACCES, text)
+    return socket.socket(family, kind, protocol)
 
 
 def _is_public(address: str) -> bool:

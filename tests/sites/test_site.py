@@ -165,7 +165,8 @@ def test_rank_0_is_waited_for_as_long_as_it_lives_and_waits_for_others_up_to_the
 def announce_too_much() -> None:
     with Site.form(timeout=10) as site:
         if site.rank:
-            send_tensors(site.pace, [torch.tensor([SIZES.message + 1])], 0)
+            head = (SIZES.message + 1).to_bytes(8) + bytes(SIZES.head)
+            send_tensors(site.pace, [torch.frombuffer(bytearray(head), dtype=torch.uint8)], 0)
             site.share(bytes, b"")
         else:
             with pytest.raises(SiteError, match="announced a message of"):

@@ -15,7 +15,7 @@ import pytest
 from swarmcli.errors import DataError
 from swarmcli.recipe import HuggingFaceDataset, parse_recipe
 from swarmcli.training.data import open_source
-from swarmcli.training.public_web import _Guard, _proxies, only_public_hosts
+from swarmcli.training.public_web import _proxies, _socket_to, only_public_hosts
 from tests.recipe.test_offered import SMALL
 
 LINE = b'{"text": "of the own network"}\n'
@@ -99,14 +99,15 @@ def test_a_recipe_of_a_link_reads_no_data_of_the_own_network(
 )  # fmt: skip
 def test_addresses_of_own_networks_get_no_socket(host: str) -> None:
     with pytest.raises(OSError, match="no address of the internet"):
-        _Guard(set())((socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 443)))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        _socket_to((family, socket.SOCK_STREAM, 0, "", (host, 443)), set())
 
 
 def test_hosts_of_the_internet_get_one_and_so_does_the_users_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:3128")
     monkeypatch.setenv("no_proxy", "localhost")
-    guard = _Guard(_proxies())
+    allowed = _proxies()
     for place in (("8.8.8.8", 443), ("64:ff9b::808:808", 443), ("127.0.0.1", 3128)):
-        guard((socket.AF_INET, socket.SOCK_STREAM, 0, "", place)).close()
+        _socket_to((socket.AF_INET, socket.SOCK_STREAM, 0, "", place), allowed).close()
     with pytest.raises(OSError, match=r"127\.0\.0\.1 is no address"):
-        guard((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 80)))
+        _socket_to((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 80)), allowed)
