@@ -110,7 +110,8 @@ class LinkedRun:
 
 
 def visitor_of(run: Link | Recipe | None) -> Visitor | None:
-    """Who looks at a run if it is closed; None: nobody in particular. Raises MembershipError, IdentityError."""
+    """The visitor that looks at a run if it is closed; None: nobody in particular. Raises MembershipError,
+    IdentityError."""
     if isinstance(run, Recipe):
         return of_recipe(run) if run.access == "invite" else None
     return LinkedRun(run).visitor() if run is not None else None
