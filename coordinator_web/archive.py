@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ArchiveEntry:
     path: Path
     info: tarfile.TarInfo
     inode: tuple[int, int]
@@ -37,7 +37,7 @@ class TarOfDirectory:
         yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _entries(directory: Path) -> Iterator[Entry]:
+def _entries(directory: Path) -> Iterator[ArchiveEntry]:
     count = 0
     for parent, below, names in os.walk(directory, followlinks=False):
         below.sort()
@@ -51,7 +51,7 @@ def _entries(directory: Path) -> Iterator[Entry]:
                 continue
             info = tarfile.TarInfo(Path(directory.name, path.relative_to(directory)).as_posix())
             info.size, info.mtime, info.mode = found.st_size, int(found.st_mtime), 0o644
-            yield Entry(path, info, (found.st_dev, found.st_ino))
+            yield ArchiveEntry(path, info, (found.st_dev, found.st_ino))
 
 
 def _header(info: tarfile.TarInfo) -> bytes:
@@ -62,7 +62,7 @@ def _padded(size: int) -> int:
     return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
 
 
-def _content(entry: Entry) -> Iterator[bytes]:
+def _content(entry: ArchiveEntry) -> Iterator[bytes]:
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     with os.fdopen(os.open(entry.path, flags), "rb") as file:
         found = os.fstat(file.fileno())

@@ -63,11 +63,11 @@ class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     until: Annotated[float, msgspec.Meta(gt=0, le=1e12)] | None = None
 
 
-class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StopRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     now: bool = False
 
 
@@ -107,12 +107,12 @@ def control(controls: Controls, token: str) -> APIRouter:
 
     @api.post("/resume")
     async def resume(request: Request) -> Response:
-        await _body(request, Resume)
+        await _body(request, ResumeRequest)
         return await _answer(controls.resume, controls.activity)
 
     @api.post("/stop")
     async def stop(request: Request) -> Response:
-        wish = await _body(request, Stop)
+        wish = await _body(request, StopRequest)
         answer = await _answer(lambda: controls.stop(now=wish.now), controls.activity)
         if wish.now:
             answer.background = BackgroundTask(controls.end)  # once the answer has been sent

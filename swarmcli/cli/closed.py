@@ -28,7 +28,7 @@ from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeers
 from swarmcli.network.identity import PeerID
 from swarmcli.owner.invitations import key_file
-from swarmcli.owner.visit import Ledger, Member, Visit, describe_subject, load_key
+from swarmcli.owner.visit import InvitationLedger, RunMember, Visit, describe_subject, load_key
 from swarmcli.peer.home import addresses_in, remembered
 from swarmcli.peer.linked import visitor_of
 from swarmcli.recipe import Link, Recipe, digest_of, is_link, load_recipe, parse_link
@@ -74,7 +74,7 @@ def invite(
     whom = PeerID.parse(peer) if peer is not None else None
     host = _host_of(loaded, link)
     digest, until = digest_of(loaded), int(time.time() + days * 86_400)
-    ledger = Ledger.beside(path)
+    ledger = InvitationLedger.beside(path)
     if whom is None:
         ticket = Ticket.for_bearer(key.public, *key.invite_bearer(digest, host.peer_id, until))
     else:
@@ -107,7 +107,7 @@ def revoke(
     """
     loaded = load_recipe(recipe, overrides)
     key, path = load_key(loaded, run_key)
-    visit = Visit(loaded, key, Ledger.beside(path), _contacts_of(loaded, peer))
+    visit = Visit(loaded, key, InvitationLedger.beside(path), _contacts_of(loaded, peer))
     with _waiting("telling the members"):
         subjects, told = visit.do(partial(visit.revoke, who))
     for subject in subjects:
@@ -237,7 +237,7 @@ def _show_closed(
     recipe: Recipe, contacts: list[str], run_key: Path | None, shown: contributions.Shown, as_json: bool
 ) -> None:
     key, path = load_key(recipe, run_key)
-    visit = Visit(recipe, key, Ledger.beside(path), contacts)
+    visit = Visit(recipe, key, InvitationLedger.beside(path), contacts)
     with _waiting("looking who takes part"):
         found, given = visit.do(visit.look_with_books)
     if as_json:
@@ -331,7 +331,7 @@ def _host_of(recipe: Recipe, link: str | None) -> Link:
     return replace(list(found.values())[-1], others=())  # the one peer to which the invitation has to be shown
 
 
-def _members_table(found: list[Member]) -> Table:
+def _members_table(found: list[RunMember]) -> Table:
     table = plain_table()
     for column in ("peer", "name", "role"):
         table.add_column(column, no_wrap=True)
@@ -352,7 +352,7 @@ def _members_table(found: list[Member]) -> Table:
     return table
 
 
-def _invitations_table(found: list[Member], ledger: Ledger) -> Table:
+def _invitations_table(found: list[RunMember], ledger: InvitationLedger) -> Table:
     shown = {each.invitation for each in found}
     table = plain_table()
     for column in ("invitation", "for", "until", "note", ""):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from swarmcli.peer.peer import Summary
     from swarmcli.run.asking import Given
     from swarmcli.run.bookkeeping import Attested
-    from swarmcli.run.certificate import Certificate
+    from swarmcli.run.certificate import ContributionCertificate
     from swarmcli.run.contributions import Attestation, Book
 
 COLUMNS = ("samples", "hours", "rounds", "reduced_bytes", "uptime", "name", "team", "last")
@@ -310,7 +310,7 @@ def write(
     """Write a certificate of what you gave, signed by the monitors of the run."""
     if ctx.invoked_subcommand is not None:
         return
-    from swarmcli.run.certificate import Certificate
+    from swarmcli.run.certificate import ContributionCertificate
 
     directory = home if home is not None else only_home()
     attestations = _attestations(directory, peer or [])
@@ -319,7 +319,7 @@ def write(
             f"no monitor of the run could be asked, and none was when the peer in {directory} left last; try again "
             "when the run goes on, or name one of its peers with --peer"
         )
-    made = Certificate.make(attestations, _identity(directory, attestations[0]), whom[:200])
+    made = ContributionCertificate.make(attestations, _identity(directory, attestations[0]), whom[:200])
     if made.fault:
         raise SwarmError(f"no certificate was written: {made.fault}")
     made.write(to)
@@ -338,9 +338,9 @@ def check(
     \b
     swarm certificate verify ada.json
     """
-    from swarmcli.run.certificate import Certificate
+    from swarmcli.run.certificate import ContributionCertificate
 
-    found = Certificate.read(file)
+    found = ContributionCertificate.read(file)
     fault = found.fault
     if as_json:
         typer.echo(json.dumps(_as_json(found), indent=2))
@@ -351,7 +351,7 @@ def check(
         raise SwarmError(f"{file} does not hold: {fault}")
 
 
-def in_words(made: Certificate) -> list[str]:
+def in_words(made: ContributionCertificate) -> list[str]:
     """What a certificate says, whose word that is, and what it does not prove."""
     first = made.attestations[0]
     name = f"{first.entry.name}, " if first.entry.name else ""
@@ -374,7 +374,7 @@ def in_words(made: Certificate) -> list[str]:
     return lines
 
 
-def _as_json(made: Certificate) -> dict[str, Any]:
+def _as_json(made: ContributionCertificate) -> dict[str, Any]:
     said = [
         {
             "monitor": each.monitor.text,
@@ -435,9 +435,9 @@ def _attestations(home: Path, peers: Sequence[str]) -> Sequence[Attestation]:
     from swarmcli.peer.home import read_link
     from swarmcli.peer.linked import LinkedRun
     from swarmcli.run.asking import ask_for_attestations, visit
-    from swarmcli.run.certificate import FILE, Certificate
+    from swarmcli.run.certificate import FILE, ContributionCertificate
 
-    kept = Certificate.read(home / FILE) if (home / FILE).is_file() else None
+    kept = ContributionCertificate.read(home / FILE) if (home / FILE).is_file() else None
     about = _who(home, kept)
     try:
         link, _ = read_link(home)
@@ -453,7 +453,7 @@ def _attestations(home: Path, peers: Sequence[str]) -> Sequence[Attestation]:
     return kept.attestations
 
 
-def _who(home: Path, kept: Certificate | None) -> Any:
+def _who(home: Path, kept: ContributionCertificate | None) -> Any:
     """The id of the peer of a home."""
     from swarmcli.network.identity import PeerID
 

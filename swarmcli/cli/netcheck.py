@@ -22,7 +22,7 @@ from swarmcli.recipe import Link, Recipe, is_link, load_recipe, parse_link
 from swarmcli.run.asking import Visitor
 
 if TYPE_CHECKING:
-    from swarmcli.peer.netcheck import FamilyReport, MappingReport, NetReport, PeerReport
+    from swarmcli.peer.netcheck import FamilyReport, LinkReport, MappingReport, NetReport
 
 Run = Annotated[
     str | None, typer.Argument(metavar="LINK|RECIPE", help="The run whose peers are asked; without it nobody is.")
@@ -169,7 +169,7 @@ def _clock(offset: float | None) -> str:
     return f"{abs(offset):.1f} s {'behind' if offset > 0 else 'ahead of'} the swarm's"
 
 
-def _peers(found: tuple[PeerReport, ...]) -> Table:
+def _peers(found: tuple[LinkReport, ...]) -> Table:
     table = plain_table()
     table.add_column("peer", no_wrap=True)
     table.add_column("address", overflow="fold")

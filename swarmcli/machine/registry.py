@@ -85,9 +85,9 @@ class LocalPeers:
         return is_own_directory(self.directory)
 
     @contextmanager
-    def entered(self, peer: LocalPeer) -> Iterator[Entry]:
+    def entered(self, peer: LocalPeer) -> Iterator[RegistryEntry]:
         """Shows the peer to others while the block lasts. Where that fails it is said, and all else goes on."""
-        entry = Entry(self, peer)
+        entry = RegistryEntry(self, peer)
         try:
             entry.renew()
         except OSError as error:
@@ -162,7 +162,7 @@ class LocalPeers:
         return self.directory / f"{peer.stem}{suffix}"
 
 
-class Entry:
+class RegistryEntry:
     """This process's own files, by which others see it. For any thread."""
 
     def __init__(self, registry: LocalPeers, peer: LocalPeer) -> None:

@@ -2,8 +2,8 @@
 
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.streams.stream import Stream
 from swarmcli.network.transports.base import DirectTransport, Purpose, Transport
 
-__all__ = ["DirectTransport", "Endpoint", "Identity", "Limits", "PeerID", "Purpose", "Stream", "Transport"]
+__all__ = ["DirectTransport", "Endpoint", "Identity", "NetworkLimits", "PeerID", "Purpose", "Stream", "Transport"]

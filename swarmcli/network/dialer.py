@@ -13,7 +13,7 @@ from swarmcli.errors import AddressError, ConnectError, WrongPeerError
 from swarmcli.network.address_book import AddressBook
 from swarmcli.network.addresses import is_direct, parse_address, scope_of
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.token_bucket import Meter
 from swarmcli.network.transports.base import Connection, Purpose, Transport
 
@@ -25,7 +25,7 @@ _TOO_MANY = "{} is not tried: too many addresses that others have named do not a
 Dial: TypeAlias = Callable[[str], Awaitable[Connection]]
 
 
-async def dial_any(dial: Dial, addresses: Sequence[str], limits: Limits = Limits()) -> Connection:
+async def dial_any(dial: Dial, addresses: Sequence[str], limits: NetworkLimits = NetworkLimits()) -> Connection:
     """Dials all addresses, the next one while those before it are still silent; the first to answer wins. Relays stand
     behind all others, and are tried when these have failed or are silent for long.
 
@@ -83,7 +83,9 @@ async def _give_up(attempts: set[asyncio.Task[Connection]], winner: Connection |
 class Dialer:
     """Names each address's transport. Addresses that nobody has proved cost a budget where they fail."""
 
-    def __init__(self, transport: Transport, book: AddressBook, limits: Limits, now: Callable[[], float]) -> None:
+    def __init__(
+        self, transport: Transport, book: AddressBook, limits: NetworkLimits, now: Callable[[], float]
+    ) -> None:
         self.transports: dict[str, Transport] = {transport.scheme: transport}
         self.round_trip: Callable[[PeerID], float | None] = lambda peer: None  # to a connected peer, in seconds
         self._book = book

@@ -12,7 +12,7 @@ MAX_TAG_BYTES = 256  # of what a group or a state says about itself
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class NetworkLimits:
     """Sizes in bytes, times in seconds. The first four must agree between peers, or honest ones will be refused.
 
     A transport is made with them and keeps to the sizes of a frame; the endpoint on it keeps to the others.

@@ -24,7 +24,7 @@ from swarmcli.owner.invitations import key_file, write_private
 from swarmcli.owner.revocations import METHOD, Revocations, Revoked, Taken
 from swarmcli.recipe import Recipe, digest_of
 from swarmcli.recipe.run_key import RunKey
-from swarmcli.run.asking import Given, Report, ask_for_books
+from swarmcli.run.asking import Given, ShownReport, ask_for_books
 from swarmcli.run.asking import reports as read_reports
 
 SHORTEST = 6  # characters by which a peer or an invitation may be named
@@ -43,7 +43,7 @@ class Invited:
 
 
 @dataclass(slots=True)
-class Ledger:
+class InvitationLedger:
     """What the run key has signed, in a file beside it (mode 0600). It holds no secret of an invitation."""
 
     file: Path
@@ -51,7 +51,7 @@ class Ledger:
     revoked: list[str] = field(default_factory=list)  # subjects; each command signs them anew, for the recipe as it is
 
     @classmethod
-    def beside(cls, key: Path) -> Ledger:
+    def beside(cls, key: Path) -> InvitationLedger:
         """Raises UsageError for one that cannot be read: what it would forget could not be revoked by name."""
         file = key.with_name(f"{key.name}.ledger")
         try:
@@ -77,7 +77,7 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class RunMember:
     """A peer of a closed run, as the owner's command has found it. Texts are the peer's own."""
 
     peer: str
@@ -106,7 +106,7 @@ def load_key(recipe: Recipe, file: Path | None) -> tuple[RunKey, Path]:
 class Visit:
     """The owner's command as a member of the run, while `do` lasts."""
 
-    def __init__(self, recipe: Recipe, key: RunKey, ledger: Ledger, contacts: Sequence[str]) -> None:
+    def __init__(self, recipe: Recipe, key: RunKey, ledger: InvitationLedger, contacts: Sequence[str]) -> None:
         self.recipe = recipe
         self.key = key
         self.ledger = ledger
@@ -133,7 +133,7 @@ class Visit:
         digest = digest_of(self.recipe)
         return [self.key.revoke(digest, bytes.fromhex(subject)) for subject in self.ledger.revoked]
 
-    async def members(self, node: DHTNode, membership: Membership) -> list[Member]:
+    async def members(self, node: DHTNode, membership: Membership) -> list[RunMember]:
         """Who reports to the run now, each with the invitation that it has shown to this command."""
         reports = dict(list((await read_reports(node, self.recipe.run_id)).items())[:1000])
         everybody = list(dict.fromkeys((*reports, *node.endpoint.connected())))
@@ -165,18 +165,18 @@ class Visit:
             self.ledger.revoke(subject)
         return subjects, await self.tell(node, membership)
 
-    async def look(self, node: DHTNode, membership: Membership) -> list[Member]:
+    async def look(self, node: DHTNode, membership: Membership) -> list[RunMember]:
         """Who takes part. On the way everybody is told what is revoked."""
         members = await self.members(node, membership)
         await self.tell(node, membership)
         return members
 
-    async def look_with_books(self, node: DHTNode, membership: Membership) -> tuple[list[Member], Given]:
+    async def look_with_books(self, node: DHTNode, membership: Membership) -> tuple[list[RunMember], Given]:
         """The same, and what each has given."""
         return await self.look(node, membership), await ask_for_books(node, self.recipe.run_id)
 
 
-def subject_named(word: str, ledger: Ledger, members: Sequence[Member]) -> bytes:
+def subject_named(word: str, ledger: InvitationLedger, members: Sequence[RunMember]) -> bytes:
     """Whom or what a person means: a peer id, the number of an invitation, the beginning of one of the two, the name of
     a peer that takes part, or a note. Raises UsageError where that is nothing, or more than one.
 
@@ -203,7 +203,7 @@ def subject_named(word: str, ledger: Ledger, members: Sequence[Member]) -> bytes
     )
 
 
-def _in_ledger(word: str, begins: bool, ledger: Ledger) -> Iterator[tuple[bytes, str]]:
+def _in_ledger(word: str, begins: bool, ledger: InvitationLedger) -> Iterator[tuple[bytes, str]]:
     for invited in ledger.invited:
         if (word and invited.note == word) or (begins and invited.id.startswith(word)):
             yield bytes.fromhex(invited.id), invited.id
@@ -222,9 +222,9 @@ def _number(word: str) -> bytes:
     return number
 
 
-def _member(peer: PeerID, report: Report | None, membership: Membership) -> Member:
+def _member(peer: PeerID, report: ShownReport | None, membership: Membership) -> RunMember:
     shown = membership.admitted.get(peer)
-    return Member(
+    return RunMember(
         peer.text,
         report.name if report else "",
         report.role if report else "",

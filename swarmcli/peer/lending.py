@@ -17,7 +17,7 @@ from swarmcli.peer.processors import ProcessorShare
 from swarmcli.recipe import HuggingFaceDataset, Recipe
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.limits import amount_of
-from swarmcli.training.loop import Pace
+from swarmcli.training.loop import ComputePace
 
 CPU = torch.device("cpu")
 
@@ -26,7 +26,7 @@ class Lending:
     """One peer's share, which its governor steers, from any thread."""
 
     def __init__(
-        self, limit_rates: Callable[[float | None, float | None], object], processors: ProcessorShare, pace: Pace
+        self, limit_rates: Callable[[float | None, float | None], object], processors: ProcessorShare, pace: ComputePace
     ) -> None:
         self._limit_rates = limit_rates
         self._processors = processors

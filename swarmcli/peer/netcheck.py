@@ -53,7 +53,7 @@ class MappingReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerReport:
+class LinkReport:
     """Another peer. Rates are bytes per second, times seconds; None: not known, and `problem` may say why."""
 
     peer: str
@@ -72,7 +72,7 @@ class NetReport:
     listening: tuple[str, ...] = ()  # this computer's own addresses
     families: tuple[FamilyReport, ...] = ()
     mapping: MappingReport = MappingReport()
-    peers: tuple[PeerReport, ...] = ()
+    peers: tuple[LinkReport, ...] = ()
     clock_offset: float | None = None  # seconds by which the swarm's clock is ahead of this computer's; None: not known
 
     def as_json(self) -> dict[str, Any]:
@@ -220,11 +220,11 @@ def _listeners(reach: Reach, family: Family) -> list[str]:
     return [address for address, near in found.items() if not near] or list(found)
 
 
-async def _measure_all(endpoint: Endpoint, connected: Sequence[PeerID], relays: Sequence[PeerID]) -> list[PeerReport]:
+async def _measure_all(endpoint: Endpoint, connected: Sequence[PeerID], relays: Sequence[PeerID]) -> list[LinkReport]:
     """Relays first, then the nearest peers; rates with the first MEASURED_PEERS that lend their link, one at a
     time. No more than eight are asked, and some of them refuse."""
     near = sorted(connected, key=lambda peer: endpoint.round_trip(peer) or float("inf"))
-    found: list[PeerReport] = []
+    found: list[LinkReport] = []
     measured = 0
     for peer in list(dict.fromkeys((*relays, *near)))[:8]:
         rates, problem = Rates(None, None), ""
@@ -238,9 +238,9 @@ async def _measure_all(endpoint: Endpoint, connected: Sequence[PeerID], relays: 
     return found
 
 
-def _peer(endpoint: Endpoint, peer: PeerID, rates: Rates, problem: str, relays: bool) -> PeerReport:
+def _peer(endpoint: Endpoint, peer: PeerID, rates: Rates, problem: str, relays: bool) -> LinkReport:
     seen = endpoint.seen(peer)
-    return PeerReport(
+    return LinkReport(
         peer=peer.short,
         address="" if seen is None else seen.remote_address,
         relayed=seen is not None and seen.relayed,

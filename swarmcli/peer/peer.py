@@ -52,9 +52,9 @@ from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.link import BOUNDS, access_in_words, places_of, scope_of_places
 from swarmcli.run.bookkeeping import Attested, BookReader
-from swarmcli.run.certificate import FILE, Certificate
+from swarmcli.run.certificate import FILE, ContributionCertificate
 from swarmcli.run.values import Basis
-from swarmcli.training.loop import Pace
+from swarmcli.training.loop import ComputePace
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class RunPeer:
         self.summary = Summary(recipe.run_id, role)
         self.activity = Activity(self.events.emit)
         self.limits = LimitStore(recipe)
-        self.pace = Pace(interrupted=lambda: self.activity.is_held)
+        self.pace = ComputePace(interrupted=lambda: self.activity.is_held)
         self._listener = listener
         self._exit = ExitStack()
 
@@ -386,7 +386,7 @@ class RunPeer:
         """The monitors have told of this peer's part: what they signed stays in the home, for a certificate."""
         self.standing = standing
         with suppress(SwarmError):  # a full disk costs no more than this
-            Certificate.make(standing.attestations).write(self.home.path / FILE)
+            ContributionCertificate.make(standing.attestations).write(self.home.path / FILE)
 
     def _port_before(self) -> int:
         """0: none is known."""

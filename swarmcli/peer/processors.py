@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from swarmcli.machine.registry import Entry, LocalPeer, LocalPeers
+from swarmcli.machine.registry import LocalPeer, LocalPeers, RegistryEntry
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
 from swarmcli.threads import count_threads_by
@@ -28,7 +28,7 @@ class ProcessorShare:
     """
 
     def __init__(
-        self, peers: LocalPeers, entry: Entry, threads: int, *, shared: bool = True, every: float = 1.0
+        self, peers: LocalPeers, entry: RegistryEntry, threads: int, *, shared: bool = True, every: float = 1.0
     ) -> None:
         """`entry`: this process's among them. `threads`: how many there are for all; with `shared` false, for this
         process alone. `every`: seconds between two looks at who is there; one takes about 0.1 ms for

@@ -27,7 +27,7 @@ from pydantic import PrivateAttr
 
 from swarmcli.errors import RecipeError
 from swarmcli.files.durable import write_file
-from swarmcli.recipe.document import Entry, Word, parse_document, plain, read_text
+from swarmcli.recipe.document import RecipeEntry, Word, parse_document, plain, read_text
 from swarmcli.recipe.limits import Limits, as_text
 from swarmcli.recipe.problems import recipe_error
 from swarmcli.recipe.section import Section, own
@@ -49,7 +49,7 @@ class UserConfig(Section):
     team: str | None = own(None, "the team that your contributions count for", max_length=64)
     limits: Limits = Limits()
 
-    _root: Entry = PrivateAttr(default_factory=lambda: Entry({}, ""))
+    _root: RecipeEntry = PrivateAttr(default_factory=lambda: RecipeEntry({}, ""))
 
     def origin(self, *path: str) -> str:
         """`file:line` of a value that is written."""
@@ -116,7 +116,7 @@ def read_limits(values: Mapping[str, Any], origin: str) -> Limits:
     try:
         return Limits.model_validate(dict(values))
     except pydantic.ValidationError as error:
-        root = Entry({key: Entry(Word(str(value)[:100]), origin) for key, value in values.items()}, origin)
+        root = RecipeEntry({key: RecipeEntry(Word(str(value)[:100]), origin) for key, value in values.items()}, origin)
         raise recipe_error(error, root, Limits) from None
 
 

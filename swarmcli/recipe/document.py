@@ -106,13 +106,13 @@ class Word:
 
 
 @dataclass(slots=True)
-class Entry:
+class RecipeEntry:
     """A value and where it was written, for example `recipe.yaml:12` or `--set seed=1`."""
 
-    value: dict[str, Entry] | list[Entry] | Word
+    value: dict[str, RecipeEntry] | list[RecipeEntry] | Word
     origin: str
 
-    def child(self, key: str | int) -> Entry | None:
+    def child(self, key: str | int) -> RecipeEntry | None:
         """The entry that is written below this one under a key or at a position."""
         if isinstance(self.value, dict):
             return self.value.get(str(key))
@@ -121,7 +121,7 @@ class Entry:
         return None
 
 
-def plain(entry: Entry, annotation: Any) -> Plain:
+def plain(entry: RecipeEntry, annotation: Any) -> Plain:
     """The values without their places, read as `annotation` expects: text stays text, an empty section is {}."""
     value = entry.value
     if isinstance(value, dict):
@@ -144,7 +144,7 @@ def read_text(file: Path, what: str = "recipe") -> str:
         raise RecipeError(f"{file}:1: no UTF-8 text; save the {what} as UTF-8") from error
 
 
-def parse_document(text: str, name: str, what: str = "recipe") -> Entry:
+def parse_document(text: str, name: str, what: str = "recipe") -> RecipeEntry:
     """Reads a whole file. RecipeError with `name:line` for what is no YAML, has duplicate keys or tags."""
     try:
         _refuse_tags(text, name)
@@ -161,11 +161,11 @@ def parse_document(text: str, name: str, what: str = "recipe") -> Entry:
     return root
 
 
-def parse_value(text: str, origin: str) -> Entry:
+def parse_value(text: str, origin: str) -> RecipeEntry:
     """Reads the value of one `--set key=value`: a [list], a {mapping}, "quoted text", or else a word as it stands."""
     text = text.strip()
     if not text.startswith(("[", "{", '"', "'")):
-        return Entry(Word(text), origin)
+        return RecipeEntry(Word(text), origin)
     try:
         _refuse_tags(text, origin)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -206,7 +206,7 @@ class _Builder:
     def origin(self, node: yaml.Node) -> str:
         return f"{self.name}:{node.start_mark.line + 1}" if self.lines else self.name
 
-    def build(self, node: yaml.Node) -> Entry:
+    def build(self, node: yaml.Node) -> RecipeEntry:
         self.nodes += 1
         if self.nodes > self.most:
             raise RecipeError(f"{self.origin(node)}: more than {self.most} values; a recipe is a page")
@@ -215,11 +215,11 @@ class _Builder:
         if len(self.open) >= MAX_DEPTH:
             raise RecipeError(f"{self.origin(node)}: nested too deeply; a recipe needs no more than a few levels")
         self.open.add(id(node))
-        entry = Entry(self._value(node), self.origin(node))
+        entry = RecipeEntry(self._value(node), self.origin(node))
         self.open.remove(id(node))
         return entry
 
-    def _value(self, node: yaml.Node) -> dict[str, Entry] | list[Entry] | Word:
+    def _value(self, node: yaml.Node) -> dict[str, RecipeEntry] | list[RecipeEntry] | Word:
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node)
         if isinstance(node, yaml.SequenceNode):
@@ -227,8 +227,8 @@ class _Builder:
         # A plain word has no style; quotes and block scalars have one.
         return Word(node.value, quoted=getattr(node, "style", None) is not None)
 
-    def _mapping(self, node: yaml.MappingNode) -> dict[str, Entry]:
-        entries: dict[str, Entry] = {}
+    def _mapping(self, node: yaml.MappingNode) -> dict[str, RecipeEntry]:
+        entries: dict[str, RecipeEntry] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise RecipeError(f"{self.origin(key_node)}: a key must be a word; quote it if it holds brackets")
@@ -239,5 +239,5 @@ class _Builder:
                     f"{self.origin(key_node)}: the key {key!r} is given twice, first at {first}; remove one of them"
                 )
             # The key's line, not the value's: a list or mapping begins on the line below.
-            entries[key] = Entry(self.build(value_node).value, self.origin(key_node))
+            entries[key] = RecipeEntry(self.build(value_node).value, self.origin(key_node))
         return entries

@@ -10,12 +10,12 @@ from pathlib import Path
 import pydantic
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe.document import Entry, Word, parse_document, parse_value, plain, read_text
+from swarmcli.recipe.document import RecipeEntry, Word, parse_document, parse_value, plain, read_text
 from swarmcli.recipe.problems import recipe_error
 from swarmcli.recipe.schema import Recipe
 
 
-def _apply(root: Entry, override: str) -> None:
+def _apply(root: RecipeEntry, override: str) -> None:
     """Writes `a.b=value` into the tree; missing sections on the way are made.
 
     List items are named by position: `datasets.0.glob=*.md`; the position behind the last one appends.
@@ -31,13 +31,13 @@ def _apply(root: Entry, override: str) -> None:
         below = here.child(_position(here, key, origin, at))
         # A section that is written with nothing in it is a word to YAML, and becomes a section now.
         if below is None or (isinstance(below.value, Word) and below.value.resolve() is None):
-            below = Entry({}, origin)
+            below = RecipeEntry({}, origin)
             _put(here, key, below, at)
         here = below
     _put(here, keys[-1], parse_value(text, origin), ".".join(keys[:-1]))
 
 
-def _put(here: Entry, key: str, entry: Entry, at: str) -> None:
+def _put(here: RecipeEntry, key: str, entry: RecipeEntry, at: str) -> None:
     position = _position(here, key, entry.origin, at)
     if isinstance(here.value, dict):
         here.value[key] = entry
@@ -45,7 +45,7 @@ def _put(here: Entry, key: str, entry: Entry, at: str) -> None:
         here.value[position : position + 1] = [entry]
 
 
-def _position(here: Entry, key: str, origin: str, at: str) -> str | int:
+def _position(here: RecipeEntry, key: str, origin: str, at: str) -> str | int:
     if isinstance(here.value, dict):
         return key
     if not isinstance(here.value, list):

@@ -11,7 +11,7 @@ import pydantic
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe.document import Entry, at, sections
+from swarmcli.recipe.document import RecipeEntry, at, sections
 from swarmcli.recipe.section import Conflict
 
 Key = str | int
@@ -53,7 +53,7 @@ _EXPECTED = {
 }
 
 
-def recipe_error(error: pydantic.ValidationError, root: Entry, model: type[pydantic.BaseModel]) -> RecipeError:
+def recipe_error(error: pydantic.ValidationError, root: RecipeEntry, model: type[pydantic.BaseModel]) -> RecipeError:
     """One RecipeError with a line for everything that is wrong."""
     # pydantic also reports a list without a valid item as too short; only the items are worth reading.
     found = [one for one in error.errors(include_url=False) if not (one["type"] == "too_short" and one["input"])]
@@ -61,7 +61,7 @@ def recipe_error(error: pydantic.ValidationError, root: Entry, model: type[pydan
     return RecipeError("\n".join(lines))
 
 
-def _describe(details: ErrorDetails, root: Entry, model: type[pydantic.BaseModel]) -> str:
+def _describe(details: ErrorDetails, root: RecipeEntry, model: type[pydantic.BaseModel]) -> str:
     path, here = _place(details, root)
     name = ".".join(map(str, path))
     kind = details["type"]
@@ -80,7 +80,7 @@ def _describe(details: ErrorDetails, root: Entry, model: type[pydantic.BaseModel
     return f"{here.origin}: {name} should be {_expected(details)}, not {_shown(details)}; {_how_to_fix(path, model)}"
 
 
-def _place(details: ErrorDetails, root: Entry) -> tuple[list[Key], Entry]:
+def _place(details: ErrorDetails, root: RecipeEntry) -> tuple[list[Key], RecipeEntry]:
     """The path as the file writes it (pydantic mixes in the names of union arms) and the nearest entry."""
     cause = details.get("ctx", {}).get("error")
     extra: list[Key] = list(cause.key.split(".")) if isinstance(cause, Conflict) else []

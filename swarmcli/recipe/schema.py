@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import PrivateAttr, field_validator, model_validator
 
-from swarmcli.recipe.document import Entry
+from swarmcli.recipe.document import RecipeEntry
 from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, own, shared
 from swarmcli.recipe.settings import (
     AveragingSettings,
@@ -92,7 +92,7 @@ class Recipe(Section):
     local: LocalSettings = LocalSettings()
 
     _text: str = PrivateAttr("")
-    _root: Entry = PrivateAttr(default_factory=lambda: Entry({}, "recipe"))
+    _root: RecipeEntry = PrivateAttr(default_factory=lambda: RecipeEntry({}, "recipe"))
     _directory: Path = PrivateAttr(default_factory=Path.cwd)
     _file: str = PrivateAttr("")
     _overrides: tuple[str, ...] = PrivateAttr(())

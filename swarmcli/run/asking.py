@@ -30,7 +30,7 @@ from swarmcli.run.contributions import (
 T = TypeVar("T")
 
 
-class Report(pydantic.BaseModel):
+class ShownReport(pydantic.BaseModel):
     """What is shown of a peer's report. Reading all of it would take the optimizer's package, and so torch."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
@@ -51,13 +51,13 @@ class Visitor:
     membership: Membership
 
 
-async def reports(node: DHTNode, run_id: str) -> dict[PeerID, Report]:
+async def reports(node: DHTNode, run_id: str) -> dict[PeerID, ShownReport]:
     """What the peers of a run say of themselves now: strangers' words, so of 10,000 peers at most."""
-    found: dict[PeerID, Report] = {}
+    found: dict[PeerID, ShownReport] = {}
     for subkey, entry in list((await node.follow(f"{run_id}_peers").refresh()).items())[:10_000]:
         with suppress(pydantic.ValidationError):
             if isinstance(subkey, OwnedSubkey):
-                found[subkey.owner] = Report.model_validate(entry.value)
+                found[subkey.owner] = ShownReport.model_validate(entry.value)
     return found
 
 
@@ -69,7 +69,7 @@ class Given:
     entries: Entries = field(default_factory=dict)
     books: dict[PeerID, Book] = field(default_factory=dict)
     failed: dict[PeerID, str] = field(default_factory=dict)
-    present: dict[PeerID, Report] = field(default_factory=dict)
+    present: dict[PeerID, ShownReport] = field(default_factory=dict)
 
 
 async def ask_for_books(node: DHTNode, run_id: str) -> Given:
@@ -113,7 +113,7 @@ def visit(contacts: Sequence[str], action: Callable[[DHTNode], Awaitable[T]], vi
         dht.shutdown()
 
 
-def _writers(node: DHTNode, present: dict[PeerID, Report]) -> list[PeerID]:
+def _writers(node: DHTNode, present: dict[PeerID, ShownReport]) -> list[PeerID]:
     writers = writers_among(present)[:MOST_WRITERS]
     for writer in writers:
         with suppress(ValueError):

@@ -25,7 +25,7 @@ from swarmcli.network.loop_thread import offload
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.recent import Recent
 from swarmcli.run import contributions as given
-from swarmcli.run.contributions import NOTHING, Attestation, Book, Entries, Entry, Mark, samples_of
+from swarmcli.run.contributions import NOTHING, Attestation, Book, BookEntry, Entries, Mark, samples_of
 from swarmcli.run.values import Basis
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class Bookkeeper(BookReader):
                 else:
                     until, vouched = (Mark(head.epoch, head.run_samples), head.vouched) if head else (given.START, 0)
                     witnessed = math.fsum(row.own_samples for row in rows)
-                    entries = {row.peer: Entry.of(row) for row in rows}
+                    entries = {row.peer: BookEntry.of(row) for row in rows}
                     peers = tuple(map(PeerID.parse, islice(entries, given.MOST_LINES)))
                     self._sums = Sums(until, vouched, witnessed, entries, peers, given.listed(entries))
             return self._sums

@@ -23,7 +23,7 @@ FORMAT = 1
 MOST_ATTESTATIONS = 16
 
 
-class Certificate(msgspec.Struct, frozen=True):
+class ContributionCertificate(msgspec.Struct, frozen=True):
     """`whom`: for whom the owner made it, in words of its own; with it the file is no use to another one."""
 
     format: int
@@ -32,7 +32,9 @@ class Certificate(msgspec.Struct, frozen=True):
     signature: Annotated[bytes, msgspec.Meta(max_length=64)] = b""  # of the peer that it is about; b"": not signed
 
     @classmethod
-    def make(cls, attestations: Sequence[Attestation], identity: Identity | None = None, whom: str = "") -> Certificate:
+    def make(
+        cls, attestations: Sequence[Attestation], identity: Identity | None = None, whom: str = ""
+    ) -> ContributionCertificate:
         """`identity`: of the peer that it is about, if its key is at hand."""
         made = cls(FORMAT, tuple(attestations)[:MOST_ATTESTATIONS], whom)
         if identity is None:
@@ -70,7 +72,7 @@ class Certificate(msgspec.Struct, frozen=True):
             raise UsageError(f"{path} cannot be written: {error.strerror}") from error
 
     @classmethod
-    def read(cls, path: Path) -> Certificate:
+    def read(cls, path: Path) -> ContributionCertificate:
         """Raises UsageError for a file that is none. Whether what it says is signed, `fault` tells."""
         try:
             if path.stat().st_size > 64 << 10:

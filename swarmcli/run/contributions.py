@@ -23,7 +23,7 @@ from swarmcli.words import harmless
 
 if TYPE_CHECKING:
     from swarmcli.optim import PeerReport
-    from swarmcli.run.asking import Report
+    from swarmcli.run.asking import ShownReport
 
 BOOK, ENTRY = "run.signed_book", "run.contribution"
 FORMAT = 1  # of a book
@@ -38,7 +38,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=64)]
 Moment = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]  # seconds since 1970, of which every program can make a date
 
 
-class Entry(msgspec.Struct, frozen=True):
+class BookEntry(msgspec.Struct, frozen=True):
     """One identity's part, as it travels."""
 
     samples: _Amount = 0.0
@@ -52,13 +52,13 @@ class Entry(msgspec.Struct, frozen=True):
     team: _Text = ""
 
     @classmethod
-    def of(cls, row: Booked) -> Entry:
+    def of(cls, row: Booked) -> BookEntry:
         return cls(**{name: getattr(row, name) for name in cls.__struct_fields__})
 
 
-Entries: TypeAlias = Mapping[str, Entry]  # by peer id
+Entries: TypeAlias = Mapping[str, BookEntry]  # by peer id
 NUMBERS = ("samples", "hours", "rounds", "reduced_bytes", "uptime")
-NOTHING = Entry()
+NOTHING = BookEntry()
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class Book(msgspec.Struct, frozen=True):
     witnessed: _Amount  # samples of the rounds that it was in itself
     vouched: _Count  # writers by whose word it knows the rest
     peers: Annotated[tuple[PeerID, ...], msgspec.Meta(max_length=MOST_LINES)]
-    entries: Annotated[tuple[Entry, ...], msgspec.Meta(max_length=MOST_LINES)]
+    entries: Annotated[tuple[BookEntry, ...], msgspec.Meta(max_length=MOST_LINES)]
     time: Moment
     format: _Count = FORMAT
     signature: _Signature = b""
@@ -108,7 +108,7 @@ class Attestation(msgspec.Struct, frozen=True):
     run: _RunID
     monitor: PeerID
     peer: PeerID
-    entry: Entry
+    entry: BookEntry
     rank: _Count
     peers: _Count
     until: Mark  # with the samples of the whole run
@@ -152,7 +152,7 @@ class EntryWanted(msgspec.Struct, frozen=True):
     peer: PeerID
 
 
-def writers_among(reports: Mapping[PeerID, PeerReport] | Mapping[PeerID, Report]) -> list[PeerID]:
+def writers_among(reports: Mapping[PeerID, PeerReport] | Mapping[PeerID, ShownReport]) -> list[PeerID]:
     """Who says that it keeps count: monitors first, then trainers that write checkpoints."""
     found = [peer for peer, its in reports.items() if its.role == "monitor" or (its.role == "trainer" and its.keeps)]
     return sorted(found, key=lambda peer: reports[peer].role != "monitor")
@@ -206,7 +206,7 @@ def most_samples(mark: Mark, exact: bool) -> float:
     return mark.samples + 0.5 * mark.epoch if exact else 2.0 * mark.samples
 
 
-def agreed(books: Collection[Book]) -> dict[str, Entry]:
+def agreed(books: Collection[Book]) -> dict[str, BookEntry]:
     """What holds for a reader: of three books and more the lower median of each number, of two the one that counts
     more samples."""
     voices: list[Entries] = [book.lines for book in books]
@@ -216,7 +216,7 @@ def agreed(books: Collection[Book]) -> dict[str, Entry]:
     # leave itself as the only one with a say.
     least = sorted(map(samples_of, voices))[-2] / 2
     voices = [voice for voice in voices if samples_of(voice) >= least]
-    found: dict[str, Entry] = {}
+    found: dict[str, BookEntry] = {}
     for peer in dict.fromkeys(peer for voice in voices for peer in voice):
         entries = [voice.get(peer, NOTHING) for voice in voices]
         numbers = {number: median_low([getattr(entry, number) for entry in entries]) for number in NUMBERS}
@@ -226,7 +226,7 @@ def agreed(books: Collection[Book]) -> dict[str, Entry]:
     return found
 
 
-def greater(held: Entries, told: Entries) -> dict[str, Entry]:
+def greater(held: Entries, told: Entries) -> dict[str, BookEntry]:
     """Of each number of each peer the greater one."""
     found = dict(held)
     for peer, entry in told.items():
@@ -236,7 +236,7 @@ def greater(held: Entries, told: Entries) -> dict[str, Entry]:
     return found
 
 
-def less(entry: Entry, held: Entry) -> dict[str, float]:
+def less(entry: BookEntry, held: BookEntry) -> dict[str, float]:
     """Each number less that of another entry."""
     return {number: getattr(entry, number) - getattr(held, number) for number in NUMBERS}
 
@@ -251,7 +251,7 @@ def listed(entries: Entries) -> list[Contribution]:
     """For people, most samples first; among equals who has added up or stayed more. An entry may have come from any
     writer just now, and its texts are a stranger's."""
 
-    def place(item: tuple[str, Entry]) -> tuple[float, int, float, str]:
+    def place(item: tuple[str, BookEntry]) -> tuple[float, int, float, str]:
         return -item[1].samples, -item[1].reduced_bytes, -item[1].uptime, item[0]
 
     found = []

@@ -37,7 +37,7 @@ class Command(msgspec.Struct, tag=True, frozen=True):
     """
 
 
-class Leave(Command, frozen=True):
+class LeaveSite(Command, frozen=True):
     """The last one: Followers end, and nothing more comes."""
 
 
@@ -95,14 +95,14 @@ class LeaderCommands:
         with self._lock:
             if self.failed is None and not self._left:
                 self._left = True
-                self._send(Leave())
+                self._send(LeaveSite())
 
     def _send(self, command: Command) -> None:
         for rank in self.site.others:
             send_message(self.site.commands, command, rank)
 
 
-class Follower:
+class CommandFollower:
     """The thread in which a rank other than 0 carries out commands, one at a time.
 
     A handler may touch what the main thread uses only under a lock, or where the main thread waits for rank 0
@@ -116,7 +116,7 @@ class Follower:
             raise ValueError("this is rank 0: it gives the orders")
         self._site = site
         self._handlers = dict(handlers)
-        self._kinds: Any = reduce(or_, [Leave, *handlers])
+        self._kinds: Any = reduce(or_, [LeaveSite, *handlers])
         self._thread = threading.Thread(target=self._run, name="swarm-follower", daemon=True)
         self.failed: Exception | None = None
 
@@ -145,7 +145,7 @@ class Follower:
     def _follow(self) -> bool:
         """Waits for a command and carries it out; False for the last one."""
         command = receive_message(self._kinds, self._site.commands, 0)
-        if isinstance(command, Leave):
+        if isinstance(command, LeaveSite):
             return False
         self._handlers[type(command)](command)
         return True

@@ -20,7 +20,7 @@ from swarmcli.sharding.transfer import SIZES, runs_of
 from swarmcli.sites.commands import Command, LeaderCommands
 from swarmcli.sites.links import named
 from swarmcli.sites.site import Site
-from swarmcli.sites.step_sync import Report, Verdict
+from swarmcli.sites.step_sync import StepReport, StepVerdict
 
 
 class LeaderGradients(ABC):
@@ -32,7 +32,7 @@ class LeaderGradients(ABC):
         return 0
 
     @abstractmethod
-    def take(self, samples: int, reports: Sequence[Report]) -> int:
+    def take(self, samples: int, reports: Sequence[StepReport]) -> int:
         """How many samples the optimizer is to step with: this rank's and, by their reports, the others'."""
 
     @abstractmethod
@@ -43,7 +43,7 @@ class LeaderGradients(ABC):
         such as torch's fused optimizers do not let them tell.
         """
 
-    def finish(self, verdict: Verdict) -> None:
+    def finish(self, verdict: StepVerdict) -> None:
         """The step is over, and all ranks know the verdict."""
         return None
 
@@ -64,7 +64,7 @@ class MemberGradients:
     def contribute(self, samples: int) -> None:
         """After it knows of them."""
 
-    def finish(self, verdict: Verdict) -> None:
+    def finish(self, verdict: StepVerdict) -> None:
         """The step is over."""
 
 
@@ -151,7 +151,7 @@ class LeaderSums(LeaderGradients):
     def generation(self) -> int:
         return self.sums.generation
 
-    def take(self, samples: int, reports: Sequence[Report]) -> int:
+    def take(self, samples: int, reports: Sequence[StepReport]) -> int:
         self.sums.expect(samples)
         return samples + sum(each.samples for each in reports if each.generation == self.generation)
 
@@ -182,7 +182,7 @@ class MemberSums(MemberGradients):
                     total.add_(parameter.grad, alpha=samples)
             self._samples += samples
 
-    def finish(self, verdict: Verdict) -> None:
+    def finish(self, verdict: StepVerdict) -> None:
         with self._lock:
             self._follow(verdict.generation)
 
@@ -211,7 +211,7 @@ class LeaderMeans(LeaderGradients):
         """`parameters`: those that are trained, in the order of the optimizer."""
         self._site, self._parameters = site, list(parameters)
 
-    def take(self, samples: int, reports: Sequence[Report]) -> int:
+    def take(self, samples: int, reports: Sequence[StepReport]) -> int:
         total = samples + sum(each.samples for each in reports)
         present, sums = _weighted_gradients(self._site, self._parameters, samples)
         for used, parameter, summed in zip(present, self._parameters, sums, strict=True):

@@ -27,7 +27,7 @@ from swarmcli.sites.gradients import LeaderGradients, MemberGradients, sum_over_
 from swarmcli.sites.links import named, receive_message, send_message
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import Site
-from swarmcli.sites.step_sync import Report, Verdict
+from swarmcli.sites.step_sync import StepReport, StepVerdict
 
 
 class GatherParameters(Command, frozen=True):
@@ -55,7 +55,7 @@ class SiteLevels:
         self._step = 0
         self._epoch: int | None = None  # of the last verdict
 
-    def due(self, verdict: Verdict) -> int | None:
+    def due(self, verdict: StepVerdict) -> int | None:
         """The level that averages when a step is over. Counts it, but for the one with which all ranks begin.
 
         What the site has learned in an epoch is in all ranks when the epoch is over, and when training is.
@@ -68,7 +68,7 @@ class SiteLevels:
             return None
         return self._whole if verdict.stop or verdict.epoch != before else self._plan.due(step)
 
-    def is_news(self, verdict: Verdict) -> bool:
+    def is_news(self, verdict: StepVerdict) -> bool:
         """Whether the others hear of rank 0's settings with this verdict; to be asked before `due`."""
         return verdict.new_parameters or verdict.epoch != self._epoch
 
@@ -125,7 +125,7 @@ class LeaderLevels(LeaderGradients):
 
     # LeaderGradients
 
-    def take(self, samples: int, reports: Sequence[Report]) -> int:
+    def take(self, samples: int, reports: Sequence[StepReport]) -> int:
         self.at_rest = True
         if not samples:
             for parameter in self._parameters:
@@ -135,7 +135,7 @@ class LeaderLevels(LeaderGradients):
     def are_news(self, *, new_epoch: bool, stepped: bool, written: bool) -> bool:
         return self._gathered
 
-    def finish(self, verdict: Verdict) -> None:
+    def finish(self, verdict: StepVerdict) -> None:
         assert self._led is not None, "lead() was not called"
         optimizer, levels = self._led
         if levels.is_news(verdict):
@@ -179,7 +179,7 @@ class MemberLevels(MemberGradients):
             with self._lock:
                 self._optimizer.step()
 
-    def finish(self, verdict: Verdict) -> None:
+    def finish(self, verdict: StepVerdict) -> None:
         if self._levels.is_news(verdict):
             self._hear()
         level = self._levels.due(verdict)

@@ -194,7 +194,7 @@ class SiteStatistics:
         return released
 
     def capture(self) -> tuple[dict[str, AnyTensor], dict[str, Any]]:
-        pin = Pin(next(self._numbers))
+        pin = StatisticsPin(next(self._numbers))
         weakref.finalize(pin, self._released.append, pin.number).atexit = False
         outlines = self._commands.run(PinStatistics(pin.number, self.take_released()), self._receive_outlines)
         own, numbers = self._share.live()
@@ -264,7 +264,7 @@ class SiteStatistics:
         return [receive_message(Outline, site.commands, rank, patience) for rank in site.others]
 
 
-class Pin:
+class StatisticsPin:
     """Stands for the copies that the ranks made at one moment: they keep them for as long as it lives, and until the
     next command that tells them."""
 
@@ -275,7 +275,9 @@ class Pin:
 class PinnedStatistic(DistantTensor):
     """A statistic of another rank as it was when it was pinned."""
 
-    def __init__(self, descriptor: TensorDescriptor, place: str, pin: Pin, statistics: SiteStatistics) -> None:
+    def __init__(
+        self, descriptor: TensorDescriptor, place: str, pin: StatisticsPin, statistics: SiteStatistics
+    ) -> None:
         super().__init__(descriptor)
         self._place, self._pin, self._statistics = place, pin, statistics
 

@@ -18,7 +18,7 @@ from swarmcli.sites.links import named, receive_message, send_message
 from swarmcli.sites.site import Site
 
 
-class Report(msgspec.Struct, frozen=True):
+class StepReport(msgspec.Struct, frozen=True):
     """One rank's word of its step."""
 
     samples: int = 0  # in its gradients
@@ -29,7 +29,7 @@ class Report(msgspec.Struct, frozen=True):
     generation: int = 0  # of the sums that its gradients were added to
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class StepVerdict(msgspec.Struct, frozen=True):
     """Rank 0's word of a step, when it is over for the swarm."""
 
     epoch: int
@@ -39,27 +39,27 @@ class Verdict(msgspec.Struct, frozen=True):
     generation: int = 0  # sums of gradients of another one are worth nothing
 
 
-def send_report(site: Site, report: Report) -> None:
+def send_report(site: Site, report: StepReport) -> None:
     send_message(site.pace, report, 0)
 
 
-def gather_reports(site: Site, patience: timedelta | None = None) -> list[Report]:
+def gather_reports(site: Site, patience: timedelta | None = None) -> list[StepReport]:
     """At rank 0: the others' reports, by rank. Raises SiteError, which names the first rank that is gone or late.
 
     `patience`: None is the site's timeout.
     """
-    return [receive_message(Report, site.pace, rank, patience or site.timeout) for rank in site.others]
+    return [receive_message(StepReport, site.pace, rank, patience or site.timeout) for rank in site.others]
 
 
-def announce(site: Site, verdict: Verdict) -> None:
+def announce(site: Site, verdict: StepVerdict) -> None:
     """At rank 0."""
     for rank in site.others:
         send_message(site.pace, verdict, rank)
 
 
-def hear_verdict(site: Site) -> Verdict:
+def hear_verdict(site: Site) -> StepVerdict:
     """Waits for it as long as rank 0 lives: what that waits for, in the swarm, has bounds of its own."""
-    return receive_message(Verdict, site.pace, 0)
+    return receive_message(StepVerdict, site.pace, 0)
 
 
 class SharedModel:
@@ -95,7 +95,7 @@ class SharedModel:
         if self._equal_at is not None:
             self._equal_at, self._equal = self._versions(), True
 
-    def transfer(self, verdict: Verdict) -> None:
+    def transfer(self, verdict: StepVerdict) -> None:
         """Sends what the verdict announces from rank 0 to all others; all call it. Raises SiteError."""
         tensors: list[torch.Tensor] = []
         tensors += self._parameters if verdict.new_parameters else []

@@ -13,11 +13,19 @@ from torch import nn
 
 from swarmcli.errors import SiteError
 from swarmcli.optim import Optimizer
-from swarmcli.sites.commands import Command, Follower, LeaderCommands
+from swarmcli.sites.commands import Command, CommandFollower, LeaderCommands
 from swarmcli.sites.gradients import LeaderGradients, MemberGradients
 from swarmcli.sites.sharded_optimizer import SiteOptimizer
 from swarmcli.sites.site import Site
-from swarmcli.sites.step_sync import Report, SharedModel, Verdict, announce, gather_reports, hear_verdict, send_report
+from swarmcli.sites.step_sync import (
+    SharedModel,
+    StepReport,
+    StepVerdict,
+    announce,
+    gather_reports,
+    hear_verdict,
+    send_report,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +42,7 @@ class SiteSteps(ABC):
     def __init__(
         self,
         site: Site,
-        commands: LeaderCommands | Follower,
+        commands: LeaderCommands | CommandFollower,
         gradients: LeaderGradients | MemberGradients,
         wants_to_stop: threading.Event | None,
     ) -> None:
@@ -85,9 +93,9 @@ class SiteSteps(ABC):
     @abstractmethod
     def _step(self, samples: int, *, ended: bool) -> None: ...
 
-    def _own_report(self, samples: int, ended: bool) -> Report:
+    def _own_report(self, samples: int, ended: bool) -> StepReport:
         (loss, rated), self._noted = self._noted, (0.0, 0)
-        return Report(samples, loss * rated, rated, self._wants_to_stop.is_set(), ended, self._gradients.generation)
+        return StepReport(samples, loss * rated, rated, self._wants_to_stop.is_set(), ended, self._gradients.generation)
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
@@ -133,7 +141,7 @@ class SiteLeader(SiteSteps):
         self._optimizer = optimizer
         inner = optimizer.opt
         self._shared = inner.shared if isinstance(inner, SiteOptimizer) else SharedModel(commands.site, model)
-        self._told: Verdict | None = None
+        self._told: StepVerdict | None = None
         self._rest = rest
         self._heed = heed or self._wants_to_stop.set
 
@@ -184,7 +192,7 @@ class SiteLeader(SiteSteps):
         changed = not self._shared.equal and self._gradients.are_news(
             new_epoch=new_epoch, stepped=stepped, written=self._shared.written
         )
-        verdict = Verdict(
+        verdict = StepVerdict(
             epoch,
             new_parameters=changed,
             new_buffers=self._shared.has_buffers and (changed or new_epoch),
@@ -217,7 +225,7 @@ class SiteMember(SiteSteps):
         wants_to_stop: threading.Event | None = None,
     ) -> None:
         """`handlers`: for further commands, of a sharded optimizer for example; from here on they may come."""
-        self._follower = Follower(site, {**gradients.handlers, **(handlers or {})})
+        self._follower = CommandFollower(site, {**gradients.handlers, **(handlers or {})})
         super().__init__(site, self._follower, gradients, wants_to_stop)
         self._model = model
         self._shared = SharedModel(site, model)
@@ -230,7 +238,7 @@ class SiteMember(SiteSteps):
     def load_state_from_peers(self) -> bool:
         """Waits until rank 0 has joined the run, and takes its model and epoch. Always True: the model is another."""
         with self._all_or_none():
-            send_report(self._site, Report())
+            send_report(self._site, StepReport())
             self._follow()
         return True
 

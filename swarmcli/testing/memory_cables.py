@@ -34,7 +34,7 @@ def cut(data: bytes | memoryview, size: int) -> Iterator[Packet]:
         yield Packet(bytes(view[offset : offset + size]), follows=offset > 0)
 
 
-class Link:
+class MemoryLink:
     """A peer's way out, or in. With a bandwidth, its connections take turns, so that a small frame passes between the
     pieces of large ones. `bandwidth` (bytes per second) may change at any time."""
 
@@ -78,8 +78,8 @@ class Cables:
         self._latency = latency
         self._bandwidth = bandwidth
         self._loss = loss
-        self.uplinks: dict[PeerID, Link] = {}
-        self.downlinks: dict[PeerID, Link] = {}
+        self.uplinks: dict[PeerID, MemoryLink] = {}
+        self.downlinks: dict[PeerID, MemoryLink] = {}
         self._groups: dict[PeerID, int] = {}  # partition; a peer in none is in group -1
         self._cuts: dict[tuple[PeerID, PeerID], None] = {}
         self.to_tear: set[tuple[PeerID, PeerID]] = set()  # source and target
@@ -126,8 +126,8 @@ class Cables:
     # For connections and transports
 
     def plug_in(self, peer: PeerID) -> None:
-        self.uplinks[peer] = Link(self._bandwidth)
-        self.downlinks[peer] = Link(self._bandwidth)
+        self.uplinks[peer] = MemoryLink(self._bandwidth)
+        self.downlinks[peer] = MemoryLink(self._bandwidth)
 
     def severed(self, a: PeerID, b: PeerID) -> bool:
         return self._groups.get(a, -1) != self._groups.get(b, -1) or _pair(a, b) in self._cuts

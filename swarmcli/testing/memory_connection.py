@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.rates import LinkRates
 from swarmcli.network.transports.base import Buffer, Purpose, Receiver
 from swarmcli.network.transports.frames import FrameReader, FrameWriter, goodbye_frame
@@ -20,7 +20,7 @@ from swarmcli.testing.memory_cables import PIECE, SHARED_PIECE, Cables, Packet, 
 
 
 class _Writer(FrameWriter):
-    def __init__(self, connection: MemoryConnection, limits: Limits, rates: LinkRates) -> None:
+    def __init__(self, connection: MemoryConnection, limits: NetworkLimits, rates: LinkRates) -> None:
         def torn() -> None:
             connection.abort("a send was cancelled in the middle of a frame")
 
@@ -44,7 +44,7 @@ class MemoryConnection:
         cables: Cables,
         ends: tuple[PeerID, PeerID],
         purpose: Purpose,
-        limits: Limits,
+        limits: NetworkLimits,
         rates: LinkRates,
         *,
         dialed: bool,

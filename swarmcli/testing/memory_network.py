@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from swarmcli.errors import ConnectError, HandshakeError, ListenError, NotAMember, WrongPeerError
 from swarmcli.network.addresses import Address, Scheme, parse_address
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.membership import Membership
 from swarmcli.network.rates import LinkRates
 from swarmcli.network.transports.base import Accept, Family, Purpose
@@ -49,7 +49,7 @@ class MemoryNetwork(Cables):
         identity: Identity,
         *,
         listening: bool = True,
-        limits: Limits | None = None,
+        limits: NetworkLimits | None = None,
         host: str = "",
         port: int = 0,
         behind: MemoryRouter | None = None,
@@ -58,7 +58,7 @@ class MemoryNetwork(Cables):
         the peer's id unless given. One with a port dials from ports of the system's choice. `behind` a router it can
         be dialed from there only."""
         place = _Place(behind, host or identity.peer_id.short, port)
-        transport = MemoryTransport(self, identity, place, listening=listening, limits=limits or Limits())
+        transport = MemoryTransport(self, identity, place, listening=listening, limits=limits or NetworkLimits())
         self._transports[place] = transport
         self.plug_in(identity.peer_id)
         return transport
@@ -137,7 +137,7 @@ class MemoryTransport:
     scheme: Scheme = "memory"
 
     def __init__(
-        self, network: MemoryNetwork, identity: Identity, place: _Place, *, listening: bool, limits: Limits
+        self, network: MemoryNetwork, identity: Identity, place: _Place, *, listening: bool, limits: NetworkLimits
     ) -> None:
         self.network = network
         self.identity = identity

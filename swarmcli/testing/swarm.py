@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from swarmcli.dht import DHTNode
 from swarmcli.dht.joining import join
-from swarmcli.network import Endpoint, Identity, Limits, PeerID
+from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID
 from swarmcli.reach.reach import Reach, ReachOptions
 from swarmcli.testing.memory_network import MemoryNetwork
 from swarmcli.testing.memory_router import MemoryRouter
@@ -26,7 +26,7 @@ S = TypeVar("S", bound=Startable)
 class Swarm:
     """Makes peers and ends them: `async with Swarm(seed=1) as swarm`, under virtual time."""
 
-    def __init__(self, *, seed: int = 0, limits: Limits | None = None, **network: Any) -> None:
+    def __init__(self, *, seed: int = 0, limits: NetworkLimits | None = None, **network: Any) -> None:
         """`network` are the options of MemoryNetwork; everything random follows from `seed` and peers' numbers."""
         self.network = MemoryNetwork(seed=seed, **network)
         self.nodes: list[DHTNode] = []

@@ -43,7 +43,7 @@ from swarmcli.files.flat import flatten, unflatten
 from swarmcli.files.tensor_file import TensorFile, write_tensors
 
 if TYPE_CHECKING:
-    from swarmcli.sharding.files.save import Manifest
+    from swarmcli.sharding.files.save import ShardManifest
     from swarmcli.sites.checkpoint import SiteShards
 
 
@@ -104,7 +104,7 @@ def load_checkpoint(path: Path, run_id: str | None = None, *, whole: bool = True
     return Checkpoint(path, manifest["run_id"], manifest["epoch"], model, optimizer)
 
 
-def read_shards(path: Path, manifest: Mapping[str, Any]) -> Manifest:
+def read_shards(path: Path, manifest: Mapping[str, Any]) -> ShardManifest:
     """Reads the manifest of a checkpoint's shards. CheckpointError when the shards beside it belong to another
     checkpoint."""
     # Imported here because few processes ever read a sharded checkpoint, and it takes torch.distributed.

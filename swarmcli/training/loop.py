@@ -55,7 +55,7 @@ class LoopSettings:
     most_bad_steps: int = 20  # in a row; then the model itself is broken and no batch will help
 
 
-class Pace:
+class ComputePace:
     """Tells the loop how long to rest between two batches so that computing takes a share of the time.
 
     Time in which the loop waits for others counts as rest. The share may be changed from any thread; all else belongs
@@ -163,7 +163,7 @@ class TrainingLoop:
         settings: LoopSettings,
         *,
         compute: Compute | None = None,
-        pace: Pace | None = None,
+        pace: ComputePace | None = None,
         on_loss: Callable[[float, int], object] = lambda loss, samples: None,
         on_step: Callable[[], object] = lambda: None,
         rest: Callable[[], bool] = lambda: False,
@@ -175,7 +175,7 @@ class TrainingLoop:
         self._optimizer = optimizer
         self._settings = settings
         self._compute = compute or Compute(torch.device("cpu"))
-        self._pace = pace or Pace()
+        self._pace = pace or ComputePace()
         self._on_loss = on_loss
         self._on_step = on_step
         self._wait_to_go_on = rest

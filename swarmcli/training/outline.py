@@ -61,7 +61,7 @@ BOUNDS = OutlineBounds()
 ITS_WORK = "from swarmcli.training.outline import main; main()"
 
 
-class Told(msgspec.Struct, frozen=True):
+class OutlineTold(msgspec.Struct, frozen=True):
     """The process says this: the parameters and buffers in their order, or what is wrong with the recipe."""
 
     parameters: list[Shape] = []
@@ -91,13 +91,13 @@ def outline_in_process(recipe: Recipe, bounds: OutlineBounds = BOUNDS) -> nn.Mod
     if process.returncode:
         words = errors.decode(errors="replace").strip().splitlines()[-3:]
         raise SwarmError("the shapes of the model could not be found out:\n" + "\n".join(words))
-    told = msgspec.json.decode(output, type=Told)
+    told = msgspec.json.decode(output, type=OutlineTold)
     if told.refused:
         raise RecipeError(told.refused)
     return _module_of(told)
 
 
-def _module_of(told: Told) -> nn.Module:
+def _module_of(told: OutlineTold) -> nn.Module:
     """Raises ValueError or RuntimeError for what no process of this module says."""
     outline = nn.Module()
     for index, shape in enumerate([*told.parameters, *told.buffers]):
@@ -113,11 +113,11 @@ def _module_of(told: Told) -> nn.Module:
     return outline
 
 
-def _told_of(model: nn.Module) -> Told:
+def _told_of(model: nn.Module) -> OutlineTold:
     def shapes(tensors: Iterable[torch.Tensor]) -> list[Shape]:
         return [Shape(list(t.shape), str(t.dtype).partition(".")[2], t.requires_grad) for t in tensors]
 
-    return Told(shapes(model.parameters()), sizes_of_config(model), buffers=shapes(saved_buffers(model)))
+    return OutlineTold(shapes(model.parameters()), sizes_of_config(model), buffers=shapes(saved_buffers(model)))
 
 
 def _output_within(bounds: OutlineBounds, process: subprocess.Popen[bytes], recipe: Recipe) -> tuple[bytes, bytes]:
@@ -173,7 +173,7 @@ def kept_outline(recipe: Recipe) -> nn.Module | None:
         return None
     try:
         with file.open("rb") as stream:
-            told = msgspec.json.decode(stream.read(BOUNDS.file_bytes), type=Told)
+            told = msgspec.json.decode(stream.read(BOUNDS.file_bytes), type=OutlineTold)
         return _module_of(told) if told.parameters and not told.refused else None
     except (OSError, ValueError, RuntimeError):
         return None
@@ -196,5 +196,5 @@ def main() -> None:
         recipe = parse_recipe(text, overrides, name=name, directory=directory)
         told = _told_of(build_task(recipe).build_model(outline=True))
     except RecipeError as error:
-        told = Told(refused=str(error))
+        told = OutlineTold(refused=str(error))
     sys.stdout.buffer.write(msgspec.json.encode(told))

@@ -22,7 +22,7 @@ from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import CallRefused
 from swarmcli.network import Identity, PeerID
 from swarmcli.network.control.channel import ControlChannel
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.testing import MemoryNetwork
 from tests.averaging.averagers import Averagers, all_results, assert_one_group
 from tests.averaging.rounds import Kind, Swarm
@@ -109,7 +109,7 @@ async def test_who_answers_pings_late_stretches_no_patience(monkeypatch: pytest.
         await one.connect(other.addresses[0], timeout=5)
         await asyncio.sleep(8)
         assert (one.ping_time(late) or 0) > 4
-        assert one.round_trip(late) == pytest.approx(Limits().longest_round_trip)
+        assert one.round_trip(late) == pytest.approx(NetworkLimits().longest_round_trip)
 
 
 @pytest.mark.parametrize("size", [300, 40_000])

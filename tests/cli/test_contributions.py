@@ -29,8 +29,8 @@ from swarmcli.peer.home import LINK
 from swarmcli.peer.peer import Summary
 from swarmcli.run.asking import Given
 from swarmcli.run.bookkeeping import Attested
-from swarmcli.run.certificate import Certificate
-from swarmcli.run.contributions import Attestation, Book, Entry, Mark, signed
+from swarmcli.run.certificate import ContributionCertificate
+from swarmcli.run.contributions import Attestation, Book, BookEntry, Mark, signed
 
 ADA, BOB, MONITOR, OTHER = [Identity.from_seed(seed) for seed in (1, 2, 3, 4)]
 GIVEN = [
@@ -49,14 +49,14 @@ def standing(*attestations: Attestation) -> Attested:
 
 
 def attestation(samples: float = 12_400.0, rank: int = 3, reduced: int = 0, hours: float = 3.1) -> Attestation:
-    entry = Entry(samples, hours, 12, reduced)
+    entry = BookEntry(samples, hours, 12, reduced)
     return signed(
         MONITOR,
         Attestation("run", "recipe", MONITOR.peer_id, ADA.peer_id, entry, rank, 7, Mark(90, 98_000), 0, 1.79e9),
     )
 
 
-def book(identity: Identity, entries: dict[str, Entry], *, vouched: int = 0, witnessed: float = 1000.0) -> Book:
+def book(identity: Identity, entries: dict[str, BookEntry], *, vouched: int = 0, witnessed: float = 1000.0) -> Book:
     peers, lines = tuple(map(PeerID.parse, entries)), tuple(entries.values())
     made = Book("run", "recipe", identity.peer_id, Mark(10, 1000), witnessed, vouched, peers, lines, 1.0)
     return signed(identity, made)
@@ -127,7 +127,7 @@ def test_lists_are_sorted_by_any_column() -> None:
 
 
 def test_it_is_said_whose_word_the_numbers_are() -> None:
-    honest = {ADA.peer_id.text: Entry(600.0), BOB.peer_id.text: Entry(400.0)}
+    honest = {ADA.peer_id.text: BookEntry(600.0), BOB.peer_id.text: BookEntry(400.0)}
     alone = Given("run", honest, {MONITOR.peer_id: book(MONITOR, honest, vouched=1, witnessed=250.0)})
     assert "has seen 25% of that itself, and knows the rest by the word of another peer" in rests_on(alone)[0]
     assert rests_on(alone)[-1] == "This is told by one peer only: nobody else can confirm it."
@@ -141,17 +141,17 @@ def test_it_is_said_whose_word_the_numbers_are() -> None:
 
 
 def test_it_is_said_what_part_of_the_run_a_list_accounts_for() -> None:
-    half = {ADA.peer_id.text: Entry(450.0)}  # of 1,000: the others were in groups that this monitor was not in
+    half = {ADA.peer_id.text: BookEntry(450.0)}  # of 1,000: the others were in groups that this monitor was not in
     found = Given("run", half, {MONITOR.peer_id: book(MONITOR, half)})
     assert "The list has 45% of the run's samples" in rests_on(found)[-1]
     assert as_json(found)["accounted"] == 0.45
 
 
 def test_a_certificate_in_words_says_what_it_does_not_prove() -> None:
-    said = "\n".join(in_words(Certificate.make([attestation()], ADA, "Ada Lovelace")))
+    said = "\n".join(in_words(ContributionCertificate.make([attestation()], ADA, "Ada Lovelace")))
     assert "Ada Lovelace" in said and "12,400 of 98,000 samples" in said
     assert "claimed" in said and "seen" in said and "whether they are to be believed" in said
-    assert "has not signed it" in "\n".join(in_words(Certificate.make([attestation()])))
+    assert "has not signed it" in "\n".join(in_words(ContributionCertificate.make([attestation()])))
 
 
 def test_an_owner_gets_the_certificate_of_the_trainer_beside_his_monitor(

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from swarmcli.cli.netcheck import options_of, report
 from swarmcli.network.addresses import Scope
-from swarmcli.peer.netcheck import FamilyReport, MappingReport, NetReport, PeerReport, alone_in_words
+from swarmcli.peer.netcheck import FamilyReport, LinkReport, MappingReport, NetReport, alone_in_words
 from swarmcli.recipe import load_recipe, parse_link
 
 FOUND = NetReport(
@@ -32,8 +32,8 @@ FOUND = NetReport(
     ),
     mapping=MappingReport(gateway="192.168.1.1", method="UPnP", address="203.0.113.7:31330"),
     peers=(
-        PeerReport(peer="k7q2m4xw5z", address="tcp://198.51.100.4:31330", round_trip=0.023, down=5e6, up=0.8e6),
-        PeerReport(peer="abcdefghij", relayed=True, relays=True, problem="busy\x1b[2J"),
+        LinkReport(peer="k7q2m4xw5z", address="tcp://198.51.100.4:31330", round_trip=0.023, down=5e6, up=0.8e6),
+        LinkReport(peer="abcdefghij", relayed=True, relays=True, problem="busy\x1b[2J"),
     ),
     clock_offset=-1.25,
 )

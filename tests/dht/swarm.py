@@ -11,19 +11,21 @@ from swarmcli.clock import Clock
 from swarmcli.dht import DHTNode
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.testing.memory_network import MemoryNetwork
 from swarmcli.testing.virtual_time import EPOCH
 
 # Hundreds of nodes would spend their virtual minutes on keepalives, which are tested elsewhere. Who looks once a minute
 # only must not take that for sleep: it would make all its connections anew each time.
-QUIET = Limits(keepalive_interval=60.0, keepalive_idle_interval=120.0, keepalive_timeout=120.0, asleep_after=300.0)
+QUIET = NetworkLimits(
+    keepalive_interval=60.0, keepalive_idle_interval=120.0, keepalive_timeout=120.0, asleep_after=300.0
+)
 
 
 class Swarm:
     """Makes nodes and closes them: `async with Swarm() as swarm`."""
 
-    def __init__(self, seed: int = 0, *, limits: Limits | None = None, **network: Any) -> None:
+    def __init__(self, seed: int = 0, *, limits: NetworkLimits | None = None, **network: Any) -> None:
         self.network = MemoryNetwork(seed=seed, **network)
         self.nodes: list[DHTNode] = []
         self._limits = limits

@@ -18,7 +18,7 @@ from swarmcli.dht import DHT, DHTNode, ValueWithExpiration
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import AddressError, BootstrapError, IdentityError, ListenError
 from swarmcli.network.addresses import parse_address
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_shutdown_does_not_wait_for_a_first_contact_that_stays_silent() -> None:
         started = time.monotonic()
         dht.shutdown()
         incoming.close()
-    assert time.monotonic() - started < Limits().handshake_timeout / 2 and swarm_threads() == []
+    assert time.monotonic() - started < NetworkLimits().handshake_timeout / 2 and swarm_threads() == []
 
 
 def test_shutdown_does_not_wait_for_a_name_server(monkeypatch: pytest.MonkeyPatch) -> None:

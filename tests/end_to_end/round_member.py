@@ -23,11 +23,11 @@ from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.shares import reducing_shares
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import Endpoint, Identity, PeerID
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.transports.tcp.transport import TCPTransport
 
 NUMEL, PART_BYTES = 100_000, 32 << 10
-LIMITS = Limits(keepalive_interval=0.5, keepalive_timeout=6.0)  # a frozen process is noticed sooner
+LIMITS = NetworkLimits(keepalive_interval=0.5, keepalive_timeout=6.0)  # a frozen process is noticed sooner
 
 
 @dataclass(frozen=True)

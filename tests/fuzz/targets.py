@@ -57,7 +57,7 @@ from swarmcli.files.tensor_file import write_tensors
 from swarmcli.journal.journal import Journal
 from swarmcli.journal.reader import JournalReader
 from swarmcli.journal.tables import RunRecord
-from swarmcli.network import Identity, Limits, PeerID, wire
+from swarmcli.network import Identity, NetworkLimits, PeerID, wire
 from swarmcli.network.addresses import parse_address, readable
 from swarmcli.network.membership import Invitation, Pass
 from swarmcli.network.prefix import prefix_of_address
@@ -92,7 +92,7 @@ from tests.recipe.recipes import small
 
 PEER = Identity.from_seed(1)
 OTHER = Identity.from_seed(2)
-LIMITS = Limits(max_message=4096, max_payload=1 << 16)
+LIMITS = NetworkLimits(max_message=4096, max_payload=1 << 16)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import pytest
 from swarmcli.errors import ConnectionLost, HandshakeError, ProtocolViolation, WrongPeerError
 from swarmcli.network.budgets import Budget, Budgets
 from swarmcli.network.identity import Identity
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.transports.base import Purpose
 from swarmcli.network.transports.tcp.handshake import PROTOCOL_VERSION, GreetingKind, listener_context
 
@@ -286,7 +286,7 @@ def test_programs_that_speak_tls_but_greet_wrongly_are_turned_away(hello: bytes,
 @pytest.mark.parametrize("tls", [True, False])
 def test_a_handshake_that_does_not_go_on_is_ended(tls: bool) -> None:
     async def main() -> None:
-        patient = Limits(handshake_timeout=3.0)  # in which a busy machine shakes hands
+        patient = NetworkLimits(handshake_timeout=3.0)  # in which a busy machine shakes hands
         async with peer(limits=patient) as listener, raw_peer(listener.address, tls=tls) as raw:
             raw.writer.write(b"SWRM" if tls else b"\x16\x03")  # the beginning of what is expected, and no more
             await raw.rest()
@@ -298,7 +298,9 @@ def test_a_handshake_that_does_not_go_on_is_ended(tls: bool) -> None:
 
 def test_a_thousand_silent_strangers_do_not_keep_others_out() -> None:
     async def main() -> None:
-        async with peer(limits=Limits(budgets=Budgets(handshakes=Budget(*[16] * 4)), handshake_grace=0)) as listener:
+        async with peer(
+            limits=NetworkLimits(budgets=Budgets(handshakes=Budget(*[16] * 4)), handshake_grace=0)
+        ) as listener:
             place = host_and_port(listener.address)
             strangers = [socket.socket() for _ in range(1000)]
             try:
@@ -318,7 +320,7 @@ def test_a_thousand_silent_strangers_do_not_keep_others_out() -> None:
 def test_handshakes_within_their_grace_are_not_dropped_for_others() -> None:
     async def main() -> None:
         async with (
-            peer(limits=Limits(budgets=Budgets(handshakes=Budget(*[2] * 4)), handshake_grace=WAIT)) as listener,
+            peer(limits=NetworkLimits(budgets=Budgets(handshakes=Budget(*[2] * 4)), handshake_grace=WAIT)) as listener,
             dialing() as transport,
             raw_peer(listener.address, tls=False),
             raw_peer(listener.address, tls=False) as second,
@@ -350,7 +352,7 @@ def test_oversized_frames_end_their_connection_before_anything_is_allocated(
     announced: tuple[int, int], rule: str
 ) -> None:
     async def main() -> None:
-        async with peer(limits=Limits(max_message=1000, max_payload=2000)) as listener:
+        async with peer(limits=NetworkLimits(max_message=1000, max_payload=2000)) as listener:
             async with raw_peer(listener.address) as raw:
                 await raw.greet()
                 _, recorder = await listener.next()
@@ -473,7 +475,7 @@ def test_a_slow_reader_slows_its_writer_and_nobody_else() -> None:
 
 def test_a_thousand_connections_of_one_peer_do_not_disturb_the_others() -> None:
     async def main() -> None:
-        async with peer(limits=Limits(handshake_timeout=PATIENCE, handshake_grace=PATIENCE)) as listener:
+        async with peer(limits=NetworkLimits(handshake_timeout=PATIENCE, handshake_grace=PATIENCE)) as listener:
             await flood_and_work(listener)
 
     async def flood_and_work(listener: Peer) -> None:
@@ -495,7 +497,7 @@ def test_a_thousand_connections_of_one_peer_do_not_disturb_the_others() -> None:
 def test_messages_whose_last_byte_never_comes_hold_no_more_than_their_budget() -> None:
     """The oldest of the network gives way to the newest, and honest messages, which are whole soon, get through."""
     MiB = 1 << 20
-    limits = Limits(budgets=Budgets(heads=Budget(2 * MiB, 3 * MiB, 3 * MiB, 8 * MiB)))
+    limits = NetworkLimits(budgets=Budgets(heads=Budget(2 * MiB, 3 * MiB, 3 * MiB, 8 * MiB)))
 
     async def main() -> None:
         async with peer(limits=limits) as listener, contextlib.AsyncExitStack() as stack:

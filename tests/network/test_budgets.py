@@ -8,7 +8,7 @@ import pytest
 
 from swarmcli.clock import MAX_PER_NETWORK, Clock
 from swarmcli.errors import CallRefused
-from swarmcli.network import Endpoint, Identity, Limits, Purpose, wire
+from swarmcli.network import Endpoint, Identity, NetworkLimits, Purpose, wire
 from swarmcli.network.budgets import BUDGETS, Budget, Budgets
 from swarmcli.network.ledger import Account, Ledger
 from swarmcli.network.prefix import Prefix, prefix_of
@@ -131,7 +131,7 @@ async def test_strangers_of_one_prefix_do_not_keep_payloads_of_others_waiting() 
     million = 1_000_000
     budgets = Budgets(payloads=Budget(2 * million, 4 * million, 4 * million, 4 * million))
     network = MemoryNetwork()
-    victim = Endpoint(network.transport(Identity.from_seed(0), host=host(0, 1), limits=Limits(budgets=budgets)))
+    victim = Endpoint(network.transport(Identity.from_seed(0), host=host(0, 1), limits=NetworkLimits(budgets=budgets)))
     friend = Endpoint(network.transport(Identity.from_seed(1), host=host(1, 1)))
     victim.serve_stream("ignore", Number, ignore)
     received: list[int] = []
@@ -173,7 +173,7 @@ async def test_strangers_of_one_prefix_do_not_keep_payloads_of_others_waiting() 
 async def test_many_identities_of_one_prefix_share_the_memory_of_their_requests() -> None:
     budgets = Budgets(requests=Budget(100_000, 150_000, 1 << 20, 1 << 20))
     network = MemoryNetwork()
-    victim = Endpoint(network.transport(Identity.from_seed(0), host=host(0, 1), limits=Limits(budgets=budgets)))
+    victim = Endpoint(network.transport(Identity.from_seed(0), host=host(0, 1), limits=NetworkLimits(budgets=budgets)))
     many = [Endpoint(network.transport(Identity.from_seed(n), host=host(9, n))) for n in range(1, 6)]
     victim.serve("hold", bytes, slow(100))  # type: ignore[arg-type]
     await victim.start()
@@ -199,7 +199,7 @@ async def test_many_identities_of_one_prefix_share_the_calls_that_wait() -> None
     """Each of 32,000 such calls took 4 KiB, for as long as a service lets callers wait."""
     budgets = Budgets(calls=Budget(20, 30, 100, 100))
     network = MemoryNetwork()
-    victim = Endpoint(network.transport(Identity.from_seed(0), host=host(0, 1), limits=Limits(budgets=budgets)))
+    victim = Endpoint(network.transport(Identity.from_seed(0), host=host(0, 1), limits=NetworkLimits(budgets=budgets)))
     many = [Endpoint(network.transport(Identity.from_seed(n), host=host(9, n))) for n in range(1, 4)]
     friend = Endpoint(network.transport(Identity.from_seed(4), host=host(8, 1)))
     victim.serve("hold", bytes, slow(100))  # type: ignore[arg-type]
@@ -232,7 +232,7 @@ async def test_many_identities_of_one_prefix_share_the_calls_that_wait() -> None
 @simulated
 async def test_a_flood_of_identities_from_one_prefix_costs_nobody_else_his_connection() -> None:
     """Those who have been here for long stay, even of the same prefix, and of those who came the newest do."""
-    limits = Limits(budgets=Budgets(connections=Budget(4, 8, 8, 32)))
+    limits = NetworkLimits(budgets=Budgets(connections=Budget(4, 8, 8, 32)))
     network = MemoryNetwork()
     victim = Endpoint(network.transport(Identity.from_seed(0), host=host(0, 1), limits=limits), seed=0)
     neighbours = [Endpoint(network.transport(Identity.from_seed(n), host=host(9, n)), seed=n) for n in range(1, 5)]
@@ -280,7 +280,7 @@ async def test_whoever_never_greets_is_let_go() -> None:
 
 @simulated
 async def test_bulk_connections_of_one_prefix_are_bounded_and_unused_ones_make_room() -> None:
-    limits = Limits(budgets=Budgets(bulk=Budget(4, 6, 6, 100)))
+    limits = NetworkLimits(budgets=Budgets(bulk=Budget(4, 6, 6, 100)))
     network = MemoryNetwork()
     victim = Endpoint(network.transport(Identity.from_seed(0), host=host(0, 1), limits=limits))
     victim.serve_stream("ignore", Number, ignore)

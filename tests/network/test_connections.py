@@ -8,7 +8,7 @@ import pytest
 
 from swarmcli.errors import ConnectionLost, PeerUnreachable
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
-from swarmcli.network import Endpoint, Identity, Limits, PeerID
+from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID
 from swarmcli.network.budgets import Budget, Budgets
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import simulated
@@ -69,7 +69,7 @@ async def test_long_calls_outlive_the_connection_that_lost_the_choice() -> None:
 
 @simulated
 async def test_calls_that_wait_for_their_turn_lose_nothing_when_a_better_connection_comes() -> None:
-    async with endpoints(MemoryNetwork(), 2, limits=Limits(max_calls_per_peer=2)) as peers:
+    async with endpoints(MemoryNetwork(), 2, limits=NetworkLimits(max_calls_per_peer=2)) as peers:
         smaller, larger = sorted(peers, key=lambda peer: peer.peer_id)
 
         smaller.serve("slow", Number, slow(60))
@@ -185,7 +185,7 @@ async def test_all_addresses_are_tried_and_the_one_that_answers_is_remembered() 
 
 @simulated
 async def test_the_address_book_is_bounded() -> None:
-    async with endpoints(MemoryNetwork(), 1, limits=Limits(max_known_peers=50)) as [a]:
+    async with endpoints(MemoryNetwork(), 1, limits=NetworkLimits(max_known_peers=50)) as [a]:
         peers = [Identity.from_seed(seed).peer_id for seed in range(1, 200)]
         for peer in peers:
             a.learn(peer, (*(f"memory://{n}" for n in range(100)), "memory://" + "x" * 10_000))
@@ -198,7 +198,7 @@ async def test_the_address_book_is_bounded() -> None:
 
 @simulated
 async def test_the_least_used_connection_makes_room_for_new_ones() -> None:
-    limits = Limits(budgets=Budgets(connections=Budget(*[4] * 4)))
+    limits = NetworkLimits(budgets=Budgets(connections=Budget(*[4] * 4)))
     async with endpoints(MemoryNetwork(), 8, limits=limits) as [a, *others]:
         for other in others:
             await reaches(other, a)

@@ -11,7 +11,7 @@ import pytest
 
 from swarmcli.errors import ConnectionLost
 from swarmcli.events import Event, PeerRefused
-from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, wire
+from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID, Purpose, wire
 from swarmcli.network.budgets import BUDGETS, Budget, Budgets
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.messages import (
@@ -79,10 +79,10 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(limits: Limits | None = None, *, greet: bool = True) -> AsyncIterator[Scene]:
+async def scene(limits: NetworkLimits | None = None, *, greet: bool = True) -> AsyncIterator[Scene]:
     network = MemoryNetwork()
     async with endpoints(network, 2, limits=limits) as [victim, friend]:
-        wide = Limits(max_message=8 << 20, max_payload=64 << 20)
+        wide = NetworkLimits(max_message=8 << 20, max_payload=64 << 20)
         made = Scene(network, victim, friend, Attacker(network.transport(Identity.from_seed(66), limits=wide)))
         await made.friend_is_served()
         await made.dial(greet=greet)
@@ -125,7 +125,7 @@ async def test_the_first_message_is_a_greeting() -> None:
 
 @simulated
 async def test_messages_and_payloads_that_are_too_large() -> None:
-    async with scene(Limits(max_message=10_000)) as play:
+    async with scene(NetworkLimits(max_message=10_000)) as play:
         await play.send(Request(0, "double", bytes(10_001)))
         await play.refused_for("oversized message")
     async with scene() as play:
@@ -142,7 +142,7 @@ async def test_a_call_id_is_used_once() -> None:
 
 @simulated
 async def test_a_flood_of_calls_that_take_long_is_a_violation() -> None:
-    async with scene(Limits(max_calls_per_peer=100)) as play:
+    async with scene(NetworkLimits(max_calls_per_peer=100)) as play:
         cancelled = 0
 
         async def forever(peer: PeerID, request: Number) -> Number:
@@ -176,7 +176,7 @@ async def test_a_flood_of_calls_that_take_long_is_a_violation() -> None:
 async def test_who_asks_and_never_reads_is_not_read_either(flood: Callable[[int], Any]) -> None:
     """The memory that a flood takes at the victim stays bounded, and in the end the attacker is taken for dead."""
 
-    async with scene(Limits(max_calls_per_peer=50)) as play:
+    async with scene(NetworkLimits(max_calls_per_peer=50)) as play:
         play.connection.pause_reading()
         most = sent = 0
 
@@ -201,7 +201,7 @@ async def test_who_asks_for_much_and_does_not_read_it_gets_refusals_instead() ->
     async def give(peer: PeerID, request: Number) -> bytes:
         return bytes(100_000)
 
-    async with scene(Limits(budgets=Budgets(replies=Budget(*[1_000_000] * 4)))) as play:
+    async with scene(NetworkLimits(budgets=Budgets(replies=Budget(*[1_000_000] * 4)))) as play:
         play.victim.serve("give", Number, give)
         play.connection.pause_reading()
         await play.send(*[Request(number, "give", Number(0)) for number in range(200)])
@@ -219,7 +219,7 @@ async def test_who_asks_for_much_and_does_not_read_it_gets_refusals_instead() ->
 
 @simulated
 async def test_asking_to_be_dialed_too_often_is_denied() -> None:
-    async with scene(Limits(max_streams_per_peer=5)) as play:
+    async with scene(NetworkLimits(max_streams_per_peer=5)) as play:
         await play.send(BulkWanted(20))
         await play.send(AddressesChanged((f"memory://{play.attacker.peer_id.short}",)))  # where it does not listen
         await play.send(*[BulkWanted(token) for token in range(20)])
@@ -259,7 +259,7 @@ async def test_the_words_of_a_goodbye_do_nothing_to_a_terminal() -> None:
 
 @simulated
 async def test_who_takes_every_dial_that_it_asks_for_is_dialed_up_to_the_bound() -> None:
-    async with scene(Limits(budgets=Budgets(bulk=Budget(10, 512, 2048, 4096)))) as play:
+    async with scene(NetworkLimits(budgets=Budgets(bulk=Budget(10, 512, 2048, 4096)))) as play:
         came: list[Connection] = []
         await play.send(AddressesChanged(await play.attacker.transport.listen(came.append)))
         for token in range(100):

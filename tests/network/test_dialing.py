@@ -9,7 +9,7 @@ import pytest
 from swarmcli.errors import AddressError, ConnectError
 from swarmcli.network import Identity, PeerID, Purpose
 from swarmcli.network.dialer import dial_any
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from tests.simulation import now, simulated
 
 PEER = Identity.from_seed(1).peer_id
@@ -59,7 +59,7 @@ async def test_a_quick_first_address_is_the_only_one_tried() -> None:
 async def test_a_silent_address_does_not_hold_up_the_next() -> None:
     transport = FakeTransport()
     assert (await transport.dial_any("100", "200", "0.1")).address == "0.1"
-    assert now() == pytest.approx(2 * Limits().dial_stagger + 0.1) and transport.left_open() == ["0.1"]
+    assert now() == pytest.approx(2 * NetworkLimits().dial_stagger + 0.1) and transport.left_open() == ["0.1"]
 
 
 @simulated

@@ -21,7 +21,7 @@ from swarmcli.errors import (
     WrongPeerError,
 )
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
-from swarmcli.network import Endpoint, Identity, Limits, PeerID
+from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID
 from swarmcli.network.budgets import BUDGETS, Budget, Budgets
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import now, simulated
@@ -93,7 +93,7 @@ async def test_a_thousand_calls_at_once() -> None:
 async def test_calls_beyond_the_limit_wait_for_their_turn() -> None:
     busiest = 0
     serving = 0
-    limits = Limits(max_calls_per_peer=10)
+    limits = NetworkLimits(max_calls_per_peer=10)
     async with endpoints(MemoryNetwork(), 2, limits=limits) as [a, b]:
 
         async def counted(peer: PeerID, request: Number) -> Number:
@@ -143,7 +143,7 @@ async def test_cancelling_a_call_reaches_the_handler() -> None:
 async def test_cancelled_calls_give_their_places_back() -> None:
     """Also when the wish to cancel arrives together with the request, before the handler has begun."""
 
-    async with endpoints(MemoryNetwork(), 2, limits=Limits(max_calls_per_peer=4)) as [a, b]:
+    async with endpoints(MemoryNetwork(), 2, limits=NetworkLimits(max_calls_per_peer=4)) as [a, b]:
         b.serve("busy", Number, Busy())
         await a.connect(b.addresses[0], timeout=5)
         for delay in (0.0, 0.001, 0.01, 0.02, 0.5):
@@ -161,7 +161,7 @@ async def test_calls_cancelled_before_they_are_written_give_their_places_back() 
     """The requests behind them reach the other end before their cancellations do."""
 
     network = MemoryNetwork()
-    async with endpoints(network, 2, limits=Limits(max_calls_per_peer=8)) as [a, b]:
+    async with endpoints(network, 2, limits=NetworkLimits(max_calls_per_peer=8)) as [a, b]:
         busy = Busy()
         b.serve("busy", bytes, busy)
         await a.connect(b.addresses[0], timeout=5)
@@ -231,7 +231,7 @@ async def test_refusals_and_failures_of_handlers_have_names() -> None:
 
 @simulated
 async def test_requests_that_take_too_much_memory_are_refused() -> None:
-    limits = Limits(budgets=Budgets(requests=Budget(*[250_000 - BUDGETS.free_bytes] * 4)))
+    limits = NetworkLimits(budgets=Budgets(requests=Budget(*[250_000 - BUDGETS.free_bytes] * 4)))
     async with endpoints(MemoryNetwork(), 2, limits=limits) as [a, b]:
 
         async def hold(peer: PeerID, request: bytes) -> Number:

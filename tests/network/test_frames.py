@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.errors import ProtocolViolation
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.transports.frames import FrameReader, PeerSaidGoodbye, byte_views, frame_start, goodbye_frame
 
-LIMITS = Limits(max_message=50, max_payload=200)
+LIMITS = NetworkLimits(max_message=50, max_payload=200)
 
 
 class Collector:

@@ -11,7 +11,7 @@ import pytest
 
 from swarmcli.errors import PeerUnreachable
 from swarmcli.events import Event, OwnAddressesChanged
-from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, Stream, wire
+from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID, Purpose, Stream, wire
 from swarmcli.network.addresses import Scope
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.messages import AddressesChanged, BulkDenied, BulkWanted, ControlHello
@@ -236,7 +236,7 @@ async def test_a_peer_that_announces_nothing_is_never_dialed() -> None:
 async def test_a_liar_with_a_thousand_peers_makes_us_dial_a_victim_only_so_often() -> None:
     async with town() as place:
         one = await place.peer(1, VICTIM)
-        limits = Limits()
+        limits = NetworkLimits()
         for number in range(1000):
             peer = Identity.from_seed(1000 + number).peer_id
             one.learn(peer, [f"memory://203.0.113.80:{1 + number}"])

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from swarmcli.events import Event, PeerDisconnected
-from swarmcli.network import Limits, PeerID
+from swarmcli.network import NetworkLimits, PeerID
 from swarmcli.network.control.channel import Liveness
 from swarmcli.testing import MemoryNetwork, virtual_time
 from tests.simulation import simulated
@@ -22,13 +22,13 @@ class FakeConnection:
     bytes_received = 0
 
 
-def make(limits: Limits | None = None) -> tuple[FakeConnection, Liveness]:
+def make(limits: NetworkLimits | None = None) -> tuple[FakeConnection, Liveness]:
     connection = FakeConnection()
-    return connection, Liveness(connection, limits or Limits())  # type: ignore[arg-type]
+    return connection, Liveness(connection, limits or NetworkLimits())  # type: ignore[arg-type]
 
 
 def test_silence_is_answered_by_a_ping_and_then_by_death() -> None:
-    _, liveness = make(Limits(keepalive_interval=1, keepalive_timeout=6))
+    _, liveness = make(NetworkLimits(keepalive_interval=1, keepalive_timeout=6))
     assert not liveness.dead() and liveness.ping_due(watched=True) == 0
     for _ in range(5):
         assert not liveness.dead()
@@ -52,7 +52,7 @@ def test_bytes_on_other_connections_are_life_too() -> None:
 
 
 def test_without_a_question_nobody_is_dead() -> None:
-    _, liveness = make(Limits(keepalive_idle_interval=1000))
+    _, liveness = make(NetworkLimits(keepalive_idle_interval=1000))
     for _ in range(50):
         assert not liveness.dead() and liveness.ping_due(watched=False) is None
 
@@ -83,7 +83,7 @@ def test_an_end_that_only_listens_still_makes_itself_heard() -> None:
 
 
 def test_an_answer_alone_is_no_reason_to_ping() -> None:
-    connection, liveness = make(Limits(keepalive_idle_interval=1000))
+    connection, liveness = make(NetworkLimits(keepalive_idle_interval=1000))
     connection.bytes_received += 100
     assert not any(liveness.dead() or liveness.ping_due(watched=False) is not None for _ in range(50))
 

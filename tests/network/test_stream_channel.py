@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from swarmcli.errors import ConnectionLost, EndOfStream
-from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, Stream, wire
+from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID, Purpose, Stream, wire
 from swarmcli.network.wire.messages import BulkOffer, Done, Finish, HandlerFailed, Open, Piece, Ping
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import simulated
@@ -57,12 +57,12 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(limits: Limits | None = None) -> AsyncIterator[Scene]:
+async def scene(limits: NetworkLimits | None = None) -> AsyncIterator[Scene]:
     network = MemoryNetwork()
     async with endpoints(network, 2, limits=limits) as [victim, friend]:
         victim.serve_stream("collect", Number, collect)
         victim.serve_stream("ignore", Number, ignore)
-        wide = Limits(max_message=8 << 20, max_payload=64 << 20)
+        wide = NetworkLimits(max_message=8 << 20, max_payload=64 << 20)
         attacker = Attacker(network.transport(Identity.from_seed(66), limits=wide))
         control, _ = await attacker.dial(victim, Purpose.CONTROL)
         beating = asyncio.create_task(_stay_alive(control))
@@ -118,7 +118,7 @@ async def test_a_bad_message_ends_its_connection_with_the_rules_name(frames: lis
 
 @simulated
 async def test_what_is_beyond_the_limits_is_refused() -> None:
-    async with scene(Limits(max_message=1000, max_payload=10_000)) as play:
+    async with scene(NetworkLimits(max_message=1000, max_payload=10_000)) as play:
         for frame, rule in (
             ((Piece(Number(1)), bytes(10_001)), "oversized payload"),
             (Piece(bytes(2000)), "oversized message"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarmcli.errors import ProtocolViolation
-from swarmcli.network import Identity, Limits, Stream, wire
+from swarmcli.network import Identity, NetworkLimits, Stream, wire
 from swarmcli.network.budgets import BUDGETS, Budget
 from swarmcli.network.ledger import Account, Ledger
 from swarmcli.network.prefix import prefix_of
@@ -36,12 +36,12 @@ class FakeConnection:
 class FakeChannel:
     """Stands where the stream's channel stands."""
 
-    def __init__(self, limits: Limits | None = None, budget: Budget = BUDGETS.payloads) -> None:
+    def __init__(self, limits: NetworkLimits | None = None, budget: Budget = BUDGETS.payloads) -> None:
         self.connection = FakeConnection()
         self.resets: list[str] = []
         self.ledger = Ledger(budget)
         self.account = Account(self.ledger, b"somebody", prefix_of("192.0.2.1"))
-        self.stream = Stream(self.connection, limits or Limits(), "test", self.reset, self.account)  # type: ignore[arg-type]
+        self.stream = Stream(self.connection, limits or NetworkLimits(), "test", self.reset, self.account)  # type: ignore[arg-type]
 
     def reset(self, reason: str, violation: Exception | None = None) -> None:
         self.resets.append(reason)
@@ -119,7 +119,7 @@ async def test_giving_up_otherwise_loses_nothing() -> None:
 
 @simulated
 async def test_the_queue_stops_reading_at_its_window_and_resumes_at_half() -> None:
-    channel = FakeChannel(Limits(stream_window=14_000))
+    channel = FakeChannel(NetworkLimits(stream_window=14_000))
     for n in range(10):
         channel.begin(n, 1000)
         channel.complete()

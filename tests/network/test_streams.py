@@ -19,7 +19,7 @@ from swarmcli.errors import (
     RemoteError,
     UnknownMethod,
 )
-from swarmcli.network import Endpoint, Identity, Limits, PeerID, Stream
+from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID, Stream
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import now, simulated
 
@@ -124,7 +124,7 @@ async def test_a_peer_that_cannot_dial_us_after_all_says_so() -> None:
 
 @simulated
 async def test_idle_connections_are_used_again_and_given_up_in_time() -> None:
-    limits = Limits(max_idle_bulk_per_peer=2)
+    limits = NetworkLimits(max_idle_bulk_per_peer=2)
     async with endpoints(MemoryNetwork(), 2, limits=limits) as [a, b]:
         b.serve_stream("echo", Number, echo)
 
@@ -243,7 +243,7 @@ async def test_a_slow_reader_slows_the_writer_and_memory_stays_bounded() -> None
 
 @simulated
 async def test_small_messages_count_too() -> None:
-    limits = Limits(stream_window=100_000)
+    limits = NetworkLimits(stream_window=100_000)
     async with endpoints(MemoryNetwork(), 2, limits=limits) as [a, b]:
         sink = Sink()
         b.serve_stream("sink", Number, sink)
@@ -447,7 +447,7 @@ async def test_opening_has_a_deadline() -> None:
 
 @simulated
 async def test_streams_beyond_the_limit_wait_for_a_place() -> None:
-    async with endpoints(MemoryNetwork(), 2, limits=Limits(max_streams_per_peer=3)) as [a, b]:
+    async with endpoints(MemoryNetwork(), 2, limits=NetworkLimits(max_streams_per_peer=3)) as [a, b]:
         most = 0
 
         async def brief(peer: PeerID, request: Number, stream: Stream) -> None:
@@ -469,7 +469,7 @@ async def test_streams_beyond_the_limit_wait_for_a_place() -> None:
 async def test_an_opener_that_is_cancelled_while_it_leaves_frees_its_place() -> None:
     """Its last word waits behind payloads that the other end does not read."""
 
-    async with endpoints(MemoryNetwork(), 2, limits=Limits(max_streams_per_peer=1)) as [a, b]:
+    async with endpoints(MemoryNetwork(), 2, limits=NetworkLimits(max_streams_per_peer=1)) as [a, b]:
 
         async def ignore(peer: PeerID, request: Number, stream: Stream) -> None:
             await asyncio.get_running_loop().create_future()
@@ -496,7 +496,7 @@ async def test_an_opener_that_is_cancelled_while_it_leaves_frees_its_place() -> 
 
 @simulated
 async def test_a_stream_that_cannot_be_opened_takes_no_place() -> None:
-    async with endpoints(MemoryNetwork(), 2, limits=Limits(max_streams_per_peer=1)) as [a, b]:
+    async with endpoints(MemoryNetwork(), 2, limits=NetworkLimits(max_streams_per_peer=1)) as [a, b]:
         b.serve_stream("echo", Number, echo)
         for peer, request in ((b.peer_id, bytes(2 * MiB)), (a.peer_id, Number(0)), (a.peer_id, Number(0))):
             with pytest.raises(ValueError):

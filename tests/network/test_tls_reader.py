@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.transports.frames import frame_start
 from swarmcli.network.transports.tcp.tls import TLSReader
 
 from .test_certificates import engines
 
-LIMITS = Limits()
+LIMITS = NetworkLimits()
 
 
 class Socket:

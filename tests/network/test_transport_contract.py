@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from swarmcli.errors import AddressError, ConnectError, ConnectionLost, EndOfStream, ProtocolViolation, WrongPeerError
-from swarmcli.network import Endpoint, Identity, Limits, PeerID, Purpose, Stream
+from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID, Purpose, Stream
 from swarmcli.network.transports.base import Connection
 
 from .worlds import MemoryWorld, Number, Recorder, TCPWorld, World, double
@@ -43,9 +43,11 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(world: World, purpose: Purpose = Purpose.BULK, limits: Limits | None = None) -> AsyncIterator[Pair]:
+async def pair(
+    world: World, purpose: Purpose = Purpose.BULK, limits: NetworkLimits | None = None
+) -> AsyncIterator[Pair]:
     """`limits` are the listener's; the dialer has wide ones."""
-    a, b = world.transport(1, Limits(max_message=1 << 22, max_payload=64 << 20)), world.transport(2, limits)
+    a, b = world.transport(1, NetworkLimits(max_message=1 << 22, max_payload=64 << 20)), world.transport(2, limits)
     accepted: asyncio.Queue[Connection] = asyncio.Queue()
     try:
         (address,) = (await b.listen(accepted.put_nowait))[:1]
@@ -298,7 +300,7 @@ async def test_a_violation_closes_the_connection_with_its_reason(world: World) -
 
 @on_each_transport
 async def test_frames_beyond_the_limits_are_refused_before_anything_is_allocated(world: World) -> None:
-    limits = Limits(max_message=1000, max_payload=100_000)
+    limits = NetworkLimits(max_message=1000, max_payload=100_000)
     for header, payload in ((b"h" * 1001, b""), (b"", bytes(100_001))):
         async with pair(world, limits=limits) as both:
             both.at_listener.payload_buffer = pytest.fail  # type: ignore[method-assign,assignment]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from swarmcli.network import DirectTransport, Endpoint, Identity, Limits, PeerID, Purpose, Transport, wire
+from swarmcli.network import DirectTransport, Endpoint, Identity, NetworkLimits, PeerID, Purpose, Transport, wire
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.transports.tcp import TCPTransport
 from swarmcli.network.wire.messages import ControlHello
@@ -33,7 +33,7 @@ class MemoryWorld:
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         return virtual_time.run(main, timeout=3600)
 
-    def transport(self, seed: int, limits: Limits | None = None) -> DirectTransport:
+    def transport(self, seed: int, limits: NetworkLimits | None = None) -> DirectTransport:
         return self.network.transport(Identity.from_seed(seed), limits=limits)
 
     def nowhere(self) -> str:
@@ -52,8 +52,8 @@ class TCPWorld:
 
         return asyncio.run(bounded())
 
-    def transport(self, seed: int, limits: Limits | None = None) -> DirectTransport:
-        return TCPTransport(Identity.from_seed(seed), host="127.0.0.1", limits=limits or Limits())
+    def transport(self, seed: int, limits: NetworkLimits | None = None) -> DirectTransport:
+        return TCPTransport(Identity.from_seed(seed), host="127.0.0.1", limits=limits or NetworkLimits())
 
     def nowhere(self) -> str:
         return "tcp://127.0.0.1:1"
@@ -87,7 +87,7 @@ async def endpoints(
     count: int,
     *,
     clients: tuple[int, ...] = (),
-    limits: Limits | None = None,
+    limits: NetworkLimits | None = None,
     make: Callable[..., Endpoint] = Endpoint,
 ) -> AsyncIterator[list[Endpoint]]:
     """Started peers that serve `double`, and know each other's addresses; `clients` are in client mode."""

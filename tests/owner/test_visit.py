@@ -9,35 +9,35 @@ import pytest
 from swarmcli.errors import MembershipError, UsageError
 from swarmcli.network.identity import Identity
 from swarmcli.owner.invitations import key_file
-from swarmcli.owner.visit import Ledger, Member, load_key, subject_named
+from swarmcli.owner.visit import InvitationLedger, RunMember, load_key, subject_named
 from swarmcli.recipe.run_key import RunKey
 from tests.recipe.recipes import small
 
 ADA, JOE = (Identity.from_seed(seed).peer_id for seed in (1, 2))
-MEMBERS = [Member(ADA.text, "ada"), Member(JOE.text, "joe")]
+MEMBERS = [RunMember(ADA.text, "ada"), RunMember(JOE.text, "joe")]
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
+def ledger(tmp_path: Path) -> InvitationLedger:
     key = RunKey.create(tmp_path / "small.run-key")
-    found = Ledger.beside(tmp_path / "small.run-key")
+    found = InvitationLedger.beside(tmp_path / "small.run-key")
     found.note(key.invite("a" * 32, ADA, 2_000_000_000).invitation, peer=ADA, note="for Ada")
     found.note(key.invite_bearer("a" * 32, ADA, 2_000_000_000)[0], peer=None, note="joe")
     return found
 
 
-def test_the_ledger_is_read_again_and_holds_no_secret(ledger: Ledger) -> None:
+def test_the_ledger_is_read_again_and_holds_no_secret(ledger: InvitationLedger) -> None:
     ledger.revoke(JOE)
     ledger.revoke(JOE)
-    again = Ledger.beside(ledger.file.with_name("small.run-key"))
+    again = InvitationLedger.beside(ledger.file.with_name("small.run-key"))
     assert (again.invited, again.revoked) == (ledger.invited, [JOE.hex()])
     assert ledger.file.stat().st_mode & 0o777 == 0o600
     ledger.file.write_text("[]")
     with pytest.raises(UsageError, match="cannot be read"):
-        Ledger.beside(ledger.file.with_name("small.run-key"))
+        InvitationLedger.beside(ledger.file.with_name("small.run-key"))
 
 
-def test_a_word_means_one_peer_or_one_invitation(ledger: Ledger) -> None:
+def test_a_word_means_one_peer_or_one_invitation(ledger: InvitationLedger) -> None:
     first, second = (bytes.fromhex(each.id) for each in ledger.invited)
     for word, subject in (
         (ADA.text, ADA),
@@ -47,19 +47,19 @@ def test_a_word_means_one_peer_or_one_invitation(ledger: Ledger) -> None:
         (second.hex(), second),
         (second.hex()[:8], second),
     ):
-        members = [Member(ADA.text, "ada"), Member(JOE.text, "joe", invitation=second.hex())]
+        members = [RunMember(ADA.text, "ada"), RunMember(JOE.text, "joe", invitation=second.hex())]
         assert subject_named(word, ledger, members) == subject
     assert subject_named("joe", ledger, []) == second
     for word in ("", "nobody", ADA.text[:4]):
         with pytest.raises(UsageError, match="no member and no invitation"):
             subject_named(word, ledger, MEMBERS)
     with pytest.raises(UsageError, match="may mean"):
-        subject_named("joe", ledger, [*MEMBERS, Member(ADA.text, "joe")])
+        subject_named("joe", ledger, [*MEMBERS, RunMember(ADA.text, "joe")])
 
 
-def test_a_name_that_a_peer_gives_itself_hides_no_note_of_the_owner(ledger: Ledger) -> None:
+def test_a_name_that_a_peer_gives_itself_hides_no_note_of_the_owner(ledger: InvitationLedger) -> None:
     """Whoever may be revoked by its note has a friend take the note as its name: the owner is asked, not fooled."""
-    for friend in (Member(ADA.text, "joe"), Member(ADA.text, "joe", invitation=ledger.invited[0].id)):
+    for friend in (RunMember(ADA.text, "joe"), RunMember(ADA.text, "joe", invitation=ledger.invited[0].id)):
         with pytest.raises(UsageError, match=f"may mean .*{ledger.invited[1].id}"):
             subject_named("joe", ledger, [friend])
 

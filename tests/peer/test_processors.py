@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from swarmcli.machine.registry import VARIABLE, Entry, LocalPeer, LocalPeers
+from swarmcli.machine.registry import VARIABLE, LocalPeer, LocalPeers, RegistryEntry
 from swarmcli.optim.config import Role
 from swarmcli.peer.processors import ProcessorShare, sharing_processors
 from swarmcli.threads import on_all_threads
@@ -42,7 +42,7 @@ def counts() -> Callable[..., list[int]]:
 
     def counts(threads: int, *peers: LocalPeer) -> list[int]:
         registry = Registry()
-        shares = [ProcessorShare(registry, Entry(registry, each), threads, every=0.0) for each in peers]
+        shares = [ProcessorShare(registry, RegistryEntry(registry, each), threads, every=0.0) for each in peers]
         for share in shares:
             share.count()
         return [share.count() for share in shares]
@@ -65,7 +65,7 @@ def test_those_who_compute_now_and_then_take_nothing_from_trainers(counts: Calla
 
 def test_the_share_follows_who_comes_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry()
-    share = ProcessorShare(registry, Entry(registry, peer(1)), 4, every=3600.0)
+    share = ProcessorShare(registry, RegistryEntry(registry, peer(1)), 4, every=3600.0)
     assert share.count() == 4
     registry.write(peer(2), "")
     assert share.count() == 4  # it does not look at every step
@@ -77,8 +77,8 @@ def test_the_share_follows_who_comes_and_leaves(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_limit_of_threads_is_divided_too() -> None:
     registry = Registry()
-    first, second = (ProcessorShare(registry, Entry(registry, peer(number)), 8, every=0.0) for number in (1, 2))
-    own = ProcessorShare(registry, Entry(registry, peer(3)), 3, shared=False, every=0.0)  # who chose three
+    first, second = (ProcessorShare(registry, RegistryEntry(registry, peer(number)), 8, every=0.0) for number in (1, 2))
+    own = ProcessorShare(registry, RegistryEntry(registry, peer(3)), 3, shared=False, every=0.0)  # who chose three
     for share in (first, second, own):
         share.limit(5)
         share.count()
@@ -91,7 +91,7 @@ def test_a_limit_of_threads_is_divided_too() -> None:
 def test_where_nobody_can_be_seen_the_share_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     registry = LocalPeers(tmp_path / "file" / "registry")
-    assert ProcessorShare(registry, Entry(registry, peer(1)), 4).count() == 4
+    assert ProcessorShare(registry, RegistryEntry(registry, peer(1)), 4).count() == 4
 
 
 def test_the_thread_that_computes_and_the_teams_of_others_follow(

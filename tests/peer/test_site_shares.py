@@ -14,7 +14,7 @@ from torch import nn
 from swarmcli.errors import CheckpointError
 from swarmcli.peer.site_state import load_newest
 from swarmcli.sites.checkpoint import SiteShards
-from swarmcli.sites.commands import Follower, LeaderCommands
+from swarmcli.sites.commands import CommandFollower, LeaderCommands
 from swarmcli.sites.site import Site
 from swarmcli.training import CheckpointStore, load_checkpoint
 from tests.sharding.conftest import worlds
@@ -45,7 +45,7 @@ def write_as_site(home: str, steps: int) -> dict[str, Any]:
         assert store.write(net(zero.parameters), {**state, "swarm": SWARM}, steps, shards=shards) is not None  # type: ignore[arg-type]
         commands.close()
     else:
-        follower = Follower(site, shards.handlers)
+        follower = CommandFollower(site, shards.handlers)
         follower.start()
         follower.join()
     shards.close()

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe.document import Entry, Word, parse_document, parse_value, plain
+from swarmcli.recipe.document import RecipeEntry, Word, parse_document, parse_value, plain
 
 
 def read(text: str) -> Any:
@@ -79,10 +79,10 @@ def test_what_yaml_writes_is_read_back(value: object) -> None:
 
 
 def test_text_is_taken_as_it_is_written_where_text_is_expected() -> None:
-    assert plain(Entry(Word("1e3"), "x"), str) == "1e3"
-    assert plain(Entry(Word("no"), "x"), str | None) == "no"
-    assert plain(Entry(Word("null"), "x"), str | None) is None
-    assert plain(Entry([Entry(Word("010"), "x")], "x"), tuple[str, ...]) == ["010"]
+    assert plain(RecipeEntry(Word("1e3"), "x"), str) == "1e3"
+    assert plain(RecipeEntry(Word("no"), "x"), str | None) == "no"
+    assert plain(RecipeEntry(Word("null"), "x"), str | None) is None
+    assert plain(RecipeEntry([RecipeEntry(Word("010"), "x")], "x"), tuple[str, ...]) == ["010"]
 
 
 def test_every_entry_knows_its_line() -> None:

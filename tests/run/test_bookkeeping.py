@@ -18,9 +18,9 @@ from swarmcli.journal import Journal, JournalReader, RunRecord
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim import PeerDescription
 from swarmcli.run import contributions as given
-from swarmcli.run.asking import Report
+from swarmcli.run.asking import ShownReport
 from swarmcli.run.bookkeeping import Bookkeeper, BookReader, BookTiming, RunView
-from swarmcli.run.contributions import Book, Entry, Mark, fetch_books, is_signed, samples_of, signed
+from swarmcli.run.contributions import Book, BookEntry, Mark, fetch_books, is_signed, samples_of, signed
 from swarmcli.run.values import Basis
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import nodes
@@ -28,7 +28,7 @@ from tests.optim.optim_swarm import nodes
 # What is done every few seconds, or minutes, is done at once: simulated peers cost processor time.
 SOON = BookTiming(presence=1.0, catch_up=0.5, fresh=0.5, behind=0.0)
 ADA, BOB, EVE = [Identity.from_seed(seed).peer_id.text for seed in (101, 102, 103)]  # nobody has to simulate them
-Lie = Callable[[dict[str, Entry]], None]
+Lie = Callable[[dict[str, BookEntry]], None]
 
 
 class Run:
@@ -122,19 +122,19 @@ class Monitor:
         self.journal.close()
 
 
-def swap(entries: dict[str, Entry]) -> None:
+def swap(entries: dict[str, BookEntry]) -> None:
     if ADA in entries and BOB in entries:
         entries[ADA], entries[BOB] = entries[BOB], entries[ADA]
 
 
-def inflate(entries: dict[str, Entry]) -> None:
+def inflate(entries: dict[str, BookEntry]) -> None:
     entries[BOB] = msgspec.structs.replace(entries[BOB], samples=1000 * entries[BOB].samples)
 
 
-def give_all_to_eve(entries: dict[str, Entry]) -> None:
+def give_all_to_eve(entries: dict[str, BookEntry]) -> None:
     whole = samples_of(entries)
     entries.clear()
-    entries[EVE] = Entry(whole)
+    entries[EVE] = BookEntry(whole)
 
 
 @asynccontextmanager
@@ -309,7 +309,7 @@ def test_a_trainer_that_writes_checkpoints_is_asked_where_no_monitor_is(tmp_path
             keeping, silent = await run.monitor(), await run.monitor()
             roles = {keeping.node.peer_id: True, silent.node.peer_id: False}
             reports = {
-                peer: Report(role="trainer", name="", epoch=0, keeps=keeps, addresses=[])
+                peer: ShownReport(role="trainer", name="", epoch=0, keeps=keeps, addresses=[])
                 for peer, keeps in roles.items()
             }
             around = replace(run.around(run.nodes[0]), others=lambda: reports)  # type: ignore[arg-type, return-value]
@@ -458,7 +458,7 @@ def test_nobody_talks_a_monitor_out_of_what_it_has_seen_itself(tmp_path: Path) -
             run.mark = Mark(9, 900)
             liars = [await run.monitor() for _ in range(2)]
             for liar in liars:
-                liar.lie(lambda entries: entries.update({EVE: Entry(899.0)}))
+                liar.lie(lambda entries: entries.update({EVE: BookEntry(899.0)}))
             back = await run.monitor(monitor)
             await run.epochs(4)
             assert back.samples == {ADA: 750, BOB: 250}
@@ -474,7 +474,9 @@ def test_what_nobody_here_has_seen_is_all_that_a_lone_liar_can_give_itself(tmp_p
             await monitor.leave()
             run.mark = Mark(9, 900)
             liar = await run.monitor()
-            liar.lie(lambda entries: entries.update({EVE: Entry(300.0), ADA: Entry(450.0), BOB: Entry(150.0)}))
+            liar.lie(
+                lambda entries: entries.update({EVE: BookEntry(300.0), ADA: BookEntry(450.0), BOB: BookEntry(150.0)})
+            )
             liar.node.endpoint.events.emit(EpochCredited(9, 900, {}, {}, 60.0))
             back = await run.monitor(monitor)
             await asyncio.sleep(5.0)
@@ -492,7 +494,9 @@ def test_a_monitor_that_has_missed_nothing_takes_over_nothing(tmp_path: Path) ->
             monitor = await run.monitor()
             await run.epochs(6)
             liar = await run.monitor()
-            liar.lie(lambda entries: entries.update({ADA: Entry(450.0), BOB: Entry(150.0), EVE: Entry(500.0)}))
+            liar.lie(
+                lambda entries: entries.update({ADA: BookEntry(450.0), BOB: BookEntry(150.0), EVE: BookEntry(500.0)})
+            )
             liar.node.endpoint.events.emit(EpochCredited(6, 600, {}, {}, 60.0))
             await asyncio.sleep(10.0)
             assert monitor.samples == run.given

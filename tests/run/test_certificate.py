@@ -7,22 +7,22 @@ import pytest
 
 from swarmcli.errors import UsageError
 from swarmcli.network.identity import Identity
-from swarmcli.run.certificate import Certificate
-from swarmcli.run.contributions import Attestation, Entry, Mark, signed
+from swarmcli.run.certificate import ContributionCertificate
+from swarmcli.run.contributions import Attestation, BookEntry, Mark, signed
 
 ADA, MONITOR, OTHER = [Identity.from_seed(seed) for seed in (1, 2, 3)]
 
 
 def said(monitor: Identity = MONITOR, samples: float = 12_400.0, run: str = "recipe") -> Attestation:
-    entry = Entry(samples, 3.1, 12, 5_000, 11_000.0, 1.0, 2.0, "Ada", "reds")
+    entry = BookEntry(samples, 3.1, 12, 5_000, 11_000.0, 1.0, 2.0, "Ada", "reds")
     mark = Mark(90, 98_000)
     return signed(monitor, Attestation("run", run, monitor.peer_id, ADA.peer_id, entry, 3, 7, mark, 0, 1_790_000_000.0))
 
 
 def test_a_certificate_comes_back_from_its_file_and_holds(tmp_path: Path) -> None:
-    made = Certificate.make([said(), said(OTHER)], ADA, "Ada Lovelace")
+    made = ContributionCertificate.make([said(), said(OTHER)], ADA, "Ada Lovelace")
     made.write(tmp_path / "ada.json")
-    found = Certificate.read(tmp_path / "ada.json")
+    found = ContributionCertificate.read(tmp_path / "ada.json")
     assert found == made
     assert found.fault == ""
 
@@ -38,16 +38,16 @@ def change(**changes: object) -> Attestation:
 @pytest.mark.parametrize(
     ("forged", "why"),
     [
-        (Certificate.make([change(rank=1)], ADA), "has not signed what"),
-        (Certificate.make([change(entry=Entry(99_000.0))], ADA), "has not signed what"),
-        (Certificate.make([change(monitor=OTHER.peer_id)], ADA), "has not signed what"),
-        (Certificate.make([said(), said(OTHER, run="another")], ADA), "several peers or runs"),
-        (Certificate.make([said(), said()], ADA), "a monitor twice"),
-        (Certificate.make([said()], OTHER), "has not signed it"),
-        (msgspec.structs.replace(Certificate.make([said()], ADA, "Ada"), whom="Eve"), "has not signed it"),
+        (ContributionCertificate.make([change(rank=1)], ADA), "has not signed what"),
+        (ContributionCertificate.make([change(entry=BookEntry(99_000.0))], ADA), "has not signed what"),
+        (ContributionCertificate.make([change(monitor=OTHER.peer_id)], ADA), "has not signed what"),
+        (ContributionCertificate.make([said(), said(OTHER, run="another")], ADA), "several peers or runs"),
+        (ContributionCertificate.make([said(), said()], ADA), "a monitor twice"),
+        (ContributionCertificate.make([said()], OTHER), "has not signed it"),
+        (msgspec.structs.replace(ContributionCertificate.make([said()], ADA, "Ada"), whom="Eve"), "has not signed it"),
     ],
 )
-def test_what_nobody_has_signed_is_found(forged: Certificate, why: str) -> None:
+def test_what_nobody_has_signed_is_found(forged: ContributionCertificate, why: str) -> None:
     assert why in forged.fault
 
 
@@ -55,11 +55,13 @@ def test_what_nobody_has_signed_is_found(forged: Certificate, why: str) -> None:
 def test_a_file_that_is_no_certificate_is_told_so(content: str, tmp_path: Path) -> None:
     (tmp_path / "file.json").write_text(content)
     with pytest.raises(UsageError, match="no certificate"):
-        Certificate.read(tmp_path / "file.json")
+        ContributionCertificate.read(tmp_path / "file.json")
 
 
 @pytest.mark.parametrize("moment", [1e300, -1e20, float("inf"), float("nan")])
 def test_one_of_a_day_that_no_calendar_has_is_none(moment: float, tmp_path: Path) -> None:
-    Certificate.make([signed(MONITOR, change(time=moment, signature=b""))], ADA).write(tmp_path / "file.json")
+    ContributionCertificate.make([signed(MONITOR, change(time=moment, signature=b""))], ADA).write(
+        tmp_path / "file.json"
+    )
     with pytest.raises(UsageError, match="no certificate"):
-        Certificate.read(tmp_path / "file.json")
+        ContributionCertificate.read(tmp_path / "file.json")

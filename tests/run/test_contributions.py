@@ -7,14 +7,24 @@ import pytest
 
 from swarmcli.network import wire
 from swarmcli.network.identity import Identity
-from swarmcli.run.contributions import Book, Entry, Mark, agreed, distance, greater, listed, most_samples, samples_of
+from swarmcli.run.contributions import (
+    Book,
+    BookEntry,
+    Mark,
+    agreed,
+    distance,
+    greater,
+    listed,
+    most_samples,
+    samples_of,
+)
 
 ADA, BOB, EVE = [Identity.from_seed(seed).peer_id for seed in (1, 2, 3)]
 MONITOR = Identity.from_seed(9)
 
 
 def book(ada: float = 0.0, bob: float = 0.0, eve: float = 0.0) -> Book:
-    entries = {ADA: Entry(ada), BOB: Entry(bob), EVE: Entry(eve)}
+    entries = {ADA: BookEntry(ada), BOB: BookEntry(bob), EVE: BookEntry(eve)}
     there = {peer: entry for peer, entry in entries.items() if entry.samples}
     return Book("run", "recipe", MONITOR.peer_id, Mark(9, 900), 0.0, 0, tuple(there), tuple(there.values()), 1.0)
 
@@ -40,9 +50,12 @@ def test_a_book_that_knows_little_has_no_say_and_one_that_invents_samples_silenc
 
 
 def test_of_each_number_of_two_books_the_greater_one() -> None:
-    one, other = {"A": Entry(540.0, rounds=2), "B": Entry(40.0)}, {"A": Entry(60.0, rounds=9), "C": Entry(1.0)}
+    one, other = (
+        {"A": BookEntry(540.0, rounds=2), "B": BookEntry(40.0)},
+        {"A": BookEntry(60.0, rounds=9), "C": BookEntry(1.0)},
+    )
     both = greater(one, other)
-    assert both == {"A": Entry(540.0, rounds=9), "B": Entry(40.0), "C": Entry(1.0)}
+    assert both == {"A": BookEntry(540.0, rounds=9), "B": BookEntry(40.0), "C": BookEntry(1.0)}
     assert samples_of(both) == 581.0 and distance(one, other) == 480.0 + 40.0 + 1.0
 
 
@@ -51,23 +64,28 @@ def test_more_samples_than_the_run_has_nobody_can_have_given() -> None:
 
 
 def test_lists_begin_with_who_gave_most_then_with_who_added_up_and_who_stayed() -> None:
-    entries = {"a": Entry(uptime=1.0), "b": Entry(reduced_bytes=1), "c": Entry(1.4), "d": Entry(uptime=2.0)}
+    entries = {
+        "a": BookEntry(uptime=1.0),
+        "b": BookEntry(reduced_bytes=1),
+        "c": BookEntry(1.4),
+        "d": BookEntry(uptime=2.0),
+    }
     assert [each.peer for each in listed(entries)] == ["c", "b", "d", "a"]
     assert listed(entries)[0].samples == 1
 
 
 def test_names_in_a_book_steer_no_terminal_and_turn_no_line() -> None:
-    (each,) = listed({"Eve": Entry(1.0, name="Eve\x1b[2J", team="\u202ereds")})
+    (each,) = listed({"Eve": BookEntry(1.0, name="Eve\x1b[2J", team="\u202ereds")})
     assert (each.name, each.team) == ("Eve[2J", "reds")
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"peers": (ADA,) * 1025, "entries": (Entry(),) * 1025},
-        {"entries": (Entry(float("nan")),)},
-        {"entries": (Entry(-1.0),)},
-        {"entries": (Entry(name="x" * 65),)},
+        {"peers": (ADA,) * 1025, "entries": (BookEntry(),) * 1025},
+        {"entries": (BookEntry(float("nan")),)},
+        {"entries": (BookEntry(-1.0),)},
+        {"entries": (BookEntry(name="x" * 65),)},
         {"until": Mark(-1, 0)},
         {"time": 1e300},
     ],

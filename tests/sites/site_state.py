@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from swarmcli.optim.state.training_state import TrainingState
-from swarmcli.sites.commands import Follower, LeaderCommands
+from swarmcli.sites.commands import CommandFollower, LeaderCommands
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import SharedModel
@@ -84,7 +84,7 @@ def site_state(
             site.close()
     else:
         share = ShareOfOptimizer(groups(net), made, site=site, **settings)
-        follower = Follower(site, share.handlers)
+        follower = CommandFollower(site, share.handlers)
         follower.start()
         yield None
         follower.join()

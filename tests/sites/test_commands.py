@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
-from swarmcli.sites.commands import Command, Follower, LeaderCommands
+from swarmcli.sites.commands import Command, CommandFollower, LeaderCommands
 from swarmcli.sites.links import receive_tensors
 from swarmcli.sites.site import Site
 from tests.sharding.processes import Worlds
@@ -53,7 +53,7 @@ class Worker:
             Fail: self.fail,
             Dawdle: lambda command: self.free.wait() and None,
         }
-        self.follower = Follower(site, handlers)
+        self.follower = CommandFollower(site, handlers)
         self.follower.start()
 
     def add_up(self, command: AddUp) -> None:
@@ -164,7 +164,7 @@ def misuse() -> None:
                 LeaderCommands(site)
         else:
             with pytest.raises(ValueError, match="rank 0"):
-                Follower(site, {})
+                CommandFollower(site, {})
 
 
 def test_who_orders_and_who_follows(worlds: Worlds) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import OptimizerError
-from swarmcli.sites.commands import Follower, LeaderCommands
+from swarmcli.sites.commands import CommandFollower, LeaderCommands
 from swarmcli.sites.gradients import (
     GatherGradients,
     LeaderMeans,
@@ -20,7 +20,7 @@ from swarmcli.sites.gradients import (
     sum_over_ranks,
 )
 from swarmcli.sites.site import Site
-from swarmcli.sites.step_sync import Report, Verdict, announce, gather_reports, hear_verdict, send_report
+from swarmcli.sites.step_sync import StepReport, StepVerdict, announce, gather_reports, hear_verdict, send_report
 from tests.sharding.processes import Worlds
 
 pytestmark = pytest.mark.e2e
@@ -47,13 +47,13 @@ def sum_up(script: str) -> list[Any]:
         trained, seen = parameters(), []
         if site.rank:
             sums = MemberSums(site, trained)
-            follower = Follower(site, sums.handlers)
+            follower = CommandFollower(site, sums.handlers)
             follower.start()
             for letter in script:
                 if letter in "ab":
                     gradients(trained, 10.0 * site.rank)
                     sums.prepare(2)
-                    send_report(site, Report(2, generation=sums.generation))
+                    send_report(site, StepReport(2, generation=sums.generation))
                     sums.contribute(2)
                     sums.finish(hear_verdict(site))
                 if letter == "h":
@@ -68,8 +68,8 @@ def sum_up(script: str) -> list[Any]:
                 gradients(trained, 1.0)
                 total = leader.take(1 if letter == "a" else 0, gather_reports(site))
                 own.add(total)
-                announce(site, Verdict(0, generation=leader.generation))
-                leader.finish(Verdict(0))
+                announce(site, StepVerdict(0, generation=leader.generation))
+                leader.finish(StepVerdict(0))
             elif letter == "h":
                 own.freeze()
                 seen.append(told(own))
@@ -118,7 +118,7 @@ def hand_over_what_is_void() -> list[Any]:
         if site.rank:
             sums = MemberSums(site, trained)
             sums.prepare(2)
-            follower = Follower(site, sums.handlers)
+            follower = CommandFollower(site, sums.handlers)
             follower.start()
             follower.join()
             return [sums.generation]
@@ -159,12 +159,12 @@ def average_in_each_step() -> list[Any]:
             if site.rank:
                 member = MemberMeans(site, trained)
                 member.prepare(samples)
-                send_report(site, Report(samples))
+                send_report(site, StepReport(samples))
                 member.contribute(samples)
                 member.finish(hear_verdict(site))
             else:
                 total = LeaderMeans(site, trained).take(samples, gather_reports(site))
-                announce(site, Verdict(0))
+                announce(site, StepVerdict(0))
                 seen.append([total, *(None if p.grad is None else float(p.grad.flatten()[0]) for p in trained)])
         return seen
 

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from swarmcli.errors import SiteError
-from swarmcli.sites.commands import Follower, LeaderCommands
+from swarmcli.sites.commands import CommandFollower, LeaderCommands
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
-from swarmcli.sites.step_sync import SharedModel, Verdict
+from swarmcli.sites.step_sync import SharedModel, StepVerdict
 from tests.sharding.processes import Worlds
 
 pytestmark = pytest.mark.e2e
@@ -69,7 +69,7 @@ def site_optimizer(kind: str, model: torch.nn.ParameterList) -> Iterator[tuple[S
     with Site.form(timeout=100.0) as site:
         if site.rank:
             share = ShareOfOptimizer(groups(model), made, site=site, **settings)
-            follower = Follower(site, share.handlers)
+            follower = CommandFollower(site, share.handlers)
             follower.start()
             yield site, share
             follower.join()
@@ -190,14 +190,14 @@ def equal_only_after_a_transfer() -> list[bool]:
         shared = SharedModel(site, model)
         shared.note_equal()  # of what an optimizer steps; the rest of the model has not been sent yet
         seen = [shared.equal, shared.written]
-        shared.transfer(Verdict(0, new_parameters=True))
+        shared.transfer(StepVerdict(0, new_parameters=True))
         seen += [shared.equal, shared.written]
         with torch.no_grad():
             model[0].add_(1)
         seen += [shared.written]
         shared.note_equal()
         seen += [shared.equal, shared.written]
-        shared.transfer(Verdict(0))
+        shared.transfer(StepVerdict(0))
         return [*seen, shared.equal]
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from swarmcli.errors import RecipeError, TrainingError
 from swarmcli.training import LoopSettings, TrainingLoop, build_task
-from swarmcli.training.loop import Pace
+from swarmcli.training.loop import ComputePace
 
 from .small_tasks import LineTask, SoloOptimizer, small
 
@@ -181,7 +181,7 @@ def test_dropout_is_the_same_for_the_same_peer(tmp_path: Path) -> None:
     assert all(map(torch.equal, first, trained()))
 
 
-class Rests(Pace):
+class Rests(ComputePace):
     """A pace that asks for a rest of so many looks behind each batch."""
 
     def __init__(self, looks: int) -> None:

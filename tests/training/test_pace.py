@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarmcli.training.loop import Pace
+from swarmcli.training.loop import ComputePace
 
 
 class Clock:
@@ -13,7 +13,7 @@ class Clock:
         return self.now
 
 
-def compute(pace: Pace, clock: Clock, seconds: float) -> float:
+def compute(pace: ComputePace, clock: Clock, seconds: float) -> float:
     """A batch, and the rest behind it."""
     pace.begin()
     clock.now += seconds
@@ -27,7 +27,7 @@ def compute(pace: Pace, clock: Clock, seconds: float) -> float:
 @pytest.mark.parametrize("batch", [0.01, 0.1, 0.4])
 def test_a_share_of_the_time_is_kept_over_ten_seconds(share: float, batch: float) -> None:
     clock = Clock()
-    pace = Pace(share, clock=clock)
+    pace = ComputePace(share, clock=clock)
     began, computed = clock.now, 0.0
     while clock.now < began + 10:
         compute(pace, clock, batch)
@@ -37,14 +37,14 @@ def test_a_share_of_the_time_is_kept_over_ten_seconds(share: float, batch: float
 
 def test_it_rests_after_each_batch_and_not_in_bursts() -> None:
     clock = Clock()
-    pace = Pace(0.5, clock=clock)
+    pace = ComputePace(0.5, clock=clock)
     compute(pace, clock, 0.3)
     assert [compute(pace, clock, 0.1) for _ in range(20)] == pytest.approx([0.1] * 20)
 
 
 def test_waiting_for_others_counts_as_rest_and_is_not_saved_up() -> None:
     clock = Clock()
-    pace = Pace(0.5, clock=clock)
+    pace = ComputePace(0.5, clock=clock)
     pace.begin()
     clock.now += 2.0
     pace.end()
@@ -57,7 +57,7 @@ def test_waiting_for_others_counts_as_rest_and_is_not_saved_up() -> None:
 
 def test_a_rest_that_takes_longer_than_asked_is_made_up_for() -> None:
     clock = Clock()
-    pace = Pace(0.5, clock=clock)
+    pace = ComputePace(0.5, clock=clock)
     for _ in range(50):
         compute(pace, clock, 0.1)
         clock.now += 0.02  # the system wakes the thread late
@@ -66,7 +66,7 @@ def test_a_rest_that_takes_longer_than_asked_is_made_up_for() -> None:
 
 def test_another_share_counts_from_now_on_also_in_the_middle_of_a_rest() -> None:
     clock = Clock()
-    pace = Pace(0.1, clock=clock)
+    pace = ComputePace(0.1, clock=clock)
     pace.begin()
     clock.now += 1.0
     pace.end()

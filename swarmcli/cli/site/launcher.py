@@ -26,7 +26,7 @@ from filelock import FileLock
 
 from swarmcli.cli.console import err
 from swarmcli.cli.ending import ExitCode, stop_on_signals
-from swarmcli.cli.site.link import VARIABLE, Failed, Line, Past, Start, Stop
+from swarmcli.cli.site.link import VARIABLE, Failed, ProcessPipe, Past, Start, StopProcess
 from swarmcli.errors import SiteError
 
 MAX_DEATHS = 6  # in a row, without an epoch that ended in between
@@ -68,7 +68,7 @@ class Launcher:
         self._command = command
         self._size = processes
         self._say = say
-        self._asked: list[Stop] = []
+        self._asked: list[StopProcess] = []
         self._passing = threading.Lock()
         self._past = Past()
         self._processes: list[Process] = []  # of the present life
@@ -130,7 +130,7 @@ class Launcher:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        return Process(rank, started, Line(ours))
+        return Process(rank, started, ProcessPipe(ours))
 
     def _look_after_processes(self) -> None:
         """Returns when all have ended. Once the site is broken, the others get a moment to end by themselves: rank 0
@@ -164,7 +164,7 @@ class Launcher:
         return messages is not None
 
     def _ask_to_stop(self, number: signal.Signals, again: bool) -> None:
-        self._asked.append(Stop(number, again))
+        self._asked.append(StopProcess(number, again))
         self._pass_on()
 
     def _pass_on(self) -> None:
@@ -183,7 +183,7 @@ class Launcher:
 class Process:
     """A process of the present life: what it said, and how it ended."""
 
-    def __init__(self, rank: int, started: subprocess.Popen[bytes], line: Line) -> None:
+    def __init__(self, rank: int, started: subprocess.Popen[bytes], line: ProcessPipe) -> None:
         self.rank = rank
         self.line = line
         self.failed: Failed | None = None  # what it said of its failure
@@ -191,7 +191,7 @@ class Process:
         self._started = started
         self._asked = 0  # wishes to stop that it has heard
 
-    def ask(self, wishes: Sequence[Stop]) -> None:
+    def ask(self, wishes: Sequence[StopProcess]) -> None:
         """Tells it of those that are new."""
         for wish in wishes[self._asked :]:
             self.line.send(wish)

@@ -36,7 +36,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     words: str = ""  # for people; empty if it knows only that others are gone
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
+class StopProcess(msgspec.Struct, frozen=True, tag=True):
     """The launcher was asked to stop, by this signal."""
 
     number: int
@@ -52,19 +52,19 @@ class Start(msgspec.Struct, frozen=True):
     past: Past = Past()
 
 
-class Line:
+class ProcessPipe:
     """One end of the pair."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._begun = b""  # of a line
 
-    def send(self, message: Past | Failed | Stop) -> None:
+    def send(self, message: Past | Failed | StopProcess) -> None:
         """Without effect if the other process has ended."""
         with suppress(OSError):
             self._end.sendall(msgspec.json.encode(message) + b"\n")
 
-    def receive(self) -> list[Past | Failed | Stop] | None:
+    def receive(self) -> list[Past | Failed | StopProcess] | None:
         """All that has come, after a wait if nothing has; None: the other process has ended, or left the line."""
         try:
             data = self._end.recv(1 << 20)  # more than the kernel keeps for a pair
@@ -75,7 +75,7 @@ class Line:
         if not data:
             return None
         *lines, self._begun = (self._begun + data).split(b"\n")
-        return [msgspec.json.decode(line, type=Past | Failed | Stop) for line in lines]
+        return [msgspec.json.decode(line, type=Past | Failed | StopProcess) for line in lines]
 
     def leave(self) -> None:
         """Whoever waits in `receive`, here or there, returns. Idempotent."""
@@ -89,7 +89,7 @@ class Line:
         return self._end.fileno()
 
 
-class Link:
+class LauncherLink:
     """A process of a site, as its launcher's child: it hears the wish to stop, and ends when the launcher has ended.
 
     `end_process` ends it, in the middle of whatever it does: nobody else would.
@@ -98,8 +98,8 @@ class Link:
     def __init__(self, start: Start, *, end_process: Callable[[int], object] = os._exit) -> None:
         self.start = start
         self.past = start.past
-        self._asked: list[Stop] = []
-        self._line = Line(socket.socket(fileno=start.link))
+        self._asked: list[StopProcess] = []
+        self._line = ProcessPipe(socket.socket(fileno=start.link))
         self._on_stop: Callable[[signal.Signals, bool], object] = lambda number, again: None
         self._end_process = end_process
         self._lock = threading.Lock()
@@ -108,7 +108,7 @@ class Link:
         self._thread.start()
 
     @classmethod
-    def found(cls) -> Link | None:
+    def found(cls) -> LauncherLink | None:
         """To the launcher that started this process; None: it was not `swarm` that did. Call it once, and first."""
         given = os.environ.pop(VARIABLE, None)  # the descriptor is not for processes that this one starts
         if given is None:
@@ -140,7 +140,7 @@ class Link:
     def _listen(self) -> None:
         while (messages := self._line.receive()) is not None:
             for message in messages:
-                if isinstance(message, Stop):
+                if isinstance(message, StopProcess):
                     with self._lock:
                         self._asked.append(message)
                         self._on_stop(signal.Signals(message.number), message.again)

@@ -18,7 +18,7 @@ import typer
 
 from swarmcli.cli.ending import ExitCode, exit_code, stop_on_signals, words
 from swarmcli.cli.processes import ends_with_parent
-from swarmcli.cli.site.link import Failed, Link, Past
+from swarmcli.cli.site.link import Failed, LauncherLink, Past
 from swarmcli.errors import BootstrapError, SiteError, SwarmError
 from swarmcli.peer.activity import STAYS
 
@@ -51,7 +51,7 @@ def world_rank_of_process(environment: Mapping[str, str] | None = None) -> World
 class SiteProcess:
     """This process as one of a site. Use `running` around all that it does."""
 
-    def __init__(self, rank: WorldRank, link: Link | None) -> None:
+    def __init__(self, rank: WorldRank, link: LauncherLink | None) -> None:
         self.rank = rank
         self._link = link  # None under the volunteer's own torchrun
         self._told: Failed | None = None
@@ -63,7 +63,7 @@ class SiteProcess:
         Call it before what takes time: from then on the process ends with its launcher.
         """
         rank = world_rank_of_process()
-        return cls(rank, Link.found()) if rank is not None else None
+        return cls(rank, LauncherLink.found()) if rank is not None else None
 
     @property
     def past(self) -> Past:

@@ -18,7 +18,7 @@ from swarmcli.clock import SAMPLE_LIFE
 from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.serving import IncomingCalls
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.codec import decode_body, decode_header, encode, encode_body
@@ -54,7 +54,7 @@ class Liveness:
     Besides, each end pings at the start (by `ping`) and once a minute, to measure the other's clock and the round trip.
     """
 
-    def __init__(self, connection: Connection, limits: Limits) -> None:
+    def __init__(self, connection: Connection, limits: NetworkLimits) -> None:
         self._connection = connection
         self._limits = limits
         self._heard = connection.bytes_received  # at the last tick

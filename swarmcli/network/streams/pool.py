@@ -15,7 +15,7 @@ from swarmcli.network.control.channel import ControlChannel
 from swarmcli.network.control.pool import ControlPool
 from swarmcli.network.identity import PeerID
 from swarmcli.network.ledger import HandshakeRates
-from swarmcli.network.limits import MAX_ADDRESSES, Limits
+from swarmcli.network.limits import MAX_ADDRESSES, NetworkLimits
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.streams.channel import Role, StreamChannel
@@ -28,7 +28,7 @@ from swarmcli.network.wire.messages import BulkDenied, BulkOffer, BulkWanted
 class _PeerStreams:
     """The bulk connections with one peer."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: NetworkLimits) -> None:
         self.channels: dict[StreamChannel, None] = {}
         self.idle: list[StreamChannel] = []  # of those that streams are opened on here
         self.slots = asyncio.Semaphore(limits.max_streams_per_peer)  # one for each stream that is opened here

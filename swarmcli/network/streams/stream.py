@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from swarmcli.errors import CallError, ConnectionLost, EndOfStream, ProtocolViolation
 from swarmcli.network.identity import PeerID
 from swarmcli.network.ledger import Account
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.transports.base import Buffer, Connection
 from swarmcli.network.wire.codec import decode_body, encode
 from swarmcli.network.wire.messages import Finish, Piece
@@ -54,7 +54,7 @@ class Stream:
     def __init__(
         self,
         connection: Connection,
-        limits: Limits,
+        limits: NetworkLimits,
         method: str,
         reset: Callable[[str, ProtocolViolation | None], None],
         account: Account,

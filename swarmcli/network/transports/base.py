@@ -17,7 +17,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from swarmcli.network.addresses import Scheme
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.membership import Membership
 from swarmcli.network.rates import LinkRates
 
@@ -105,7 +105,7 @@ class Transport(Protocol):
 
     scheme: Scheme  # of the addresses that it dials
     identity: Identity
-    limits: Limits  # the other end is held to them, before memory is taken for what it sends
+    limits: NetworkLimits  # the other end is held to them, before memory is taken for what it sends
     membership: Membership | None  # of a closed run: who is no member gets no connection; None: everybody is welcome
 
     async def listen(self, accept: Accept) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from swarmcli.errors import ConnectionLost, ProtocolViolation
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.rates import LARGEST_PIECE, LinkWay
 from swarmcli.network.transports.base import Buffer, Receiver
 from swarmcli.words import printable
@@ -26,7 +26,7 @@ class PeerSaidGoodbye(ConnectionLost):
     """The other end closed the connection in order."""
 
 
-def frame_start(header: bytes, payload_size: int, limits: Limits) -> bytes:
+def frame_start(header: bytes, payload_size: int, limits: NetworkLimits) -> bytes:
     """Writes what goes before the payload. Raises ValueError for a frame that the other end would not take."""
     if len(header) > limits.max_message:
         raise ValueError(f"a header of {len(header)} bytes is above the limit of {limits.max_message}")
@@ -52,7 +52,7 @@ class FrameReader:
     in: the caller fills it directly and reports with `filled`.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: NetworkLimits) -> None:
         self._limits = limits
         self._held = bytearray()  # fed and not yet cut
         self._header = b""
@@ -137,7 +137,7 @@ class FrameReader:
 class FrameWriter:
     """Writes whole frames, one after the other, with back-pressure. Subclasses know how bytes get away: `write`."""
 
-    def __init__(self, limits: Limits, on_torn: Callable[[], None], way: LinkWay) -> None:
+    def __init__(self, limits: NetworkLimits, on_torn: Callable[[], None], way: LinkWay) -> None:
         """`on_torn` is called when a send is cancelled in the middle of its frame: the connection cannot go on.
         `way` is charged with what is written."""
         self.bytes_sent = 0

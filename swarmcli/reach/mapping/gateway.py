@@ -154,10 +154,10 @@ def parse_route_command(printed: str) -> str | None:
 
 
 def _of_windows() -> str | None:
-    class Row(ctypes.Structure):  # MIB_IPFORWARDROW: fourteen numbers of 32 bits
+    class GatewayRow(ctypes.Structure):  # MIB_IPFORWARDROW: fourteen numbers of 32 bits
         _fields_ = [("before", ctypes.c_uint32 * 3), ("next_hop", ctypes.c_uint8 * 4), ("after", ctypes.c_uint32 * 10)]
 
-    row = Row()
+    row = GatewayRow()
     target = int.from_bytes(socket.inet_aton("192.0.2.1"), sys.byteorder)  # reserved for documentation
     failed = ctypes.windll.iphlpapi.GetBestRoute(target, 0, ctypes.byref(row))  # type: ignore[attr-defined,unused-ignore]
     hop = ipaddress.IPv4Address(bytes(row.next_hop))

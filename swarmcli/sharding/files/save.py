@@ -46,7 +46,7 @@ def form_of(parameter: torch.Tensor) -> ParameterForm:
     return ParameterForm(str(parameter.dtype).removeprefix("torch."), list(parameter.shape))
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class ShardManifest(msgspec.Struct, frozen=True):
     """A whole sharded state. It is written last, when the files of all ranks are on their disks."""
 
     format: Count
@@ -90,7 +90,7 @@ def complete(
     if problems := [each.written for each in told if isinstance(each.written, str)]:
         raise CheckpointError(f"the state of epoch {epoch} was not saved: {'; '.join(problems)}")
     # The same everywhere: in a directory that ranks share, each writes over the others'.
-    manifest = Manifest(
+    manifest = ShardManifest(
         FORMAT,
         epoch,
         [each.written for each in told if isinstance(each.written, ShardRecord)],
@@ -108,7 +108,7 @@ def complete(
         raise CheckpointError(f"the state of epoch {epoch} was not saved: {'; '.join(problems)}")
 
 
-def read_manifest(directory: Path) -> tuple[Manifest, bytes]:
+def read_manifest(directory: Path) -> tuple[ShardManifest, bytes]:
     """The manifest in a directory and its SHA-256. CheckpointError when there is none, or it is damaged."""
     file = directory / MANIFEST
     try:
@@ -122,7 +122,7 @@ def read_manifest(directory: Path) -> tuple[Manifest, bytes]:
     return unseal(data, file), data[:32]
 
 
-def seal(manifest: Manifest) -> bytes:
+def seal(manifest: ShardManifest) -> bytes:
     """The manifest behind its SHA-256, by which a flipped bit is noticed. Raises ValueError for more than is read."""
     encoded = msgspec.msgpack.encode(manifest)
     if len(encoded) > MAX_BYTES - 32:
@@ -130,12 +130,12 @@ def seal(manifest: Manifest) -> bytes:
     return hashlib.sha256(encoded).digest() + encoded
 
 
-def unseal(data: bytes, file: Path) -> Manifest:
+def unseal(data: bytes, file: Path) -> ShardManifest:
     """Reads what `seal` has made. Raises CheckpointError, which names `file`."""
     if hashlib.sha256(data[32:]).digest() != data[:32]:
         raise CheckpointError(f"{file} is damaged: its content is not what was written")
     try:
-        manifest = msgspec.msgpack.decode(data[32:], type=Manifest)
+        manifest = msgspec.msgpack.decode(data[32:], type=ShardManifest)
     except (ValueError, RecursionError) as error:  # what msgspec says, and what Python says to texts and depths
         raise CheckpointError(f"{file} is of another version of this program, or no such file: {error}") from error
     if manifest.format != FORMAT:
@@ -153,7 +153,7 @@ def check_whole(directory: Path, digest: str) -> None:
             shard.check_content(record.entries)
 
 
-def read_whole(directory: Path, manifest: Manifest) -> dict[int, dict[str, Any]]:
+def read_whole(directory: Path, manifest: ShardManifest) -> dict[int, dict[str, Any]]:
     """The state in all ranks' files, for a process that holds it alone; copies in CPU memory.
 
     Raises CheckpointError that names every file that is missing or damaged.
@@ -170,7 +170,7 @@ def read_whole(directory: Path, manifest: Manifest) -> dict[int, dict[str, Any]]
 
 def load_save(
     directories: Sequence[Path],
-    manifest: Manifest,
+    manifest: ShardManifest,
     optimizer: ZeroRedundancyOptimizer,
     group: dist.ProcessGroup,
     *,
@@ -214,7 +214,7 @@ def load_save(
         optimizer.install_state(own, copy=False)
 
 
-def _check_model(manifest: Manifest, optimizer: ZeroRedundancyOptimizer) -> None:
+def _check_model(manifest: ShardManifest, optimizer: ZeroRedundancyOptimizer) -> None:
     """Raises CheckpointError unless the save is of these parameters in these groups."""
     save = f"the save of epoch {manifest.epoch}"
     sizes = [len(group["params"]) for group in optimizer.param_groups]
@@ -232,7 +232,7 @@ def _check_model(manifest: Manifest, optimizer: ZeroRedundancyOptimizer) -> None
 
 
 @contextmanager
-def _seen(directories: Sequence[Path], manifest: Manifest) -> Iterator[tuple[list[Shard], list[str]]]:
+def _seen(directories: Sequence[Path], manifest: ShardManifest) -> Iterator[tuple[list[Shard], list[str]]]:
     """The files of the save that are in order here, and what is wrong with the others."""
     shards, problems = [], []
     with ExitStack() as stack:
@@ -250,7 +250,7 @@ def _seen(directories: Sequence[Path], manifest: Manifest) -> Iterator[tuple[lis
 
 
 def _check_complete(
-    manifest: Manifest, available: Collection[int], problems: list[str], group: dist.ProcessGroup
+    manifest: ShardManifest, available: Collection[int], problems: list[str], group: dist.ProcessGroup
 ) -> None:
     """CheckpointError at all ranks if nobody sees a piece. A file that one rank misses another may see."""
     told = exchange(_Sight, _Sight(list(available), problems), group)
@@ -269,11 +269,11 @@ class _Sight(msgspec.Struct, frozen=True):
     problems: list[str]
 
 
-def _expected(manifest: Manifest) -> set[int]:
+def _expected(manifest: ShardManifest) -> set[int]:
     return {index for record in manifest.shards for index in record.entries}
 
 
-def _describe_missing(manifest: Manifest, missing: Collection[int], problems: Sequence[str]) -> str:
+def _describe_missing(manifest: ShardManifest, missing: Collection[int], problems: Sequence[str]) -> str:
     lost = [record for record in manifest.shards if record.entries.keys() & set(missing)]
     files = ", ".join(f"{shard_file(Path(), record.rank)} (written on {record.host})" for record in lost)
     why = f": {'; '.join(dict.fromkeys(problems))}" if problems else ""

@@ -20,7 +20,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ShardEntry(msgspec.Struct, frozen=True):
     """The state of one parameter."""
 
     statistics: dict[str, Any]  # flattened
@@ -31,7 +31,7 @@ class ShardRecord(msgspec.Struct, frozen=True):
     """One rank's file, as the manifest has it."""
 
     rank: Count
-    entries: dict[Count, Entry]  # by the parameter's place in the parameter groups
+    entries: dict[Count, ShardEntry]  # by the parameter's place in the parameter groups
     nbytes: Count  # of the file
     mark: str  # in the file: there may be others of its name
     host: str  # where it was written
@@ -53,7 +53,7 @@ def write_shard(directory: Path, rank: int, state: State) -> ShardRecord:
     everything = {name: tensor for own in tensors.values() for name, tensor in own.items()}
     digests = write_tensors(file, everything, hashed=True, mark=mark)
     entries = {
-        index: Entry(each, {name: digests[name] for name in tensors[index]}) for index, each in described.items()
+        index: ShardEntry(each, {name: digests[name] for name in tensors[index]}) for index, each in described.items()
     }
     return ShardRecord(rank, entries, file.stat().st_size, mark, platform.node())
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from swarmcli.cli.processes import ends_with_parent
-from swarmcli.cli.site.link import VARIABLE, Failed, Line, Link, Past, Start, Stop
+from swarmcli.cli.site.link import VARIABLE, Failed, ProcessPipe, LauncherLink, Past, Start, StopProcess
 
 
 class Launcher:
@@ -23,13 +23,13 @@ class Launcher:
     def __init__(self) -> None:
         ours, self._theirs = socket.socketpair()
         ours.settimeout(60)
-        self.line = Line(ours)
+        self.line = ProcessPipe(ours)
         self.codes: list[int] = []
         self.ended = threading.Event()
 
-    def link(self) -> Link:
+    def link(self) -> LauncherLink:
         start = Start(self._theirs.detach(), os.getpid(), store="")
-        return Link(start, end_process=self._end)
+        return LauncherLink(start, end_process=self._end)
 
     def _end(self, code: int) -> None:
         self.codes.append(code)
@@ -86,8 +86,8 @@ def test_each_wish_to_stop_is_heard_once_also_when_it_came_before_anybody_listen
 
     if not before:
         link.on_stop(hear)
-    launcher.line.send(Stop(signal.SIGTERM))
-    launcher.line.send(Stop(signal.SIGINT, again=True))
+    launcher.line.send(StopProcess(signal.SIGTERM))
+    launcher.line.send(StopProcess(signal.SIGINT, again=True))
     if before:
         launcher.line.leave()
         assert launcher.ended.wait(60)  # all that was said has been heard
@@ -99,7 +99,7 @@ def test_each_wish_to_stop_is_heard_once_also_when_it_came_before_anybody_listen
 
 def test_a_process_that_swarm_did_not_start_has_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert Link.found() is None
+    assert LauncherLink.found() is None
 
 
 def test_a_process_whose_parent_is_no_longer_its_launcher_ends_before_it_begins() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from swarmcli.cli.site.link import Failed, Line, Link, Past, Start, Stop
+from swarmcli.cli.site.link import Failed, ProcessPipe, LauncherLink, Past, Start, StopProcess
 from swarmcli.cli.site.process import SiteProcess, WorldRank
 from swarmcli.errors import BootstrapError, CheckpointError, FingerprintError, SiteError
 
@@ -23,9 +23,9 @@ class Site:
     def __init__(self, past: Past = PAST) -> None:
         ours, theirs = socket.socketpair()
         ours.settimeout(60)
-        self.launcher = Line(ours)
+        self.launcher = ProcessPipe(ours)
         start = Start(theirs.detach(), os.getpid(), "store", past)
-        self.process = SiteProcess(WorldRank(1, 2, 1), Link(start, end_process=lambda code: None))
+        self.process = SiteProcess(WorldRank(1, 2, 1), LauncherLink(start, end_process=lambda code: None))
 
     def end_with(self, error: Exception) -> int:
         with pytest.raises(typer.Exit) as end, self.process.running():
@@ -101,7 +101,7 @@ def test_who_is_asked_to_stop_stops_and_hears_why(site: Site) -> None:
         came.set()
 
     with site.process.stopping(ask):
-        site.launcher.send(Stop(signal.SIGINT))
+        site.launcher.send(StopProcess(signal.SIGINT))
         assert came.wait(60)
     assert heard == [(signal.SIGINT, False)]
 

@@ -22,7 +22,7 @@ from swarmcli.errors import ConnectionLost, HandshakeError, NetworkError, Protoc
 from swarmcli.network.addresses import Scope, scope_of
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.ledger import Ledger
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import prefix_of
 from swarmcli.network.rates import LinkRates, LinkWay
@@ -54,7 +54,7 @@ class Shared:
     """
 
     identity: Identity
-    limits: Limits
+    limits: NetworkLimits
     rates: LinkRates = field(default_factory=LinkRates)  # without limits where somebody else's connections carry these
     live: set[TCPConnection] = field(default_factory=set)  # with an open socket
     refusals: Counter[str] = field(default_factory=Counter)  # connections that broke a rule, by the error's class

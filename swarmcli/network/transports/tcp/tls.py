@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import cast
 
 from swarmcli.errors import ConnectionLost
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.rates import LinkWay
 from swarmcli.network.transports.frames import FrameReader, FrameWriter
 from swarmcli.network.transports.tcp.system import bytes_in_system_buffer, wake_at
@@ -102,7 +102,7 @@ class TLSEngine:
 class TLSReader(FrameReader):
     """Decrypts into the memory of the frame under way, or into a scratch that connections share."""
 
-    def __init__(self, engine: TLSEngine, limits: Limits, scratch: memoryview) -> None:
+    def __init__(self, engine: TLSEngine, limits: NetworkLimits, scratch: memoryview) -> None:
         super().__init__(limits)
         self.fed = 0  # encrypted bytes since a record was whole
         self._decrypted = 0
@@ -151,7 +151,7 @@ class TLSReader(FrameReader):
 class TLSWriter(FrameWriter):
     """Used by one connection, whose errors it is told."""
 
-    def __init__(self, engine: TLSEngine, limits: Limits, on_torn: Callable[[], None], way: LinkWay) -> None:
+    def __init__(self, engine: TLSEngine, limits: NetworkLimits, on_torn: Callable[[], None], way: LinkWay) -> None:
         super().__init__(limits, on_torn, way)
         self._engine = engine
         self._socket: asyncio.WriteTransport

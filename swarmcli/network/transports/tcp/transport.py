@@ -26,7 +26,7 @@ from swarmcli.network.addresses import Address, Scheme, parse_address
 from swarmcli.network.budgets import allow_descriptors
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.ledger import HandshakeRates, Ledger
-from swarmcli.network.limits import Limits
+from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import prefix_of
@@ -56,7 +56,7 @@ class TCPTransport:
         host: str = "",
         port: int = 0,
         preferred_port: int = 0,
-        limits: Limits = Limits(),
+        limits: NetworkLimits = NetworkLimits(),
     ) -> None:
         """`host` and `port` are where to listen (port 0: at `preferred_port` if that is free, or else at any free one).
         Raises ValueError."""
@@ -278,7 +278,7 @@ class TCPTransport:
         return f"<TCPTransport {self.identity.peer_id.short} {self._host}:{self._port}>"
 
 
-def _affordable(limits: Limits) -> Limits:
+def _affordable(limits: NetworkLimits) -> NetworkLimits:
     """Lowers the limits to what the descriptors allow that the system gives this process: most allow 1024 unless they
     are asked for more, and strangers in two networks would take all of them."""
     allowed = allow_descriptors(limits.budgets.descriptors)
