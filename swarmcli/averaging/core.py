@@ -34,6 +34,7 @@ from swarmcli.averaging.round.pace import PACE, RoundTime
 from swarmcli.averaging.round.phases import PhasedAllreduce, PhaseNews, RoundProgram
 from swarmcli.averaging.round.plan import Layout, compression_term
 from swarmcli.averaging.round.service import AllreduceService
+from swarmcli.backoff import growing
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import MatchmakingError, RoundFailed, RoundUndecided, SwarmError
@@ -227,7 +228,7 @@ class AveragerCore:
 
     async def _try_until_committed(self, control: StepControl, gathered: bytes, deadline: float | None) -> RoundResult:
         """Tries again after a failure while retries are allowed and there is time left to find a group."""
-        pause = self.config.first_pause
+        pauses = growing(self.config.first_pause, self.config.longest_pause)
         while True:
             try:
                 return await self._try_once(control, gathered, deadline)
@@ -242,8 +243,7 @@ class AveragerCore:
                     self.finder.miss(suspects)
                     if len(suspects) <= 2:  # more are doubted for what they did to this peer alone: a liar may name all
                         self.doubts.spare(suspects)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, self.config.longest_pause)
+            await asyncio.sleep(next(pauses))
 
     async def _try_once(self, control: StepControl, gathered: bytes, deadline: float | None) -> RoundResult:
         chronicle = Chronicle(control, self.config.prefix)

@@ -22,7 +22,7 @@ from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.comparing import gather_confirms
 from swarmcli.averaging.consensus.presence import Attendance, Mates
 from swarmcli.averaging.consensus.proposer import BallotZero, Parts, Proposer
-from swarmcli.backoff import Backoff
+from swarmcli.backoff import Backoff, growing
 from swarmcli.errors import CallRefused, NetworkError
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.tasks import beside
@@ -451,7 +451,7 @@ class Agreement:
     async def _propose_until_settled(self) -> None:
         """Ballot after ballot, until one decides or there has been no quorum for long."""
         options, begun = self._mates.options, loop_time()
-        pause = wait = options.first_pause
+        wait, pauses = options.first_pause, growing(options.first_pause, options.longest_pause)
         quorum, guarded = min(begun, self._first_lost), self._votes.guarded is not None
         longest = options.search + options.per_liar * self._votes.quorum.hostile
         while not self._settled.is_set():
@@ -465,14 +465,14 @@ class Agreement:
             quorum = loop_time() if self._proposer.had_quorum else quorum  # a ballot may fail, and take long for it
             if decided is not None and self.learn(decided):
                 return
-            wait = pause * (1 + self._mates.endpoint.random.random()) + options.trips * self._mates.slowest_round_trip
+            pause = next(pauses) * (1 + self._mates.endpoint.random.random())
+            wait = pause + options.trips * self._mates.slowest_round_trip
             search = min(quorum + longest, begun + options.longest_search)
             if self._proposer.deserted:
                 search = min(search, min(quorum, self._troubled) + options.search_deserted)
                 wait = min(wait, max(options.first_pause, search - loop_time()))
             if loop_time() > search:
                 self.stop()
-            pause = min(2 * pause, options.longest_pause)
 
     async def _outcome_of_another_leader(self) -> messages.Decided | None:
         """If others follow a leader of a lower rank, and it can be reached by now, this member follows it too."""

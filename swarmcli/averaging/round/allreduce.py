@@ -21,7 +21,7 @@ from swarmcli.averaging.consensus.certificate import RoundCertificate
 from swarmcli.averaging.consensus.messages import MAX_WORDS, Aborted, Again, Committed, Decision
 from swarmcli.averaging.consensus.quorum import Quorum
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.round.attempt import Attempt
+from swarmcli.averaging.round.attempt import Attempt, Avoided
 from swarmcli.averaging.round.buffers import Average, Holdings, Inputs, Results, result_digest
 from swarmcli.averaging.round.pace import Lessons, usual_time
 from swarmcli.averaging.round.plan import Layout, Plan
@@ -168,7 +168,7 @@ class Allreduce:
     async def _try_until_decided(self) -> Decision | None:
         groups = tries(self.group) if self._step is None else [self.group]
         decision: Decision | None = None
-        unreachable, failed_holders, slow = set[int](), set[int](), set[int]()
+        avoided = Avoided()
         with self._service.expecting(*groups[1:]):  # members that are at the next try before this one wait for it
             for group in groups:
                 attempt = Attempt(
@@ -178,9 +178,7 @@ class Allreduce:
                     self._mine,
                     self._options,
                     decision if isinstance(decision, Again) else None,
-                    unreachable,
-                    failed_holders,
-                    slow,
+                    avoided,
                     last=group is groups[-1],
                 )
                 self._attempts.append(attempt)

@@ -14,6 +14,7 @@ import asyncio
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import chain
 
@@ -55,6 +56,20 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.tasks import beside, forgetful
 
 
+@dataclass(frozen=True, slots=True)
+class Avoided:
+    """Members that further tries of a round avoid, by index. The sets grow.
+
+    unreachable     this member could not reach them
+    failed_holders  see Copier
+    slow            their parts came too slowly
+    """
+
+    unreachable: set[int] = field(default_factory=set)
+    failed_holders: set[int] = field(default_factory=set)
+    slow: set[int] = field(default_factory=set)
+
+
 class Attempt:
     """One try at one member. Made and run once."""
 
@@ -66,15 +81,12 @@ class Attempt:
         mine: Inputs | None,
         options: AllreduceOptions,
         again: Again | None,
-        unreachable: set[int],
-        failed_holders: set[int],
-        slow: set[int],
+        avoided: Avoided,
         last: bool,
     ) -> None:
         """`holdings`: the averages that are here, by the plan of the round. `mine`: None for an auxiliary. `again`: the
-        decision of the last try; None: this is the first. `unreachable`: members that this one could not reach in
-        earlier tries; grows. `failed_holders`: see Copier. `slow`: members whose parts came too slowly then; grows.
-        `last`: no other try may follow."""
+        decision of the last try; None: this is the first. `avoided`: by the tries before; grows. `last`: no other try
+        may follow."""
         self.group, self.holdings, self.trust = group, holdings, options.trust
         self._service, self._options, self._again, self._last = service, options, again, last
         self.mates = mates = Mates(service.endpoint, service.method, group)
@@ -82,10 +94,10 @@ class Attempt:
         members = everyone if again is None else everyone & set(again.members)
         self._plan = plan = holdings.plan if again is None else _missing(holdings, again)
         self._lost = everyone - members
-        self._unreachable = unreachable
+        self._avoided = avoided
         if options.trust == "members":  # members that reported were only slow, or this one passed over them
-            unreachable -= members
-        unreachable |= self._lost - {mates.me}
+            avoided.unreachable.difference_update(members)
+        avoided.unreachable.update(self._lost - {mates.me})
         senders = sorted(members - mates.group.auxiliaries)
         mine, results = (mine if mates.me in senders else None), holdings.results
         self.audits: Audits | None = None
@@ -115,15 +127,13 @@ class Attempt:
         self._sender = PartSender(
             mates, plan, senders, mine, results, self._signed, self.audits, options, averages_pace, parts_pace
         )
-        self._slow = slow
-        for member in slow & set(others):
+        for member in avoided.slow & set(others):
             self._reducer.leave_out(member, "it was too slow in the try before")
         self.strangers: dict[PeerID, str] = {}  # listed, and not met → why this member doubts them
         self.needed = 0.0  # seconds that the exchange would have taken, if it did not end in time
         coming = [part.payload_bound for part in plan.parts if part.reducer != mates.me]
         self._coming = sum(coming) + len(others) * sum(part.payload_bound for part in self._reducer.parts)
-        self.copier = None if results is None else Copier(mates, holdings, results, options, failed_holders)
-        self._failed_holders = failed_holders
+        self.copier = None if results is None else Copier(mates, holdings, results, options, avoided.failed_holders)
         self.trouble = Gathered()  # its failures: why averages are missing here
         self._one_copies = asyncio.Lock()
         self.votes: RoundVotes
@@ -152,7 +162,8 @@ class Attempt:
     async def run(self) -> Decision | None:
         """Takes part until the outcome of this try is known, or (None) known to stay unknown here."""
         with self._service.hosting(self) as self.votes:
-            self.agreement = Agreement(self.mates, self.votes, self, self._options, self._lost, self._unreachable)
+            unreachable = self._avoided.unreachable
+            self.agreement = Agreement(self.mates, self.votes, self, self._options, self._lost, unreachable)
             decision: Decision | None = None
             try:
                 decision = await self._decide()
@@ -214,7 +225,7 @@ class Attempt:
         for liar, reason in {} if self.audits is None else self.audits.liars.items():
             self.holdings.drop(part.index for part in self._plan.by_reducer.get(liar, ()))
             self.trouble.failures[liar] = reason
-            self._failed_holders.add(liar)
+            self._avoided.failed_holders.add(liar)
 
     def _strangers(self) -> dict[PeerID, str]:
         """Listed voters whose votes did not count here. If more of them than can be hostile are not connected, also the
@@ -308,7 +319,7 @@ class Attempt:
             fraction = min(1.0, self.bytes_received / max(1, self._coming))
             self.needed = pace.needed(self._time, fraction)
             self.trouble = Gathered(complaint=f"not done within {self._time:.0f} s: {fraction:.0%} had come")
-        self._slow.update(self._tempo.slow)
+        self._avoided.slow.update(self._tempo.slow)
         digest = None if self.mates.auxiliary else self.holdings.digest
         await self.agreement.vote(digest, self.trouble.reason, self.doubted.keys() - self._receiver.late.keys())
 
