@@ -92,6 +92,7 @@ def test_a_circle_of_imports_fails(house: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_class_has_a_name_of_its_own(house: Path) -> None:
     assert twice(read(house)) == ["Both"] and "in two places: Both" in (main([str(house)]) or "")
+    assert twice([*read(ROOT / "swarmcli"), *read(ROOT / "coordinator_web")]) == []
 
 
 def test_the_map_of_the_floors_is_that_of_the_contract() -> None:

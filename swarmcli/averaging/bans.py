@@ -89,7 +89,7 @@ class TwoGroups(msgspec.Struct, frozen=True, tag=True):
 Evidence: TypeAlias = DoubleVote | TwoGroups | UnlikeAverages  # a tagged union: further kinds join it with |
 
 
-class Told(msgspec.Struct, frozen=True):
+class ToldEvidence(msgspec.Struct, frozen=True):
     """Evidence of lies, encoded piece by piece: a piece that a reader does not understand does not spoil the others.
     The peer that hears it answers with what it knows itself."""
 
@@ -202,7 +202,7 @@ class BanNews:
         """Begins to listen and to tell, for as many users as have called it."""
         self._users += 1
         if self._users == 1:
-            self._endpoint.serve(self.method, Told, self._hear)
+            self._endpoint.serve(self.method, ToldEvidence, self._hear)
             self._listens.callback(self._endpoint.events.subscribe(self._on_event))
             self._listens.callback(self.bans.subscribe(self._on_ban))
             self.tell(self._endpoint.connected())  # each answers with what it knows
@@ -231,7 +231,7 @@ class BanNews:
         if isinstance(event, PeerConnected) and len(self.bans):
             self.tell([PeerID.parse(event.peer)])
 
-    def _message(self, of: Iterable[PeerID] = ()) -> Told:
+    def _message(self, of: Iterable[PeerID] = ()) -> ToldEvidence:
         """Evidence against `of` these, and then the latest, as far as the message has room."""
         chosen, left = list[bytes](), MESSAGE_BYTES
         first = [proof for culprit in of if (proof := self.bans.proof(culprit)) is not None]
@@ -242,21 +242,21 @@ class BanNews:
             if len(piece) <= min(left, MAX_EVIDENCE) and len(chosen) < MAX_TOLD:
                 chosen.append(piece)
                 left -= len(piece)
-        return Told(tuple(chosen))
+        return ToldEvidence(tuple(chosen))
 
-    async def _tell_one(self, peer: PeerID, message: Told) -> None:
+    async def _tell_one(self, peer: PeerID, message: ToldEvidence) -> None:
         try:
-            answer = await self._endpoint.call(peer, self.method, message, Told, timeout=self._patience)
+            answer = await self._endpoint.call(peer, self.method, message, ToldEvidence, timeout=self._patience)
             await self._take(peer, answer)
         except NetworkError as error:  # the peer has no part in the run, or tells something false
             logger.debug("%s and this peer do not share bans: %s", peer.short, error)
 
-    async def _hear(self, peer: PeerID, message: Told) -> Told:
+    async def _hear(self, peer: PeerID, message: ToldEvidence) -> ToldEvidence:
         self.bans.check(peer)
         await self._take(peer, message)
         return self._message()
 
-    async def _take(self, teller: PeerID, message: Told) -> None:
+    async def _take(self, teller: PeerID, message: ToldEvidence) -> None:
         """Bans by pieces that prove a lie. Raises CallRefused for a piece that proves nothing; this peer does not hear
         its teller for a while, longer each time: so few messages can make this peer verify something in vain."""
         if message.evidence and self._false.rests(teller, loop_time()):

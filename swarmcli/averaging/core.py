@@ -25,7 +25,7 @@ from swarmcli.averaging.control import (
     StepControl,
     encode_gathered,
 )
-from swarmcli.averaging.differences import ROOM_TO_TELL, Reference, Told, Way, lost_in, reading, way_of
+from swarmcli.averaging.differences import ROOM_TO_TELL, DifferenceTold, Reference, Way, lost_in, reading, way_of
 from swarmcli.averaging.doubts import Doubts
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.matchmaking.finder import GroupFinder
@@ -277,7 +277,7 @@ class AveragerCore:
         if not self._by_differences:
             return gathered
         if reference is None:
-            return wire.encode(Told(gathered=gathered))
+            return wire.encode(DifferenceTold(gathered=gathered))
         return await on_executor(self.layout.nbytes, reference.tell, self._tensors, gathered)
 
     async def _average(
@@ -446,7 +446,7 @@ class AveragerCore:
 
     def _decode_gathered(self, peer: PeerID, data: bytes) -> Any:
         if self._by_differences:
-            data = Told.read(data).gathered
+            data = DifferenceTold.read(data).gathered
         try:
             return wire.decode(Any, data) if data else None
         except msgspec.DecodeError as error:

@@ -41,7 +41,7 @@ class Way(Enum):
     EXACT = "exact"  # values without the codec: members have unlike references, or some have none
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True):
+class DifferenceTold(msgspec.Struct, frozen=True, array_like=True):
     """A member tells the others of its group: the round of its reference, empty if it has none; whether its tensors are
     so near to it that differences lose no more than values; and the data that its user gathers."""
 
@@ -50,10 +50,10 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
     gathered: bytes = b""
 
     @classmethod
-    def read(cls, data: bytes) -> Told:
+    def read(cls, data: bytes) -> DifferenceTold:
         """Data that makes no sense tells of no reference."""
         try:
-            return wire.decode(Told, data)
+            return wire.decode(DifferenceTold, data)
         except msgspec.DecodeError:
             return cls()
 
@@ -72,9 +72,9 @@ class Reference:
     readers: int = 0
 
     def tell(self, values: Sequence[torch.Tensor], gathered: bytes) -> bytes:
-        """This member's `Told`, encoded."""
+        """This member's `DifferenceTold`, encoded."""
         near = all(_is_near(value, kept) for value, kept in zip(values, self.tensors, strict=True))
-        return wire.encode(Told(self.round_id, near, gathered))
+        return wire.encode(DifferenceTold(self.round_id, near, gathered))
 
     @torch.no_grad()
     def base(self, way: Way) -> list[torch.Tensor] | None:
@@ -127,7 +127,7 @@ def way_of(group: Group) -> tuple[Way, bytes]:
 
     A single member that lies costs bytes; only a majority can have values rounded.
     """
-    told = [Told.read(member.gathered) for member in group.members if not member.auxiliary]
+    told = [DifferenceTold.read(member.gathered) for member in group.members if not member.auxiliary]
     names = {each.reference for each in told}
     if len(names) != 1 or names == {b""}:
         return Way.EXACT if len(names) > 1 else Way.FIRST, b""

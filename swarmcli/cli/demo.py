@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swarmcli.cli.demo_run import ActorReport, DemoRun, Expectation, Plan, expectations
+from swarmcli.cli.demo_run import ActorReport, DemoPlan, DemoRun, Expectation, expectations
 from swarmcli.cli.peers import Overrides
 from swarmcli.errors import SwarmError
 from swarmcli.recipe import load_recipe
@@ -42,7 +42,7 @@ def demo(
     loaded = load_recipe(path, overrides)
     if not loaded.max_epochs or loaded.max_epochs < 8:
         raise SwarmError(f"{path}: a demo needs max_epochs of 8 or more, to have a middle; add --set max_epochs=40")
-    plan = Plan.for_epochs(loaded.max_epochs)
+    plan = DemoPlan.for_epochs(loaded.max_epochs)
     prepare(directory)
     console, began = Console(highlight=False, soft_wrap=True), time.monotonic()
 

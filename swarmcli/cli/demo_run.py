@@ -26,14 +26,14 @@ LEARNED = 0.8  # the loss has clearly fallen when it is below this part of the f
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """When the demo intervenes, as epochs."""
 
     newcomer_at: int
     last: int
 
     @classmethod
-    def for_epochs(cls, epochs: int) -> Plan:
+    def for_epochs(cls, epochs: int) -> DemoPlan:
         return cls(newcomer_at=max(2, epochs // 4), last=epochs)
 
 
@@ -80,7 +80,7 @@ class DemoRun:
         self,
         recipe: Path,
         run_id: str,
-        plan: Plan,
+        plan: DemoPlan,
         directory: Path,
         say: Callable[[str], None],
         *,
@@ -212,7 +212,7 @@ class DemoRun:
             time.sleep(0.2)
 
 
-def expectations(actors: Sequence[ActorReport], plan: Plan) -> list[Expectation]:
+def expectations(actors: Sequence[ActorReport], plan: DemoPlan) -> list[Expectation]:
     """All that is expected at the end, found true or false."""
     by_name = {actor.name: actor for actor in actors}
     survivors = [

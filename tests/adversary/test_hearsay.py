@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 
-from swarmcli.averaging.bans import Told
+from swarmcli.averaging.bans import ToldEvidence
 from swarmcli.averaging.consensus.certificate import DoubleVote, sign_vote
-from swarmcli.averaging.matchmaking.messages import SEARCH_BYTES, Answer, Candidate, Invitation, method_name
+from swarmcli.averaging.matchmaking.messages import SEARCH_BYTES, Answer, Candidate, GroupInvitation, method_name
 from swarmcli.errors import NetworkError
 from swarmcli.network import wire
 from swarmcli.network.identity import Identity
@@ -28,9 +28,9 @@ async def name_searches_to_come(liar: Liar, others: list[Trainer]) -> None:
         for told in others:
             for other in others:
                 named = Candidate(other.node.peer_id, b"\xff" * SEARCH_BYTES, me.tag, listening=False)
-                method = method_name(finder._config.prefix, Invitation)
+                method = method_name(finder._config.prefix, GroupInvitation)
                 try:
-                    await liar.endpoint.call(told.node.peer_id, method, Invitation(me, named), Answer, timeout=2.0)
+                    await liar.endpoint.call(told.node.peer_id, method, GroupInvitation(me, named), Answer, timeout=2.0)
                 except NetworkError:
                     continue
                 liar.told.append("a search to come")
@@ -82,7 +82,9 @@ def test_a_member_that_shows_evidence_against_itself_to_some_alone_is_banned_by_
             endpoint, bans = dishonest.node.endpoint, honest[0].core.work.averager._ban_news
             proof = wire.encode(evidence_against(endpoint.identity))
             for trainer in honest[:2]:
-                await endpoint.call(trainer.node.peer_id, bans.method, Told((proof,)), Told, timeout=5.0)
+                await endpoint.call(
+                    trainer.node.peer_id, bans.method, ToldEvidence((proof,)), ToldEvidence, timeout=5.0
+                )
             lying = asyncio.create_task(dishonest.train(1000))
             await together(*(trainer.train(6) for trainer in honest))
             lying.cancel()

@@ -12,7 +12,7 @@ import pytest
 from swarmcli.averaging.config import AllreduceOptions, Trust
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.leader import Agreement
-from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.copying import Copier
 from swarmcli.errors import RoundUndecided
@@ -38,10 +38,10 @@ class Steps:
             self.act()
 
     def listen(self, patch: pytest.MonkeyPatch) -> None:
-        ask, learn, report, fetch = Mates.ask, RoundVotes.learn, Agreement.vote, Copier.fetch
+        ask, learn, report, fetch = GroupCalls.ask, RoundVotes.learn, Agreement.vote, Copier.fetch
         steps = self
 
-        async def heard_ask(mates: Mates, index: int, name: str, *rest: Any) -> Any:
+        async def heard_ask(mates: GroupCalls, index: int, name: str, *rest: Any) -> Any:
             steps.reach(f"before {name}", mates.me)
             answer = await ask(mates, index, name, *rest)
             steps.reach(f"after {name}", mates.me)
@@ -61,7 +61,7 @@ class Steps:
             steps.reach("after copying", copier._mates.me)
             return answer
 
-        patch.setattr(Mates, "ask", heard_ask)
+        patch.setattr(GroupCalls, "ask", heard_ask)
         patch.setattr(RoundVotes, "learn", heard_learn)
         patch.setattr(Agreement, "vote", heard_report)
         patch.setattr(Copier, "fetch", heard_fetch)

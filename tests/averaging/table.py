@@ -21,8 +21,8 @@ from swarmcli.averaging.matchmaking.messages import (
     Answer,
     Bucket,
     Candidate,
+    GroupInvitation,
     Heartbeat,
-    Invitation,
     Join,
     Offer,
     search_id,
@@ -298,7 +298,7 @@ class Table:
             if (mates := self._away.get((peer, to.bucket))) is not None:
                 reply = Answer("begun", gone=mates)
             elif self._looks(other, to):
-                reply = other.search.on_invitation(Invitation(seat.search.me, to), self.now)
+                reply = other.search.on_invitation(GroupInvitation(seat.search.me, to), self.now)
             self._send(seat, lambda: settle(reply))
 
         def settle(reply: Answer | None) -> None:

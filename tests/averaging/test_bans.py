@@ -6,7 +6,7 @@ import asyncio
 
 import torch
 
-from swarmcli.averaging.bans import MAX_BANS, MAX_TOLD_BY_ONE, BanNews, Bans, Told, TwoGroups, UnlikeAverages
+from swarmcli.averaging.bans import MAX_BANS, MAX_TOLD_BY_ONE, BanNews, Bans, ToldEvidence, TwoGroups, UnlikeAverages
 from swarmcli.averaging.config import AveragerConfig
 from swarmcli.averaging.consensus.messages import AVERAGES, SignedAverages
 from swarmcli.averaging.core import AveragerCore
@@ -110,7 +110,9 @@ def test_an_accusation_without_proof_is_refused_and_its_teller_not_heard_again()
                 method = BanNews.of(honest.node, "test").method
                 try:
                     await liar.endpoint.connect(honest.endpoint.addresses[0], timeout=5)
-                    await liar.endpoint.call(honest.peer_id, method, Told((wire.encode(told),)), Told, timeout=5)
+                    await liar.endpoint.call(
+                        honest.peer_id, method, ToldEvidence((wire.encode(told),)), ToldEvidence, timeout=5
+                    )
                 except CallRefused as error:
                     assert error.code in ("false evidence", "not believed")
                 else:

@@ -12,7 +12,7 @@ import torch
 
 from swarmcli import DHT, DecentralizedAverager
 from swarmcli.averaging.control import RoundResult
-from swarmcli.averaging.differences import ROOM_TO_TELL, Told
+from swarmcli.averaging.differences import ROOM_TO_TELL, DifferenceTold
 from swarmcli.compression import BlockwiseQuantization, CompressionBase, Float16Compression, Uniform8BitQuantization
 from swarmcli.errors import SwarmError
 from swarmcli.network import wire
@@ -247,7 +247,7 @@ def test_several_groups_lose_nothing_after_the_first_round_and_mix() -> None:
     run(main())
 
 
-HOSTILE = [YEAR_10000, b"", b"\x01", wire.encode(Told(bytes(32), True)), wire.encode(("x" * 40, 3, 4))]
+HOSTILE = [YEAR_10000, b"", b"\x01", wire.encode(DifferenceTold(bytes(32), True)), wire.encode(("x" * 40, 3, 4))]
 
 
 @pytest.mark.parametrize("said", HOSTILE)
@@ -280,7 +280,7 @@ def test_one_member_alone_cannot_have_values_rounded(monkeypatch: Any) -> None:
 
             async def told(*_: object) -> bytes:
                 assert peers[3].core._reference is not None
-                return wire.encode(Told(peers[3].core._reference.round_id, False))
+                return wire.encode(DifferenceTold(peers[3].core._reference.round_id, False))
 
             monkeypatch.setattr(peers[3].core, "_told", told)
             for number, peer in enumerate(peers):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarmcli.cli import demo_run
-from swarmcli.cli.demo_run import ActorReport, DemoRun, Plan, checks
+from swarmcli.cli.demo_run import ActorReport, DemoPlan, DemoRun, checks
 from swarmcli.errors import SwarmError
 from tests.end_to_end.forked import ForkedChildren
 from tests.end_to_end.swarm import RECIPE, TEXT
@@ -25,7 +25,7 @@ def write_recipe(directory: Path, max_epochs: int) -> Path:
 
 def test_the_demo_keeps_its_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_run, "Children", ForkedChildren)
-    plan, told = Plan.for_epochs(40), []
+    plan, told = DemoPlan.for_epochs(40), []
     recipe = write_recipe(tmp_path, plan.last)
     stage = tmp_path / "stage"
     stage.mkdir()
@@ -40,7 +40,7 @@ def test_the_demo_names_an_actor_that_fails(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, 60)
     stage = tmp_path / "stage"
     stage.mkdir()
-    run = DemoRun(recipe, "test-run", Plan.for_epochs(60), stage, lambda _: None, overrides=["sequence_len=0"])
+    run = DemoRun(recipe, "test-run", DemoPlan.for_epochs(60), stage, lambda _: None, overrides=["sequence_len=0"])
     with pytest.raises(SwarmError, match=r"(?s)monitor ended with exit code 2.*sequence_len"):
         run.perform()
 
@@ -58,6 +58,6 @@ def survivors(**changes: str) -> list[ActorReport]:
 
 def test_one_different_bit_is_a_broken_promise() -> None:
     claim = "all survivors hold bit-identical parameters"
-    assert {check.claim: check.holds for check in checks(survivors(), Plan(2, 9))}[claim]
-    differing = checks(survivors(**{"trainer-3": "b"}), Plan(2, 9))
+    assert {check.claim: check.holds for check in checks(survivors(), DemoPlan(2, 9))}[claim]
+    differing = checks(survivors(**{"trainer-3": "b"}), DemoPlan(2, 9))
     assert not {check.claim: check.holds for check in differing}[claim]

@@ -17,18 +17,18 @@ import asyncio
 
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.messages import Compare, CompareAnswer, Confirm, ConfirmAnswer, Decided, Prepared
-from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.consensus.strangers import Confirms
 from swarmcli.errors import NetworkError
 
 
-def bound(mates: Mates) -> float:
+def bound(mates: GroupCalls) -> float:
     """Seconds to compare."""
     options = mates.options
     return options.compare + min(options.compare_trips * mates.slowest_round_trip, options.most_compare_trips)
 
 
-async def confirm(mates: Mates, votes: RoundVotes, prepared: Prepared) -> ConfirmAnswer:
+async def confirm(mates: GroupCalls, votes: RoundVotes, prepared: Prepared) -> ConfirmAnswer:
     """Compares with all others, then answers the leader or proposer."""
     guarded = votes.guarded
     if votes.decided is not None:
@@ -66,7 +66,7 @@ def _refusal(votes: RoundVotes, prepared: Prepared) -> ConfirmAnswer:
     return ConfirmAnswer(unlike=() if votes.guarded is None else votes.guarded.seen.unlike(prepared.votes))
 
 
-async def _ask(mates: Mates, votes: RoundVotes, prepared: Prepared, other: int) -> bool:
+async def _ask(mates: GroupCalls, votes: RoundVotes, prepared: Prepared, other: int) -> bool:
     """Whether another voter has nothing against it. A voter that cannot be reached has nothing."""
     question = Compare(mates.group.group_id, prepared)
     try:
@@ -84,7 +84,7 @@ async def _ask(mates: Mates, votes: RoundVotes, prepared: Prepared, other: int) 
     return not votes.electorate.is_prepared(standing, thin=True)
 
 
-async def gather_confirms(mates: Mates, votes: RoundVotes, prepared: Prepared) -> Decided | None:
+async def gather_confirms(mates: GroupCalls, votes: RoundVotes, prepared: Prepared) -> Decided | None:
     """Has a certificate confirmed by a quorum. None: too few confirm it, or not within the time for it."""
     confirms = Confirms(prepared, votes.electorate)
     question = Confirm(mates.group.group_id, prepared)

@@ -20,7 +20,7 @@ from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus import messages
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.comparing import gather_confirms
-from swarmcli.averaging.consensus.presence import Attendance, Mates
+from swarmcli.averaging.consensus.presence import Attendance, GroupCalls
 from swarmcli.averaging.consensus.proposer import BallotZero, Parts, Proposer
 from swarmcli.backoff import Backoff, growing
 from swarmcli.errors import CallRefused, NetworkError
@@ -33,7 +33,7 @@ class Agreement:
 
     def __init__(
         self,
-        mates: Mates,
+        mates: GroupCalls,
         votes: RoundVotes,
         parts: Parts,
         options: AllreduceOptions,

@@ -73,7 +73,7 @@ class ConsensusOptions:
     grace_trips: float = 10.0
 
 
-class Mates:
+class GroupCalls:
     """Calls between the members of one group, by their indices."""
 
     def __init__(
@@ -144,7 +144,7 @@ class Mates:
 class Attendance:
     """Watches the members that have not begun."""
 
-    def __init__(self, mates: Mates, patience: float) -> None:
+    def __init__(self, mates: GroupCalls, patience: float) -> None:
         """`patience`: seconds for a member that answers to begin."""
         self.strangers: set[int] = set()  # members that have left, or know nothing of the round
         self.begun = {index: asyncio.Event() for index in mates.others}  # to be set from outside

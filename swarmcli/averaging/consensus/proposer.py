@@ -34,7 +34,7 @@ from swarmcli.averaging.consensus.ballots import (
 )
 from swarmcli.averaging.consensus.certificate import signed, value_hash
 from swarmcli.averaging.consensus.comparing import gather_confirms
-from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.consensus.strangers import GuardedProposal, GuardedTally
 from swarmcli.errors import CallRefused, NetworkError, UnknownMethod
 from swarmcli.network.loop_thread import loop_time, set_within
@@ -47,7 +47,7 @@ class BallotZero:
     ballot zero is dead.
     """
 
-    def __init__(self, mates: Mates, votes: RoundVotes) -> None:
+    def __init__(self, mates: GroupCalls, votes: RoundVotes) -> None:
         self.failed = asyncio.Event()  # this ballot comes to no decision by itself
         self.enough = asyncio.Event()  # in a guarded group: so many have voted, or cannot, that the rest get a moment
         self.decided: messages.Decided | None = None
@@ -184,7 +184,7 @@ class Parts(Protocol):
 class Proposer:
     """All ballots of one member in one round."""
 
-    def __init__(self, mates: Mates, votes: RoundVotes, parts: Parts, doubted: Set[int] = frozenset()) -> None:
+    def __init__(self, mates: GroupCalls, votes: RoundVotes, parts: Parts, doubted: Set[int] = frozenset()) -> None:
         """`doubted`: members that this one itself has found too slow; may grow."""
         self.follows: int | None = None  # a member of a lower rank that leads, as others see it
         self.had_quorum = False  # in the last ballot enough members have promised

@@ -266,7 +266,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FollowPlan:
     """The leaders and their followers, as one peer would have them by all that it knows."""
 
     leaders: list[PeerID]  # by rank
@@ -294,7 +294,7 @@ def make_plan(
     now: float,
     connected: Callable[[PeerID], bool] = lambda peer: False,
     coming: float = 0,
-) -> Plan:
+) -> FollowPlan:
     """The candidates in order of rank, cut into chunks of even size, each led by its first.
 
     Peers that can be dialed directly, over relays and not at all are cut apart and each chunk gets its share of all
@@ -330,7 +330,7 @@ def make_plan(
         else:
             continue
         leader_of.update((peer, leader) for peer in chunk if peer != leader)
-    return Plan(leaders, leader_of, crowded=len(chunks) > 1, rest=rest)
+    return FollowPlan(leaders, leader_of, crowded=len(chunks) > 1, rest=rest)
 
 
 def count_groups(candidates: int, able: int, target_size: int | None, minimum_size: int) -> int:

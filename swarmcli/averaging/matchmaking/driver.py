@@ -18,8 +18,8 @@ from swarmcli.averaging.matchmaking.messages import (
     METHODS,
     Answer,
     Begin,
+    GroupInvitation,
     Heartbeat,
-    Invitation,
     Join,
     Leave,
     Progress,
@@ -98,14 +98,14 @@ class SearchDriver:
 
     # Messages of others
 
-    def hear(self, peer: PeerID, message: Join | Invitation | Heartbeat | Progress | Leave) -> Answer | Pulse:
+    def hear(self, peer: PeerID, message: Join | GroupInvitation | Heartbeat | Progress | Leave) -> Answer | Pulse:
         """Another peer's message to this one; see messages."""
         search, now = self.search, loop_time()
         self._wake.set()
         match message:
             case Join():
                 return search.on_join(message, now)
-            case Invitation():
+            case GroupInvitation():
                 return search.on_invitation(message, now)
             case Heartbeat():
                 return Pulse(search.on_heartbeat(peer, message, now), self._control.progress)
@@ -197,7 +197,7 @@ class SearchDriver:
         if moves.ask is not None:
             self._jobs.spawn(self._request(*moves.ask, self.search.on_answer))
         for peer, leader in moves.invite:
-            self._jobs.spawn(self._request(peer, Invitation(self.search.me, leader), self.search.on_reply))
+            self._jobs.spawn(self._request(peer, GroupInvitation(self.search.me, leader), self.search.on_reply))
         self._leave(moves.leave)
 
     def _watch(self) -> None:
@@ -232,7 +232,7 @@ class SearchDriver:
     # Jobs beside the moves
 
     async def _request(
-        self, peer: PeerID, message: Join | Invitation, heed: Callable[[PeerID, Answer, float], None]
+        self, peer: PeerID, message: Join | GroupInvitation, heed: Callable[[PeerID, Answer, float], None]
     ) -> None:
         if (entry := self.search.known.entries.get(peer)) is not None:
             self._endpoint.learn(peer, entry.candidate.addresses)

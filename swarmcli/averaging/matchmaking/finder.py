@@ -27,9 +27,9 @@ from swarmcli.averaging.matchmaking.messages import (
     Begin,
     Bucket,
     Candidate,
+    GroupInvitation,
     Heartbeat,
     IncomingBegin,
-    Invitation,
     Join,
     Leave,
     Offer,
@@ -117,7 +117,7 @@ class GroupFinder:
         self._started = loop_time()
         handlers: dict[type, Callable[[PeerID, Any], Awaitable[Any]]] = {
             Join: self._on_request,
-            Invitation: self._on_request,
+            GroupInvitation: self._on_request,
             Heartbeat: self._on_sign,
             Progress: self._on_sign,
             Leave: self._on_sign,
@@ -411,7 +411,7 @@ class GroupFinder:
 
     # Messages of others
 
-    async def _on_request(self, peer: PeerID, message: Join | Invitation) -> Answer | Pulse:
+    async def _on_request(self, peer: PeerID, message: Join | GroupInvitation) -> Answer | Pulse:
         """Answers for the search in the bucket that the message names. Declarations may be out of date, so others may
         name this peer's former bucket."""
         self._ban_news.bans.check(peer)

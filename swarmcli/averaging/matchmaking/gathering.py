@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.group import MAX_MEMBERS, Group
-from swarmcli.averaging.matchmaking.candidates import Candidates, Entry, Memory, Plan
+from swarmcli.averaging.matchmaking.candidates import Candidates, Entry, FollowPlan, Memory
 from swarmcli.averaging.matchmaking.messages import Join
 from swarmcli.averaging.seats import Bid, Seats, decide
 from swarmcli.network import wire
@@ -185,7 +185,7 @@ class Gathering:
             awaited = (awaited | self._memory.idle()) - self.seen
         return awaited.difference(self.followers, (self._me,), self._shunned, self._crowded_out)
 
-    def expected(self, plan: Plan, known: Candidates, now: float) -> list[Entry]:
+    def expected(self, plan: FollowPlan, known: Candidates, now: float) -> list[Entry]:
         """The candidates that should follow this peer and are not here yet."""
         own = (peer for peer, leader in plan.leader_of.items() if leader == self._me)
         entries = [known.entries[peer] for peer in own if peer not in self.followers.keys() | self._crowded_out]
@@ -193,7 +193,7 @@ class Gathering:
         return [entry for entry in entries if not (plan.crowded and entry.follows_until > now)]
 
     def open_until(
-        self, plan: Plan, expected: Iterable[Entry], asked: dict[PeerID, float], hedge: float
+        self, plan: FollowPlan, expected: Iterable[Entry], asked: dict[PeerID, float], hedge: float
     ) -> list[float]:
         """How long the group stays open for each peer that is expected, or was asked and has not answered."""
         one_for_all = self.awaits_holders and not plan.crowded

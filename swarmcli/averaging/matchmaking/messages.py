@@ -110,7 +110,7 @@ class Join(msgspec.Struct, frozen=True):
         check_terms(self.terms)
 
 
-class Invitation(msgspec.Struct, frozen=True):
+class GroupInvitation(msgspec.Struct, frozen=True):
     """Down the ranks: "ask `to`", which is the sender, or the leader that the sender now follows itself."""
 
     sender: Candidate
@@ -187,7 +187,7 @@ class Pulse(msgspec.Struct, frozen=True):
 
 METHODS: dict[type, tuple[str, type]] = {
     Join: ("join", Answer),
-    Invitation: ("invite", Answer),
+    GroupInvitation: ("invite", Answer),
     Heartbeat: ("beat", Pulse),
     Progress: ("push", Pulse),
     Leave: ("leave", Pulse),

@@ -23,14 +23,22 @@ import msgspec
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest
 from swarmcli.averaging.group import Group
-from swarmcli.averaging.matchmaking.candidates import Candidates, Conflicts, Entry, Memory, Plan, Settling, make_plan
+from swarmcli.averaging.matchmaking.candidates import (
+    Candidates,
+    Conflicts,
+    Entry,
+    FollowPlan,
+    Memory,
+    Settling,
+    make_plan,
+)
 from swarmcli.averaging.matchmaking.gathering import Gathering
 from swarmcli.averaging.matchmaking.messages import (
     MAX_GONE,
     Answer,
     Candidate,
+    GroupInvitation,
     Heartbeat,
-    Invitation,
     Join,
     differing_terms,
     place_in,
@@ -186,7 +194,7 @@ class Search:
         asking that peer in turn, so that no two follow each other."""
         return self.leader is None and bool(self.gathering.followers) and peer not in self._asked
 
-    def on_invitation(self, invitation: Invitation, now: float) -> Answer:
+    def on_invitation(self, invitation: GroupInvitation, now: float) -> Answer:
         """The sender invites this peer to ask a leader: itself, or the one that it and its followers follow now."""
         sender, to = invitation.sender, invitation.to
         if self.known.shunned & {sender.peer_id, to.peer_id}:
@@ -478,7 +486,7 @@ class Search:
         waiting = any(at > now for at in late_at)  # a late answer holds up nothing: this peer asks the next in rank too
         ready_at = self.settling.ready_at if self._named is None else -math.inf
         # Before things have settled no peer knows into which groups all will divide, so this one expects nobody.
-        plan = self._plan(waiting, now) if now >= ready_at else Plan([], {}, crowded=True)
+        plan = self._plan(waiting, now) if now >= ready_at else FollowPlan([], {}, crowded=True)
         expected = self.gathering.expected(plan, self.known, now)
         hopes = self.gathering.open_until(plan, expected, self._asked, self.settling.hedge)
         hoping = any(until > now for until in hopes)
@@ -490,7 +498,7 @@ class Search:
         for when in (ready_at, *hopes, *late_at):
             self._wake_by(when, now)
 
-    def _plan(self, waiting: bool, now: float) -> Plan:
+    def _plan(self, waiting: bool, now: float) -> FollowPlan:
         present = self.known.present(now)
         if not waiting:
             # A peer that is slow to answer may still do so; meanwhile this one asks the next in rank.
@@ -499,7 +507,7 @@ class Search:
         coming = math.inf if self.me.bits else len(self.gathering.awaited())
         return make_plan(ranked, self.options, now, self._connected, coming if self.gathering.awaits_holders else 0)
 
-    def _reach_out(self, plan: Plan, expected: list[Entry], hoping: bool, now: float) -> bool:
+    def _reach_out(self, plan: FollowPlan, expected: list[Entry], hoping: bool, now: float) -> bool:
         """Asks a leader, or else invites the expected peers. Returns whether this peer may come to follow."""
         leader = self._whom_to_ask(plan, hoping, now)
         if leader is None:
@@ -520,7 +528,7 @@ class Search:
         self._wake_by(now + self.settling.hedge, now)
         return True
 
-    def _whom_to_ask(self, plan: Plan, hoping: bool, now: float) -> Entry | None:
+    def _whom_to_ask(self, plan: FollowPlan, hoping: bool, now: float) -> Entry | None:
         """The leader that this peer should follow, now or at its `ask_at`; None if it should lead, or can only wait."""
         entries = self.known.entries
         order = [entries[peer] for peer in plan.nearest(self.me.peer_id) if peer in entries]

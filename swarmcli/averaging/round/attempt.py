@@ -24,7 +24,7 @@ from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.certificate import DoubleVote
 from swarmcli.averaging.consensus.leader import Agreement
 from swarmcli.averaging.consensus.messages import Again, Committed, Decision, Report
-from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round import pace
 from swarmcli.averaging.round.auditing import Audits
@@ -89,7 +89,7 @@ class Attempt:
         may follow."""
         self.group, self.holdings, self.trust = group, holdings, options.trust
         self._service, self._options, self._again, self._last = service, options, again, last
-        self.mates = mates = Mates(service.endpoint, service.method, group)
+        self.mates = mates = GroupCalls(service.endpoint, service.method, group)
         everyone = frozenset(range(len(group)))
         members = everyone if again is None else everyone & set(again.members)
         self._plan = plan = holdings.plan if again is None else _missing(holdings, again)

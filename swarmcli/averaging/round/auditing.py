@@ -42,7 +42,7 @@ from swarmcli.averaging.audit.verdict import Terms
 from swarmcli.averaging.bans import Bans
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.messages import DIGEST_BYTES, MAX_PARTS, SignedAverages
-from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.round.buffers import Average, Inputs, Results
 from swarmcli.averaging.round.messages import AccusationHeader, Exhibit, InputHeader, InputsRequest
 from swarmcli.averaging.round.plan import Part, Plan
@@ -69,7 +69,7 @@ class Audits:
 
     def __init__(
         self,
-        mates: Mates,
+        mates: GroupCalls,
         plan: Plan,
         prefix: str,
         senders: Sequence[int],

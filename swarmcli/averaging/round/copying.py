@@ -9,7 +9,7 @@ from dataclasses import replace
 from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.messages import HoldingsAnswer, HoldingsQuestion
-from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.round.buffers import Average, Holdings, Results, digest_at, result_digest
 from swarmcli.averaging.round.messages import CopyHeader, CopyRequest
 from swarmcli.averaging.round.plan import Part
@@ -42,7 +42,7 @@ class Copier:
     """Fetches averages from other members into the results of this one. Nothing else writes there meanwhile."""
 
     def __init__(
-        self, mates: Mates, holdings: Holdings, results: Results, options: AllreduceOptions, failed: set[int]
+        self, mates: GroupCalls, holdings: Holdings, results: Results, options: AllreduceOptions, failed: set[int]
     ) -> None:
         """`failed`: members that gave no copy of an average that they claim, or a false one. This member does not ask
         them again in this round; grows."""

@@ -29,7 +29,7 @@ import torch
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
 from swarmcli.averaging.consensus.certificate import RoundCertificate
 from swarmcli.averaging.consensus.messages import MAX_WORDS, GroupID, Index, Words
-from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.group import MAX_MEMBERS, Group
 from swarmcli.averaging.round.allreduce import Allreduce, AllreduceResult, contributions
 from swarmcli.averaging.round.pace import Lessons
@@ -148,7 +148,7 @@ class PhaseNews:
 
     async def ask(self, group: Group, steps: int) -> StepAnswer:
         """The answer of the leader, or of the first member that knows. Raises RoundUndecided if none does."""
-        mates = Mates(self._service.endpoint, self._service.method, group)
+        mates = GroupCalls(self._service.endpoint, self._service.method, group)
         for member in mates.others:
             if member not in mates.group.auxiliaries:
                 try:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.messages import MAX_WORDS
-from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, root_of
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
@@ -30,7 +30,7 @@ class PartReceiver:
 
     def __init__(
         self,
-        mates: Mates,
+        mates: GroupCalls,
         plan: Plan,
         reducer: Reducer,
         members: list[int],

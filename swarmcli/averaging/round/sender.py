@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from swarmcli.averaging.audit.signed import digest_of
 from swarmcli.averaging.config import MAX_WEIGHT, MIN_WEIGHT, AllreduceOptions
 from swarmcli.averaging.consensus.messages import MAX_WORDS, SignedAverages
-from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, Inputs, Results, plain, root_of
 from swarmcli.averaging.round.messages import AverageHeader, Farewell, OpenExchange, PartHeader, SenderTerms
@@ -53,7 +53,7 @@ class Gathered:
         return "; ".join(filter(None, dict.fromkeys([self.complaint, *self.failures.values()])))[:MAX_WORDS]
 
 
-class _Visit:
+class _ReducerVisit:
     """A reducer that is harder to dial than this member opens its stream here. The stream stays open until the exchange
     is over."""
 
@@ -67,7 +67,7 @@ class PartSender:
 
     def __init__(
         self,
-        mates: Mates,
+        mates: GroupCalls,
         plan: Plan,
         senders: Sequence[int],
         mine: Inputs | None,
@@ -95,7 +95,7 @@ class PartSender:
         self._reducers = [index for index in plan.by_reducer if index != mates.me and active]
         self._sent = 0  # reducers that have got all of their parts
         visitors = (index for index in self._reducers if reducer_opens(members[index], members[mates.me]))
-        self._visits = {reducer: _Visit() for reducer in visitors}
+        self._visits = {reducer: _ReducerVisit() for reducer in visitors}
         self._doubts: dict[int, asyncio.Event] = {}  # reducer that owes averages → set when another member lost it
         if mine is not None and mine.note:
             self.left_out[mates.me] = mine.note
@@ -280,7 +280,7 @@ class PartSender:
             raise ProtocolViolation(f"its average of part {case.terms.part} is false")
 
 
-async def _look_whether_begun(mates: Mates, tempo: Tempo, reducer: int) -> None:
+async def _look_whether_begun(mates: GroupCalls, tempo: Tempo, reducer: int) -> None:
     """A reducer that has not begun yet is late, not slow. If it sends parts, this member's own reducer knows its
     beginning; this member asks other reducers, once they are so late that it matters. One that says nothing is slow."""
     await asyncio.sleep(tempo.patience)

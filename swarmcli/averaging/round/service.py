@@ -22,7 +22,7 @@ from swarmcli.averaging.consensus.ballots import ZERO
 from swarmcli.averaging.consensus.certificate import DoubleVote
 from swarmcli.averaging.consensus.comparing import compare, confirm
 from swarmcli.averaging.consensus.leader import Agreement
-from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.buffers import Average, Holdings
@@ -329,7 +329,7 @@ class AllreduceService:
             round_.agreement.note_sign(votes.member(peer))
             if not votes.electorate.is_prepared(message.prepared):
                 await round_.agreement.meeting()
-        answer = await confirm(Mates(self.endpoint, self.method, votes.group), votes, message.prepared)
+        answer = await confirm(GroupCalls(self.endpoint, self.method, votes.group), votes, message.prepared)
         self._settle(message.group_id, votes)
         return answer
 

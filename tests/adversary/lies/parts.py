@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from swarmcli.averaging.audit.signed import averages_root, digest_of
-from swarmcli.averaging.bans import BanNews, Told, UnlikeAverages
+from swarmcli.averaging.bans import BanNews, ToldEvidence, UnlikeAverages
 from swarmcli.averaging.config import MAX_WEIGHT
 from swarmcli.averaging.consensus.messages import DIGEST_BYTES, HoldingsAnswer, Report, SignedAverages
 from swarmcli.averaging.group import Group
@@ -245,7 +245,7 @@ def false_accusations(liar: Liar) -> None:
         evidence = UnlikeAverages(victim, averager.config.prefix, group_id, lists[0], lists[1])
         liar.told.append("a false accusation")
         try:
-            await liar.endpoint.call(teller, method, Told((wire.encode(evidence),)), Told, timeout=5)
+            await liar.endpoint.call(teller, method, ToldEvidence((wire.encode(evidence),)), ToldEvidence, timeout=5)
         except NetworkError as error:
             liar.told.append(f"refused: {error}")
 

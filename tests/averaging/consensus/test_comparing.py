@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Outcome, Swarm
@@ -17,13 +17,13 @@ from tests.averaging.rounds import Kind, Outcome, Swarm
 @pytest.mark.parametrize(("dead", "kind"), [(None, "vote"), (3, "confirm")])
 def test_only_who_is_missing_costs_messages(dead: int | None, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: Counter[str] = Counter()
-    ask = Mates.ask
+    ask = GroupCalls.ask
 
-    async def counted(mates: Mates, index: int, name: str, *rest: Any) -> Any:
+    async def counted(mates: GroupCalls, index: int, name: str, *rest: Any) -> Any:
         asked[name] += 1
         return await ask(mates, index, name, *rest)
 
-    monkeypatch.setattr(Mates, "ask", counted)
+    monkeypatch.setattr(GroupCalls, "ask", counted)
 
     async def main() -> list[Outcome | None]:
         async with Swarm([Kind(), Kind(), Kind(), Kind(bandwidth=0)], bandwidth=60_000.0) as swarm:

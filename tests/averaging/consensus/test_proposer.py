@@ -21,7 +21,7 @@ from swarmcli.averaging.consensus.messages import (
     Report,
     VoteMessage,
 )
-from swarmcli.averaging.consensus.presence import Mates
+from swarmcli.averaging.consensus.presence import GroupCalls
 from swarmcli.averaging.consensus.proposer import BallotZero
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.allreduce import AllreduceResult
@@ -171,5 +171,5 @@ def test_the_leader_counts_no_vote_after_its_promise() -> None:
     virtual_time.run(main())
 
 
-def _mates(swarm: Swarm, group: Group) -> Mates:
-    return Mates(swarm.peers[0].endpoint, swarm.peers[0].service.method, group)
+def _mates(swarm: Swarm, group: Group) -> GroupCalls:
+    return GroupCalls(swarm.peers[0].endpoint, swarm.peers[0].service.method, group)

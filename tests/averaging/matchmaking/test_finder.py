@@ -15,8 +15,8 @@ from swarmcli.averaging.matchmaking.messages import (
     Answer,
     Begin,
     Candidate,
+    GroupInvitation,
     Heartbeat,
-    Invitation,
     Join,
     Leave,
     Progress,
@@ -80,7 +80,7 @@ def test_nobody_speaks_for_another() -> None:
             with pytest.raises(CallRefused, match="only speak for itself"):
                 await at_leader.say(join_of(other))
             with pytest.raises(CallRefused, match="only speak for itself"):
-                await at_leader.say(Invitation(other, other))
+                await at_leader.say(GroupInvitation(other, other))
             await finish(peers, controls)
 
     run(main())
@@ -173,7 +173,7 @@ def test_requests_for_another_bucket_are_refused(tag: bytes, bits: str) -> None:
             with pytest.raises(CallRefused, match="not looking for such a group"):
                 await at_leader.say(join_of(me))
             with pytest.raises(CallRefused, match="not looking for such a group"):
-                await at_leader.say(Invitation(me, me))
+                await at_leader.say(GroupInvitation(me, me))
             await finish(peers, controls)
 
     run(main())
@@ -233,7 +233,7 @@ def test_an_endless_leader_cannot_take_a_group_away_for_good() -> None:
                 return Answer("accepted", me)
 
             attacker.endpoint.serve(method_name("test", Join), Join, accept)
-            assert (await at_leader.say(Invitation(me, me))).verdict == "coming"
+            assert (await at_leader.say(GroupInvitation(me, me))).verdict == "coming"
             await asyncio.sleep(30)
             await finish(peers, controls)
 

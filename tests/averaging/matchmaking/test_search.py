@@ -8,7 +8,7 @@ import pytest
 
 from swarmcli.averaging.config import MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest
-from swarmcli.averaging.matchmaking.messages import Answer, Candidate, Heartbeat, Invitation, Join, rank_of
+from swarmcli.averaging.matchmaking.messages import Answer, Candidate, GroupInvitation, Heartbeat, Join, rank_of
 from swarmcli.network.identity import PeerID
 from tests.averaging.table import Seat, Table, join_of, peer_id
 
@@ -209,7 +209,7 @@ def test_a_follower_names_its_leader() -> None:
     follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me, patience=1.0), 0.1)
     third = _ranked_after(follower.search.me)
     assert follower.search.on_join(join_of(third), 0.2) == Answer("follow", follower.search.me, leader.search.me)
-    reply = follower.search.on_invitation(Invitation(third, third), 0.2)
+    reply = follower.search.on_invitation(GroupInvitation(third, third), 0.2)
     assert reply == Answer("follow", follower.search.me, leader.search.me)
 
 
@@ -227,7 +227,7 @@ def test_a_redirection_that_overtakes_the_acceptance_counts() -> None:
     better = _ranked_before(leader.search.me)
     follower.search.learn(leader.search.me, 0.0)
     follower.search.moves(0.0)
-    follower.search.on_invitation(Invitation(leader.search.me, better), 0.1)
+    follower.search.on_invitation(GroupInvitation(leader.search.me, better), 0.1)
     follower.search.on_answer(leader.search.me.peer_id, Answer("accepted", leader.search.me, patience=1.0), 0.1)
     moves = follower.search.moves(0.1)
     assert moves.ask == asks(follower, better, 0.1) and moves.leave == [leader.search.me.peer_id]
