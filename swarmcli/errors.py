@@ -201,7 +201,7 @@ class InputRefused(AveragingError):
 
 
 class RoundFailed(AveragingError):
-    """The round was given up by the whole group; nobody's tensors changed."""
+    """The whole group gave the round up, or its members handed in too few samples; nobody's tensors changed."""
 
     def __init__(self, reason: str, suspects: Sequence[bytes] = ()) -> None:
         super().__init__(reason)

@@ -329,15 +329,18 @@ class AveragerCore:
             known = bool(result.weights) or not self.config.auxiliary
             if request.weighs and known and request.target is not None:
                 claims, absent = round_.group.claims, experience.withheld(round_.group, result.weights)
-                handed_in = math.fsum(claim for peer, claim in claims.items() if peer not in absent)
-                if 2 * handed_in < request.target:
+                kept = math.fsum(claim for peer, claim in claims.items() if peer not in absent)
+                if 2 * kept < request.target:
                     experience.note_short()
                     # The leader has listed them. Members may have been killed: the first time costs the leader nothing.
                     if round_.group.leader != self.node.peer_id:
                         self.finder.doubt(round_.group.leader, "it led a round that fell short", lost=True, led=True)
                     slow = round_.lessons.sending.keys() - result.weights.keys()
                     withheld = absent - slow
-                    raise RoundFailed(f"its members handed in {handed_in:g} of {request.target:g} samples")
+                    raise RoundFailed(
+                        f"members that kept their word had claimed {kept:g} of {request.target:g} samples, less than "
+                        "half; the samples wait for the next round"
+                    )
             self.doubts.note_group(frozenset(member.peer_id for member in round_.group.members))
             self.finder.sightings.note_committed(began, loop_time(), result.weights)
             return result

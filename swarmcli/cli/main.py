@@ -71,8 +71,8 @@ _PANELS = {
         "without reading data.",
         "netcheck:netcheck": "Find out whether others can dial this computer, what its router does, and how fast its "
         "link is.",
-        "closed:members": "Show who takes part in a run and what each has given; to the owner of a closed run also "
-        "by which invitation.",
+        "closed:members": "Show what each peer has given to a run; to the owner of a closed run also who takes "
+        "part, by which invitation.",
     },
     "Own a closed run": {
         "closed:invite": "Make a link by which somebody joins a closed run.",

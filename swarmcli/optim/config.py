@@ -22,8 +22,7 @@ Role = Literal["trainer", "auxiliary", "monitor"]
 
 @dataclass(frozen=True, slots=True)
 class PeerDescription:
-    """Who a peer says it is. `name` and `team` are public; longer ones are cut to 64
-    characters."""
+    """Who a peer says it is. All of it is public; texts beyond 64 characters are cut."""
 
     role: Role = "trainer"
     name: str = ""

@@ -181,7 +181,10 @@ class Limits(Section):
         None, "", "pauses on a metered network", "no: pauses while the network is one that is paid by volume"
     )
     temperature: Annotated[float, BeforeValidator(_read_degrees)] | None = limit(
-        None, " °C", "pauses at {}", "pauses at this many °C, and goes on when it is 5 °C cooler"
+        None,
+        " °C",
+        "pauses at {}",
+        "pauses when the processor or a graphics card has this many °C, and goes on when it is 5 °C cooler",
     )
 
     @field_validator("*", mode="before")

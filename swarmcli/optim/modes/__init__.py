@@ -1,6 +1,8 @@
 """The ways to train, one file for each, and which of them the Optimizer's `grad_averager` chooses.
 
-A new way is a subclass of Mode in a file here, a line in MODES, and a section of the recipe.
+A new way is a subclass of Mode in a file here, a line in MODES, and a key or a value of the recipe. A new way to
+average gradients (`gradient_averaging.method`) is a GradientMethod in `optim/gradients` and its averager. Search for
+`powersgd` to find what names one: the recipe's checks, the memory that it takes, and its words for people.
 """
 
 from __future__ import annotations

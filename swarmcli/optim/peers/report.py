@@ -182,9 +182,10 @@ def credited(
 
 
 class PeerReport(pydantic.BaseModel):
-    """Signed by the peer it is about. Everything in it is a claim, and its texts are a stranger's."""
+    """Signed by the peer it is about. Everything in it is a claim, and its texts are a stranger's. Fields of a later
+    version are left out: a report that adds one, with a default, is still read by peers of this version."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     terms: str = Field(max_length=64)  # a digest of the fingerprint: peers with another one are of another run
     role: Role
