@@ -168,7 +168,7 @@ def members(
     run_key: KeyFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
 ) -> None:
-    """Show who takes part in a run and what each has given; to the owner of a closed run also by which invitation.
+    """Show what each peer has given to a run; to the owner of a closed run also who takes part, by which invitation.
 
     Examples: swarm members; swarm members recipe.yaml --teams; swarm members --sort hours -n 10 --json
     """
