@@ -56,7 +56,7 @@ class Clock:
         self._monotonic = monotonic or _monotonic
         self._anchor: float | None = None  # raw() less monotonic()
         self._samples: OrderedDict[bytes, _Sample] = OrderedDict()
-        # Of dialed peers whose clocks are further off than is corrected: by peer, or by network.
+        # Offsets of dialed peers whose clocks are further off than is corrected: by peer, or by network.
         self._beyond: dict[Hashable, float] = {}
         self._changed = False
         self._first_sample = math.inf  # when it was taken, on the monotonic clock

@@ -197,7 +197,7 @@ class NoReducerError(AveragingError):
 
 
 class InputRefused(AveragingError):
-    """What a member sent cannot be averaged. The member is left out from there on; the round goes on without it."""
+    """A member's input cannot be averaged. The member is left out from there on; the round goes on without it."""
 
 
 class RoundFailed(AveragingError):

@@ -1,4 +1,4 @@
-"""What happened, as typed values that anyone may subscribe to.
+"""Events as typed values that anyone may subscribe to.
 
 The core packages emit events and know nobody who listens. Roles subscribe the journal and the terminal. The journal
 keeps a value as it was emitted and gives the same type back, so a fact looks alike in the core, in the file, on the
@@ -71,7 +71,7 @@ class OwnAddressesChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class ReachabilityChanged(Event):
-    """Who can dial this peer, as it has found out by now. `sentence` says to people what that means."""
+    """This peer has found out who can dial it. `sentence` says to people what that means."""
 
     dialable: bool | None  # from as far away as `scope`; None: not known yet
     scope: str  # "host", "lan" or "internet"
@@ -194,7 +194,7 @@ class EpochCredited(Event):
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one identity has given to a run, over all its starts and homes, as far as those who keep count know.
+    """One identity's contribution to a run, over all its starts and homes, as far as those who keep count know.
 
     Samples and hours are *claimed*: nobody can see how many samples another computer has computed, only how many its
     rounds let it count. Rounds, bytes and presence were *seen*. Name and team are what the peer calls itself.
@@ -214,7 +214,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Booked(Event):
-    """What an identity has given more, as one who keeps count writes it down: the journal adds up, by peer.
+    """An addition to an identity's contribution, as one who keeps count writes it down: the journal adds up, by peer.
 
     `own_samples` are those that its own rounds have credited; the others another writer told of.
     """

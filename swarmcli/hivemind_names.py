@@ -28,7 +28,7 @@ _DHT = {
     "record_validator": "record_validators, a list",
 }
 
-# Of hivemind's DHT, its node and its daemon.
+# Arguments of hivemind's DHT, its node and its daemon.
 _NOT_NEEDED = """
     p2p daemon num_workers node_id bucket_size depth_modulo parallel_rpc wait_timeout refresh_timeout cache_nearest
     cache_size cache_refresh_before_expiry cache_on_store reuse_get_requests chunk_size blacklist_time backoff_rate

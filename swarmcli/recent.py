@@ -1,4 +1,4 @@
-"""What is remembered of many: at most so many entries, those that were put in longest ago go first."""
+"""A memory of bounded size: the entry that was put in longest ago goes first."""
 
 from __future__ import annotations
 

@@ -118,7 +118,8 @@ def _gone_in_words(removed: Sequence[CheckpointInfo], *, dry_run: bool) -> str:
 
 
 def _pruned(directory: Path, rules: Keep, *, dry_run: bool) -> list[CheckpointInfo]:
-    """What a peer's directory loses. Where the peer does not run, what an earlier one left half is put right before."""
+    """Removes what a peer's directory may lose. Where no peer runs, it first puts right what an earlier one left half
+    done."""
     shelf = Shelf(directory, rules)
     with ExitStack() as stack:
         if not dry_run and _is_free(directory.parent, stack):

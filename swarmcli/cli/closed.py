@@ -1,4 +1,4 @@
-"""What the owner of a run types: `swarm invite`, `revoke`, `sign` and `members`."""
+"""The verbs of a run's owner: `swarm invite`, `revoke`, `sign` and `members`."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def _is_owner(recipe: Recipe, run_key: Path | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _ToldHere:
-    """What a running peer of this user knows of the contributions; `rests_on`: whose word that is."""
+    """The contributions that a running peer of this user knows; `rests_on` says whose word they are."""
 
     contributions: Sequence[Contribution]
     rests_on: str
@@ -287,7 +287,8 @@ def _run_named(what: str | None, overrides: list[str], peers: list[str]) -> _Run
 
 
 def _known_in(run_id: str) -> list[str]:
-    """Whom a peer of this user in a run knows, where none has given out a link; `[]`: there is no such peer."""
+    """Returns the contacts of a peer of this user in the run, where no link was given; `[]` if there is no such
+    peer."""
     try:
         home = journal_of(run_id).parent
     except UsageError:

@@ -1,4 +1,4 @@
-"""What joining by a link will do on this computer, in lines that a volunteer understands, and the one question.
+"""Tells a volunteer in plain lines what joining by a link will do on this computer, and asks the one question.
 
 Every line says what the code does, with the numbers that can be known before anything is read or downloaded. Texts of
 the recipe come from a stranger and are shown as `printable` leaves them.
@@ -63,7 +63,7 @@ def sheet(
 
 
 def invitation_in_words(ticket: Ticket) -> str:
-    """What an invitation to a closed run is worth."""
+    """Says what an invitation to a closed run allows."""
     whom = "whoever takes it up first, and for that peer alone" if ticket.secret else "this computer's peer alone"
     until = moment(ticket.invitation.until)
     return f"a closed run, in which all are invited by its owner; this invitation is for {whom}, until {until}"
@@ -147,7 +147,7 @@ def _processor(recipe: Recipe, role: Role) -> str:
 
 
 def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
-    # Whom nobody can dial carries nothing for others, whatever it was told.
+    # A peer that nobody can dial carries nothing for others, whatever its options say.
     relays = (role != "trainer" if recipe.local.relay is None else recipe.local.relay) and not recipe.local.client_mode
     rate = megabytes(recipe.local.relay_rate or RelayBudgets().rate or 0)
     others = f"; besides, the connections of others, at most {rate} a second (--no-relay: none)" if relays else ""
@@ -192,7 +192,7 @@ def ask(role: Role) -> bool:
 
 
 def forget_what_was_typed() -> None:
-    """What was typed at this terminal before a question was there is no answer to it."""
+    """Drops what was typed at this terminal before the question was there: it is no answer to it."""
     if sys.platform == "win32":
         import msvcrt
 

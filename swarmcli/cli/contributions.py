@@ -1,4 +1,4 @@
-"""What each has given, on the terminal: the table of `swarm members`, the last line of `swarm join`, and
+"""Shows on the terminal what each peer has given: the table of `swarm members`, the last line of `swarm join`, and
 `swarm certificate`."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def teams_of(contributions: Sequence[Contribution]) -> list[Team]:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What of the list is wanted."""
+    """Which part of the list the user wants."""
 
     sort: str = "samples"
     by_team: bool = False
@@ -201,7 +201,7 @@ def _knows(book: Book) -> str:
 
 
 def as_json(given: Given, *, sort: str = "samples", last: int | None = None) -> dict[str, Any]:
-    """What `swarm members --json` prints of contributions."""
+    """Returns the contributions as `swarm members --json` prints them."""
     from swarmcli.run.contributions import listed
 
     return list_as_json(given.run_id, listed(given.entries), sort=sort, last=last) | {
@@ -235,8 +235,8 @@ def list_as_json(run_id: str, found: Sequence[Contribution], *, sort: str, last:
 
 
 def thanks(summary: Summary, standing: Attested | None) -> str:
-    """What this peer has given, in a line; "" for nothing. `standing`: monitors' word; None: there was none to ask, and
-    the peer's own count of this start is told."""
+    """Says in a line what this peer has given; "" for nothing. `standing`: monitors' word; None: there was none to ask,
+    and the peer's own count of this start is told."""
     if standing is None:
         if not summary.samples:
             return ""
@@ -352,7 +352,7 @@ def check(
 
 
 def in_words(made: ContributionCertificate) -> list[str]:
-    """What a certificate says, whose word that is, and what it does not prove."""
+    """Tells what a certificate says, whose word it is, and what it does not prove."""
     first = made.attestations[0]
     name = f"{first.entry.name}, " if first.entry.name else ""
     whose = f"{made.whom}: " if made.whom else ""
@@ -430,7 +430,7 @@ def beside(home: Path) -> list[Path]:
 
 
 def _attestations(home: Path, peers: Sequence[str]) -> Sequence[Attestation]:
-    """Of monitors that run now, or else those that the home has kept."""
+    """Returns the attestations of monitors that run now, or else those that the home has kept."""
     from swarmcli.cli.link import contacts_of
     from swarmcli.peer.home import read_link
     from swarmcli.peer.linked import LinkedRun

@@ -129,7 +129,7 @@ def stop(
 
 
 def _ask_to_stop(registry: LocalPeers, peer: LocalPeer, now: bool) -> Any:
-    """What it answers. One that cannot be asked yet, since it is still joining, has signals that say the same."""
+    """Asks a peer to stop; returns its answer. A peer that still joins cannot be asked: a signal tells it."""
     try:
         if peer.port is not None:
             seconds = NOW_SECONDS if now else client.SECONDS
@@ -202,7 +202,7 @@ def _left_after(seconds: float, registry: LocalPeers, homes: set[str]) -> set[st
 
 
 def _activity(registry: LocalPeers, peer: LocalPeer) -> Any:
-    """What it does now; None: it does not answer (any more)."""
+    """Asks the peer what it does now; None: it does not answer (any more)."""
     with suppress(ControlError):
         if peer.port is not None:
             return client.get(peer, "control", registry=registry, timeout=NOW_SECONDS).get("activity")
@@ -211,7 +211,8 @@ def _activity(registry: LocalPeers, peer: LocalPeer) -> Any:
 
 @contextmanager
 def _shown(silent: bool) -> Iterator[Callable[[str], object]]:
-    """What shows a text in the place of the one before, on a terminal; elsewhere nothing is shown."""
+    """Returns a function that shows a text in the place of the one before, on a terminal; elsewhere it shows
+    nothing."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -225,7 +226,7 @@ def _shown(silent: bool) -> Iterator[Callable[[str], object]]:
 
 
 def _asked(peer: LocalPeer, ask: Callable[[], Any]) -> dict[str, Any]:
-    """What became of one request; a peer that refuses keeps nobody from the others."""
+    """Returns how one request ended; a peer that refuses keeps nobody from the others."""
     result: dict[str, Any] = {"peer": peer.label, "role": peer.role, "run": peer.run_id, "home": peer.home}
     try:
         answer = ask()

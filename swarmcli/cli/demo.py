@@ -72,7 +72,7 @@ def prepare(directory: Path) -> None:
 
 
 def show(console: Console, actors: Sequence[ActorReport], verdict: Sequence[Expectation], seconds: float) -> None:
-    """What happened, as a table and what was expected."""
+    """Prints as a table what happened, and what was expected."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")

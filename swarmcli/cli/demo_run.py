@@ -48,7 +48,7 @@ class Expectation:
 
 @dataclass(slots=True)
 class ActorReport:
-    """What one process did, by its own journal and summary."""
+    """The deeds of one process, by its own journal and summary."""
 
     name: str
     role: str

@@ -26,7 +26,7 @@ from swarmcli.words import printable
 
 
 class ExitCode(IntEnum):
-    """What the command says to the shell."""
+    """Exit codes."""
 
     DONE = 0
     FAILURE = 1
@@ -53,7 +53,7 @@ def exit_code(error: BaseException) -> ExitCode:
 
 
 def words(error: SwarmError) -> str:
-    """What to tell a person; failed first contacts get a line each."""
+    """Returns the lines that tell a person of an error; each failed first contact gets one."""
     if not isinstance(error, BootstrapError) or not error.attempts:
         return str(error)
     lines = [
@@ -117,7 +117,7 @@ def stop_on_signals(
         if len(askers) == 2:
             end_process(ExitCode.INTERRUPTED)
             return
-        # Whoever is asked takes locks, and the interrupted main thread may hold one of them: asked from a thread.
+        # A thread of its own asks the peer: that takes locks, and the interrupted main thread may hold one of them.
         wish = (signal.Signals(number), bool(askers))
         askers.append(threading.Thread(target=ask, args=wish, name="ask on signal"))
         askers[-1].start()

@@ -60,7 +60,7 @@ def generate(
     model, tokenizer = load(path)
 
     def show(text: str) -> None:
-        # What a model has learned to write may steer a terminal. A pipe gets it as it is.
+        # A model may have learned to write what steers a terminal. A pipe gets it as it is.
         if sys.stdout.isatty():
             text = "".join(each if each == "\n" else harmless(each) for each in text)
         sys.stdout.write(text)
@@ -138,7 +138,7 @@ def load(path: Path) -> tuple[Any, Any]:
 
 
 def _architecture(path: Path) -> str:
-    """What a config says that the model is. Raises CheckpointError where it is none that writes text."""
+    """Reads from its config what the model is. Raises CheckpointError where it is none that writes text."""
     try:
         config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
         named = [str(each) for each in config.get("architectures") or []]

@@ -25,8 +25,8 @@ Which = Annotated[
 
 
 def journal_of(which: str | None) -> Path:
-    """Of a path, of the name of a run, or the only one there is; of several that of a peer that runs. Raises
-    JournalError, UsageError."""
+    """Finds the journal of a path, of a run's name, or the only one; among several it prefers that of a running peer.
+    Raises JournalError, UsageError."""
     if which is not None and Path(which).exists():
         return find_journal(Path(which))
     if which is None and files_of_homes(Path(), JOURNAL_NAME):
@@ -41,12 +41,12 @@ def journal_of(which: str | None) -> Path:
         named = "".join(f"\n  {file.parent}" for file in found[:MOST_NAMED])
         are = "run now" if running else "have a journal"
         raise UsageError(f"{len(found)} peers of yours {are}; name one of these directories, or a run:{named}")
-    # Of several peers of a run a monitor saw most; otherwise the one that wrote last.
+    # Among several peers of a run the monitor saw most; without one, take the journal that was written last.
     return max(found, key=lambda file: (file.parent.name.startswith("monitor"), file.stat().st_mtime))
 
 
 def known_journals() -> list[Path]:
-    """Of peers that run, of runs that were joined by a link, and below the usual output_dir."""
+    """Lists the journals of running peers, of runs joined by a link, and below the usual output_dir."""
     return [file for place in places_of_runs() for file in files_of_homes(place, JOURNAL_NAME)]
 
 

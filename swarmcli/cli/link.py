@@ -85,8 +85,8 @@ def only(found: dict[Path, Link]) -> tuple[Path, Link]:
 
 
 def contacts_of(home: Path, link: Link) -> list[str]:
-    """Whom to ask about the run of a home: its own peer, and those that it knew when it left, since it may run no
-    more."""
+    """Returns the addresses to ask about the run of a home: of its own peer, and of those that it knew when it left,
+    since it may run no more."""
     return list(dict.fromkeys([*link.addresses, *remembered(home)]))
 
 

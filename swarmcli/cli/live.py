@@ -1,4 +1,4 @@
-"""What a running peer shows: on a terminal a view that is redrawn in place, elsewhere a line for each thing."""
+"""The view of a running peer: on a terminal a view that is redrawn in place, elsewhere a line for each thing."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _fitting(parts: Iterable[str], room: int, between: str = "   ") -> str:
 
 
 def _mine(me: Me, width: int) -> Text:
-    """What this peer has given, in one line."""
+    """Says in one line what this peer has given."""
     if me.role == "trainer":
         parts = [f"{me.share:.0%} of the latest samples" if me.share is not None else ""]
         parts += [f"{me.samples:,} in all"]

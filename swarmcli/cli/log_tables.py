@@ -190,7 +190,7 @@ def _peer_facts(reader: JournalReader, run: RunRecord, now: float) -> list[tuple
 
 
 def _gone(peer: PeerSeen, run: RunRecord) -> str:
-    """Who was killed does not sign off, and if the journal's owner was away then, nobody noted that the peer left."""
+    """A killed peer does not sign off, and if the journal's owner was away then, nobody noted that the peer left."""
     if peer.gone:
         return f", {peer.gone}"
     silent = run.last_seen - peer.time > SILENT_SECONDS

@@ -24,7 +24,7 @@ HELP = ["-h", "--help"]
 
 
 class Verb(NamedTuple):
-    """What `swarm --help` says of a verb, and where it is: the rest of it is imported when it is called."""
+    """A verb as `swarm --help` shows it, and its module, which is imported when the verb is called."""
 
     where: str  # module:function in swarmcli.cli, or module:app for a verb with verbs of its own (a typer.Typer)
     panel: str
@@ -202,7 +202,7 @@ def show_what_can_be_shown() -> None:
 
 
 def _say(text: str) -> None:
-    """What an error tells may be a stranger's words."""
+    """An error may repeat a stranger's words."""
     for line in text.splitlines():
         typer.echo(printable(line, 4000), err=True)
 

@@ -61,7 +61,7 @@ def _port_of_dashboard(given: str | int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerOptions:
-    """What each of the three takes. None and empty leave the recipe's word about this machine."""
+    """Options of all three roles. None and empty leave the recipe's word about this machine."""
 
     recipe: Annotated[
         str, typer.Argument(metavar="LINK|RECIPE", help="A link to the run (swarm://…), or its recipe file.")
@@ -138,7 +138,7 @@ class PeerOptions:
         return [f"local.limits.{key}={dumps(value, ensure_ascii=False)}" for key, value in commanded(words).items()]
 
     def _local(self, processes: int | None) -> list[str]:
-        """What options say, as `--set local.…` would."""
+        """Turns options into overrides, as `--set local.…` would give them."""
         chosen: dict[str, Any] = {
             "name": self.name,
             "host": self.host,
@@ -167,7 +167,7 @@ class PeerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PagedOptions(PeerOptions):
-    """What those take that have a page and a state to begin from."""
+    """Options of roles that have a page and a state to begin from."""
 
     web_name: Annotated[
         list[str],

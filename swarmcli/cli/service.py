@@ -58,7 +58,7 @@ class ServiceStatus:
 
 
 class Manager(Protocol):
-    """What starts services of this user."""
+    """The manager that starts services of this user."""
 
     def file(self, name: str) -> Path: ...
     def text(self, service: Service) -> str: ...
@@ -73,7 +73,7 @@ class Manager(Protocol):
         return None
 
     def hint(self) -> str:
-        """What keeps services from outliving a session, and what helps; "": nothing."""
+        """Says what keeps services from outliving a session, and what helps; "": nothing does."""
         return ""
 
     def log_of(self, name: str) -> str:
@@ -238,7 +238,7 @@ def last_lines(system: Manager, name: str, count: int) -> list[str]:
 
 
 def log_file(name: str) -> Path:
-    """What a service says, where its manager keeps no log."""
+    """The file for a service's words, where its manager keeps no log."""
     from swarmcli.machine.places import data_directory
 
     return data_directory() / f"service-{name}.log"
@@ -263,7 +263,7 @@ def _user() -> str:
 
 
 def _ask(*command: str, strict: bool = True) -> str:
-    """What the manager answers; with `strict` an error that it names is one of ours."""
+    """Returns the manager's answer; with `strict`, an error that it names is raised as one of ours."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=COMMAND_SECONDS, stdin=subprocess.DEVNULL

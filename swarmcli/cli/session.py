@@ -1,4 +1,4 @@
-"""What `join`, `aux` and `monitor` have in common around their role: recipe, home, network, signals, live view."""
+"""The part that `join`, `aux` and `monitor` share around their role: recipe, home, network, signals, live view."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _naming(option: str) -> Iterator[None]:
 
 
 def twin_of(role: Role, run_id: str, home: Path) -> str:
-    """What people should know who may have forgotten that a peer of theirs takes part already; "": none does."""
+    """Reminds a user whose other peer takes part already; "": none does."""
     twins = [each for each in LocalPeers().peers() if (each.role, each.run_id) == (role, run_id)]
     if not twins:
         return ""
@@ -212,7 +212,7 @@ class Session:
             self.peer.home.discard()
 
     def _heard(self, event: Event) -> None:
-        """What people should know before there is a view that shows it, and what ends this peer's part."""
+        """Prints what the view does not show yet, and hears what ends this peer's part."""
         if isinstance(event, Noticed) and self._watch is None:
             err.print(printable(event.text), soft_wrap=True)
         if isinstance(event, MembershipEnded):  # the others have hung up: what it computes is nobody's any more

@@ -56,7 +56,7 @@ def validate(
 
 
 def _why_no_link(recipe: Recipe) -> str:
-    """What a peer that joins with this file would say of its link; "": a link brings the recipe to others."""
+    """Says why a peer that joins with this file would have no link; "": it has one."""
     try:
         offered(recipe)
     except RecipeError as error:
@@ -106,7 +106,7 @@ def site_in_words(site: SiteSettings) -> str:
 
 
 def _try_out(recipe: Recipe) -> dict[str, str]:
-    """What only the model and the data themselves can tell; raises what joining would raise."""
+    """Checks what only the model and the data themselves can tell; raises what joining would raise."""
     from swarmcli.training import build_task, choose_compute
     from swarmcli.training.freezing import frozen_in_words
     from swarmcli.training.memory import check_memory

@@ -14,7 +14,7 @@ _PAIRS = "$pairs"  # a mapping with keys that are no text, or that look like one
 
 
 def flatten(value: Any, tensors: dict[str, Tensor], place: str = "state") -> Any:
-    """What JSON and msgpack carry; each tensor in `value` is put into `tensors` under a name of its own.
+    """Returns what JSON and msgpack can carry; each tensor in `value` is put into `tensors` under a name of its own.
 
     The name says where the tensor was: `state/0/exp_avg`. `place` is the beginning of all names.
     Raises TypeError, which names the place, for what is no mapping, list, tuple, tensor, bytes, text, number or None.
@@ -45,7 +45,7 @@ def flatten(value: Any, tensors: dict[str, Tensor], place: str = "state") -> Any
 
 
 def unflatten(value: Any, tensor: Callable[[str], Tensor]) -> Any:
-    """What `flatten` was given; `tensor` has the tensors by name.
+    """Returns what `flatten` was given; `tensor` has the tensors by name.
 
     Raises KeyError, TypeError or ValueError for what `flatten` does not write, and what `tensor` raises.
     """

@@ -1,4 +1,4 @@
-"""What of all that happens is kept and shown: facts that have a table of their own, and lines for people."""
+"""Chooses which events are kept and shown: facts that have a table of their own, and lines for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarmcli.words import megabytes, printable, some
 # Peers decide how often they connect and get refused; the journal's size must not be theirs to decide.
 BURST = 60.0  # lines about connections at once
 LINES_PER_SECOND = 1.0
-# Of peers that appear and of what they report of epochs, which anybody can write in the hash table under ever new
+# Rows of peers that appear and of their reports of epochs, which anybody can write in the hash table under ever new
 # identities: enough for a thousand trainers at an epoch a minute, and 140 MB a day at the most.
 REPORT_BURST = 8192.0
 REPORTS_PER_SECOND = 16.0

@@ -103,13 +103,13 @@ class JournalReader:
         return own if row["told_loss"] is None else replace(own, loss=row["told_loss"])
 
     def evaluations(self, run_id: str, *, after: int = -1, limit: int | None = None) -> list[Evaluated]:
-        """Of epochs above `after`, by number; of one that was measured more than once the last."""
+        """Returns the evaluations of epochs above `after`, by number; of an epoch measured more than once, the last."""
         latest = "id IN (SELECT max(id) FROM evaluations WHERE run IN ({runs}) AND epoch > ? GROUP BY epoch)"
         return self._rows(Evaluated, latest, (run_id, after), "epoch", limit)
 
     def book(self, run_id: str) -> tuple[BookHead | None, list[Booked]]:
-        """What each peer has given, most samples first, by one who keeps count; and up to where that goes (None: it has
-        seen no epoch yet)."""
+        """Returns what each peer has given, most samples first, by one who keeps count; and up to where that goes
+        (None: it has seen no epoch yet)."""
         heads = self._rows(BookHead, "run_id = ?", (run_id,), "run_id", 1)
         rows = self._rows(Booked, "run_id = ?", (run_id,), "samples, reduced_bytes, uptime, peer", None)
         return (heads[0] if heads else None), rows[::-1]
@@ -157,7 +157,7 @@ class JournalReader:
         return [self._row(PeerSeen, row) for row in rows]
 
     def reports_of(self, run_id: str, peer: str) -> list[EpochReported]:
-        """What one peer told of its last epochs, the oldest first."""
+        """Returns one peer's reports of its last epochs, the oldest first."""
         rows = self._query(
             f"SELECT *, max(time) FROM reports WHERE run IN ({_RUNS}) AND peer = ? GROUP BY epoch "
             "ORDER BY epoch DESC LIMIT 300",

@@ -15,7 +15,7 @@ STEPS_AT_ONCE = 40  # transactions before records that wait are written again
 WAL_BYTES = 16_000_000  # that the file beside the journal keeps
 
 LISTS = ("rounds", "events", "reports", "epochs")  # rows are numbered in the order in which they came
-# Who left, and what a start long ago last saw; a run's present peers are few, and known anyway.
+# Peers that left, and those that a start long ago last saw; a run's present peers are few, and known anyway.
 GONE = "(gone != '' OR run < (SELECT max(id) FROM runs))"
 
 

@@ -1,4 +1,4 @@
-"""What is added up as rows come in, so that nobody has to read a million of them again: sums of a run, the loss of the
+"""Sums made as rows come in, so that nobody has to read a million of them again: sums of a run, the loss of the
 swarm by epoch, and why rounds failed.
 
 SQLite's triggers add up, in the transaction of the row itself: what is in the file agrees whatever died meanwhile. Rows
@@ -93,7 +93,7 @@ class Failure:
 
 
 def put_losses(connection: sqlite3.Connection, run_id: str, losses: Sequence[EpochLoss]) -> None:
-    """What is no number is left out: a curve shows this peer's own there."""
+    """Writes losses, and leaves out what is no number: a curve shows this peer's own there."""
     rows = [(run_id, each.epoch, each.loss, each.peers, each.time) for each in losses if math.isfinite(each.loss)]
     connection.executemany(
         "INSERT INTO curve (run_id, epoch, loss, peers, told) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
@@ -108,7 +108,7 @@ def add_failures(connection: sqlite3.Connection, run_id: str, rounds: Sequence[R
 
 
 def _causes(ended: RoundFinished) -> Iterator[tuple[str, str, str]]:
-    """What failed, for which reason in general, and in its words."""
+    """Rounds that failed for one reason: the reason in general, and an example in its words."""
     if ended.outcome != "committed":
         unknown = "no reason was given" if ended.outcome == "failed" else "its outcome could not be learned"
         text = ended.reason or unknown

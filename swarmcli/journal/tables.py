@@ -22,8 +22,9 @@ from swarmcli.events import Booked, BookHead, EpochAdvanced, EpochReported, Eval
 from swarmcli.journal.describe import Line
 
 APPLICATION_ID = 0x53574A4C  # "SWJL", in the header of the SQLite file
-# Of the tables; a journal of another one but CONVERTED is refused by name. A column that is only added, for a field
-# with a default, changes nothing about it: each swarm reads the other's, and this one adds the column where it writes.
+# The format of the tables; a journal of another one but CONVERTED is refused by name. A column that is only added, for
+# a field with a default, changes nothing about it: each swarm reads the other's, and this one adds the column where it
+# writes.
 VERSION = 7
 CONVERTED = 6  # is read as it is, and becomes VERSION where it is written
 

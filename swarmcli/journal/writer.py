@@ -201,7 +201,7 @@ class Store:
         with connection:
             numbered = connection.execute(TABLES[RunRecord].put, {**to_row(run), "id": run.id or None})
             run = run if run.id else replace(run, id=numbered.lastrowid or 0)
-            # Of one kind together: rows are added ten times as fast, and their order in each table stays.
+            # Rows of one kind are added together: that is ten times as fast, and their order in each table stays.
             for kind, alike in groupby(sorted(batch, key=lambda record: type(record).__name__), key=type):
                 _put(connection, kind, list(alike), run)
         self.run = run

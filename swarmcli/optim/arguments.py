@@ -1,4 +1,4 @@
-"""What users hand to the Optimizer, checked, and made into what its parts are built with."""
+"""Checks what users hand to the Optimizer, and makes of it what its parts are built with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from swarmcli.optim.modes.base import Timing
 from swarmcli.optim.state.replica import InPlace, Offloaded, ParameterPlacement
 from swarmcli.optim.state.training_state import OptimizerFactory, Parameters, Scheduler, SchedulerFactory
 
-# What averager_opts may hold, by the component that it is for.
+# The keys of averager_opts, by the component that they are for.
 _AVERAGER_OPTIONS = (
     {"request_timeout", "preformed_grace", "min_group_size", "target_group_size", "seats_per_network"},
     {"compression", "part_size_bytes", "sender_timeout", "reducer_timeout"}

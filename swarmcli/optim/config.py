@@ -22,7 +22,7 @@ Role = Literal["trainer", "auxiliary", "monitor"]
 
 @dataclass(frozen=True, slots=True)
 class PeerDescription:
-    """Who a peer says it is. All of it is public; texts beyond 64 characters are cut."""
+    """A peer's own description. All of it is public; texts beyond 64 characters are cut."""
 
     role: Role = "trainer"
     name: str = ""
@@ -55,7 +55,7 @@ class RefreshOptions:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """What the peers of a run agree on, and how long one of them waits. Times are seconds and upper bounds."""
+    """Terms that the peers of a run agree on, and how long one of them waits. Times are seconds and upper bounds."""
 
     run_id: str  # peers with the same one train together
     target_batch_size: int  # samples of all peers together that make an epoch

@@ -159,7 +159,7 @@ class Optimizer(torch.optim.Optimizer):
             ),
         )
         self.dht, self.run_id, self.auxiliary, self.batch_size_per_step = dht, run_id, auxiliary, batch_size_per_step
-        # Of an auxiliary's parameters only shapes count.
+        # An auxiliary's parameters count by their shapes alone.
         self.opt, placement = place_optimizer(optimizer, params, offload=offload and not auxiliary)
         self.scheduler = make_scheduler(scheduler, self.opt, optimizer)
         self._parameters = placement.model_parameters
@@ -177,7 +177,7 @@ class Optimizer(torch.optim.Optimizer):
             trained = Trained(self.opt, self.scheduler, extra_tensors, placement, frozen)
             self._core = core = OptimizerCore(peer, trained, self.mode, site)
             self.scaled_steps = ScaledSteps(core, self._parameters, self._run, gradients_are_sums=reuse_grad_buffers)
-        # What is known of the others, whose claims count, and how far the epoch is: for looking, from any thread.
+        # Reports of the others, whose claims count, and how far the epoch is: for looking, from any thread.
         self.directory, self.claims, self.tracker = self._core.directory, self._core.claims, self._core.tracker
         self._shutdown_timeout, self._closed = shutdown_timeout, False
         self._stepping = threading.Lock()
@@ -254,7 +254,8 @@ class Optimizer(torch.optim.Optimizer):
         self.core.metrics.note_loss(loss, samples)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Of the model's parameters. Not with reuse_grad_buffers: there the gradients are what is accumulated."""
+        """Zeroes the gradients of the model's parameters. Not with reuse_grad_buffers: there the gradients are what is
+        accumulated."""
         if self.mode.reuse_grad_buffers:
             raise OptimizerError("zero_grad: with reuse_grad_buffers the gradients are the sums of the epoch so far")
         for parameter in self._parameters:
@@ -295,8 +296,8 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def core(self) -> OptimizerCore:
-        """Of a trainer or follower. It belongs to the loop's thread: others only look, and change it by `call`. Raises
-        OptimizerError for an auxiliary."""
+        """The core of a trainer or follower. It belongs to the loop's thread: others only look, and change it by
+        `call`. Raises OptimizerError for an auxiliary."""
         if isinstance(self._core, AuxiliaryCore):
             raise OptimizerError("an auxiliary holds no parameters and computes no progress")
         return self._core
@@ -306,8 +307,8 @@ class Optimizer(torch.optim.Optimizer):
     @overload
     def call(self, action: Callable[[OptimizerCore], T]) -> T: ...
     def call(self, action: Callable[[OptimizerCore], Any]) -> Any:
-        """What `action` returns, or what it returns comes to, with the core on the loop's thread. Raises OptimizerError
-        for an auxiliary, and where this optimizer or the DHT under it has been shut down."""
+        """Calls `action` with the core on the loop's thread; returns its result, awaited if it is a coroutine. Raises
+        OptimizerError for an auxiliary, and where this optimizer or the DHT under it has been shut down."""
         core = self.core
 
         async def act() -> Any:
@@ -320,7 +321,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def local_epoch(self) -> int:
-        """Of this peer: the number of steps that its parameters have behind them, since the run began."""
+        """The number of steps that this peer's parameters have behind them, since the run began."""
         return self._core.position.epoch
 
     @property
@@ -346,11 +347,11 @@ class Optimizer(torch.optim.Optimizer):
         return self._core.is_averaging
 
     def report(self) -> PeerReport:
-        """What this peer says about itself."""
+        """Returns this peer's own report."""
         return self._core.report()
 
     def peers(self) -> Mapping[PeerID, PeerReport]:
-        """What the other peers last said about themselves; their texts are strangers'."""
+        """Returns the last reports of the other peers; their texts are strangers'."""
         return dict(self._core.directory.others)
 
     def is_synchronized_with_peers(self) -> bool:
@@ -431,7 +432,8 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def has_handed_in(self) -> bool:
-        """Of a peer that pauses: whether nothing of what it has computed is on its way to a round, or can soon be.
+        """For a peer that pauses: returns whether nothing that it has computed is on its way to a round, or can soon
+        be.
 
         Samples that it keeps then (`local_progress`), since nobody else computes, count when the run goes on.
         """
@@ -476,8 +478,8 @@ class Optimizer(torch.optim.Optimizer):
 
 @contextmanager
 def in_order(devices: Iterable[torch.device], cuda: Any = torch.cuda) -> Iterator[None]:
-    """What the block has other threads do on these CUDA devices comes after all that this thread has given to them, and
-    before what it gives to them afterwards.
+    """Orders the work of other threads on these CUDA devices: what the block has them do comes after all that this
+    thread has given to the devices, and before what it gives to them afterwards.
 
     Other threads work on a device's default stream. A loop may compute on a stream of its own, which neither waits for
     that one nor the other way around: gradients would be read before they are there. `cuda`: a double in tests.

@@ -40,7 +40,7 @@ def key_file(recipe: Recipe) -> Path:
 def membership_of(
     recipe: Recipe, home: Path, identity: Identity, now: Callable[[], float], *, keep: bool = True
 ) -> Membership | None:
-    """What makes this peer a member of a closed run; None for an open one.
+    """Returns what makes this peer a member of a closed run; None for an open one.
 
     It is what lies in its home, or the invitation that its link has brought, whichever holds longer; beside the run
     key a peer invites itself. Raises MembershipError where there is nothing that holds, IdentityError for a key or an
@@ -51,7 +51,7 @@ def membership_of(
     run = run_of(recipe)
     file = home / MEMBERSHIP
     remembered = read_remembered(file)
-    # Of a recipe that was changed, or read by a version with other keys, they would be refused by everyone.
+    # Everyone would refuse one made for a recipe that was changed, or read by a version with other keys.
     remembered.revoked = {each.subject: each for each in remembered.revoked.values() if each.is_genuine(run)}
     if keep:
         remembered.save = lambda: write_private(file, _dump(remembered))
@@ -64,7 +64,7 @@ def membership_of(
         )
     if fitting and not good:
         raise MembershipError(f"the owner of the run {recipe.run_id} has revoked this peer's invitation; ask the owner")
-    # Of two that end together the one in the home: it may be bound already.
+    # If two invitations end at the same time, take the one in the home: it may be bound already.
     card = max(good, key=lambda card: card.invitation.until, default=None)
     if card is None:
         raise MembershipError(f"the run {recipe.run_id} is closed, and this peer has no invitation; {HOW}")
@@ -134,8 +134,8 @@ def keep_ticket(directory: Path, ticket: Ticket) -> None:
 
 
 def read_remembered(file: Path) -> Remembered:
-    """What a home holds; nothing where there is no such file. Raises MembershipError for one that cannot be read: a
-    host that went on without what it has bound would bind invitations again."""
+    """Reads what a home holds; nothing where there is no such file. Raises MembershipError for one that cannot be read:
+    a host that went on without what it has bound would bind invitations again."""
     try:
         if file.stat().st_size > 4 << 20:  # all revocations that a peer keeps take two million bytes
             raise ValueError

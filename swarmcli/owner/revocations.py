@@ -34,7 +34,7 @@ WRITE_SECONDS = 240.0  # … and after which it is written again
 
 
 class Revoked(msgspec.Struct, frozen=True):
-    """What the owner has revoked, as far as the sender knows."""
+    """Revocations of the owner, as far as the sender knows."""
 
     revocations: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=MOST_TOLD)]
 

@@ -1,4 +1,4 @@
-"""What the owner of a closed run does from the command line, while the run goes on: looks who takes part, and revokes.
+"""The owner of a closed run at the command line, while the run goes on: it looks who takes part, and revokes.
 
 The owner's command is a member for a moment, by an invitation that it signs itself. It computes nothing and listens
 nowhere. Beside the run key lies a ledger of what that key has signed, so that an invitation can be revoked by its
@@ -44,7 +44,7 @@ class Invited:
 
 @dataclass(slots=True)
 class InvitationLedger:
-    """What the run key has signed, in a file beside it (mode 0600). It holds no secret of an invitation."""
+    """A file beside the run key (mode 0600) with what that key has signed. It holds no secret of an invitation."""
 
     file: Path
     invited: list[Invited] = field(default_factory=list)
@@ -134,7 +134,7 @@ class Visit:
         return [self.key.revoke(digest, bytes.fromhex(subject)) for subject in self.ledger.revoked]
 
     async def members(self, node: DHTNode, membership: Membership) -> list[RunMember]:
-        """Who reports to the run now, each with the invitation that it has shown to this command."""
+        """Returns the peers that report to the run now, each with the invitation that it has shown to this command."""
         reports = dict(list((await read_reports(node, self.recipe.run_id)).items())[:1000])
         everybody = list(dict.fromkeys((*reports, *node.endpoint.connected())))
 
@@ -166,7 +166,7 @@ class Visit:
         return subjects, await self.tell(node, membership)
 
     async def look(self, node: DHTNode, membership: Membership) -> list[RunMember]:
-        """Who takes part. On the way everybody is told what is revoked."""
+        """Returns the members that take part. On the way it tells everybody what is revoked."""
         members = await self.members(node, membership)
         await self.tell(node, membership)
         return members
@@ -177,8 +177,8 @@ class Visit:
 
 
 def subject_named(word: str, ledger: InvitationLedger, members: Sequence[RunMember]) -> bytes:
-    """Whom or what a person means: a peer id, the number of an invitation, the beginning of one of the two, the name of
-    a peer that takes part, or a note. Raises UsageError where that is nothing, or more than one.
+    """Returns the subject that a text names: a peer id, the number of an invitation, the beginning of one of the
+    two, the name of a peer that takes part, or a note. Raises UsageError where that is nothing, or more than one.
 
     A peer chooses its own name: one that takes the note of another's invitation does not stand in for that one.
     """

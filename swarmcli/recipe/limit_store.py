@@ -68,7 +68,7 @@ class LimitStore:
                 lost = self._config.limits.written if is_empty(self._file) else {}
                 keep_limits({**lost, **read}, self._file)
                 self._config, self._stamp = load_config(self._file), self._look()
-                # What is kept holds by the file, and follows it, unless the command line says something else.
+                # Limits that are kept hold by the file, and follow it, unless the command line says something else.
                 read = {key: value if key in _of_recipe(self._recipe)[1] else ... for key, value in read.items()}
             self._running = {key: value for key, value in (self._running | read).items() if value is not ...}
             self._limits, self._sources = self._merge()
@@ -111,7 +111,7 @@ Written = dict[str, tuple[Any, str]]  # key → value and where it stands
 
 
 def _of_recipe(recipe: Recipe | None) -> tuple[Written, Written]:
-    """What stands in the recipe's file, and what the command line says."""
+    """The limits in the recipe's file, and those of the command line."""
     if recipe is None:
         return {}, {}
     written = {

@@ -1,4 +1,4 @@
-"""What a volunteer lends at most, and when: one type for the recipe, the user's file, the command line and the local
+"""The most that a volunteer lends, and when: one type for the recipe, the user's file, the command line and the local
 API.
 
 Values are kept in base units: bytes, bytes per second, shares between 0 and 1, minutes, degrees. They are read from
@@ -135,7 +135,7 @@ Amount = Annotated[float, BeforeValidator(_read_amount)]
 
 
 class Limits(Section):
-    """What the peers of this computer take together at most, and when they run. None: no limit.
+    """The most that the peers of this computer take together, and when they run. None: no limit.
 
     `model_fields_set` names what somebody has written: a limit that is written as `none` takes away a weaker one.
     """
@@ -213,7 +213,7 @@ class Limits(Section):
 
     @property
     def written(self) -> dict[str, Any]:
-        """What somebody has written, in base units."""
+        """Converts what somebody has written to base units."""
         return {key: getattr(self, key) for key in type(self).model_fields if key in self.model_fields_set}
 
 

@@ -1,1 +1,1 @@
-"""What is said of a run, once: values that the terminal, the dashboard and the verbs show."""
+"""All that is said of a run, once: values that the terminal, the dashboard and the verbs show."""

@@ -1,4 +1,5 @@
-"""What a command asks the monitors of a run, without taking part: nobody but itself for a moment, and without torch."""
+"""Questions of a command to the monitors of a run. It takes no part: it is nobody but itself for a moment, without
+torch."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 
 class ShownReport(pydantic.BaseModel):
-    """What is shown of a peer's report. Reading all of it would take the optimizer's package, and so torch."""
+    """The part of a peer's report that is shown. Reading all of it would take the optimizer's package, and so torch."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -45,14 +46,14 @@ class ShownReport(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who looks at a closed run without taking part in it. `identity` is whoever uses it that closes it."""
+    """Somebody who looks at a closed run without taking part in it. The user of `identity` closes it."""
 
     identity: Identity
     membership: Membership
 
 
 async def reports(node: DHTNode, run_id: str) -> dict[PeerID, ShownReport]:
-    """What the peers of a run say of themselves now: strangers' words, so of 10,000 peers at most."""
+    """Reads the peers' reports of themselves: strangers' words, so of 10,000 peers at most."""
     found: dict[PeerID, ShownReport] = {}
     for subkey, entry in list((await node.follow(f"{run_id}_peers").refresh()).items())[:10_000]:
         with suppress(pydantic.ValidationError):
@@ -63,7 +64,7 @@ async def reports(node: DHTNode, run_id: str) -> dict[PeerID, ShownReport]:
 
 @dataclass(frozen=True)
 class Given:
-    """What those who keep count in a run say of what each has given. `failed`: who of them gave no book, and why."""
+    """The books of those who keep count in a run. `failed`: who of them gave no book, and why."""
 
     run_id: str
     entries: Entries = field(default_factory=dict)
@@ -73,15 +74,15 @@ class Given:
 
 
 async def ask_for_books(node: DHTNode, run_id: str) -> Given:
-    """Of each number what most of them hold, where three answer; of two the fuller book. A command has made no rounds,
-    so nobody vouches for any of them but the owner of a closed run."""
+    """Returns of each number what most writers hold, where three answer; of two writers, the fuller book. A command has
+    made no rounds, so nobody vouches for any of them but the owner of a closed run."""
     present = await reports(node, run_id)
     books, failed = await fetch_books(node.endpoint, _writers(node, present), run_id)
     return Given(run_id, agreed(books.values()), books, failed, present)
 
 
 async def ask_for_attestations(node: DHTNode, run_id: str, peer: PeerID) -> Sequence[Attestation]:
-    """What those who keep count sign of this peer's part; who does not answer is left out."""
+    """Returns what those who keep count sign of this peer's part; whoever does not answer is left out."""
     found: list[Attestation] = []
 
     async def ask(writer: PeerID) -> None:

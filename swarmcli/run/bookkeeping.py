@@ -1,4 +1,4 @@
-"""Who reads what each has given to a run, and who keeps count of it.
+"""Reading what each peer has given to a run, and keeping count of it.
 
 Monitors keep count, and trainers that write checkpoints: what their rounds credit goes into their journals, which add
 up, and they sign the sums for whoever asks. One that comes to the run, or has missed epochs, takes over another one's
@@ -48,7 +48,7 @@ class BookTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """What a peer sees of its run, on the event loop."""
+    """A peer's view of its run, on the event loop."""
 
     node: DHTNode
     identity: Identity
@@ -66,14 +66,14 @@ class RunView:
 
 @dataclass(frozen=True, slots=True)
 class Attested:
-    """What those who keep count have signed of one peer's part."""
+    """Attestations of one peer's part, by those who keep count."""
 
     attestations: tuple[Attestation, ...]
 
     @property
     def best(self) -> Attestation:
-        """Of the one that knows most of the run: of the lower median of what they say of the samples, where there are
-        three."""
+        """Returns the one of the writer that knows most of the run: where there are three, the one with the lower
+        median of the samples."""
         ranked = sorted(self.attestations, key=lambda each: each.entry.samples)
         return ranked[(len(ranked) - 1) // 2] if len(ranked) >= 3 else ranked[-1]
 
@@ -104,8 +104,8 @@ class BookReader:
         await self._tasks.close()
 
     def contributions(self) -> Sequence[Contribution]:
-        """What others have told, most samples first, and of this peer what its rounds have counted since. Asks again
-        now and then, and does not wait for the answers. From any thread."""
+        """Returns what others have told, most samples first, with what this peer's rounds have counted of it since.
+        Asks again now and then, and does not wait for the answers. From any thread."""
         if not self._closed:
             self._loop.call_soon_threadsafe(self._refresh)
         own, since = self._around.node.peer_id.text, round(math.fsum(list(self._own.values())))
@@ -131,7 +131,7 @@ class BookReader:
             self._tasks.spawn(self._read())
 
     async def _read(self) -> None:
-        """Of several what most of them say: one that lies deceives nobody, unless it is the only one."""
+        """Reads books, and keeps what most writers say: one that lies deceives nobody, unless it is the only one."""
         own, books = self._around.node.peer_id.text, list((await self._books(self.LINES)).values())
         if not books:
             return
@@ -158,10 +158,10 @@ class BookReader:
         ]
 
     async def _books(self, lines: int = given.MOST_LINES) -> Mapping[PeerID, Book]:
-        """Of those who are vouched for, or where none of them answers of all. One with more samples than the run has
-        counts for nothing: the lineage, which everybody trains on, counts these, and a writer is an epoch or two ahead
-        of this peer at most. Of each network one, where there are three: identities cost nothing, addresses in several
-        networks do, and few networks are those of friends."""
+        """Takes the books of writers that are vouched for, or of all where none of those answers. One with more samples
+        than the run has counts for nothing: the lineage, which everybody trains on, counts these, and a writer is an
+        epoch or two ahead of this peer at most. Of each network one, where there are three: identities cost nothing,
+        addresses in several networks do, and few networks are those of friends."""
         around, here = self._around, self._around.position()
         most = given.most_samples(here, around.exact) * (1 + 3 / max(1, here.epoch)) if here else math.inf
         books, failed = await given.fetch_books(around.node.endpoint, self._writers(), around.run_id, lines)
@@ -197,7 +197,7 @@ class BookReader:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What a journal has added up."""
+    """The sums of a journal."""
 
     until: Mark = given.START
     vouched: int = 0  # others by whose word it knows what it has not seen
@@ -244,7 +244,7 @@ class Bookkeeper(BookReader):
         return Basis(monitors=sums.vouched, seen=sums.witnessed / whole, accounted=samples_of(sums.entries) / whole)
 
     def _look(self, *, anew: bool = False) -> Sums:
-        """What the journal has added up, read now and then; it may wait for the disk. From any thread."""
+        """Returns the journal's sums, read now and then; it may wait for the disk. From any thread."""
         with self._lock:
             now = self._around.clock()
             lasting = self._timing.fresh if self._sums.until.epoch >= self._counted else self._timing.behind

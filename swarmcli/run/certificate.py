@@ -50,7 +50,7 @@ class ContributionCertificate(msgspec.Struct, frozen=True):
 
     @property
     def fault(self) -> str:
-        """What is wrong with it; "": all signatures are good, and all say it of one peer in one run."""
+        """Says what is wrong with it; "": all signatures are good, and all are of one peer in one run."""
         first = self.attestations[0]
         for each in self.attestations:
             if not is_signed(each):

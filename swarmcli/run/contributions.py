@@ -1,4 +1,4 @@
-"""What each identity has given to a run, as somebody who keeps count signs it: a book for everybody, and one peer's
+"""Contributions of each identity to a run, as somebody who keeps count signs them: a book for everybody, and one peer's
 part for a certificate.
 
 Everything here is one writer's word. Its signature says whose word it is, to anyone and for good, and proves no more.
@@ -146,14 +146,14 @@ class BookWanted(msgspec.Struct, frozen=True):
 
 
 class EntryWanted(msgspec.Struct, frozen=True):
-    """What one peer has given."""
+    """Asks for one peer's entry."""
 
     run_id: _RunID
     peer: PeerID
 
 
 def writers_among(reports: Mapping[PeerID, PeerReport] | Mapping[PeerID, ShownReport]) -> list[PeerID]:
-    """Who says that it keeps count: monitors first, then trainers that write checkpoints."""
+    """Returns the peers that keep count by their reports: monitors first, then trainers that write checkpoints."""
     found = [peer for peer, its in reports.items() if its.role == "monitor" or (its.role == "trainer" and its.keeps)]
     return sorted(found, key=lambda peer: reports[peer].role != "monitor")
 
@@ -196,7 +196,7 @@ async def fetch_attestation(
 
 
 def samples_of(entries: Entries) -> float:
-    """Of all together."""
+    """Returns the samples of all entries together."""
     return math.fsum(entry.samples for entry in entries.values())
 
 
@@ -207,8 +207,8 @@ def most_samples(mark: Mark, exact: bool) -> float:
 
 
 def agreed(books: Collection[Book]) -> dict[str, BookEntry]:
-    """What holds for a reader: of three books and more the lower median of each number, of two the one that counts
-    more samples."""
+    """Merges books for a reader: of three and more it takes the lower median of each number, of two the book that
+    counts more samples."""
     voices: list[Entries] = [book.lines for book in books]
     if len(voices) < 3:
         return dict(sorted(voices, key=samples_of)[-1]) if voices else {}
@@ -227,7 +227,7 @@ def agreed(books: Collection[Book]) -> dict[str, BookEntry]:
 
 
 def greater(held: Entries, told: Entries) -> dict[str, BookEntry]:
-    """Of each number of each peer the greater one."""
+    """Takes of each number of each peer the greater one."""
     found = dict(held)
     for peer, entry in told.items():
         mine = held.get(peer, NOTHING)

@@ -1,4 +1,4 @@
-"""What the last epochs of a run were like, by this peer's own steps and by what others report of theirs."""
+"""The last epochs of a run, by this peer's own steps and by what others report of theirs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EpochHistory:
             case EpochAdvanced():
                 with self._lock:
                     self._advance(event)
-            # Of epochs that are yet to come anybody can claim anything, so only the nearest of those are kept.
+            # Anybody can claim anything of epochs that are yet to come, so only the nearest of those are kept.
             case EpochReported(epoch=epoch) if self._reached - LOSSES < epoch <= self._reached + 2:
                 with self._lock:
                     self._reports.setdefault(epoch, {})[event.peer] = event
@@ -69,7 +69,7 @@ class EpochHistory:
             return [loss for _, loss in sorted((self._own | self._reckoned()).items())][-LOSSES:]
 
     def news(self) -> list[EpochLoss]:
-        """Of the epochs that this peer has reached those whose loss has changed since this was asked last."""
+        """Returns the epochs that this peer has reached whose loss has changed since the last call."""
         with self._lock:
             reckoned = self._reckoned()
             new = sorted(self._news & reckoned.keys())

@@ -81,7 +81,7 @@ class Observer:
 
 
 def message_of(alert: Alert, status: RunStatus) -> dict[str, object]:
-    """What a webhook gets; `text` is what Slack and its like show."""
+    """Returns what a webhook gets; `text` is what Slack and its like show."""
     return {
         "id": alert.id,
         "kind": alert.kind,

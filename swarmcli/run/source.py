@@ -1,4 +1,5 @@
-"""What a dashboard shows: the run at this moment, as a peer's watch tells it, and the past, from the peer's journal."""
+"""The source of what a dashboard shows: the run at this moment, as a peer's watch tells it, and the past, from the
+peer's journal."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Providers:
-    """Who tells what neither the run's watch nor the journal knows. All are called from worker threads and must not
-    block for long."""
+    """Functions that tell what neither the run's watch nor the journal knows. All are called from worker threads and
+    must not block for long."""
 
     activity: Callable[[], ActivityShown] = ActivityShown
     limits: Callable[[], Mapping[str, object]] = dict
@@ -126,7 +127,7 @@ class DashboardSource:
         return reader.evaluations(self._run_id, limit=limit) or told
 
     def overview(self) -> Overview:
-        """What a page shows at first, but the lists."""
+        """Returns what a page shows at first, without the lists."""
         return self.overview_of(self.look())
 
     def overview_of(self, status: RunStatus) -> Overview:
@@ -275,7 +276,7 @@ class DashboardSource:
         return directory / name
 
     def contributions(self) -> Sequence[Contribution]:
-        """Who gave what, the most samples first."""
+        """Returns the contributions, the most samples first."""
         return sorted(self._providers.contributions(), key=lambda each: (-each.samples, each.peer))
 
     def machine(self) -> Sequence[MachinePeer]:

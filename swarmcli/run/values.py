@@ -1,4 +1,4 @@
-"""What the dashboard shows, as values: each is a JSON object below /api/v1, its fields the object's keys.
+"""The values that the dashboard shows: each is a JSON object below /api/v1, its fields the object's keys.
 
 Texts in these values (names, reasons) may come from other peers: they are data, never markup. Moments are wall-clock
 seconds since 1970, durations seconds, sizes bytes.
@@ -47,7 +47,7 @@ Part = Literal["contributed", "helped", "left out"]  # of a peer in a round; who
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerStatus:
-    """What is known of one peer at this moment, by the peer that shows it."""
+    """The knowledge of one peer at this moment, by the peer that shows it."""
 
     peer_id: str
     role: str
@@ -123,7 +123,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivityShown:
-    """What the shown peer does by the wish of its user."""
+    """The shown peer's activity, by the wish of its user."""
 
     state: Literal["running", "pausing", "paused", "stopping"] = "running"
     reasons: tuple[Reason, ...] = ()
@@ -212,7 +212,7 @@ class PeerPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerEpoch:
-    """What a trainer reported of an epoch."""
+    """A trainer's report of an epoch."""
 
     epoch: int
     time: float

@@ -1,4 +1,4 @@
-"""What a page shows, told from what is known: plain functions of values."""
+"""Makes what a page shows of what is known: plain functions of values."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def count(peers: Iterable[PeerStatus]) -> Counts:
 
 
 def sentence(status: RunStatus, activity: ActivityShown, rate: float) -> str:
-    """What the shown peer does, for its user. `rate`: its own, samples a second."""
+    """Says to its user what the shown peer does. `rate`: its own, samples a second."""
     if activity.state != "running":
         why = " and ".join(reason.text for reason in activity.reasons)
         left = activity.seconds_left
@@ -200,7 +200,7 @@ def page_of_rounds(rounds: Sequence[RoundFinished], names: Mapping[str, str]) ->
 
 
 def stragglers(rounds: Sequence[RoundFinished], names: Mapping[str, str]) -> tuple[Straggler, ...]:
-    """Who was left out of these rounds, oldest first: the most often left out first."""
+    """Returns the peers that were left out of these rounds (oldest first), the most often left out first."""
     members: Counter[str] = Counter()
     left: Counter[str] = Counter()
     reasons: dict[str, str] = {}

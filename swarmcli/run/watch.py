@@ -37,7 +37,7 @@ Expected = Mapping[PeerID, tuple[float, float]]  # what each peer should have by
 
 
 class WatchedPeer(Protocol):
-    """What the watch reads of the peer whose run it watches."""
+    """The part of a peer that its watch reads."""
 
     recipe: Recipe
     role: Role
@@ -198,7 +198,8 @@ class RunWatch:
 
     @staticmethod
     def _epoch(optimizer: Optimizer) -> int:
-        """Of the run. A peer that has not joined yet goes by what most others say: it may begin anew, or be ahead."""
+        """Returns the run's epoch. A peer that has not joined yet goes by what most others say: it may begin anew, or
+        be ahead."""
         others = [report.epoch for report in optimizer.peers().values() if is_settled(report.phase)]
         if others and not is_settled(optimizer.report().phase):
             return statistics.median_high(others)
@@ -272,7 +273,7 @@ def _pauses(report: PeerReport) -> bool:
 
 
 def package_of(recipe: Recipe) -> str:
-    """What somebody installs who is to take part."""
+    """Returns the package that a volunteer installs."""
     hub = any(isinstance(dataset, HuggingFaceDataset) for dataset in recipe.datasets)
     return "swarmcli[datasets]" if hub else "swarmcli"
 
@@ -318,7 +319,7 @@ def way_of(seen: SeenPeer | None) -> Way | None:
 
 
 def clock_alarm(behind: float) -> str:
-    """What helps where this computer's clock is so many seconds behind the others', beyond what is corrected; 0: "" """
+    """Says what helps if this computer's clock is so many seconds behind, beyond what is corrected; 0: "" """
     if not behind:
         return ""
     return (

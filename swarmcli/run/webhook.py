@@ -72,7 +72,7 @@ class Webhook:
         return ""
 
     def _try(self, body: bytes) -> tuple[str, bool]:
-        """What went wrong, and whether trying again may help."""
+        """Returns what went wrong, and whether another try may help."""
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(self._parts.hostname or "", self._parts.port, timeout=10.0)
         path = (self._parts.path or "/") + (f"?{self._parts.query}" if self._parts.query else "")

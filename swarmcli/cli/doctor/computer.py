@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 LEAST_FREE, LITTLE_FREE = 500 << 20, 5 << 30  # bytes: too little for a journal and a checkpoint, little for a model
 FIRST_YEAR, LAST_YEAR = 2026, 2100  # before this version was written no clock was right
 SIZE = 512  # rows and columns of the matrices
-# Of the product, in the norm of Frobenius: TF32 keeps 10 bits of a factor, bfloat16 keeps 8. A broken device is off by
-# as much as the product itself.
+# The error allowed, in the norm of Frobenius: TF32 keeps 10 bits of a factor, bfloat16 keeps 8. A broken device is off
+# by as much as the product itself.
 MOST_OFF = {"float32": 2e-3, "bfloat16": 2e-2}
 DO_NOT_TRAIN = "do not train on it: update the driver and torch, look after heat; until then --set local.device=cpu"
 
@@ -80,7 +80,7 @@ def check_torch(context: Context) -> Iterator[Finding]:
 
 
 def _relative_error(device: torch.device, dtype: torch.dtype) -> float:
-    """Of a product of two matrices on the device, against the processor in float64."""
+    """Returns the error of a product of two matrices on the device, against the processor in float64."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

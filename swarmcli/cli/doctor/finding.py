@@ -1,4 +1,4 @@
-"""What a check finds, what it may know, and how checks are run: none is able to end the others."""
+"""Findings of checks, what checks may know, and how they are run: none is able to end the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Finding:
 
 @dataclass
 class Context:
-    """What a person named, and what earlier checks have found out for later ones."""
+    """The target that a person named, and what earlier checks have found out for later ones."""
 
     target: str = ""  # a link or the path of a recipe, as it was typed; "": this computer alone
     overrides: Sequence[str] = ()  # KEY=VALUE

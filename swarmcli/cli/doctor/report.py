@@ -44,7 +44,7 @@ def _remote(found: re.Match[str]) -> str:
     return found[0] if address.is_loopback or address.is_unspecified else "(address)"
 
 
-# What looks like a secret, and what stands in its place: of an address the scheme and the port, which say what is
+# Patterns of secrets, and what stands in their place: of an address the scheme and the port, which say what is
 # needed of it.
 MASKED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"(?s)-----BEGIN.*", "(a key)"),  # the rest is of the key too
@@ -63,7 +63,7 @@ MASKED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.]*\d)", _remote),
     (r"(?<![\w:])(?:[0-9a-fA-F]{0,4}:){2,7}[0-9a-fA-F]{0,4}(?:%\w+)?(?![\w:])", _remote),
 )
-# What is drawn: long, and of letters and digits. Peer ids too; their beginning is how people call a peer anyway.
+# Drawn texts: long, and of letters and digits. Peer ids too; their beginning is how people call a peer anyway.
 DRAWN = r"(?<![A-Za-z0-9])(?=[\w+-]*\d)(?=[\w+-]*[A-Za-z])([\w+-]{10})[\w+-]{10,}={0,2}"
 
 
@@ -92,8 +92,8 @@ def masking(secrets: Iterable[str] = (), names: Iterable[str] = ()) -> Callable[
 
 
 def mask_of(context: Context) -> Callable[[str], str]:
-    """Of what this computer and the named run have that should stay with them: a report reads files that hold nothing
-    but a secret, to leave it out."""
+    """Returns a function that masks in a text what should stay with this computer and the named run. Reads files that
+    hold nothing but a secret, to find it there."""
     secrets = [value for name, value in os.environ.items() if SECRET.search(name.upper()) and len(value) >= 8]
     names = [socket.gethostname(), socket.getfqdn() if os.name == "nt" else "", platform.node()]
     with suppress(Exception):  # without a name in the system's list

@@ -242,7 +242,7 @@ def final_code(ended: Collection[Process]) -> int | None:
 
 
 def cause(ended: Collection[Process]) -> str:
-    """What happened first, as far as exit codes tell: the others end because one has."""
+    """Returns what happened first, as far as exit codes tell: the others end because one has."""
 
     def by_likelihood(process: Process) -> tuple[int, int]:
         if process.failed:
@@ -266,7 +266,7 @@ def cause(ended: Collection[Process]) -> str:
 
 
 def environment(rank: int, size: int) -> dict[str, str]:
-    """What a process inherits: its place, by torchrun's names; the loopback interface for all that the processes say
+    """Returns the environment that a process inherits: its place, by torchrun's names; the loopback interface for all that the processes say
     to each other; and silence of libraries."""
     loopback = loopback_interface()
     return {

@@ -1,4 +1,4 @@
-"""What the launcher of a site and its processes on this machine tell each other: JSON, a line each, over a socket pair.
+"""Messages between the launcher of a site and its processes on this machine: JSON, a line each, over a socket pair.
 
 A process inherits its end of the pair. The pair has no name, so nobody else can come to it, and it closes with either
 process however that ends: so a process learns that its launcher is gone, even if that happened before its first line.
@@ -21,7 +21,7 @@ VARIABLE = "SWARM_SITE"  # in the environment of a process: its Start, as JSON
 
 
 class Past(msgspec.Struct, frozen=True, tag=True):
-    """What one life of the site leaves to the next. Rank 0 sends it whenever it has changed."""
+    """The record that one life of the site leaves to the next. Rank 0 sends it whenever it has changed."""
 
     epoch: int = 0  # the last that the site has ended; 0 before the first
     home: str = ""  # the peer's directory, which it takes up again, and by it the port where that is free
@@ -44,7 +44,7 @@ class StopProcess(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What a process knows from its first moment on."""
+    """A process's place and past, known from its first moment on."""
 
     link: int  # the descriptor of its end of the pair
     launcher: int  # its process id
@@ -78,7 +78,7 @@ class ProcessPipe:
         return [msgspec.json.decode(line, type=Past | Failed | StopProcess) for line in lines]
 
     def leave(self) -> None:
-        """Whoever waits in `receive`, here or there, returns. Idempotent."""
+        """Ends `receive` at both ends. Idempotent."""
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
 

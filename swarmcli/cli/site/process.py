@@ -35,7 +35,7 @@ class WorldRank:
 
 
 def world_rank_of_process(environment: Mapping[str, str] | None = None) -> WorldRank | None:
-    """What the environment says; None for a process that is no part of a site. Raises SiteError for half of it."""
+    """Reads the environment; None for a process that is no part of a site. Raises SiteError for half of it."""
     given = os.environ if environment is None else environment
     if "RANK" not in given or given.get("WORLD_SIZE", "1") == "1":
         return None
@@ -58,7 +58,7 @@ class SiteProcess:
 
     @classmethod
     def of_environment(cls) -> SiteProcess | None:
-        """What a launcher made of this process; None: it belongs to no site.
+        """Returns this process's place in a launcher's site; None: it belongs to no site.
 
         Call it before what takes time: from then on the process ends with its launcher.
         """
@@ -67,7 +67,7 @@ class SiteProcess:
 
     @property
     def past(self) -> Past:
-        """What the lives of the site before have left."""
+        """The record that earlier lives of the site have left."""
         return self._link.past if self._link else Past()
 
     @property
