@@ -219,7 +219,7 @@ def test_the_shares_follow_a_limit_and_nobody_blames_who_has_one() -> None:
     """4 MiB at 100 kB/s take twice as long as a sender has who tells nothing of its link."""
 
     async def main() -> None:
-        async with Averagers(5) as swarm:
+        async with Averagers(1) as swarm:
             options = dataclasses.replace(SMALL_PARTS, allreduce_timeout=80.0)
             peers = await swarm.add(3, shapes=((ELEMENTS,),), allreduce=options)
             for peer in peers:

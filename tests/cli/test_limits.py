@@ -78,7 +78,7 @@ def test_without_peers_the_next_ones_are_meant(computer: Computer) -> None:
     assert "no limits" in computer.do("show")
     computer.do("set", "threads=2")
     assert "peers that you start now" in computer.do("show") and "threads         2" in computer.do("show")
-    assert "pauses at this many" in computer.do("show", "--all")
+    assert "goes on when it is 5 °C cooler" in computer.do("show", "--all")
     assert "all limits that you had set are forgotten" in computer.do("reset")
     assert "no limits" in computer.do("show") and computer.asked == []
 

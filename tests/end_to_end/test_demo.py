@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarmcli.cli import demo_run
-from swarmcli.cli.demo_run import ActorReport, DemoPlan, DemoRun, checks
+from swarmcli.cli.demo_run import ActorReport, DemoPlan, DemoRun, expectations
 from swarmcli.errors import SwarmError
 from tests.end_to_end.forked import ForkedChildren
 from tests.end_to_end.swarm import RECIPE, TEXT
@@ -30,7 +30,7 @@ def test_the_demo_keeps_its_promises(tmp_path: Path, monkeypatch: pytest.MonkeyP
     stage = tmp_path / "stage"
     stage.mkdir()
     actors = DemoRun(recipe, "test-run", plan, stage, told.append, limit_seconds=480.0).perform()
-    verdict = checks(actors, plan)
+    verdict = expectations(actors, plan)
     assert [check for check in verdict if not check.holds] == []
     assert "trainer-2 is killed with SIGKILL" in told
     assert next(actor.fate for actor in actors if actor.name == "trainer-2").startswith("killed")
@@ -58,6 +58,6 @@ def survivors(**changes: str) -> list[ActorReport]:
 
 def test_one_different_bit_is_a_broken_promise() -> None:
     claim = "all survivors hold bit-identical parameters"
-    assert {check.claim: check.holds for check in checks(survivors(), DemoPlan(2, 9))}[claim]
-    differing = checks(survivors(**{"trainer-3": "b"}), DemoPlan(2, 9))
+    assert {check.claim: check.holds for check in expectations(survivors(), DemoPlan(2, 9))}[claim]
+    differing = expectations(survivors(**{"trainer-3": "b"}), DemoPlan(2, 9))
     assert not {check.claim: check.holds for check in differing}[claim]
