@@ -12,7 +12,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -51,6 +53,7 @@ from swarmcli.compression.base import dtype_name
 from swarmcli.errors import CallRefused, InputRefused, NetworkError, ProtocolViolation
 from swarmcli.memory import unwritten
 from swarmcli.network import Stream
+from swarmcli.network.loop_thread import loop_time
 from swarmcli.tasks import OFFLOAD_FROM, forget, forgetful, on_executor, unless_silent
 
 
@@ -60,6 +63,9 @@ class AuditOptions:
 
     signed_bytes: int = 4 << 20  # of parts under one signature at most, which their sender encodes in advance
     to_give: float = 30.0  # for the inputs of one part
+    to_ask: float = (
+        5.0  # for an auditor that has all averages to ask for inputs: with a slow download long after others
+    )
     to_hear: float = 20.0  # for a whole accusation at one member: a slower one hears of it too late
     silence: float = 5.0  # without a byte of the inputs that an auditor has asked for
 
@@ -95,7 +101,24 @@ class Audits:
         self._own: SignedParts | None = None  # over own inputs of parts that are reduced here
         self.signed: SignedAverages | None = None  # by this reducer, once it has
         self._inputs_of: dict[int, tuple[Input, ...]] = {}  # by part, those that this reducer has signed for
+        self._serving = 0  # members that are getting averages or inputs
+        self._served = -math.inf  # loop time at which the last of them had all
         self._asked, self._accused = set[int](), set[int]()  # members that have asked for inputs here, or accused
+
+    @property
+    def owes(self) -> bool:
+        """Whether somebody may still get inputs: a member that gets the averages, or has just got them."""
+        return self._serving > 0 or loop_time() < self._served + self._how.to_ask
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """While a member gets averages or inputs. With a slow download it does when the round is long settled."""
+        self._serving += 1
+        try:
+            yield
+        finally:
+            self._serving -= 1
+            self._served = loop_time()
 
     def close(self) -> None:
         """Lets go of all inputs: the round is settled. This member can still hear accusations. Idempotent."""
@@ -174,11 +197,12 @@ class Audits:
         if not set(request.parts) <= set(drawn(request.secret, signed.signature, parts, chance)):
             raise CallRefused("not drawn", "the secret does not name these parts")
         self._asked.add(member)
-        for index in request.parts:
-            inputs = self._inputs_of.get(index, ())
-            for place, given in enumerate(inputs):
-                message = await self._message(index, given.sender)
-                await stream.send(InputHeader(given, message.header, len(inputs) - place), message.payload)
+        with self.serving():
+            for index in request.parts:
+                inputs = self._inputs_of.get(index, ())
+                for place, given in enumerate(inputs):
+                    message = await self._message(index, given.sender)
+                    await stream.send(InputHeader(given, message.header, len(inputs) - place), message.payload)
 
     def _keep_own(self, part: Part) -> None:
         """Keeps a copy of the own input: after the round the tensors change, and an auditor may still ask."""

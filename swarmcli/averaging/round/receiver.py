@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.consensus.messages import MAX_WORDS
@@ -276,6 +276,10 @@ class PartReceiver:
         return self._reducer.parts[position].payload_bound
 
     async def _distribute(self, stream: Stream) -> None:
+        with nullcontext() if self._audits is None else self._audits.serving():
+            await self._send_averages(stream)
+
+    async def _send_averages(self, stream: Stream) -> None:
         averages = list[Average]()
         for position in range(len(self._reducer.parts)):
             average = await self._reducer.average(position)

@@ -144,6 +144,10 @@ class AllreduceService:
             self._unsubscribe()
             self.endpoint.withdraw(*self._served)
             self.release()
+            for audits in self._audits.values():
+                audits.close()
+            if self._forget is not None:
+                self._forget.cancel()
             self.memory.forget()
             self._tell_begun(list(self._beginning))
 
@@ -228,12 +232,14 @@ class AllreduceService:
         self._forget = asyncio.get_running_loop().call_later(self._options.kept, self.release)
 
     def release(self) -> None:
-        """Lets go of the kept averages, and of the inputs of parts that this member reduced."""
+        """Lets go of the kept averages, and of the inputs of parts that this member reduced, once nobody gets them."""
         self._kept.clear()
         self._forget_inputs()
         if self._forget is not None:
             self._forget.cancel()
             self._forget = None
+        if any(audits.owes for audits in self._audits.values()):
+            self._forget = asyncio.get_running_loop().call_later(self._options.kept, self.release)
 
     # Handlers
 
@@ -389,7 +395,7 @@ class AllreduceService:
     def _forget_inputs(self) -> None:
         """Lets go of the inputs of earlier tries."""
         for group_id, audits in self._audits.items():
-            if group_id not in self._rounds:
+            if group_id not in self._rounds and not audits.owes:
                 audits.close()
 
     async def _running(self, peer: PeerID, group_id: bytes) -> tuple[Round, int]:
