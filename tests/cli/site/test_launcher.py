@@ -22,10 +22,10 @@ pytestmark = pytest.mark.e2e
 PROCESS = """
 import json, os, signal, sys, time
 from pathlib import Path
-from swarmcli.cli.site.link import Failed, Link, Past
+from swarmcli.cli.site.link import Failed, LauncherLink, Past
 rank, here, launcher = int(os.environ["RANK"]), Path(__file__).parent, os.getppid()
 told = dict(os.environ)
-link = Link.found()
+link = LauncherLink.found()
 link.on_stop(lambda number, again: os._exit(0))
 life = int(link.start.store.rpartition("-")[2])
 whole = here / f"rank-{rank}.{life}"
