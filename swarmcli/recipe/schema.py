@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import PrivateAttr, field_validator, model_validator
+from pydantic import AfterValidator, PrivateAttr, field_validator, model_validator
 
 from swarmcli.recipe.document import RecipeEntry
 from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, own, shared
@@ -29,7 +29,9 @@ from swarmcli.recipe.settings import (
     SchedulerSettings,
     beside,
 )
+from swarmcli.recipe.task_names import check_task
 
+TaskName = Annotated[str, AfterValidator(check_task)]
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # For `unfrozen_parameters`: the tries for one name grow with the name's length to the power of the choices.
 MOST_PATTERNS, MOST_CHARACTERS, MOST_CHOICES = 64, 200, 4
@@ -51,7 +53,7 @@ class Recipe(Section):
         None,
         "the public half of the owner's key, which signs invitations and positions of the run; `swarm init` makes it",
     )
-    task: Literal["causal_lm"] = shared("causal_lm", "what is learned: causal_lm predicts the next token")
+    task: TaskName = shared("causal_lm", "what is learned: causal_lm predicts the next token")
     base_model: Mapping[str, Any] | str = shared(
         REQUIRED, "a transformers config (`model_type` and its fields), or a directory with a saved model"
     )

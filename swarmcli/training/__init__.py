@@ -1,6 +1,5 @@
 """Tasks, their data, and the loop that computes gradients for the swarm."""
 
-from swarmcli.training.causal_lm import build_task
 from swarmcli.training.checkpoint import Checkpoint, CheckpointStore, load_checkpoint, saved_buffers
 from swarmcli.training.device import Compute, choose_compute
 from swarmcli.training.loop import CollaborativeOptimizer, LoopResult, LoopSettings, TrainingLoop
@@ -12,6 +11,7 @@ from swarmcli.training.schedule import (
 )
 from swarmcli.training.stream import STREAM
 from swarmcli.training.task import Batch, Task, stream_seed
+from swarmcli.training.tasks import build_task
 from swarmcli.training.tokenizer import ByteTokenizer
 
 __all__ = [

@@ -189,7 +189,7 @@ def _file_of(recipe: Recipe) -> Path | None:
 
 def main() -> None:
     """Reads the recipe's source and writes the shapes, both as JSON."""
-    from swarmcli.training.causal_lm import build_task
+    from swarmcli.training.tasks import build_task
 
     text, overrides, name, directory = msgspec.json.decode(sys.stdin.buffer.read())
     try:

@@ -10,9 +10,9 @@ import torch
 from swarmcli.recipe import Recipe, parse_recipe
 from swarmcli.recipe.templates import TEMPLATES, TemplateName, compose
 from swarmcli.training import Compute, build_scheduler, build_task, optimizer_factory, parameter_groups
-from swarmcli.training.causal_lm import CausalLanguageModelling
 from swarmcli.training.loop import mean_loss
 from swarmcli.training.task import samples_in
+from swarmcli.training.tasks.causal_lm import CausalLanguageModelling
 
 SEEDS = range(1, 6)  # of the weights and of the data
 # Nats by which an epoch's loss, on text that nobody trains on, lies above the least of the five before. Where nothing

@@ -1,43 +1,61 @@
-"""Causal language modelling: predict the next token, with any decoder of transformers."""
+"""Models of transformers as a recipe names them: a config with its fields, or a directory with saved weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
-from swarmcli.training.data import TextStream, evaluation_batches, text_batches
 from swarmcli.training.freezing import freeze
-from swarmcli.training.task import Batch
-from swarmcli.training.tokenizer import Tokenizer, load_tokenizer
 from swarmcli.words import first_words
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")  # as transformers calls them
-_USUAL = ("gpt2", "gpt_neox", "llama", "mistral", "qwen3", "gemma", "phi3", "olmo2", "smollm3", "mamba")
-_DECODERS = ("gpt_neox", "gpt_neox_japanese", "trocr")  # although their configs do not call them so
-_BOTH_WAYS = ("flaubert", "xlm", "xlnet")  # whatever their configs say
 
 
-class CausalLanguageModelling:
-    """The task `causal_lm` of a recipe. A sample is a sequence of `sequence_len` tokens."""
+@dataclass(frozen=True, slots=True)
+class ModelKind:
+    """The models that a task can train."""
 
-    def __init__(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
+    auto: str  # the Auto class of transformers that makes them
+    listed: str  # transformers' table of their architectures, in models.auto.modeling_auto
+    called: str  # as messages name them
+    usual: tuple[str, ...]  # model types that a message offers
+    loss_type: str | None = None  # for architectures that leave it open: transformers would warn in each process
+
+
+class ModelSource:
+    """Builds the model that a recipe names, for one task."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        kind: ModelKind,
+        *,
+        defaults: Mapping[str, Any],
+        refuse: Callable[[Any, bool | None], str | None] = lambda config, is_decoder: None,
+    ) -> None:
+        """`defaults`: fields of a config that the recipe may leave out, by the names that transformers has for all
+        architectures. `refuse(config, is_decoder)` is asked about architectures that are listed: None if the task can
+        use such a config, else how to make it one that it can, as the beginning of an error's fix ("": in no way)."""
         self._recipe = recipe
-        self.tokenizer = tokenizer
+        self._kind = kind
+        self._defaults = defaults
+        self._refused = refuse
 
-    def build_model(self, *, outline: bool = False) -> nn.Module:
-        """The model on the CPU in float32. Its initial weights depend on the recipe's seed alone.
+    def build(self, *, outline: bool = False) -> nn.Module:
+        """The model on the CPU in float32, in training mode. Its initial weights depend on the recipe's seed alone.
 
-        `outline`: the same shapes on the meta device. Raises RecipeError when transformers cannot build it, or it
-        cannot hold the tokens.
+        `outline`: the same shapes on the meta device. Raises RecipeError when transformers cannot build it, or the task
+        cannot use it.
         """
         base_model = self._recipe.base_model
         # The caller's own random numbers (dropout, its data) must not depend on whether a model was built before.
@@ -48,48 +66,26 @@ class CausalLanguageModelling:
                 model = self._load(self._recipe.locate(base_model), outline)
             else:
                 model = self._create(base_model)
-        self._check_sizes(model.config)
         model.config.use_cache = False  # a cache of keys and values serves generation, not training
-        if getattr(model, "loss_type", "") is None:
-            # GPT-2 and others leave it open, and transformers would warn in each process.
-            model.loss_type = "ForCausalLM"
+        if self._kind.loss_type is not None and getattr(model, "loss_type", "") is None:
+            model.loss_type = self._kind.loss_type
         return freeze(self._recipe, model.float().train())
 
-    def batches(self, seed: int, position: Mapping[str, Any] | None = None) -> TextStream:
-        return text_batches(self._recipe, self.tokenizer, seed, position)
-
-    def evaluation_batches(self) -> list[Batch]:
-        return evaluation_batches(self._recipe, self.tokenizer)
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean negative log likelihood in nats per token; the model shifts the labels itself."""
-        loss: Tensor = model(input_ids=batch["input_ids"], labels=batch["input_ids"]).loss
-        return loss
-
-    def save_preprocessing(self, directory: Path) -> None:
-        self.tokenizer.save(directory)
-
     def _create(self, fields: Mapping[str, Any]) -> nn.Module:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
 
         usual = self._check_fields(fields)
         fields = {
             key: float(value) if isinstance(getattr(usual, key), float) else value for key, value in fields.items()
         }
-        defaults = {
-            "vocab_size": self.tokenizer.vocab_size,
-            "max_position_embeddings": self._recipe.sequence_len,
-            "bos_token_id": self.tokenizer.end_of_text,
-            "eos_token_id": self.tokenizer.end_of_text,
-        }
         try:
             # An architecture may call its fields otherwise (GPT-2: n_positions); the config knows both names.
             names = usual.attribute_map
             given = {names.get(key, key) for key in fields}
-            defaults = {names.get(k, k): v for k, v in defaults.items() if names.get(k, k) not in given}
+            defaults = {names.get(k, k): v for k, v in self._defaults.items() if names.get(k, k) not in given}
             config = AutoConfig.for_model(**{**defaults, **fields})
             self._check_shape(config, fields)
-            model: nn.Module = AutoModelForCausalLM.from_config(config)
+            model: nn.Module = self._auto().from_config(config)
         except RecipeError:
             raise
         except Exception as error:  # architectures raise whatever their constructors meet
@@ -109,7 +105,7 @@ class CausalLanguageModelling:
             hint = f"did you mean {near[0]}?" if near else "write one that this transformers knows, for example gpt2"
             raise self._refuse(f"unknown model_type {model_type!r}", hint, "model_type")
         config = AutoConfig.for_model(model_type)
-        self._check_causal(config, fields.get("is_decoder", getattr(config, "is_decoder", None)))
+        self._check_kind(config, fields.get("is_decoder", getattr(config, "is_decoder", None)))
         known = {*config.to_dict(), *config.attribute_map}
         for key in fields:
             if key not in known or key.startswith("_"):
@@ -123,19 +119,18 @@ class CausalLanguageModelling:
                 raise self._refuse(problem, f"it is usually {usual!r}", key)
         return config
 
-    def _check_causal(self, config: Any, is_decoder: bool | None) -> None:
-        """Refuses what is no causal language model: it would see the tokens that it is to predict."""
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+    def _check_kind(self, config: Any, is_decoder: bool | None) -> None:
+        """Refuses a model that is not of the task's kind."""
+        from transformers.models.auto import modeling_auto
 
-        name = config.model_type
-        encoder = is_decoder is False and not config.is_encoder_decoder and name not in _DECODERS
-        if name in CAUSAL and not encoder and name not in _BOTH_WAYS:
+        listed, name = getattr(modeling_auto, self._kind.listed), config.model_type
+        fix = self._refused(config, is_decoder) if name in listed else ""
+        if fix is None:
             return
-        fix = "set is_decoder: true to have it read one way, or " if name in CAUSAL and encoder else ""
-        usual = ", ".join(each for each in _USUAL if each in CAUSAL)
+        usual = ", ".join(each for each in self._kind.usual if each in listed)
         raise self._refuse(
-            f"this recipe trains causal language models; {name} is none",
-            f"{fix}take one of {usual}, or another that AutoModelForCausalLM of transformers lists",
+            f"this recipe trains {self._kind.called}; {name} is none",
+            f"{fix}take one of {usual}, or another that {self._kind.auto} of transformers lists",
             "model_type",
         )
 
@@ -155,7 +150,7 @@ class CausalLanguageModelling:
             )
 
     def _load(self, directory: Path, outline: bool) -> nn.Module:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
 
         if not (directory / "config.json").is_file():
             raise self._refuse(
@@ -167,12 +162,12 @@ class CausalLanguageModelling:
         try:
             config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=trusted)
             if not hasattr(config, "auto_map"):  # code of its own knows best
-                self._check_causal(config, getattr(config, "is_decoder", None))
+                self._check_kind(config, getattr(config, "is_decoder", None))
             # Where all that is not trained comes from other peers the config will do: the rest comes with the state.
             if outline or (self._recipe.frozen_weights and not any(directory.glob("*.safetensors"))):
-                model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+                model = self._auto().from_config(config, trust_remote_code=trusted)
             else:
-                model = AutoModelForCausalLM.from_pretrained(
+                model = self._auto().from_pretrained(
                     str(directory),
                     local_files_only=True,
                     use_safetensors=True,  # the older format is a pickle, which can run code
@@ -183,29 +178,15 @@ class CausalLanguageModelling:
         except Exception as error:  # as above
             raise self._refuse(
                 f"no model can be loaded from {directory}: {first_words(error)}",
-                "it must be a causal language model saved as safetensors; if it brings code of its own that you have "
-                "read and trust, set local.trust_remote_code",
+                f"it must be one of the {self._kind.called}, saved as safetensors; if it brings code of its own that "
+                "you have read and trust, set local.trust_remote_code",
             ) from error
         return model
 
-    def _check_sizes(self, config: Any) -> None:
-        if config.vocab_size < self.tokenizer.vocab_size:
-            raise self._refuse(
-                f"the model knows {config.vocab_size} tokens, the tokenizer has {self.tokenizer.vocab_size}",
-                "raise vocab_size, or leave it out to have it follow the tokenizer",
-                "vocab_size",
-            )
-        positions = getattr(config, "max_position_embeddings", None)
-        if isinstance(positions, int) and positions < self._recipe.sequence_len:
-            raise self._refuse(
-                f"the model reads {positions} tokens at most, sequence_len is {self._recipe.sequence_len}",
-                f"lower sequence_len to {positions}",
-            )
+    def _auto(self) -> Any:
+        import transformers
+
+        return getattr(transformers, self._kind.auto)
 
     def _refuse(self, problem: str, fix: str, *keys: str) -> RecipeError:
         return RecipeError(f"{self._recipe.origin('base_model', *keys)}: base_model: {problem}; {fix}")
-
-
-def build_task(recipe: Recipe) -> CausalLanguageModelling:
-    """The task that a recipe names: so far there is this one. Raises RecipeError or DataError, each with the fix."""
-    return CausalLanguageModelling(recipe, load_tokenizer(recipe))

@@ -1,0 +1,40 @@
+"""The tasks that a recipe can name. Other installed packages add theirs by the entry point group `swarmcli.tasks`:
+
+    [project.entry-points."swarmcli.tasks"]
+    word_count = "my_package:WordCount"
+
+Such a task is made of the recipe, `WordCount(recipe)`, and has the methods of `swarmcli.training.task.Task`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import EntryPoint
+
+from swarmcli.errors import RecipeError
+from swarmcli.recipe import Recipe
+from swarmcli.recipe.task_names import BUILT_IN, installed_tasks
+from swarmcli.training.task import Task
+from swarmcli.words import first_words
+
+
+def build_task(recipe: Recipe) -> Task:
+    """The task that a recipe names. Raises RecipeError or DataError, each with the fix."""
+    if recipe.task in BUILT_IN:
+        module, name = BUILT_IN[recipe.task].split(":")
+        task: Task = getattr(import_module(f"swarmcli.training.tasks.{module}"), name)(recipe)
+        return task
+    return _of_package(recipe, installed_tasks()[recipe.task])
+
+
+def _of_package(recipe: Recipe, entry: EntryPoint) -> Task:
+    try:
+        kind = entry.load()
+    except Exception as error:  # a package raises whatever its modules meet
+        package = entry.dist.name if entry.dist is not None else entry.value
+        raise RecipeError(
+            f"{recipe.origin('task')}: task: {recipe.task!r} cannot be loaded from the package {package} "
+            f"({first_words(error)}); mend or reinstall it"
+        ) from error
+    task: Task = kind(recipe)
+    return task
