@@ -22,7 +22,7 @@ from swarmcli.journal import megabytes, printable
 from swarmcli.optim.config import Role
 from swarmcli.optim.epoch.seat import before_joining
 from swarmcli.reach.relaying import RelayBudgets
-from swarmcli.recipe import FilesDataset, HuggingFaceDataset, Limits, Recipe, StdlibDataset
+from swarmcli.recipe import AnyDataset, FilesDataset, HuggingFaceDataset, Limits, Recipe
 from swarmcli.recipe.limits import in_words
 from swarmcli.recipe.offered import web_host
 from swarmcli.recipe.ticket import Ticket
@@ -90,7 +90,7 @@ def _data(recipe: Recipe, role: Role) -> str:
     return "for evaluations alone: " + "; ".join(_datasets(recipe, read))
 
 
-def _datasets(recipe: Recipe, datasets: Iterable[FilesDataset | StdlibDataset | HuggingFaceDataset]) -> Iterator[str]:
+def _datasets(recipe: Recipe, datasets: Iterable[AnyDataset]) -> Iterator[str]:
     for dataset in datasets:
         if isinstance(dataset, FilesDataset):
             where = recipe.locate(dataset.path, data=True)

@@ -48,6 +48,8 @@ def validate(
     link = {"link": no_link.replace("\n", "; ") or "brings it to whoever joins"}
     for name, text in {**_summary(loaded), **link, **found, "keys that must agree": str(len(fingerprint))}.items():
         typer.echo(f"{name:<21} {printable(text, 2000)}")
+    for note in loaded.notes:
+        typer.echo(f"note: {note}")
     if linked:
         typer.echo("the link's recipe is in order; nothing was written, and no data were read")
     else:
@@ -76,7 +78,7 @@ def _of_link(text: str, overrides: Sequence[str], *, told: bool) -> Recipe:
 def _summary(recipe: Recipe) -> dict[str, str]:
     """The lines that tell what a recipe is about."""
     model = recipe.base_model if isinstance(recipe.base_model, str) else recipe.base_model["model_type"]
-    data = ", ".join(getattr(dataset, "path", dataset.type) for dataset in recipe.datasets)
+    data = ", ".join(getattr(dataset, "path", dataset.source) for dataset in recipe.datasets)
     return {
         "run": recipe.run_id,
         "task": f"{recipe.task} on {data}, {recipe.sequence_len} tokens per sample",

@@ -85,6 +85,8 @@ class Collaboration:
         anything is told to others.
         """
         recipe = peer.recipe
+        for note in recipe.notes:
+            peer.events.emit(Noticed("info", note))
         self.peer = peer
         self.compute: Compute = compute or compute_of(recipe, peer.role)
         peer.lending.compute_on(self.compute.device)

@@ -1,5 +1,6 @@
 """The recipe file: what is trained, how, and what each volunteer may choose."""
 
+from swarmcli.recipe.dataset import AnyDataset, FilesDataset, HuggingFaceDataset, StdlibDataset
 from swarmcli.recipe.fingerprint import differing_keys, digest_of, fingerprint_of
 from swarmcli.recipe.limits import Limits
 from swarmcli.recipe.link import Link, is_link, parse_link
@@ -8,17 +9,15 @@ from swarmcli.recipe.offered import offered, read_offered
 from swarmcli.recipe.schema import Recipe
 from swarmcli.recipe.settings import (
     AggregatorSettings,
-    FilesDataset,
     GradientAveragingSettings,
-    HuggingFaceDataset,
     SchedulerSettings,
     SiteSettings,
-    StdlibDataset,
     UploadSettings,
 )
 
 __all__ = [
     "AggregatorSettings",
+    "AnyDataset",
     "FilesDataset",
     "GradientAveragingSettings",
     "HuggingFaceDataset",

@@ -24,20 +24,18 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from swarmcli.errors import RecipeError
+from swarmcli.recipe.dataset import FORMATS, AnyDataset, FilesDataset, HuggingFaceDataset
 from swarmcli.recipe.document import MAX_DEPTH, is_section
 from swarmcli.recipe.fingerprint import agreed_values, digest_of, values_of
 from swarmcli.recipe.link import Link
 from swarmcli.recipe.load import parse_recipe
 from swarmcli.recipe.schema import Recipe
 from swarmcli.recipe.section import is_advised, is_shared
-from swarmcli.recipe.settings import FilesDataset, HuggingFaceDataset, StdlibDataset
 from swarmcli.words import harmless
 
 MAX_OFFERED = 1 << 18  # bytes
 MODELS = "models"  # where a saved model or tokenizer lies, below the directory of a run that was joined by a link
 DATA = "data"  # where datasets of files begin there: beside the peers' own files, which are not to be learned from
-
-FORMATS = ("json", "parquet", "csv", "text")  # of the library `datasets`: others read files that can run code
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _HUB_NAME = re.compile(f"{_NAME}/{_NAME}")
@@ -230,7 +228,7 @@ def _is_inside(text: str) -> bool:
     return ".." not in text.split("/")
 
 
-def _dataset_problems(dataset: FilesDataset | StdlibDataset | HuggingFaceDataset) -> Iterator[Problem]:
+def _dataset_problems(dataset: AnyDataset) -> Iterator[Problem]:
     if isinstance(dataset, FilesDataset):
         for key in ("path", "glob"):
             if not _is_inside(getattr(dataset, key)):

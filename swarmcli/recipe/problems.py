@@ -72,8 +72,8 @@ def _describe(details: ErrorDetails, root: RecipeEntry, model: type[pydantic.Bas
     if kind == "extra_forbidden":
         return f"{here.origin}: unknown key {name}; {_suggest(path, model)}"
     if kind.startswith("union_tag"):
-        known = [get_args(section.model_fields["type"].annotation)[0] for section in sections(at(model, path))]
-        return f"{here.origin}: {name} needs a type that is known; write `type:` with one of {', '.join(known)}"
+        known = [get_args(section.model_fields["source"].annotation)[0] for section in sections(at(model, path))]
+        return f"{here.origin}: {name} needs a source that is known; write `source:` with one of {', '.join(known)}"
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, ValueError):
         return f"{here.origin}: {cause if isinstance(cause, Conflict) else f'{name}: {cause}'}"

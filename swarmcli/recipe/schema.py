@@ -9,17 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, PrivateAttr, field_validator, model_validator
 
+from swarmcli.recipe.dataset import AnyDataset, Dataset, HuggingFaceDataset
 from swarmcli.recipe.document import RecipeEntry
 from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, own, shared
 from swarmcli.recipe.settings import (
     AveragingSettings,
     CheckpointSettings,
     CompressionSettings,
-    Dataset,
     DelaySettings,
     EvaluationSettings,
     GradientAveragingSettings,
-    HuggingFaceDataset,
     KeyText,
     LocalSettings,
     LocalUpdateSettings,
@@ -98,6 +97,7 @@ class Recipe(Section):
     _directory: Path = PrivateAttr(default_factory=Path.cwd)
     _file: str = PrivateAttr("")
     _overrides: tuple[str, ...] = PrivateAttr(())
+    _notes: tuple[str, ...] = PrivateAttr(())
 
     @field_validator("base_model", mode="before")
     @classmethod
@@ -150,6 +150,11 @@ class Recipe(Section):
     def overrides(self) -> tuple[str, ...]:
         """The values that were set beside the file, as `a.b=value`."""
         return self._overrides
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Keys that have another name now and are read all the same, each with its line and what to write."""
+        return self._notes
 
     @property
     def source(self) -> tuple[str, tuple[str, ...], str, str]:
@@ -319,17 +324,17 @@ def _check_evaluation(recipe: Recipe) -> None:
             "nothing is evaluated, so nothing is best; set evaluation.every_epochs, or each",
         )
     if evaluation.dataset is not None:
-        wanted = _text_of(evaluation.dataset)
-        if any(_text_of(dataset) == wanted for dataset in recipe.datasets):
+        wanted = _rows_of(evaluation.dataset)
+        if any(_rows_of(dataset) == wanted for dataset in recipe.datasets):
             raise Conflict(
                 "evaluation.dataset",
                 "the run trains on this dataset; name another one, or take `held_out: 0.02`",
             )
 
 
-def _text_of(dataset: Dataset) -> dict[str, Any]:
-    """By what the texts of a dataset are chosen."""
-    return dataset.model_dump(exclude={"weight", "streaming", "text_column", "revision"})
+def _rows_of(dataset: AnyDataset) -> dict[str, Any]:
+    """By these values the rows of a dataset are chosen."""
+    return dataset.model_dump(include={"source", "path", "glob", "name", "split", "data_files"})
 
 
 def _check_site(recipe: Recipe) -> None:

@@ -22,8 +22,9 @@ from pydantic import (
 from swarmcli.errors import AddressError
 from swarmcli.network.addresses import Scope, parse_address, scope_of
 from swarmcli.network.identity import PeerID
+from swarmcli.recipe.dataset import Dataset
 from swarmcli.recipe.limits import Limits
-from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, own, shared
+from swarmcli.recipe.section import Conflict, Section, advised, own, shared
 
 
 def beside(directory: Path, text: str) -> Path:
@@ -91,41 +92,6 @@ OwnPath = Annotated[
     AfterValidator(lambda path, info: beside((info.context or {}).get("directory", Path.cwd()), str(path))),
 ]
 AddressText = Annotated[str, AfterValidator(_check_address)]
-
-
-class FilesDataset(Section):
-    """Text from a file, or from all files below a directory."""
-
-    type: Literal["files"] = shared(REQUIRED, "text files of this machine")
-    path: str = shared(
-        REQUIRED, "a file or a directory, relative to local.data_dir or else to the recipe", min_length=1
-    )
-    glob: str = shared("**/*", "which files of a directory, for example **/*.py", min_length=1)
-    weight: float = shared(1.0, "how often documents come from this source, relative to the others", gt=0)
-
-
-class StdlibDataset(Section):
-    """The sources of Python's own standard library: real text that is on every machine."""
-
-    type: Literal["stdlib"] = shared(REQUIRED, "the sources of Python's standard library")
-    weight: float = shared(1.0, "how often documents come from this source, relative to the others", gt=0)
-
-
-class HuggingFaceDataset(Section):
-    """A source that `datasets.load_dataset` reads: a dataset of the Hub, or local json, parquet, csv or text files."""
-
-    type: Literal["huggingface"] = shared(REQUIRED, "a dataset for the library `datasets` (extra: swarmcli[datasets])")
-    path: str = shared(REQUIRED, "its name on the Hub, or json, parquet, csv or text for `data_files`", min_length=1)
-    name: str | None = shared(None, "the configuration of a dataset that has several")
-    split: str = shared("train", "which split", min_length=1)
-    data_files: tuple[str, ...] = shared((), "files of the dataset; local ones as `path` of a files dataset")
-    revision: str | None = shared(None, "a commit or tag of the dataset, so that all peers read the same")
-    text_column: str = shared("text", "the column that holds the text", min_length=1)
-    streaming: bool = advised(True, "read while training instead of downloading everything first")
-    weight: float = shared(1.0, "how often documents come from this source, relative to the others", gt=0)
-
-
-Dataset = Annotated[FilesDataset | StdlibDataset | HuggingFaceDataset, Field(discriminator="type")]
 
 
 class OptimizerSettings(Section):

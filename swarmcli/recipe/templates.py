@@ -125,15 +125,15 @@ def _on_hub(data: str) -> bool:
 
 def _data(data: str) -> str:
     if data == STDLIB:
-        return "  - type: stdlib          # or files (path, glob), or huggingface (path, split, text_column)"
+        return "  - source: stdlib          # or files (path, glob), or huggingface (path, split, field)"
     if _on_hub(data):
         return (
-            f"  - type: huggingface     # streamed; each trainer needs: pip install 'swarmcli[datasets]'\n"
-            f"    path: {json.dumps(data)}\n    text_column: text"
+            f"  - source: huggingface     # streamed; each trainer needs: pip install 'swarmcli[datasets]'\n"
+            f"    path: {json.dumps(data)}\n    field: text"
         )
     return (
         "  # Each trainer needs these texts on its own computer; `swarm join` says where.\n"
-        f'  - type: files\n    path: {json.dumps(data, ensure_ascii=False)}\n    glob: "**/*"'
+        f'  - source: files\n    path: {json.dumps(data, ensure_ascii=False)}\n    glob: "**/*"'
     )
 
 

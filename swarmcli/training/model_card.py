@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from swarmcli.recipe import FilesDataset, HuggingFaceDataset, Recipe, StdlibDataset
-from swarmcli.training.data import LOCAL_BUILDERS
+from swarmcli.recipe import AnyDataset, FilesDataset, HuggingFaceDataset, Recipe, StdlibDataset
+from swarmcli.recipe.dataset import LOCAL_BUILDERS
 from swarmcli.training.task import Task
 
 _URL = re.compile(r"([A-Za-z][\w+.-]*://)(?:[^/?#]*@)?([^?#]*)", re.ASCII)
@@ -122,7 +122,7 @@ def _data(recipe: Recipe) -> Iterator[str]:
         yield f"and {len(recipe.datasets) - BOUNDS.items} more"
 
 
-def _describe(dataset: FilesDataset | StdlibDataset | HuggingFaceDataset) -> str:
+def _describe(dataset: AnyDataset) -> str:
     if isinstance(dataset, StdlibDataset):
         return "the sources of Python's standard library"
     if isinstance(dataset, FilesDataset):

@@ -9,7 +9,7 @@ import logging
 import os
 import random
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -44,12 +44,16 @@ class DataOptions:
 USUAL = DataOptions()
 
 
-class Document(NamedTuple):
-    """A text to learn from."""
+Content: TypeAlias = str | Mapping[str, Any]  # a text, or a row by its columns
 
-    text: str
+
+class Document(NamedTuple):
+    """A text or a row to learn from."""
+
+    content: Content
     ends: bool  # false: a piece of a file that goes on
     place: Place  # behind it, in the pass that it belongs to
+    source: int = 0  # the number of its source in a mixture
 
 
 class TextSource(Protocol):
@@ -247,12 +251,13 @@ class HuggingFaceSource:
         split: str = "train",
         data_files: Sequence[str] = (),
         revision: str | None = None,
-        text_column: str = "text",
+        text_column: str | None = "text",
         streaming: bool = True,
         public_only: bool = False,
         options: DataOptions = USUAL,
     ) -> None:
-        """`public_only`: whatever it names, nothing is downloaded from this computer or its network."""
+        """`text_column`: None for whole rows. `public_only`: whatever it names, nothing is downloaded from this
+        computer or its network."""
         self.path = path
         self._public_only = public_only
         self._options = options
@@ -271,16 +276,17 @@ class HuggingFaceSource:
         read = self._windows if self._arguments["streaming"] else self._permuted
         found = bool(place)
         try:
-            for text, behind in read(opened, seed, place):
-                if text:
+            for content, behind in read(opened, seed, place):
+                if content:
                     found = True
-                    yield Document(text, True, behind)
+                    yield Document(content, True, behind)
         except (DataError, GeneratorExit):
             raise
         except Exception as error:  # each storage and file format brings its own kinds
             raise DataError(f"the dataset {self.path!r} cannot be read on: {first_words(error)}") from error
         if not found:
-            raise DataError(f"the dataset {self.path!r} has no text in its column {self._text_column!r}")
+            none = f"text in its column {self._text_column!r}" if self._text_column is not None else "row"
+            raise DataError(f"the dataset {self.path!r} has no {none}")
 
     def identity(self) -> str:
         opened = self._open()
@@ -289,13 +295,13 @@ class HuggingFaceSource:
         sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
         return json.dumps([self.path, self._arguments, self._text_column, rows, sizes], default=str)
 
-    def _permuted(self, dataset: Any, seed: str, place: Place) -> Iterator[tuple[str, Place]]:
+    def _permuted(self, dataset: Any, seed: str, place: Place) -> Iterator[tuple[Content, Place]]:
         (begin,) = place or (0,)
         permutation = Permutation(len(dataset), seed)
         for number in range(begin, len(dataset)):
-            yield self._text_of(dataset[permutation[number]]), (number + 1,)
+            yield self._content_of(dataset[permutation[number]]), (number + 1,)
 
-    def _windows(self, dataset: Any, seed: str, place: Place) -> Iterator[tuple[str, Place]]:
+    def _windows(self, dataset: Any, seed: str, place: Place) -> Iterator[tuple[Content, Place]]:
         """A place is (part of the pass, row in it) where a window begins, and the number of its rows that were read.
 
         So a stream that goes on reads the window again and leaves out what it had before: no row twice, and none lost.
@@ -304,27 +310,27 @@ class HuggingFaceSource:
         rows = self._rows(dataset, list(_parts(dataset.num_shards, random.Random(seed), self._options)), part, row)
         while True:
             window, behind, size = [], (part, row), 0
-            for text, behind in rows:  # noqa: B007  # where the next window begins
-                window.append(text)
-                size += len(text)
+            for content, behind in rows:  # noqa: B007  # where the next window begins
+                window.append(content)
+                size += _size_of_content(content)
                 if len(window) >= self._options.window_rows or size >= self._options.window_bytes:
                     break
             if not window:
                 return
             random.Random(f"{seed}/{part}/{row}").shuffle(window)
-            for number, text in enumerate(window[used:], used + 1):
-                yield text, (part, row, number) if number < len(window) else (*behind, 0)
+            for number, content in enumerate(window[used:], used + 1):
+                yield content, (part, row, number) if number < len(window) else (*behind, 0)
             (part, row), used = behind, 0
 
     def _rows(
         self, dataset: Any, parts: Sequence[tuple[int, int, int | None]], part: int, row: int
-    ) -> Iterator[tuple[str, tuple[int, int]]]:
-        """The texts of the pass from a row of a part on, each with the place behind it."""
+    ) -> Iterator[tuple[Content, tuple[int, int]]]:
+        """The rows of the pass from a row of a part on, each with the place behind it."""
         for number, (shard, first, last) in enumerate(parts[part:], part):
             rows = dataset.shard(dataset.num_shards, shard).skip(first + row)
             for values in rows if last is None else rows.take(max(0, last - first - row)):
                 row += 1
-                yield self._text_of(values), (number, row)
+                yield self._content_of(values), (number, row)
             row = 0
 
     def _open(self) -> Any:
@@ -357,14 +363,28 @@ class HuggingFaceSource:
             ) from error
         return self._dataset
 
-    def _text_of(self, row: dict[str, object]) -> str:
+    def _content_of(self, row: dict[str, object]) -> Content:
+        if self._text_column is None:
+            return row
         if self._text_column not in row:
             raise DataError(
-                f"the dataset {self.path!r} has no column {self._text_column!r}; set text_column to one of "
+                f"the dataset {self.path!r} has no column {self._text_column!r}; set field to one of "
                 + ", ".join(sorted(row))
             )
         text = row[self._text_column]
         return text if isinstance(text, str) else ""
+
+
+def _size_of_content(content: object) -> int:
+    """Bytes that a row takes in memory, about."""
+    if isinstance(content, str | bytes):
+        return len(content)
+    if isinstance(content, Mapping):
+        return sum(map(_size_of_content, content.values()))
+    if isinstance(content, list | tuple):
+        return sum(map(_size_of_content, content))
+    width, height = getattr(content, "size", (0, 0)) if hasattr(content, "getbands") else (0, 0)  # an image
+    return 8 + 3 * width * height
 
 
 def _parts(shards: int, rng: random.Random, options: DataOptions) -> Iterator[tuple[int, int, int | None]]:

@@ -114,24 +114,24 @@ def test_a_monitor_says_what_it_reads_to_evaluate() -> None:
     held_out = small("evaluation={every_epochs: 5, held_out: 0.1}")
     assert sheet(held_out, "monitor")["data"].startswith("for evaluations alone: the source files of Python's standard")
     assert sheet(held_out, "auxiliary")["data"] == sheet(small(), "monitor")["data"] == "none are read"
-    split = "evaluation={every_epochs: 5, dataset: {type: huggingface, path: a/b, split: validation}}"
+    split = "evaluation={every_epochs: 5, dataset: {source: huggingface, path: a/b, split: validation}}"
     assert "the dataset a/b (validation) from huggingface.co" in sheet(small(split), "monitor")["data"]
 
 
 def test_data_are_told_by_where_they_come_from() -> None:
-    files = {"type": "files", "path": "texts", "glob": "**/*.md"}
+    files = {"source": "files", "path": "texts", "glob": "**/*.md"}
     assert "**/*.md below /data/small/texts" in sheet(data(files))["data"]
     assert "below /mine/texts" in sheet(data(files, more="local.data_dir=/mine"))["data"]
-    hub = {"type": "huggingface", "path": "a/b", "name": "c"}
+    hub = {"source": "huggingface", "path": "a/b", "name": "c"}
     assert "the dataset a/b (c, train) from huggingface.co" in sheet(data(hub))["data"]
     assert "about 0.0 KiB for each sample" in sheet(data(hub))["download"]  # of 16 tokens
     assert "all of a/b before it begins" in sheet(data({**hub, "streaming": False}))["download"]
-    web = {"type": "huggingface", "path": "json", "data_files": ["https://example.org/a.jsonl"]}
+    web = {"source": "huggingface", "path": "json", "data_files": ["https://example.org/a.jsonl"]}
     assert "https://example.org/a.jsonl" in sheet(data(web))["data"]
 
 
 def test_a_strangers_words_steer_no_terminal() -> None:
-    glob = {"type": "files", "path": "texts", "glob": "\x1b[2J*\u202e"}
+    glob = {"source": "files", "path": "texts", "glob": "\x1b[2J*\u202e"}
     assert "\x1b" not in sheet(data(glob))["data"] and "\u202e" not in sheet(data(glob))["data"]
 
 

@@ -57,7 +57,7 @@ def test_each_template_is_in_order_open_or_closed_and_with_each_kind_of_data(tem
         recipe = load_recipe(f"{template}-{number}/recipe.yaml")
         assert (recipe.run_id, recipe.access) == (f"{template}-{number}", "invite" if number else "open")
         assert recipe.aggregator == ("mean" if number else "centered_clip")  # strangers may lie
-        assert recipe.datasets[0].type == kind
+        assert recipe.datasets[0].source == kind
         assert recipe.local_updates.enabled is TEMPLATES[template].local_updates
         assert bool(recipe.evaluation.every_epochs) is (kind != "huggingface")
 

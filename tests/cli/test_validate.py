@@ -17,7 +17,7 @@ RECIPE = """\
 run_id: small
 base_model: {model_type: gpt2, n_layer: 1, n_head: 2, n_embd: 16}
 datasets:
-  - {type: files, path: texts}
+  - {source: files, path: texts}
 sequence_len: 16
 target_batch_size: 8
 local: {device: cpu}
@@ -117,3 +117,8 @@ def test_what_is_not_trained_has_to_be_named(recipe: Path) -> None:
     assert re.search(
         r"^frozen weights +.* others than the run's, .* here are [0-9a-f]{64}$", run(recipe, "--set", "seed=1"), re.M
     )
+
+
+def test_a_key_that_has_another_name_now_is_told_with_its_line(recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("source: files", "type: files"))
+    assert f"note: {recipe}:4: datasets.0.type has another name now; write `source: files`\n" in run(recipe, "--quick")

@@ -27,7 +27,7 @@ base_model:
   embd_pdrop: 0.0
   attn_pdrop: 0.0
 datasets:
-  - type: files
+  - source: files
     path: text
 sequence_len: 32
 target_batch_size: {target}

@@ -76,7 +76,7 @@ def test_an_owner_invites_two_refuses_a_third_and_revokes_one_while_the_run_goes
     owner, ada, joe, eve = (Computer(tmp_path / name, children) for name in ("owner", "ada", "joe", "eve"))
     assert "swarm monitor closed.yaml" in owner.run("init", "--invite", "closed.yaml").stdout
     recipe = owner.here / "closed.yaml"
-    text = recipe.read_text().replace("- type: stdlib ", "- {type: files, path: text} ")
+    text = recipe.read_text().replace("- source: stdlib ", "- {source: files, path: text} ")
     text = text.replace("n_layer: 2", "n_layer: 1").replace("n_embd: 128", "n_embd: 32")
     recipe.write_text(text.replace("max_epochs: 60 ", "max_epochs: 5000 "))
     owner.run("invite", "closed.yaml", code=2)  # nobody runs yet

@@ -14,7 +14,7 @@ from tests.end_to_end.test_run import ENDLESS
 pytestmark = pytest.mark.homes
 
 # All texts of a stranger's recipe are ones that every computer has.
-STDLIB = ("datasets:\n  - type: files\n    path: text\n", "datasets:\n  - type: stdlib\n")
+STDLIB = ("datasets:\n  - source: files\n    path: text\n", "datasets:\n  - source: stdlib\n")
 TOGETHER = 3  # epochs of everyone that show that it works
 
 

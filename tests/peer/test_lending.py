@@ -9,7 +9,7 @@ from swarmcli.peer.lending import files_of, room_for
 from swarmcli.recipe.limit_store import LimitStore
 from tests.training.small_tasks import small
 
-HUB = "datasets=[{type: huggingface, path: ada/texts}]"
+HUB = "datasets=[{source: huggingface, path: ada/texts}]"
 
 
 def test_what_a_peer_may_still_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,5 +30,5 @@ def test_what_a_peer_may_still_write(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_downloaded_to_evaluate_on_counts_too(tmp_path: Path) -> None:
-    recipe = small(tmp_path, HUB, "evaluation={every_epochs: 1, dataset: {type: huggingface, path: bob/others}}")
+    recipe = small(tmp_path, HUB, "evaluation={every_epochs: 1, dataset: {source: huggingface, path: bob/others}}")
     assert sum("bob" in place.name for place in files_of(recipe, tmp_path)) == 2

@@ -224,7 +224,7 @@ def test_the_link_is_left_in_the_home_and_told_anew_when_it_changes(tmp_path: Pa
 
 
 def test_a_recipe_that_cannot_travel_leaves_its_peer_without_a_link_and_says_why(tmp_path: Path) -> None:
-    with peer(tmp_path, "monitor", "datasets=[{type: files, path: /srv/texts}]") as owner:
+    with peer(tmp_path, "monitor", "datasets=[{source: files, path: /srv/texts}]") as owner:
         assert owner.link() is None and "datasets.0.path leads out" in owner.no_link
         owner.tell()
         assert not (owner.home.path / LINK).exists()

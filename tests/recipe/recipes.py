@@ -17,7 +17,7 @@ base_model:
   n_head: 2
   n_embd: 16
 datasets:
-  - type: stdlib
+  - source: stdlib
 sequence_len: 16
 target_batch_size: 32
 """

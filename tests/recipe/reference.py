@@ -38,9 +38,9 @@ from swarmcli.recipe.settings import (
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 SECTIONS: dict[str, type[BaseModel]] = {
     "top": Recipe,
-    "datasets: type: files": FilesDataset,
-    "datasets: type: stdlib": StdlibDataset,
-    "datasets: type: huggingface": HuggingFaceDataset,
+    "datasets: source: files": FilesDataset,
+    "datasets: source: stdlib": StdlibDataset,
+    "datasets: source: huggingface": HuggingFaceDataset,
     "optimizer": OptimizerSettings,
     "lr_scheduler": SchedulerSettings,
     "averaging": AveragingSettings,

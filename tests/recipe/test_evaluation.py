@@ -6,7 +6,7 @@ from swarmcli.recipe import HuggingFaceDataset, digest_of
 
 from .recipes import SMALL, refused, small
 
-SPLIT = "evaluation={every_epochs: 5, dataset: {type: huggingface, path: a/b, split: validation}}"
+SPLIT = "evaluation={every_epochs: 5, dataset: {source: huggingface, path: a/b, split: validation}}"
 
 
 def test_left_alone_nothing_is_evaluated_and_nothing_held_out() -> None:
@@ -22,7 +22,7 @@ def test_how_often_is_for_each_to_choose_and_on_what_must_agree() -> None:
 
 
 def test_another_split_of_the_training_data_may_be_named() -> None:
-    recipe = small(SPLIT, "datasets=[{type: huggingface, path: a/b}]")
+    recipe = small(SPLIT, "datasets=[{source: huggingface, path: a/b}]")
     assert isinstance(recipe.evaluation.dataset, HuggingFaceDataset) and recipe.evaluation.dataset.split == "validation"
 
 
@@ -30,14 +30,14 @@ def test_another_split_of_the_training_data_may_be_named() -> None:
     ("overrides", "words"),
     [
         (["evaluation.every_epochs=5"], "an evaluation needs text that nobody trains on; add `held_out: 0.02`"),
-        (["evaluation={held_out: 0.1, dataset: {type: stdlib}}"], "remove held_out, or dataset"),
+        (["evaluation={held_out: 0.1, dataset: {source: stdlib}}"], "remove held_out, or dataset"),
         (["evaluation.held_out=0.6"], "evaluation.held_out should be at most 0.5"),
         (
-            ["evaluation.held_out=0.1", "datasets=[{type: huggingface, path: a/b}]"],
+            ["evaluation.held_out=0.1", "datasets=[{source: huggingface, path: a/b}]"],
             "only of files and stdlib datasets a share can be held out",
         ),
         (
-            ["datasets=[{type: files, path: t}]", "evaluation.dataset={type: files, path: t, weight: 2}"],
+            ["datasets=[{source: files, path: t}]", "evaluation.dataset={source: files, path: t, weight: 2}"],
             "the run trains on this dataset; name another one",
         ),
     ],

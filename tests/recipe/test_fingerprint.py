@@ -63,8 +63,8 @@ def test_what_a_volunteer_may_choose_is_not_compared(override: str) -> None:
 
 
 def test_a_dataset_more_names_its_keys() -> None:
-    assert differs("datasets.1={type: files, path: x}") == [
-        "datasets.1.glob", "datasets.1.path", "datasets.1.type", "datasets.1.weight"
+    assert differs("datasets.1={source: files, path: x}") == [
+        "datasets.1.glob", "datasets.1.path", "datasets.1.source", "datasets.1.type", "datasets.1.weight"
     ]  # fmt: skip
 
 

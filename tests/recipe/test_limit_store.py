@@ -39,7 +39,7 @@ def test_the_strongest_place_that_says_something_counts(file: Path) -> None:
 RECIPE = """\
 run_id: small
 base_model: {model_type: gpt2}
-datasets: [{type: stdlib}]
+datasets: [{source: stdlib}]
 sequence_len: 16
 target_batch_size: 32
 local:

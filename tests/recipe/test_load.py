@@ -40,7 +40,7 @@ def test_whatever_is_typed_ends_in_a_recipe_or_in_an_error_that_names_the_place(
 
 @given(
     st.sampled_from(
-        ["seed", "local.name", "datasets.0.type", "optimizer", "base_model.x", "network.initial_peers", "q"]
+        ["seed", "local.name", "datasets.0.source", "optimizer", "base_model.x", "network.initial_peers", "q"]
     ),
     words,
 )

@@ -50,7 +50,7 @@ def test_shipped_recipes_arrive_with_the_fingerprint_that_they_left_with(file: P
 def test_nothing_of_the_owners_machine_travels(tmp_path: Path) -> None:
     own = ["local.name=secret", "local.identity_path=/secret/key", "output_dir=/secret/out", "checkpoint.keep=7"]
     shared = ["optimizer.learning_rate=3e-5", "averaging.matchmaking_time=4", "network.initial_peers=[tcp://secret:1]"]
-    text = offered(small(*own, *shared, "datasets=[{type: files, path: secretless, glob: '**/*.md'}]"))
+    text = offered(small(*own, *shared, "datasets=[{source: files, path: secretless, glob: '**/*.md'}]"))
     assert "secret/" not in text and '"secret"' not in text and "keep" not in text
     arrived = json.loads(text)
     assert arrived["optimizer"] == {"learning_rate": 3e-05}  # what --set changed travels like what the file says
@@ -77,17 +77,17 @@ def test_a_saved_model_travels_by_its_name_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["/home/me/texts", "~/texts", "../texts", "C:\\texts", "a/../../b"])
 def test_a_recipe_with_paths_of_one_machine_has_no_link_and_says_why(path: str) -> None:
     with pytest.raises(RecipeError, match=r"cannot be joined by a link.*datasets\.0\.path leads out of .*data_dir"):
-        offered(small(f"datasets=[{{type: files, path: '{path}'}}]"))
+        offered(small(f"datasets=[{{source: files, path: '{path}'}}]"))
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"datasets": [{"type": "files", "path": "/etc"}]}, "datasets.0.path leads out"),
-        ({"evaluation": {"dataset": {"type": "files", "path": "/etc"}}}, "evaluation.dataset.path leads out"),
-        ({"datasets": [{"type": "files", "path": "t", "glob": "../**/id_*"}]}, "datasets.0.glob leads out"),
-        ({"datasets": [{"type": "files", "path": "~root/.ssh"}]}, "datasets.0.path leads out"),
-        ({"datasets": [{"type": "files", "path": "..\\.."}]}, "datasets.0.path leads out"),
+        ({"datasets": [{"source": "files", "path": "/etc"}]}, "datasets.0.path leads out"),
+        ({"evaluation": {"dataset": {"source": "files", "path": "/etc"}}}, "evaluation.dataset.path leads out"),
+        ({"datasets": [{"source": "files", "path": "t", "glob": "../**/id_*"}]}, "datasets.0.glob leads out"),
+        ({"datasets": [{"source": "files", "path": "~root/.ssh"}]}, "datasets.0.path leads out"),
+        ({"datasets": [{"source": "files", "path": "..\\.."}]}, "datasets.0.path leads out"),
         ({"base_model": "/home/me/model"}, "base_model is a path of another computer"),
         ({"base_model": "models/../../x"}, "base_model is a path of another computer"),
         ({"tokenizer": "~/tokenizer"}, "tokenizer is a path of another computer"),
@@ -146,7 +146,7 @@ def test_hostile_recipes_are_refused_by_key_with_what_to_do(changes: Any, words:
     ],
 )
 def test_datasets_read_nothing_but_the_hub_public_hosts_and_the_data_directory(dataset: Any, tmp_path: Path) -> None:
-    assert "datasets.0." in hostile(tmp_path, datasets=[{"type": "huggingface", **dataset}])
+    assert "datasets.0." in hostile(tmp_path, datasets=[{"source": "huggingface", **dataset}])
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,10 @@ def test_datasets_read_nothing_but_the_hub_public_hosts_and_the_data_directory(d
     ],
 )
 def test_datasets_that_volunteers_can_read_travel(dataset: Any) -> None:
-    recipe = parse_recipe(json.dumps(json.loads(offered(small())) | {"datasets": [{"type": "huggingface", **dataset}]}))
-    assert json.loads(offered(recipe))["datasets"] == [{"type": "huggingface", **dataset}]
+    recipe = parse_recipe(
+        json.dumps(json.loads(offered(small())) | {"datasets": [{"source": "huggingface", **dataset}]})
+    )
+    assert json.loads(offered(recipe))["datasets"] == [{"source": "huggingface", **dataset}]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_a_value_may_hold_equals_signs() -> None:
 
 
 def test_list_items_are_named_by_position_and_one_may_be_appended() -> None:
-    recipe = small("datasets.0.weight=2", "datasets.1={type: files, path: texts}", "datasets.1.glob=*.md")
+    recipe = small("datasets.0.weight=2", "datasets.1={source: files, path: texts}", "datasets.1.glob=*.md")
     first, second = recipe.datasets
     assert first.weight == 2 and isinstance(second, FilesDataset)
     assert (second.path, second.glob) == ("texts", "*.md")

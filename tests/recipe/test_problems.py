@@ -74,7 +74,7 @@ def test_all_keys_names_every_leaf_once() -> None:
         "run_id",
         "datasets",
         "datasets.glob",
-        "datasets.text_column",
+        "datasets.field",
         "optimizer.betas",
         "local.port",
     } <= keys.keys()

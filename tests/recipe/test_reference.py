@@ -49,7 +49,7 @@ def test_the_examples_of_the_page_are_recipes(example: str) -> None:
 SMALL_PARTS = {
     "run_id": "small",
     "base_model": "{model_type: gpt2}",
-    "datasets": "[{type: stdlib}]",
+    "datasets": "[{source: stdlib}]",
     "sequence_len": 16,
     "target_batch_size": 32,
 }

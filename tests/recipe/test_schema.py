@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from swarmcli.recipe import Recipe, parse_recipe
+from swarmcli.recipe import HuggingFaceDataset, Recipe, parse_recipe
 
 from .recipes import SMALL, refused, small
 
@@ -75,9 +75,12 @@ def test_values_know_where_they_were_written() -> None:
         ("sequence_len=1", "sequence_len should be at least 2"),
         ("datasets=[]", "datasets should be given, and not empty"),
         ("datasets=stdlib", "datasets should be a list"),
-        ("datasets.0.type=stdlibb", "datasets.0 needs a type that is known; write `type:` with one of files, stdlib"),
-        ("datasets.0={path: x}", "datasets.0 needs a type that is known"),
-        ("datasets.0={type: files}", "datasets.0.path is missing; add `path: …` (a file or a directory"),
+        (
+            "datasets.0.source=stdlibb",
+            "datasets.0 needs a source that is known; write `source:` with one of files, stdlib",
+        ),
+        ("datasets.0={type: text}", "datasets.0 needs a source that is known"),
+        ("datasets.0={source: files}", "datasets.0.path is missing; add `path: …` (a file or a directory"),
         ("datasets.0.glob=x", "unknown key datasets.0.glob; did you mean"),
         ("network.initial_peers=[foo]", "network.initial_peers.0: 'foo' is no address: expected tcp://host:port"),
         ("local.device=gpu", "local.device should be of another form, not 'gpu'; device: auto"),
@@ -117,7 +120,7 @@ def test_a_recipe_can_be_made_in_code() -> None:
     recipe = Recipe(
         run_id="x",
         base_model={"model_type": "gpt2"},
-        datasets=({"type": "stdlib"},),
+        datasets=({"source": "stdlib"},),
         sequence_len=8,
         target_batch_size=8,
     )
@@ -128,3 +131,39 @@ def test_text_that_looks_like_something_else_stays_text() -> None:
     text = SMALL.replace("run_id: small", "run_id: 0012") + "local:\n  name: no\n"
     recipe = parse_recipe(text)
     assert recipe.run_id == "0012" and recipe.local.name == "no"
+
+
+@pytest.mark.parametrize(
+    ("item", "source"),
+    [
+        ("{path: texts}", "files"),
+        ("{path: ./texts/more}", "files"),
+        ("{path: owner/name}", "huggingface"),
+        ("{path: json, data_files: [a.txt]}", "huggingface"),
+        ("{path: json}", "files"),
+        ("{path: owner/name, source: files}", "files"),
+    ],
+)
+def test_a_path_says_where_rows_come_from_unless_somebody_does(item: str, source: str) -> None:
+    assert small(f"datasets.0={item}").datasets[0].source == source
+
+
+def test_a_file_of_rows_is_read_by_its_rows() -> None:
+    (dataset,) = small("datasets.0={path: ./chats/a.jsonl, field: said}").datasets
+    assert isinstance(dataset, HuggingFaceDataset)
+    assert (dataset.path, dataset.data_files, dataset.field) == ("json", ("./chats/a.jsonl",), "said")
+
+
+def test_former_words_are_read_and_noted_with_their_lines() -> None:
+    recipe = small(
+        "datasets.0={type: huggingface, path: json, data_files: [a.jsonl], text_column: said}",
+        "evaluation.dataset={type: stdlib}",
+    )
+    (dataset,), evaluated = recipe.datasets, recipe.evaluation.dataset
+    assert isinstance(dataset, HuggingFaceDataset) and dataset.field == "said" and dataset.type == "text"
+    assert evaluated is not None and evaluated.source == "stdlib"
+    assert [note.partition(": ")[2] for note in recipe.notes] == [
+        "evaluation.dataset.type has another name now; write `source: stdlib`",
+        "datasets.0.type has another name now; write `source: huggingface`",
+        "datasets.0.text_column has another name now; write `field: said`",
+    ]

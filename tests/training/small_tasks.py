@@ -16,7 +16,7 @@ SMALL = """\
 run_id: small
 base_model: {model_type: gpt2, n_layer: 1, n_head: 2, n_embd: 16, resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0}
 datasets:
-  - {type: files, path: texts}
+  - {source: files, path: texts}
 sequence_len: 16
 target_batch_size: 8
 micro_batch_size: 2

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.errors import DataError, RecipeError
-from swarmcli.training import ByteTokenizer, stream_seed
-from swarmcli.training.data import Mixed, Packed, TextStream, mix, open_source, pack, text_batches
+from swarmcli.training import ByteTokenizer, build_task, stream_seed
+from swarmcli.training.data import open_source
+from swarmcli.training.samples import Mixed, Packed, SampleStream, TextRun, mix, pack
 from swarmcli.training.sources import Document, FileSource, HuggingFaceSource, Place
 
 from .small_tasks import small
@@ -48,12 +49,13 @@ START = Packed(Mixed.beginning(1), (), 0)
 
 def stream(
     *sources: ListSource, position: Any = None, weights: list[float] | None = None, **changes: Any
-) -> TextStream:
-    options = {"seed": 1, "sequence_len": 4, "batch_size": 2, "block": 8} | changes
-    return TextStream(sources, weights or [1.0] * len(sources), ByteTokenizer(), position=position, **options)
+) -> SampleStream:
+    options = {"seed": 1, "batch_size": 2, "block": 8} | changes
+    maker = TextRun(ByteTokenizer(), options.pop("sequence_len", 4))
+    return SampleStream(sources, weights or [1.0] * len(sources), maker, position=position, **options)
 
 
-def draw(made: TextStream, count: int) -> list[list[int]]:
+def draw(made: SampleStream, count: int) -> list[list[int]]:
     return [row for batch in itertools.islice(made, count) for row in batch["input_ids"].tolist()]
 
 
@@ -118,7 +120,7 @@ def test_a_pass_gives_each_sequence_once_and_the_next_has_another_order(block: i
 def test_buffered_sequences_do_not_keep_their_document_alive() -> None:
     made = stream(ListSource("x" * 1000))
     next(made)
-    assert all(row.base is None for row in made._block)
+    assert all(sample["input_ids"].base is None for sample in made._block)
 
 
 def test_batches_are_full_and_int64() -> None:
@@ -129,7 +131,7 @@ def test_batches_are_full_and_int64() -> None:
 def test_sources_are_drawn_by_weight_and_repeated() -> None:
     often, seldom = ListSource("o", "o"), ListSource("s")
     mixed = mix([often, seldom], [3.0, 1.0], "1", Mixed.beginning(2))
-    drawn = [document.text for document, _ in itertools.islice(mixed, 4000)]
+    drawn = [document.content for document, _ in itertools.islice(mixed, 4000)]
     assert drawn.count("o") == pytest.approx(3000, abs=150)
     assert often.passes > 100 and seldom.passes > 100
 
@@ -195,7 +197,7 @@ def test_peers_draw_unlike_streams_and_each_the_same_again(tmp_path: Path) -> No
         (tmp_path / "texts" / f"{n}").write_text(f"{n:04}" * 40)
 
     def stream(peer: bytes) -> list[list[int]]:
-        made = text_batches(recipe, ByteTokenizer(), stream_seed(recipe.seed, peer))
+        made = build_task(recipe).batches(stream_seed(recipe.seed, peer))
         return [batch["input_ids"].flatten().tolist() for batch in itertools.islice(made, 20)]
 
     assert stream(b"one") == stream(b"one")
@@ -210,21 +212,21 @@ def test_seeds_of_streams_fit_torch_and_differ() -> None:
 
 def test_the_batches_of_a_recipe_have_its_shapes(tmp_path: Path) -> None:
     recipe = small(tmp_path, "local.micro_batch_size=3")
-    batch = next(text_batches(recipe, ByteTokenizer(), 0))
+    batch = next(build_task(recipe).batches(0))
     assert batch["input_ids"].shape == (3, 16)
 
 
 def test_missing_files_are_told_before_the_first_batch(tmp_path: Path) -> None:
     recipe = small(tmp_path, "datasets.0.path=gone")
     with pytest.raises(RecipeError, match=r"datasets\.0\.path=gone: datasets\.0: .*gone does not exist"):
-        text_batches(recipe, ByteTokenizer(), 0)
+        build_task(recipe).batches(0)
 
 
 @pytest.mark.parametrize(("length", "enough"), [(63, True), (62, False), (5, False)])
 def test_text_shorter_than_a_sequence_is_refused(tmp_path: Path, length: int, enough: bool) -> None:
     recipe = small(tmp_path, "datasets.0.path=short.txt", "sequence_len=64")
     (tmp_path / "short.txt").write_text("a" * length)  # and an end-of-text
-    batches = text_batches(recipe, ByteTokenizer(), 0)
+    batches = build_task(recipe).batches(0)
     if enough:
         assert next(batches)["input_ids"].shape[1] == 64
     else:
@@ -235,9 +237,9 @@ def test_text_shorter_than_a_sequence_is_refused(tmp_path: Path, length: int, en
 def test_each_kind_of_dataset_has_its_source(tmp_path: Path) -> None:
     recipe = small(
         tmp_path,
-        "datasets.1={type: stdlib}",
-        "datasets.2={type: huggingface, path: json, data_files: [texts/a.jsonl, https://host/b.jsonl], text_column: t}",
-        "datasets.3={type: huggingface, path: owner/name, name: en, split: test, data_files: [x.json], revision: v1}",
+        "datasets.1={source: stdlib}",
+        "datasets.2={source: huggingface, path: json, data_files: [texts/a.jsonl, https://host/b.jsonl], field: t}",
+        "datasets.3={source: huggingface, path: owner/name, name: en, split: test, data_files: [x.json], revision: v1}",
     )
     files, stdlib, local, hub = (open_source(recipe, dataset) for dataset in recipe.datasets)
     assert isinstance(files, FileSource) and len(files) == 3
@@ -253,7 +255,7 @@ def test_each_kind_of_dataset_has_its_source(tmp_path: Path) -> None:
 def test_a_directory_here_is_not_read_in_place_of_a_dataset_of_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = small(tmp_path, "datasets.0={type: huggingface, path: Documents/letters}")
+    recipe = small(tmp_path, "datasets.0={source: huggingface, path: Documents/letters}")
     monkeypatch.chdir(tmp_path)
     open_source(recipe, recipe.datasets[0])
     (tmp_path / "Documents" / "letters").mkdir(parents=True)

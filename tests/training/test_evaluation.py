@@ -19,7 +19,7 @@ CPU = Compute(torch.device("cpu"))
 
 
 def read(source: FileSource) -> list[str]:
-    return [document.text for document in source.documents("seed")]
+    return [document.content for document in source.documents("seed")]
 
 
 def words_of(source: FileSource) -> set[str]:
@@ -91,12 +91,12 @@ def test_fewer_samples_where_there_is_no_more_text_and_an_error_where_there_is_n
 
 
 def test_a_dataset_that_shares_files_with_the_training_is_refused(tmp_path: Path) -> None:
-    recipe = small(tmp_path, "evaluation.dataset={type: files, path: texts/a.txt}")
+    recipe = small(tmp_path, "evaluation.dataset={source: files, path: texts/a.txt}")
     with pytest.raises(DataError, match=r"evaluation\.dataset: 1 of its 1 files are trained on too, .*a\.txt"):
         build_task(recipe).evaluation_batches()
     (tmp_path / "others").mkdir()
     (tmp_path / "others" / "d.txt").write_text("d" * 100)
-    named = build_task(small(tmp_path, "evaluation.dataset={type: files, path: others}")).evaluation_batches()
+    named = build_task(small(tmp_path, "evaluation.dataset={source: files, path: others}")).evaluation_batches()
     assert set(named[0]["input_ids"].flatten().tolist()) == {ord("d")}
 
 

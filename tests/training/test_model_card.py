@@ -28,9 +28,9 @@ def read(card: str) -> tuple[dict[str, Any], str]:
 
 def test_it_tells_the_run_the_data_and_how_far_it_came() -> None:
     datasets = [
-        {"type": "stdlib"},
-        {"type": "files", "path": "texts", "glob": "*.md", "weight": 2},
-        {"type": "huggingface", "path": "owner/name", "name": "en", "revision": "v1"},
+        {"source": "stdlib"},
+        {"source": "files", "path": "texts", "glob": "*.md", "weight": 2},
+        {"source": "huggingface", "path": "owner/name", "name": "en", "revision": "v1"},
     ]
     header, body = read(model_card(recipe(datasets=datasets), 12, 34567, 3))
     assert header["license"] == "unknown" and header["library_name"] == "transformers"
@@ -71,9 +71,9 @@ def test_directories_of_a_machine_are_not_told(path: str, shown: str) -> None:
         base_model=path,
         tokenizer=path,
         datasets=[
-            {"type": "files", "path": path},
+            {"source": "files", "path": path},
             {
-                "type": "huggingface",
+                "source": "huggingface",
                 "path": "json",
                 "data_files": [path, "https://me:secret@host:81/a.json?key=secret"],
             },
@@ -98,9 +98,9 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_texts_of_a_recipe_stay_quoted(text: str) -> None:
-    harmless = recipe(datasets=[{"type": "files", "path": "p", "glob": "g"}, _hub("json"), _hub("json", name="n")])
+    harmless = recipe(datasets=[{"source": "files", "path": "p", "glob": "g"}, _hub("json"), _hub("json", name="n")])
     hostile = recipe(
-        datasets=[{"type": "files", "path": text, "glob": text}, _hub(text), _hub("json", name=text, split=text)]
+        datasets=[{"source": "files", "path": text, "glob": text}, _hub(text), _hub("json", name=text, split=text)]
     )
     card, like = model_card(hostile, 1, 1, 1), model_card(harmless, 1, 1, 1)
     header, body = read(card)
@@ -110,7 +110,7 @@ def test_texts_of_a_recipe_stay_quoted(text: str) -> None:
 
 
 def _hub(path: str, **more: str) -> dict[str, Any]:
-    return {"type": "huggingface", "path": path, **more}
+    return {"source": "huggingface", "path": path, **more}
 
 
 def test_a_long_list_of_data_is_cut() -> None:

@@ -11,7 +11,7 @@ import datasets
 import pytest
 
 from swarmcli.training import ByteTokenizer, sources
-from swarmcli.training.data import TextStream
+from swarmcli.training.samples import SampleStream, TextRun
 from swarmcli.training.sources import USUAL, DataOptions, FileSource, HuggingFaceSource, Permutation, TextSource
 from tests.suites import soak
 
@@ -68,7 +68,7 @@ def test_two_peers_share_no_more_than_independent_draws(data: Path, name: str) -
     source = SOURCES[name](data)
 
     def first(peer: int) -> set[str]:
-        return {document.text for document in itertools.islice(source.documents(f"peer {peer}"), FIRST)}
+        return {document.content for document in itertools.islice(source.documents(f"peer {peer}"), FIRST)}
 
     streams = [first(peer) for peer in range(PEERS)]
     assert all(len(rows) == FIRST for rows in streams)
@@ -88,21 +88,20 @@ def test_two_peers_share_no_more_of_the_sequences_of_one_text_file(data: Path) -
     assert max(shared) <= MOST, sorted(shared)
 
 
-def stream(source: TextSource, seed: int = 1, position: object = None) -> TextStream:
+def stream(source: TextSource, seed: int = 1, position: object = None) -> SampleStream:
     """A row with its end is a sequence of 32 tokens, and a batch."""
-    return TextStream(
+    return SampleStream(
         [source],
         [1.0],
-        ByteTokenizer(),
+        TextRun(ByteTokenizer(), 32),
         seed=seed,
-        sequence_len=32,
         batch_size=1,
         block=16384,
         position=position,  # type: ignore[arg-type]
     )
 
 
-def texts(made: TextStream, count: int) -> Iterator[str]:
+def texts(made: SampleStream, count: int) -> Iterator[str]:
     for batch in itertools.islice(made, count):
         yield ByteTokenizer().decode(batch["input_ids"][0].numpy())
 
@@ -125,21 +124,21 @@ def test_restarted_at_any_place_a_pass_reads_each_row_once(data: Path, name: str
 def test_small_windows_are_a_pass_as_well(data: Path) -> None:
     for pattern in ("shard*.parquet", "one.parquet"):
         documents = list(of("parquet", pattern)(data, DataOptions(window_bytes=31 * 700)).documents("peer"))
-        assert len({document.text for document in documents}) == len(documents) == ROWS
+        assert len({document.content for document in documents}) == len(documents) == ROWS
 
 
 @pytest.mark.parametrize("begin", [0, 1, ROWS - 1, ROWS, ROWS + 5])
 def test_a_stream_of_few_shards_begins_anywhere(data: Path, begin: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources.random.Random, "randrange", lambda rng, *bounds: begin)
     source = of("json", "one.jsonl")(data, DataOptions(window_rows=1))
-    documents = [document.text for document in source.documents("peer")]
+    documents = [document.content for document in source.documents("peer")]
     assert len(set(documents)) == len(documents) == ROWS
     assert documents[0].startswith(f"{begin if begin < ROWS else 0:05}")
 
 
 def test_beyond_the_window_peers_begin_at_places_of_their_own(data: Path) -> None:
     options = DataOptions(window_rows=100, begin_rows=ROWS)
-    begins = {next(of("json", "one.jsonl")(data, options).documents(f"peer {n}")).text[:5] for n in range(8)}
+    begins = {next(of("json", "one.jsonl")(data, options).documents(f"peer {n}")).content[:5] for n in range(8)}
     assert len(begins) == 8 and max(map(int, begins)) - min(map(int, begins)) > ROWS // 4
 
 

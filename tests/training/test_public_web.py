@@ -86,7 +86,7 @@ def test_a_recipe_of_a_link_reads_no_data_of_the_own_network(
 ) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path / "joined"))
-    dataset = HuggingFaceDataset(type="huggingface", path="json", data_files=(router.url,), streaming=streaming)
+    dataset = HuggingFaceDataset(source="huggingface", path="json", data_files=(router.url,), streaming=streaming)
     linked = parse_recipe(SMALL, directory=tmp_path / "joined" / "small-1234abcd")
     with pytest.raises(DataError):
         list(open_source(linked, dataset).documents("0"))

@@ -26,7 +26,7 @@ def write(directory: Path, **texts: str) -> None:
 
 
 def read(source: FileSource | HuggingFaceSource, seed: int = 0) -> list[str]:
-    return [document.text for document in source.documents(str(seed))]
+    return [document.content for document in source.documents(str(seed))]
 
 
 def test_a_directory_gives_each_file_once_in_an_order_of_its_own(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_large_file_is_read_in_segments_that_lose_nothing(tmp_path: Path, monk
 
     monkeypatch.setattr(random.Random, "shuffle", lambda rng, pieces: None)  # leaves them as they lie in the file
     documents = list(source.documents("0"))
-    joined = "".join(document.text for document in documents)
+    joined = "".join(document.content for document in documents)
     assert len(documents) > 5 and [document.ends for document in documents] == [False] * (len(documents) - 1) + [True]
     # A character on a border is given up; nothing else is, and nothing is made up.
     assert set(joined) <= set(text) and len(joined) > 0.7 * len(text)
@@ -145,7 +145,7 @@ def test_text_files_of_the_datasets_library(tmp_path: Path) -> None:
 def test_streaming_copies_nothing_into_the_cache(tmp_path: Path, cache: Path) -> None:
     rows().to_json(str(tmp_path / "a.jsonl"))
     stream = HuggingFaceSource("json", data_files=[str(tmp_path / "a.jsonl")]).documents("0")
-    assert next(stream).text.startswith("row")
+    assert next(stream).content.startswith("row")
     assert not list(cache.rglob("*.arrow"))
 
 
@@ -161,7 +161,7 @@ def test_broken_datasets_are_named(tmp_path: Path, streaming: bool) -> None:
 def test_a_missing_column_is_named_with_those_that_exist(tmp_path: Path) -> None:
     rows().to_json(str(tmp_path / "a.jsonl"))
     source = HuggingFaceSource("json", data_files=[str(tmp_path / "a.jsonl")], text_column="content")
-    with pytest.raises(DataError, match="no column 'content'; set text_column to one of other, text"):
+    with pytest.raises(DataError, match="no column 'content'; set field to one of other, text"):
         read(source)
     source = HuggingFaceSource("json", data_files=[str(tmp_path / "a.jsonl")], text_column="other")
     with pytest.raises(DataError, match="has no text in its column 'other'"):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe import Recipe
-from swarmcli.training.data import TextStream, evaluation_batches, text_batches
+from swarmcli.recipe import AnyDataset, Recipe
+from swarmcli.training.data import evaluation_batches, sample_stream
 from swarmcli.training.models import ModelKind, ModelSource
+from swarmcli.training.samples import SampleMaker, SampleStream, TextRun
 from swarmcli.training.task import Batch
 from swarmcli.training.tokenizer import load_tokenizer
 
@@ -52,11 +53,15 @@ class CausalLanguageModelling:
         built: nn.Module = model
         return built
 
-    def batches(self, seed: int, position: Mapping[str, Any] | None = None) -> TextStream:
-        return text_batches(self._recipe, self.tokenizer, seed, position)
+    def maker(self, datasets: Sequence[AnyDataset]) -> SampleMaker:
+        """Makes samples of these, which follow each other cut wherever a sample is full."""
+        return TextRun(self.tokenizer, self._recipe.sequence_len)
+
+    def batches(self, seed: int, position: Mapping[str, Any] | None = None) -> SampleStream:
+        return sample_stream(self._recipe, self.maker(self._recipe.datasets), seed, position)
 
     def evaluation_batches(self) -> list[Batch]:
-        return evaluation_batches(self._recipe, self.tokenizer)
+        return evaluation_batches(self._recipe, self.maker)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean negative log likelihood in nats per token; the model shifts the labels itself."""

@@ -206,7 +206,7 @@ def no_invitation(world: World) -> Findings:
 
 
 def missing_data(world: World) -> Findings:
-    world.recipe("datasets=[{type: files, path: nowhere}]")
+    world.recipe("datasets=[{source: files, path: nowhere}]")
     return found_by(run.check_data, world)
 
 

@@ -1,0 +1,106 @@
+"""The items of `datasets:`: where rows come from (`source`), and how each is read (`type`, `field` …).
+
+Keys are axolotl's where it has one. What `path` looks like says the source where nobody wrote it: nothing that lies on
+this computer, or peers of one run would read one recipe in two ways.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Discriminator, Tag
+
+from swarmcli.recipe.section import REQUIRED, Section, advised, shared
+
+FORMATS = ("json", "parquet", "csv", "text")  # of the library `datasets`: others read files that can run code
+LOCAL_BUILDERS = (*FORMATS, "arrow", "imagefolder")  # what it reads of files
+SOURCES = ("stdlib", "files", "huggingface")
+_SUFFIXES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+_ON_HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+
+
+class DatasetSettings(Section):
+    """Every item has these."""
+
+    type: Literal["text"] = shared("text", "text: each row is a text, and the model learns all of it")
+    weight: float = shared(1.0, "how often rows come from this source, relative to the others", gt=0)
+
+
+class FilesDataset(DatasetSettings):
+    """Text from a file, or from all files below a directory."""
+
+    source: Literal["files"] = shared("files", "text files of this machine")
+    path: str = shared(
+        REQUIRED, "a file or a directory, relative to local.data_dir or else to the recipe", min_length=1
+    )
+    glob: str = shared("**/*", "which files of a directory, for example **/*.py", min_length=1)
+
+
+class StdlibDataset(DatasetSettings):
+    """The sources of Python's own standard library: real text that is on every machine."""
+
+    source: Literal["stdlib"] = shared(REQUIRED, "the sources of Python's standard library")
+
+
+class HuggingFaceDataset(DatasetSettings):
+    """A source that `datasets.load_dataset` reads: a dataset of the Hub, or local json, parquet, csv or text files."""
+
+    source: Literal["huggingface"] = shared(
+        "huggingface", "a dataset for the library `datasets` (extra: swarmcli[datasets])"
+    )
+    path: str = shared(REQUIRED, "its name on the Hub, or json, parquet, csv or text for `data_files`", min_length=1)
+    name: str | None = shared(None, "the configuration of a dataset that has several")
+    split: str = shared("train", "which split", min_length=1)
+    data_files: tuple[str, ...] = shared((), "files of the dataset; local ones as `path` of a files dataset")
+    revision: str | None = shared(None, "a commit or tag of the dataset, so that all peers read the same")
+    field: str = shared("text", "the column that holds the text", min_length=1)
+    streaming: bool = advised(True, "read while training instead of downloading everything first")
+
+
+AnyDataset: TypeAlias = FilesDataset | StdlibDataset | HuggingFaceDataset
+
+
+def with_source(value: Any) -> Any:
+    """An item as it is read: its source named, a data file as the format and its name, former words by their new ones
+    (`former_words`)."""
+    if not isinstance(value, Mapping):
+        return value
+    item = dict(value)
+    if item.get("type") in SOURCES and "source" not in item:
+        item["source"] = item.pop("type")
+    if "text_column" in item and "field" not in item:
+        item["field"] = item.pop("text_column")
+    path = item.get("path")
+    if "source" in item or not isinstance(path, str):
+        return item
+    suffix = _SUFFIXES.get(PurePosixPath(path).suffix)
+    if suffix is not None and "data_files" not in item:
+        return {**item, "source": "huggingface", "path": suffix, "data_files": [path]}
+    on_hub = _ON_HUB.fullmatch(path) or (path in LOCAL_BUILDERS and "data_files" in item)
+    return {**item, "source": "huggingface" if on_hub else "files"}
+
+
+def former_words(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The keys of an item as it is written that have another name now, each with what to write instead."""
+    found = []
+    if item.get("type") in SOURCES and "source" not in item:
+        found.append(("type", f"source: {item['type']}"))
+    if "text_column" in item:
+        found.append(("text_column", f"field: {item['text_column']}"))
+    return found
+
+
+def _source_of(value: Any) -> Any:
+    return value.get("source") if isinstance(value, Mapping) else getattr(value, "source", None)
+
+
+Dataset = Annotated[
+    Annotated[FilesDataset, Tag("files")]
+    | Annotated[StdlibDataset, Tag("stdlib")]
+    | Annotated[HuggingFaceDataset, Tag("huggingface")],
+    Discriminator(_source_of),
+    BeforeValidator(with_source),
+]

@@ -1,0 +1,315 @@
+"""From documents to samples, and to shuffled micro-batches, in bounded memory, from any place on.
+
+    sources ── drawn by weight ──▶ documents ── a task's SampleMaker ──▶ samples ── shuffled blocks ──▶ batches
+
+Held at any time: what the sources hold, a document and its samples, and one block of samples.
+
+Everything is drawn from the seed, the number of the pass, of the document or of the block, never from a generator that
+goes along. So a stream goes on where another one was: it begins with the document in which that one's block began,
+makes the block again, and leaves out what had been drawn of it. No sample comes twice, and none is lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from swarmcli.errors import DataError
+from swarmcli.training.sources import USUAL, Content, DataOptions, Document, Place, TextSource
+from swarmcli.training.task import Batch
+from swarmcli.training.tokenizer import Tokenizer, Tokens
+
+Example: TypeAlias = Mapping[str, npt.NDArray[Any]]  # one sample: arrays without a dimension for the batch
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Where a stream of documents from several sources is: how many were drawn, and each source's pass and place."""
+
+    drawn: int
+    passes: tuple[int, ...]
+    places: tuple[Place, ...]
+
+    @classmethod
+    def beginning(cls, sources: int) -> Mixed:
+        return cls(0, (0,) * sources, ((),) * sources)
+
+
+def mix(
+    sources: Sequence[TextSource], weights: Sequence[float], seed: str, where: Mixed
+) -> Iterator[tuple[Document, Mixed]]:
+    """Documents of all sources without end, each with where the stream is behind it.
+
+    Each is drawn from a source with a chance by its weight; one that has come to its end begins another pass in another
+    order.
+    """
+    passes, places = list(where.passes), list(where.places)
+    numbers = range(len(sources))
+    streams = [sources[n].documents(f"{seed}/{n}/{passes[n]}", places[n]) for n in numbers]
+    drawn = where.drawn
+    while True:
+        n = random.Random(f"{seed}/{drawn}").choices(numbers, weights)[0] if len(sources) > 1 else 0
+        while (document := next(streams[n], None)) is None:
+            passes[n], places[n] = passes[n] + 1, ()
+            streams[n] = sources[n].documents(f"{seed}/{n}/{passes[n]}")
+        places[n], drawn = document.place, drawn + 1
+        yield document._replace(source=n), Mixed(drawn, tuple(passes), tuple(places))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Where a stream of samples is: before a document, with a rest of the ones before, and how many samples on."""
+
+    before: Mixed
+    rest: tuple[int, ...]  # tokens, fewer than a sample has
+    behind: int  # samples that begin in this rest and that document
+
+
+Made: TypeAlias = tuple[Example, Packed, tuple[int, ...]]  # a sample, where the stream is behind it, in which passes
+
+
+class SampleMaker(Protocol):
+    """Makes a task's samples of documents, and batches of samples."""
+
+    most_rest: int  # tokens that may be left of one document for the next
+
+    def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
+        """All samples of the documents, which begin at `where.before`, from `where` on. Raises DataError when none can
+        be made of a whole pass."""
+
+    def collate(self, samples: Sequence[Example]) -> Batch:
+        """One batch of these, all of whose tensors have the samples in their first dimension."""
+
+    def identity(self) -> Any:
+        """Another JSON value when other samples are made of the same documents."""
+
+
+def pack(
+    documents: Iterator[tuple[Document, Mixed]],
+    tokenizer: Tokenizer,
+    sequence_len: int,
+    where: Packed,
+    options: DataOptions = USUAL,
+) -> Iterator[tuple[Tokens, Packed, tuple[int, ...]]]:
+    """Cuts the stream of tokens into sequences (sequence_len,), each with where the stream is behind it, and the
+    sources' passes where it ends.
+
+    Documents follow each other behind an end-of-text. `documents` begin at `where.before`. Raises DataError when all
+    text together is shorter than one sequence.
+    """
+    end = np.array([] if tokenizer.end_of_text is None else [tokenizer.end_of_text], dtype=np.int32)
+    rest, before, skipped = np.array(where.rest, dtype=np.int32), where.before, where.behind
+    short = not where.before.drawn  # until a sequence was filled, as far as is known
+    for document, behind in documents:
+        if short and min(behind.passes) > 0:
+            raise DataError(
+                f"all the text is shorter than one sequence of {sequence_len} tokens; lower sequence_len, or add text"
+            )
+        first, count, text = tuple(rest.tolist()), 0, document.content
+        assert isinstance(text, str)
+        size = options.segment_bytes
+        pieces = (text[cut : cut + size] for cut in range(0, len(text), size))
+        for tokens in chain(map(tokenizer.encode, pieces), [end] if document.ends else []):
+            rest = np.concatenate([rest, tokens])
+            whole = len(rest) - len(rest) % sequence_len
+            short = short and not whole
+            for sequence in rest[:whole].reshape(-1, sequence_len):
+                count += 1
+                if count > skipped:
+                    yield sequence, Packed(before, first, count), behind.passes
+            rest = rest[whole:]
+        before, skipped = behind, 0
+
+
+class TextRun:
+    """Samples {"input_ids": (sequence_len,) int64} of texts that follow each other, cut wherever one is full."""
+
+    def __init__(self, tokenizer: Tokenizer, sequence_len: int, options: DataOptions = USUAL) -> None:
+        self.most_rest = sequence_len - 1
+        self._tokenizer = tokenizer
+        self._sequence_len = sequence_len
+        self._options = options
+
+    def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
+        packed = pack(documents, self._tokenizer, self._sequence_len, where, self._options)
+        # Copied: a view would keep its whole document alive.
+        return (({"input_ids": tokens.copy()}, place, passes) for tokens, place, passes in packed)
+
+    def collate(self, samples: Sequence[Example]) -> Batch:
+        return stacked(samples)
+
+    def identity(self) -> Any:
+        return [self._tokenizer.vocab_size, self._sequence_len]
+
+
+class RowByRow:
+    """Samples of one document each, or of parts of it; `encoders` make them, one for each source.
+
+    An encoder raises DataError for a row that lacks what it needs, and gives no sample for one that teaches nothing.
+    """
+
+    most_rest = 0
+
+    def __init__(
+        self,
+        encoders: Sequence[Callable[[Content], Iterator[Example]]],
+        collate: Callable[[Sequence[Example]], Batch],
+        identity: Any,
+    ) -> None:
+        self._encoders = encoders
+        self.collate = collate
+        self._identity = identity
+
+    def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
+        none = not where.before.drawn  # so far, as far as is known
+        before, skipped = where.before, where.behind
+        for document, behind in documents:
+            if none and min(behind.passes) > 0:
+                raise DataError("no row of the data teaches anything; check which columns the recipe reads")
+            for number, example in enumerate(self._encoders[document.source](document.content), 1):
+                none = False
+                if number > skipped:
+                    yield example, Packed(before, (), number), behind.passes
+            before, skipped = behind, 0
+
+    def identity(self) -> Any:
+        return self._identity
+
+
+def stacked(samples: Sequence[Example]) -> Batch:
+    """A batch of samples whose arrays have the same shapes. Whole numbers become int64."""
+    return {name: tensor_of(np.stack([sample[name] for sample in samples])) for name in samples[0]}
+
+
+def padded(samples: Sequence[Example], fill: Mapping[str, int]) -> Batch:
+    """A batch of samples whose arrays (n,) have unlike lengths: the shorter ones end with their name's `fill`."""
+    longest = max(len(sample[name]) for sample in samples for name in fill)
+    return stacked(
+        [
+            {
+                name: np.pad(array, (0, longest - len(array)), constant_values=fill[name]) if name in fill else array
+                for name, array in sample.items()
+            }
+            for sample in samples
+        ]
+    )
+
+
+def tensor_of(array: npt.NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(array.astype(np.int64) if np.issubdtype(array.dtype, np.integer) else array)
+
+
+class SampleStream:
+    """One peer's endless stream of micro-batches."""
+
+    def __init__(
+        self,
+        sources: Sequence[TextSource],
+        weights: Sequence[float],
+        maker: SampleMaker,
+        *,
+        seed: int,
+        batch_size: int,
+        block: int,
+        position: Mapping[str, Any] | None = None,
+        options: DataOptions = USUAL,
+    ) -> None:
+        """`block`: the number of samples that are shuffled together. `position`: see there; one that is of other
+        data, or that cannot be read, raises ValueError."""
+        self._seed, self._batch_size, self._block_size = f"swarm/{seed}", batch_size, block
+        self._maker = maker
+        data = [maker.identity(), list(weights), [source.identity() for source in sources]]
+        self._data = hashlib.sha256(json.dumps(data).encode()).hexdigest()
+        self._options = options
+        self._begin = Packed(Mixed.beginning(len(sources)), (), 0)  # of the block
+        self._size, self._number, self._drawn = block, 0, 0  # of the block; blocks before it; samples drawn of it
+        if position is not None:
+            self._go_to(position, len(sources))
+        documents = mix(sources, weights, self._seed, self._begin.before)
+        self._samples = maker.samples(documents, self._begin)
+        self._block: list[Example] = []
+        self._least = options.least_block if len(sources) > 1 else 1
+        self._ahead: Made | None = None  # the first sample of the next block
+        self._end = self._begin  # of the block
+
+    def __iter__(self) -> SampleStream:
+        return self
+
+    def __next__(self) -> Batch:
+        return self._maker.collate([self._draw() for _ in range(self._batch_size)])
+
+    def position(self) -> dict[str, Any]:
+        """Where the stream is, as JSON: behind what was drawn. A few hundred numbers, and a rest of a sample."""
+        before = self._begin.before
+        return {
+            "data": self._data,
+            "drawn": before.drawn,
+            "passes": list(before.passes),
+            "places": [list(place) for place in before.places],
+            "rest": list(self._begin.rest),
+            "behind": self._begin.behind,
+            "block": [self._number, self._size, self._drawn],
+        }
+
+    def _go_to(self, position: Mapping[str, Any], sources: int) -> None:
+        if position.get("data") != self._data:
+            raise ValueError("it is of other data, or of another recipe")
+        try:
+            passes, places, rest = (position[name] for name in ("passes", "places", "rest"))
+            before = Mixed(_count(position["drawn"]), _counts(passes), tuple(map(_counts, places)))
+            begin = Packed(before, _counts(rest), _count(position["behind"]))
+            number, size, drawn = _counts(position["block"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"it cannot be read ({error})") from error
+        if (
+            not len(before.passes) == len(places) == sources
+            or len(rest) > self._maker.most_rest
+            or not drawn <= size <= self._options.most_block
+        ):
+            raise ValueError("its numbers do not belong together")
+        self._begin, self._number, self._size, self._drawn = begin, number, size, drawn
+
+    def _draw(self) -> Example:
+        if not self._block:
+            self._fill()
+        if self._drawn >= len(self._block):
+            self._begin, self._number, self._size, self._drawn = self._end, self._number + 1, self._block_size, 0
+            self._fill()
+        self._drawn += 1
+        return self._block[self._drawn - 1]
+
+    def _fill(self) -> None:
+        """Makes the block that begins at `_begin`, and shuffles it.
+
+        It ends with a pass over the data, or samples of the next pass would come before the last ones of this. Of
+        several sources a small one may end its passes all the time, so there a block has some size first.
+        """
+        self._block, passes = [], None
+        while len(self._block) < self._size:
+            sample, end, seen = self._ahead or next(self._samples)
+            self._ahead = None
+            if passes not in (None, seen) and len(self._block) >= self._least:
+                self._ahead = sample, end, seen
+                break
+            self._block.append(sample)
+            self._end, passes = end, seen
+        random.Random(f"{self._seed}/block {self._number}").shuffle(self._block)
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise TypeError(f"a count, not {value!r:.40}")
+    return value
+
+
+def _counts(values: Any) -> tuple[int, ...]:
+    return tuple(map(_count, values))
