@@ -162,7 +162,7 @@ def test_former_words_are_read_and_noted_with_their_lines() -> None:
     (dataset,), evaluated = recipe.datasets, recipe.evaluation.dataset
     assert isinstance(dataset, HuggingFaceDataset) and dataset.field == "said" and dataset.type == "text"
     assert evaluated is not None and evaluated.source == "stdlib"
-    assert [note.partition(": ")[2] for note in recipe.notes] == [
+    assert [note[note.index("}: ") + 3 :] for note in recipe.notes] == [
         "evaluation.dataset.type has another name now; write `source: stdlib`",
         "datasets.0.type has another name now; write `source: huggingface`",
         "datasets.0.text_column has another name now; write `field: said`",
