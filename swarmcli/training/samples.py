@@ -15,7 +15,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
@@ -24,45 +24,113 @@ import numpy.typing as npt
 import torch
 
 from swarmcli.errors import DataError
-from swarmcli.training.sources import USUAL, Content, DataOptions, Document, Place, TextSource
+from swarmcli.training.sources import USUAL, Content, DataOptions, Document, Part, Place, TextSource
 from swarmcli.training.task import Batch
 from swarmcli.training.tokenizer import Tokenizer, Tokens
 
 Example: TypeAlias = Mapping[str, npt.NDArray[Any]]  # one sample: arrays without a dimension for the batch
 
 
+Parts: TypeAlias = tuple[int, ...]  # of one pass over a source, which this peer has begun, in its order
+
+
+class Reading(Protocol):
+    """Chooses which part of a source this peer reads next, of a pass that it shares with others."""
+
+    seed: str  # all peers draw the order of a pass from it
+
+    def next_part(self, source: int, parts: int, number: int, begun: Parts) -> tuple[int, int]:
+        """The number of the pass, and the part: this peer has begun these `begun` in the pass `number`."""
+
+    def settle(self, passes: Sequence[int], read: Sequence[Parts]) -> None:
+        """All that this peer has begun of these is computed, whatever becomes of it."""
+
+
 @dataclass(frozen=True)
 class Mixed:
-    """Where a stream of documents from several sources is: how many were drawn, and each source's pass and place."""
+    """Where a stream of documents from several sources is: how many were drawn, and each source's pass and place.
+
+    Of passes that peers share also: the parts begun, of which the last is the one that the place is in, and how many
+    parts were chosen in all.
+    """
 
     drawn: int
     passes: tuple[int, ...]
     places: tuple[Place, ...]
+    begun: tuple[Parts, ...] = ()
+    choices: int = 0
 
     @classmethod
     def beginning(cls, sources: int) -> Mixed:
-        return cls(0, (0,) * sources, ((),) * sources)
+        return cls(0, (0,) * sources, ((),) * sources, ((),) * sources)
+
+    @property
+    def through(self) -> bool:
+        """Whether all sources were read at least once; one who shares a pass has seen as many parts instead."""
+        return min(self.passes) > 0 and not 0 < self.choices <= USUAL.most_parts
+
+
+@dataclass
+class Choices:
+    """The parts that a stream reads one after the other. The latest stay, so that a stream that goes on where this one
+    was reads them again, and chooses afterwards."""
+
+    reading: Reading
+    first: int = 0  # the number of the first that stays
+    made: list[tuple[int, int, int]] = field(default_factory=list)  # source, pass, part
+
+    def get(self, count: int, source: int, parts: int, number: int, begun: Parts) -> tuple[int, int]:
+        """The choice of this number: of those that stay, or a new one."""
+        if count - self.first < len(self.made):
+            return self.made[count - self.first][1:]
+        chosen = self.reading.next_part(source, parts, number, begun)
+        self.made.append((source, *chosen))
+        return chosen
+
+    def forget(self, before: int) -> None:
+        del self.made[: before - self.first]
+        self.first = before
 
 
 def mix(
-    sources: Sequence[TextSource], weights: Sequence[float], seed: str, where: Mixed
+    sources: Sequence[TextSource], weights: Sequence[float], seed: str, where: Mixed, choices: Choices | None = None
 ) -> Iterator[tuple[Document, Mixed]]:
     """Documents of all sources without end, each with where the stream is behind it.
 
     Each is drawn from a source with a chance by its weight; one that has come to its end begins another pass in another
-    order.
+    order. With `choices` it reads parts of passes that all peers share, where a source has parts.
     """
-    passes, places = list(where.passes), list(where.places)
+    passes, places, begun = list(where.passes), list(where.places), list(where.begun or ((),) * len(sources))
+    parts = [source.parts() if choices is not None else 1 for source in sources]
+    drawn, chosen = where.drawn, where.choices
+
+    def opened(n: int) -> Iterator[Document]:
+        if choices is None or parts[n] == 1:
+            return sources[n].documents(f"{seed}/{n}/{passes[n]}", places[n])
+        if not begun[n]:
+            return iter(())
+        part = Part(begun[n][-1], parts[n])
+        return sources[n].documents(f"{choices.reading.seed}/{n}/{passes[n]}", places[n], part)
+
+    def go_on(n: int) -> None:
+        nonlocal chosen
+        places[n] = ()
+        if choices is None or parts[n] == 1:
+            passes[n] += 1
+            return
+        number, part = choices.get(chosen, n, parts[n], passes[n], begun[n])
+        begun[n] = (*(begun[n] if number == passes[n] else ()), part)
+        passes[n], chosen = number, chosen + 1
+
     numbers = range(len(sources))
-    streams = [sources[n].documents(f"{seed}/{n}/{passes[n]}", places[n]) for n in numbers]
-    drawn = where.drawn
+    streams = [opened(n) for n in numbers]
     while True:
         n = random.Random(f"{seed}/{drawn}").choices(numbers, weights)[0] if len(sources) > 1 else 0
         while (document := next(streams[n], None)) is None:
-            passes[n], places[n] = passes[n] + 1, ()
-            streams[n] = sources[n].documents(f"{seed}/{n}/{passes[n]}")
+            go_on(n)
+            streams[n] = opened(n)
         places[n], drawn = document.place, drawn + 1
-        yield document._replace(source=n), Mixed(drawn, tuple(passes), tuple(places))
+        yield document._replace(source=n), Mixed(drawn, tuple(passes), tuple(places), tuple(begun), chosen)
 
 
 @dataclass(frozen=True)
@@ -110,7 +178,7 @@ def pack(
     rest, before, skipped = np.array(where.rest, dtype=np.int32), where.before, where.behind
     short = not where.before.drawn  # until a sequence was filled, as far as is known
     for document, behind in documents:
-        if short and min(behind.passes) > 0:
+        if short and behind.through:
             raise DataError(
                 f"all the text is shorter than one sequence of {sequence_len} tokens; lower sequence_len, or add text"
             )
@@ -173,7 +241,7 @@ class RowByRow:
         none = not where.before.drawn  # so far, as far as is known
         before, skipped = where.before, where.behind
         for document, behind in documents:
-            if none and min(behind.passes) > 0:
+            if none and behind.through:
                 raise DataError("no row of the data teaches anything; check which columns the recipe reads")
             for number, example in enumerate(self._encoders[document.source](document.content), 1):
                 none = False
@@ -221,20 +289,24 @@ class SampleStream:
         batch_size: int,
         block: int,
         position: Mapping[str, Any] | None = None,
+        reading: Reading | None = None,
         options: DataOptions = USUAL,
     ) -> None:
-        """`block`: the number of samples that are shuffled together. `position`: see there; one that is of other
-        data, or that cannot be read, raises ValueError."""
+        """`block`: the number of samples that are shuffled together. `reading`: chooses parts of passes that peers
+        share; None: each reads all by itself. `position`: see there; one that is of other data, or that cannot be read,
+        raises ValueError."""
         self._seed, self._batch_size, self._block_size = f"swarm/{seed}", batch_size, block
         self._maker = maker
-        data = [maker.identity(), list(weights), [source.identity() for source in sources]]
+        shared = reading.seed if reading is not None else None
+        data = [maker.identity(), list(weights), [source.identity() for source in sources], shared]
         self._data = hashlib.sha256(json.dumps(data).encode()).hexdigest()
         self._options = options
+        self._choices = Choices(reading) if reading is not None else None
         self._begin = Packed(Mixed.beginning(len(sources)), (), 0)  # of the block
         self._size, self._number, self._drawn = block, 0, 0  # of the block; blocks before it; samples drawn of it
         if position is not None:
             self._go_to(position, len(sources))
-        documents = mix(sources, weights, self._seed, self._begin.before)
+        documents = mix(sources, weights, self._seed, self._begin.before, self._choices)
         self._samples = maker.samples(documents, self._begin)
         self._block: list[Example] = []
         self._least = options.least_block if len(sources) > 1 else 1
@@ -258,31 +330,47 @@ class SampleStream:
             "rest": list(self._begin.rest),
             "behind": self._begin.behind,
             "block": [self._number, self._size, self._drawn],
+            "begun": [list(parts) for parts in before.begun],
+            "choices": [before.choices, [list(each) for each in self._choices.made] if self._choices else []],
         }
 
     def _go_to(self, position: Mapping[str, Any], sources: int) -> None:
         if position.get("data") != self._data:
             raise ValueError("it is of other data, or of another recipe")
         try:
-            passes, places, rest = (position[name] for name in ("passes", "places", "rest"))
-            before = Mixed(_count(position["drawn"]), _counts(passes), tuple(map(_counts, places)))
+            passes, places, rest, begun = (position[name] for name in ("passes", "places", "rest", "begun"))
+            chosen, made = position["choices"]
+            before = Mixed(
+                _count(position["drawn"]),
+                _counts(passes),
+                tuple(map(_counts, places)),
+                tuple(map(_counts, begun)),
+                _count(chosen),
+            )
+            choices = [(source, number, part) for source, number, part in map(_counts, made)]
             begin = Packed(before, _counts(rest), _count(position["behind"]))
             number, size, drawn = _counts(position["block"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"it cannot be read ({error})") from error
         if (
-            not len(before.passes) == len(places) == sources
+            not len(before.passes) == len(places) == len(begun) == sources
             or len(rest) > self._maker.most_rest
             or not drawn <= size <= self._options.most_block
         ):
             raise ValueError("its numbers do not belong together")
         self._begin, self._number, self._size, self._drawn = begin, number, size, drawn
+        if self._choices is not None:
+            self._choices.first, self._choices.made = before.choices, choices
+            self._choices.reading.settle(before.passes, before.begun)
 
     def _draw(self) -> Example:
         if not self._block:
             self._fill()
         if self._drawn >= len(self._block):
             self._begin, self._number, self._size, self._drawn = self._end, self._number + 1, self._block_size, 0
+            if self._choices is not None:
+                self._choices.forget(self._begin.before.choices)
+                self._choices.reading.settle(self._begin.before.passes, self._begin.before.begun)
             self._fill()
         self._drawn += 1
         return self._block[self._drawn - 1]
@@ -291,13 +379,15 @@ class SampleStream:
         """Makes the block that begins at `_begin`, and shuffles it.
 
         It ends with a pass over the data, or samples of the next pass would come before the last ones of this. Of
-        several sources a small one may end its passes all the time, so there a block has some size first.
+        several sources a small one may end its passes all the time, so there a block has some size first. Of passes
+        that peers share it takes a few parts: others read those again if this peer dies.
         """
         self._block, passes = [], None
+        most = self._begin.before.choices + self._options.block_parts
         while len(self._block) < self._size:
             sample, end, seen = self._ahead or next(self._samples)
             self._ahead = None
-            if passes not in (None, seen) and len(self._block) >= self._least:
+            if (passes not in (None, seen) and len(self._block) >= self._least) or end.before.choices > most:
                 self._ahead = sample, end, seen
                 break
             self._block.append(sample)

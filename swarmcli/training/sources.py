@@ -39,6 +39,9 @@ class DataOptions:
     held_out_bytes: int = 1 << 16  # a file is held out in pieces of this size, so that a single large one has some, too
     least_block: int = 1024  # sequences that are shuffled together, unless the recipe wants fewer
     most_block: int = 1 << 20  # sequences; as many as local.shuffle_buffer_size may be
+    most_parts: int = 512  # of a pass that peers share
+    block_parts: int = 4  # that are shuffled together: whoever dies leaves so many half read
+    fewest_parts: int = 8  # with fewer there is nothing to share, and each peer reads in an order of its own
 
 
 USUAL = DataOptions()
@@ -56,6 +59,20 @@ class Document(NamedTuple):
     source: int = 0  # the number of its source in a mixture
 
 
+class Part(NamedTuple):
+    """One of several parts of a pass that hold each document once."""
+
+    number: int
+    of: int
+
+    def slice_of(self, length: int) -> slice:
+        """The part of so many things in a row."""
+        return slice(self.number * length // self.of, (self.number + 1) * length // self.of)
+
+
+WHOLE = Part(0, 1)
+
+
 class TextSource(Protocol):
     """Documents to learn from."""
 
@@ -63,11 +80,15 @@ class TextSource(Protocol):
     def files(self) -> Sequence[Path]:
         """Those of this computer that are read."""
 
-    def documents(self, seed: str, place: Place = ()) -> Iterator[Document]:
-        """One pass over all documents in an order drawn from `seed`, from `place` on (empty: from the beginning).
+    def documents(self, seed: str, place: Place = (), part: Part = WHOLE) -> Iterator[Document]:
+        """One pass over all documents in an order drawn from `seed`, or a part of it, from `place` on (empty: from the
+        beginning).
 
         Raises DataError when a whole pass has none to read, and ValueError for a place that cannot be in it.
         """
+
+    def parts(self) -> int:
+        """A pass can be read in so many parts; 1: only as a whole."""
 
     def identity(self) -> str:
         """Another one when there is something else to read, so that places in the former mean nothing."""
@@ -189,17 +210,12 @@ class FileSource:
     def __len__(self) -> int:
         return len(self.files)
 
-    def documents(self, seed: str, place: Place = ()) -> Iterator[Document]:
+    def documents(self, seed: str, place: Place = (), part: Part = WHOLE) -> Iterator[Document]:
         """A place is the number of pieces read. See TextSource."""
         sizes = [_size_of(file) for file in self.files]
-        # 2,048 pieces at least, if they are not too small: peers with few would read the same ones.
-        segment = min(self._options.segment_bytes, max(1 << 14, -(-sum(sizes) // 2048)))
-        pieces = [
-            (n, start, min(segment, end - start) if end < sizes[n] else segment)
-            for n, begin, end in self._stretches(sizes)
-            for start in range(begin, end, segment)
-        ]
+        pieces = self._pieces(sizes)
         random.Random(seed).shuffle(pieces)
+        pieces = pieces[part.slice_of(len(pieces))]
         (begin,) = place or (0,)
         found = begin > 0
         for number, (index, start, length) in enumerate(pieces[begin:], begin + 1):
@@ -207,8 +223,21 @@ class FileSource:
             if text:
                 found = True
                 yield Document(text, start + length >= sizes[index], (number,))
-        if not found:
+        if not found and part.of == 1:
             raise DataError(f"none of {len(self.files)} files can be read as text, {self.files[0]} among them")
+
+    def parts(self) -> int:
+        return _parts_of(len(self._pieces([_size_of(file) for file in self.files])), self._options)
+
+    def _pieces(self, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
+        """What is read at once: number of the file, first byte, bytes."""
+        # 2,048 pieces at least, if they are not too small: peers with few would read the same ones.
+        segment = min(self._options.segment_bytes, max(1 << 14, -(-sum(sizes) // 2048)))
+        return [
+            (n, start, min(segment, end - start) if end < sizes[n] else segment)
+            for n, begin, end in self._stretches(sizes)
+            for start in range(begin, end, segment)
+        ]
 
     def _stretches(self, sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         """The bytes to read: number of the file, first byte, byte behind the last."""
@@ -270,13 +299,13 @@ class HuggingFaceSource:
         self._text_column = text_column
         self._dataset: Any = None
 
-    def documents(self, seed: str, place: Place = ()) -> Iterator[Document]:
+    def documents(self, seed: str, place: Place = (), part: Part = WHOLE) -> Iterator[Document]:
         """A place is the number of rows read, of a streamed dataset as told in `_windows`. See TextSource."""
         opened = self._open()
         read = self._windows if self._arguments["streaming"] else self._permuted
-        found = bool(place)
+        found = bool(place) or part.of > 1
         try:
-            for content, behind in read(opened, seed, place):
+            for content, behind in read(opened, seed, place, part):
                 if content:
                     found = True
                     yield Document(content, True, behind)
@@ -288,6 +317,11 @@ class HuggingFaceSource:
             none = f"text in its column {self._text_column!r}" if self._text_column is not None else "row"
             raise DataError(f"the dataset {self.path!r} has no {none}")
 
+    def parts(self) -> int:
+        """Parts of a streamed dataset are its shards: there is no other place to begin at."""
+        opened = self._open()
+        return _parts_of(opened.num_shards if self._arguments["streaming"] else len(opened), self._options)
+
     def identity(self) -> str:
         opened = self._open()
         rows = opened.num_shards if self._arguments["streaming"] else len(opened)
@@ -295,19 +329,20 @@ class HuggingFaceSource:
         sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
         return json.dumps([self.path, self._arguments, self._text_column, rows, sizes], default=str)
 
-    def _permuted(self, dataset: Any, seed: str, place: Place) -> Iterator[tuple[Content, Place]]:
+    def _permuted(self, dataset: Any, seed: str, place: Place, part: Part) -> Iterator[tuple[Content, Place]]:
         (begin,) = place or (0,)
-        permutation = Permutation(len(dataset), seed)
-        for number in range(begin, len(dataset)):
-            yield self._content_of(dataset[permutation[number]]), (number + 1,)
+        permutation, numbers = Permutation(len(dataset), seed), range(len(dataset))[part.slice_of(len(dataset))]
+        for count, number in enumerate(numbers[begin:], begin + 1):
+            yield self._content_of(dataset[permutation[number]]), (count,)
 
-    def _windows(self, dataset: Any, seed: str, place: Place) -> Iterator[tuple[Content, Place]]:
+    def _windows(self, dataset: Any, seed: str, place: Place, of_pass: Part) -> Iterator[tuple[Content, Place]]:
         """A place is (part of the pass, row in it) where a window begins, and the number of its rows that were read.
 
         So a stream that goes on reads the window again and leaves out what it had before: no row twice, and none lost.
         """
         part, row, used = place or (0, 0, 0)
-        rows = self._rows(dataset, list(_parts(dataset.num_shards, random.Random(seed), self._options)), part, row)
+        shards = list(_shards(dataset.num_shards, random.Random(seed), self._options, of_pass))
+        rows = self._rows(dataset, shards, part, row)
         while True:
             window, behind, size = [], (part, row), 0
             for content, behind in rows:  # noqa: B007  # where the next window begins
@@ -387,10 +422,18 @@ def _size_of_content(content: object) -> int:
     return 8 + 3 * width * height
 
 
-def _parts(shards: int, rng: random.Random, options: DataOptions) -> Iterator[tuple[int, int, int | None]]:
+def _parts_of(things: int, options: DataOptions) -> int:
+    """A pass over so many things that can be begun at has so many parts."""
+    return min(things, options.most_parts) if things >= options.fewest_parts else 1
+
+
+def _shards(shards: int, rng: random.Random, options: DataOptions, part: Part) -> Iterator[tuple[int, int, int | None]]:
     """The shards of a pass in the order in which they are read: number, first row, row behind the last (None: all)."""
     order = list(range(shards))
     rng.shuffle(order)
+    if part.of > 1:
+        yield from ((shard, 0, None) for shard in order[part.slice_of(shards)])
+        return
     first = rng.randrange(options.begin_rows) if shards < options.few_shards else 0
     for shard in order:
         yield shard, first if shard == order[0] else 0, None

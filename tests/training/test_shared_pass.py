@@ -1,0 +1,217 @@
+"""How much of its data a run reads in a pass that its peers share, and how much of it twice."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmcli.training.samples import RowByRow, SampleStream, stacked
+from swarmcli.training.shared_pass import PassRecord, SharedPass, SourceRead, Word, record_of
+from swarmcli.training.sources import WHOLE, Document, Part, Permutation, Place
+
+ROWS = 8000
+
+
+class Numbers:
+    """A source of the numbers below ROWS."""
+
+    def __init__(self, rows: int = ROWS) -> None:
+        self.rows = rows
+        self.files = ()
+
+    def documents(self, seed: str, place: Place = (), part: Part = WHOLE) -> Iterator[Document]:
+        permutation, (begin,) = Permutation(self.rows, seed), place or (0,)
+        for count, number in enumerate(range(self.rows)[part.slice_of(self.rows)][begin:], begin + 1):
+            yield Document({"row": permutation[number], "pass": int(seed.rpartition("/")[2])}, True, (count,))
+
+    def parts(self) -> int:
+        return 512
+
+    def identity(self) -> str:
+        return str(self.rows)
+
+
+def stream(reading: SharedPass | None, seed: int, position: Any = None) -> SampleStream:
+    def encode(row: Any) -> Iterator[Any]:
+        yield {name: np.array(value) for name, value in row.items()}
+
+    maker = RowByRow([encode], stacked, "numbers")
+    return SampleStream(
+        [Numbers()], [1.0], maker, seed=seed, batch_size=4, block=1024, position=position, reading=reading
+    )
+
+
+@dataclass
+class Peer:
+    speed: int  # batches in a step of the swarm
+    shared: SharedPass
+    made: SampleStream
+    samples: int = 0
+    number: int = 0  # of its pass
+
+
+@dataclass
+class Swarm:
+    """Peers of unlike speed that hear of each other every few steps, and what they have computed of each pass."""
+
+    seed: int
+    delay: int = 1  # steps between what peers hear; a pass takes about eighty
+    read: dict[int, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))  # pass → row → times
+    samples: int = 0
+    peers: list[Peer] = field(default_factory=list)
+    gone: list[PassRecord] = field(default_factory=list)  # the hash table keeps what the dead have read
+    liars: list[Word] = field(default_factory=list)
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+
+    def join(self) -> None:
+        number = self.rng.randrange(1 << 30)
+
+        def samples() -> tuple[int, int]:
+            return peer.samples, self.samples
+
+        shared = SharedPass("swarm/1", samples, rng=random.Random(number))
+        peer = Peer(self.rng.choice([1, 2, 3, 10]), shared, stream(shared, number))
+        self.peers.append(peer)
+        self.tell()
+
+    def die(self) -> None:
+        self.gone.append(self.peers.pop(self.rng.randrange(len(self.peers))).shared.says()[0])
+
+    def tell(self) -> None:
+        said = [peer.shared.says() for peer in self.peers]
+        for n, peer in enumerate(self.peers):
+            others = [Word(read, hand, True) for k, (read, hand) in enumerate(said) if k != n]
+            peer.shared.hear([*others, *(Word(each, PassRecord([]), True) for each in self.gone), *self.liars])
+
+    def step(self) -> None:
+        for peer in self.peers:
+            for _ in range(peer.speed):
+                batch = next(peer.made)
+                peer.number = batch["pass"].max().item()
+                for number, row in zip(batch["pass"].tolist(), batch["row"].tolist(), strict=True):
+                    self.read[number][row] += 1
+                peer.samples += len(batch["row"])
+                self.samples += len(batch["row"])
+        self.steps += 1
+        if self.steps % self.delay == 0:
+            self.tell()
+
+    def through(self, number: int = 0, *, churn: int = 0) -> Swarm:
+        """Goes on until all peers have left a pass; every `churn` steps one dies and one comes."""
+        while min(peer.number for peer in self.peers) <= number:
+            assert self.samples < 3 * (number + 1) * ROWS
+            self.step()
+            if churn and self.steps % churn == 0:
+                self.die()
+                self.join()
+        return self
+
+    def shares(self, number: int = 0) -> tuple[float, float]:
+        """The rows that were read in a pass, and those that were read twice in it."""
+        counts = self.read[number]
+        return len(counts) / ROWS, sum(count > 1 for count in counts.values()) / ROWS
+
+
+def eight(seed: int) -> Swarm:
+    swarm = Swarm(seed)
+    for _ in range(8):
+        swarm.join()
+    return swarm
+
+
+def claims(number: int, parts: range, *, vouched: bool) -> Word:
+    bits = sum(1 << part for part in parts).to_bytes(64, "little")
+    record = PassRecord([SourceRead(number, 0, 512, bits, bits)])
+    return Word(record, record, vouched)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_eight_unlike_peers_read_all_of_a_pass_and_little_twice(seed: int) -> None:
+    read, twice = eight(seed).through().shares()
+    assert read >= 0.99 and twice <= 0.1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_so_do_peers_that_come_and_go(seed: int) -> None:
+    read, twice = eight(seed).through(churn=12).shares()
+    assert read >= 0.99 and twice <= 0.1
+
+
+@pytest.mark.parametrize(
+    "liars",
+    [
+        [claims(0, range(512), vouched=True), claims(1, range(512), vouched=True)],
+        [claims(9, range(512), vouched=True)] * 3,
+        [claims(0, range(512), vouched=False)] * 50 + [claims(7, range(256), vouched=False)] * 50,
+    ],
+    ids=["claims all", "three are far ahead", "a hundred names"],
+)
+def test_claims_hinder_nobody(liars: list[Word]) -> None:
+    swarm = eight(1)
+    swarm.liars = liars
+    read, twice = swarm.through().shares()
+    assert read >= 0.95 and twice <= 0.1
+
+
+def test_a_member_that_claims_half_falsely_has_half_of_it_left_for_the_next_pass() -> None:
+    swarm = eight(1)
+    swarm.liars = [claims(0, range(256), vouched=True)]
+    assert swarm.through().shares()[0] >= 0.7
+
+
+def test_a_second_pass_is_shared_as_well() -> None:
+    read, twice = eight(3).through(1).shares(1)
+    assert read >= 0.99 and twice <= 0.1
+
+
+def test_a_peer_alone_reads_each_row_once_in_a_pass() -> None:
+    swarm = Swarm(1)
+    swarm.join()
+    assert swarm.through().shares() == (1.0, 0.0)
+
+
+def test_a_stream_that_goes_on_reads_what_it_would_have_read() -> None:
+    def draw(made: SampleStream, count: int) -> list[list[int]]:
+        return [next(made)["row"].tolist() for _ in range(count)]
+
+    whole = stream(SharedPass("swarm/1", lambda: (0, 0), rng=random.Random(1)), 5)
+    draw(whole, 50)
+    position = json.loads(json.dumps(whole.position()))
+    # Another choice of parts, but for those that the block is made of.
+    again = stream(SharedPass("swarm/1", lambda: (0, 0), rng=random.Random(2)), 5, position)
+    left = 64 // 4 - 50 % (64 // 4)
+    assert draw(again, left) == draw(whole, left)
+    seen = {row for batch in draw(again, 1500) for row in batch}
+    assert len(seen) == 1500 * 4
+
+
+@pytest.mark.parametrize("change", [{"choices": [0, [[0]]]}, {"choices": [-1, []]}, {"begun": []}, {"begun": [["x"]]}])
+def test_a_position_that_no_stream_wrote_is_refused(change: dict[str, Any]) -> None:
+    made = stream(SharedPass("swarm/1", lambda: (0, 0)), 5)
+    next(made)
+    with pytest.raises(ValueError, match=r"cannot be read|do not belong together"):
+        stream(SharedPass("swarm/1", lambda: (0, 0)), 5, made.position() | change)
+
+
+@given(st.binary(max_size=300))
+def test_records_of_strangers_are_bounded(value: bytes) -> None:
+    for source in record_of(value).sources:
+        assert source.parts <= 512 and len(source.read) <= 64
+
+
+def test_others_that_divide_the_data_otherwise_say_nothing() -> None:
+    shared = SharedPass("swarm/1", lambda: (0, 0), rng=random.Random(1))
+    shared.hear([claims(3, range(512), vouched=True)] * 5)
+    assert shared.next_part(0, 100, 0, ())[0] == 0
