@@ -116,8 +116,8 @@ class Collaboration:
             peer.events.emit(Noticed("info", told))
         if recipe.run_key is not None:
             self.optimizer.claims.vouching.signed_by_owner = owners_word(recipe, recipe.run_key)
-        self._accounts = keep_accounts(peer, self.optimizer)
-        peer.take_part(self.optimizer, self._accounts)
+        self.accounts = keep_accounts(peer, self.optimizer)
+        peer.take_part(self.optimizer, self.accounts)
         self.resumed: Path | None = None  # the checkpoint that this peer went on from
         if checkpoint is not None:
             self._take_over(checkpoint)
@@ -212,8 +212,8 @@ class Collaboration:
     def close(self) -> None:
         async def settle() -> Attested | None:
             """Others' word of this peer's part, where one of those that keep count answers at once."""
-            standing = await self._accounts.standing()
-            await self._accounts.close()
+            standing = await self.accounts.standing()
+            await self.accounts.close()
             return standing
 
         if self.peer.dht.is_alive() and (standing := self.peer.dht.run_coroutine(settle())) is not None:

@@ -17,6 +17,7 @@ from swarmcli.peer.checkpoints import saving
 from swarmcli.peer.collaboration import Collaboration
 from swarmcli.peer.pausing import Pauses
 from swarmcli.peer.peer import RunPeer
+from swarmcli.peer.reading import reading_together
 from swarmcli.run.watch import RunWatch, clock_alarm
 from swarmcli.training import STREAM, CollaborativeOptimizer, LoopResult, LoopSettings, TrainingLoop, stream_seed
 from swarmcli.training.resumed import Resume
@@ -144,7 +145,8 @@ def train(
         on_step=after_step,
         rest=rest,
     )
-    return loop.run(stop)
+    with reading_together(collaboration):
+        return loop.run(stop)
 
 
 def run_monitor(

@@ -145,7 +145,7 @@ class BookReader:
         accounted = samples_of(entries) / max(1, until.samples) if whole else None
         self._basis = Basis(monitors=len(books), accounted=accounted)
 
-    def _vouched(self, writer: PeerID) -> bool:
+    def vouched(self, writer: PeerID) -> bool:
         """The owner of a closed run has let it in; in an open run, it was in two rounds of this peer's."""
         return self._around.node.endpoint.membership is not None or self._rounds.get(writer.text, 0) >= 2
 
@@ -153,9 +153,7 @@ class BookReader:
         """Others that keep count and answer: those that are vouched for first."""
         reports = [(peer, report) for peer, report in self._around.others().items() if self._around.answers(peer)]
         self._around.node.endpoint.random.shuffle(reports)
-        return sorted(given.writers_among(dict(reports)), key=lambda peer: not self._vouched(peer))[
-            : given.MOST_WRITERS
-        ]
+        return sorted(given.writers_among(dict(reports)), key=lambda peer: not self.vouched(peer))[: given.MOST_WRITERS]
 
     async def _books(self, lines: int = given.MOST_LINES) -> Mapping[PeerID, Book]:
         """Takes the books of writers that are vouched for, or of all where none of those answers. One with more samples
@@ -168,7 +166,7 @@ class BookReader:
         for writer, why in failed.items():
             logger.debug("no book of contributions from %s: %s", writer.short, why)
         books = {writer: book for writer, book in books.items() if samples_of(book.lines) <= most}
-        books = {writer: book for writer, book in books.items() if self._vouched(writer)} or books
+        books = {writer: book for writer, book in books.items() if self.vouched(writer)} or books
         of_networks = {around.network(writer): writer for writer in books}
         return {each: books[each] for each in of_networks.values()} if len(of_networks) >= 3 else books
 
@@ -323,7 +321,7 @@ class Bookkeeper(BookReader):
             return
         self._tries += 1
         here, sums = self._around.position(), await offload(self._look, anew=True)
-        books = [book for writer, book in found.items() if self._vouched(writer) or self._tries > self.ATTEMPTS]
+        books = [book for writer, book in found.items() if self.vouched(writer) or self._tries > self.ATTEMPTS]
         books = [book for book in books if book.until == here and sums.until.epoch <= here.epoch]
         if fuller := [book for book in books if self._is_fuller(book, sums)]:
             shown = given.agreed(fuller)

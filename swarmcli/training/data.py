@@ -13,7 +13,7 @@ from swarmcli.recipe import AnyDataset, FilesDataset, HuggingFaceDataset, Recipe
 from swarmcli.recipe.dataset import LOCAL_BUILDERS
 from swarmcli.training.samples import Example, Mixed, Packed, SampleMaker, SampleStream
 from swarmcli.training.sources import USUAL, FileSource, HuggingFaceSource, Split, TextSource
-from swarmcli.training.task import Batch
+from swarmcli.training.task import Batch, Reading
 
 
 def open_source(recipe: Recipe, dataset: AnyDataset, split: Split | None = None) -> TextSource:
@@ -55,10 +55,16 @@ def _open_item(recipe: Recipe, index: int) -> TextSource:
 
 
 def sample_stream(
-    recipe: Recipe, maker: SampleMaker, seed: int, position: Mapping[str, Any] | None = None
+    recipe: Recipe,
+    maker: SampleMaker,
+    seed: int,
+    position: Mapping[str, Any] | None = None,
+    reading: Reading | None = None,
 ) -> SampleStream:
-    """One peer's endless stream of micro-batches, the same for the same seed. Raises DataError, and ValueError for a
-    `position` of other data."""
+    """One peer's endless stream of micro-batches, the same for the same seed and choices of `reading`.
+
+    Raises DataError, and ValueError for a `position` of other data.
+    """
     # A million tokens, but never fewer samples than the least, if the recipe allows as many.
     block = min(recipe.local.shuffle_buffer_size, max(USUAL.least_block, (1 << 20) // recipe.sequence_len))
     return SampleStream(
@@ -69,6 +75,7 @@ def sample_stream(
         batch_size=recipe.micro_batch,
         block=block,
         position=position,
+        reading=reading,
     )
 
 

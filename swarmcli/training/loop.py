@@ -51,6 +51,7 @@ class LoopSettings:
     max_epochs: int | None = None  # None: until stopped
     stream_file: Path | None = None  # remembers where the stream is; see RememberedStream
     older_streams: Sequence[Path] = ()
+    batches_ahead: int = 2  # are made while the device computes; 0: each when it is wanted
     look_seconds: float = 0.1  # while the loop rests, it looks this often whether somebody wants something of it
     most_bad_steps: int = 20  # in a row; then the model itself is broken and no batch will help
 
@@ -189,13 +190,15 @@ class TrainingLoop:
         Raises TrainingError when losses are no numbers for many steps in a row, and what task and optimizer raise.
         """
         settings = self._settings
-        batches = RememberedStream(self._task, settings.stream_seed, settings.stream_file, settings.older_streams)
+        batches = RememberedStream(
+            self._task, settings.stream_seed, settings.stream_file, settings.older_streams, settings.batches_ahead
+        )
         torch.manual_seed(batches.dropout_seed)
         self._model.zero_grad()
         try:
             return self._train(batches, stop)
         finally:
-            batches.remember()
+            batches.close()
 
     def _train(self, batches: RememberedStream, stop: threading.Event) -> LoopResult:
         epoch, mean = self._optimizer.local_epoch, MeanLoss()

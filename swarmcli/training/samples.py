@@ -24,26 +24,11 @@ import numpy.typing as npt
 import torch
 
 from swarmcli.errors import DataError
-from swarmcli.training.sources import USUAL, Content, DataOptions, Document, Part, Place, TextSource
-from swarmcli.training.task import Batch
+from swarmcli.training.sources import USUAL, Content, DataOptions, Document, PassPart, Place, TextSource
+from swarmcli.training.task import Batch, Parts, Reading
 from swarmcli.training.tokenizer import Tokenizer, Tokens
 
 Example: TypeAlias = Mapping[str, npt.NDArray[Any]]  # one sample: arrays without a dimension for the batch
-
-
-Parts: TypeAlias = tuple[int, ...]  # of one pass over a source, which this peer has begun, in its order
-
-
-class Reading(Protocol):
-    """Chooses which part of a source this peer reads next, of a pass that it shares with others."""
-
-    seed: str  # all peers draw the order of a pass from it
-
-    def next_part(self, source: int, parts: int, number: int, begun: Parts) -> tuple[int, int]:
-        """The number of the pass, and the part: this peer has begun these `begun` in the pass `number`."""
-
-    def settle(self, passes: Sequence[int], read: Sequence[Parts]) -> None:
-        """All that this peer has begun of these is computed, whatever becomes of it."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +94,7 @@ def mix(
             return sources[n].documents(f"{seed}/{n}/{passes[n]}", places[n])
         if not begun[n]:
             return iter(())
-        part = Part(begun[n][-1], parts[n])
+        part = PassPart(begun[n][-1], parts[n])
         return sources[n].documents(f"{choices.reading.seed}/{n}/{passes[n]}", places[n], part)
 
     def go_on(n: int) -> None:

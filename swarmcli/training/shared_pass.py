@@ -19,39 +19,44 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
+import pydantic
+from pydantic import ConfigDict, Field
 
-from swarmcli.training.samples import Parts
+from swarmcli.training.task import Parts
 
-Bits = Annotated[bytes, msgspec.Meta(max_length=64)]  # a part each, the lowest bit of the first byte first
+Bits = Annotated[bytes, Field(max_length=64)]  # a part each, the lowest bit of the first byte first
 
 
-class SourceRead(msgspec.Struct, frozen=True, array_like=True):
+class SourceRead(pydantic.BaseModel):
     """One peer's word about one source."""
 
-    number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]  # of the pass
-    began: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]  # the samples that the swarm had seen by then
-    parts: Annotated[int, msgspec.Meta(ge=1, le=512)]
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    number: Annotated[int, Field(ge=0, lt=1 << 32)]  # of the pass
+    began: Annotated[int, Field(ge=0, lt=1 << 62)]  # the samples that the swarm had seen by then
+    parts: Annotated[int, Field(ge=1, le=512)]
     read: Bits
     before: Bits  # the same of the pass before
 
 
-class PassRecord(msgspec.Struct, frozen=True, array_like=True):
+class PassRecord(pydantic.BaseModel):
     """One peer's word about all sources, by their numbers. Those that a recipe lists behind the 16th are not shared."""
 
-    sources: Annotated[list[SourceRead], msgspec.Meta(max_length=16)]
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    sources: Annotated[list[SourceRead], Field(max_length=16)] = []
 
 
 @dataclass(frozen=True, slots=True)
-class SharingOptions:
+class PassOptions:
     volume: float = 1.0  # of a pass, by the samples that the swarm has counted, before it may end
     sources: int = 16  # that are told to others: a record is some hundred bytes for each
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class HeardPass:
     """What a peer says of itself."""
 
     read: PassRecord
@@ -83,7 +88,7 @@ class SharedPass:
         samples: Callable[[], tuple[int, int]],
         *,
         rng: random.Random | None = None,
-        options: SharingOptions = SharingOptions(),
+        options: PassOptions = PassOptions(),
     ) -> None:
         """`seed`: the run's. `samples()`: computed by this peer since it started, and seen by the swarm in all."""
         self.seed = seed
@@ -92,9 +97,9 @@ class SharedPass:
         self._options = options
         self._lock = threading.Lock()
         self._own: dict[int, _Own] = {}
-        self._words: Sequence[Word] = ()
+        self._words: Sequence[HeardPass] = ()
 
-    def hear(self, words: Sequence[Word]) -> None:
+    def hear(self, words: Sequence[HeardPass]) -> None:
         """Others say this at present."""
         with self._lock:
             self._words = words
@@ -104,8 +109,8 @@ class SharedPass:
         with self._lock:
             own = [self._own[n] for n in range(min(len(self._own), self._options.sources)) if n in self._own]
             return (
-                PassRecord([_told(each, each.read) for each in own]),
-                PassRecord([_told(each, each.in_hand) for each in own]),
+                PassRecord(sources=[_told(each, each.read) for each in own]),
+                PassRecord(sources=[_told(each, each.in_hand) for each in own]),
             )
 
     def settle(self, passes: Sequence[int], begun: Sequence[Parts]) -> None:
@@ -186,17 +191,15 @@ def _of_source(record: PassRecord, source: int, parts: int) -> SourceRead | None
 
 
 def _told(own: _Own, parts: set[int]) -> SourceRead:
-    return SourceRead(own.number, own.began, max(1, own.parts), _bits_of(parts), _bits_of(own.before))
+    return SourceRead(
+        number=own.number,
+        began=own.began,
+        parts=max(1, own.parts),
+        read=_bits_of(parts),
+        before=_bits_of(own.before),
+    )
 
 
 def _bits_of(parts: set[int]) -> bytes:
     bits = sum(1 << part for part in parts)
     return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
-
-
-def record_of(value: object) -> PassRecord:
-    """Another peer's record; empty for what none of this version has written."""
-    try:
-        return msgspec.msgpack.decode(value, type=PassRecord) if isinstance(value, bytes) else PassRecord([])
-    except (msgspec.MsgspecError, ValueError):
-        return PassRecord([])

@@ -59,7 +59,7 @@ class Document(NamedTuple):
     source: int = 0  # the number of its source in a mixture
 
 
-class Part(NamedTuple):
+class PassPart(NamedTuple):
     """One of several parts of a pass that hold each document once."""
 
     number: int
@@ -70,7 +70,7 @@ class Part(NamedTuple):
         return slice(self.number * length // self.of, (self.number + 1) * length // self.of)
 
 
-WHOLE = Part(0, 1)
+WHOLE = PassPart(0, 1)
 
 
 class TextSource(Protocol):
@@ -80,7 +80,7 @@ class TextSource(Protocol):
     def files(self) -> Sequence[Path]:
         """Those of this computer that are read."""
 
-    def documents(self, seed: str, place: Place = (), part: Part = WHOLE) -> Iterator[Document]:
+    def documents(self, seed: str, place: Place = (), part: PassPart = WHOLE) -> Iterator[Document]:
         """One pass over all documents in an order drawn from `seed`, or a part of it, from `place` on (empty: from the
         beginning).
 
@@ -210,7 +210,7 @@ class FileSource:
     def __len__(self) -> int:
         return len(self.files)
 
-    def documents(self, seed: str, place: Place = (), part: Part = WHOLE) -> Iterator[Document]:
+    def documents(self, seed: str, place: Place = (), part: PassPart = WHOLE) -> Iterator[Document]:
         """A place is the number of pieces read. See TextSource."""
         sizes = [_size_of(file) for file in self.files]
         pieces = self._pieces(sizes)
@@ -299,7 +299,7 @@ class HuggingFaceSource:
         self._text_column = text_column
         self._dataset: Any = None
 
-    def documents(self, seed: str, place: Place = (), part: Part = WHOLE) -> Iterator[Document]:
+    def documents(self, seed: str, place: Place = (), part: PassPart = WHOLE) -> Iterator[Document]:
         """A place is the number of rows read, of a streamed dataset as told in `_windows`. See TextSource."""
         opened = self._open()
         read = self._windows if self._arguments["streaming"] else self._permuted
@@ -329,13 +329,13 @@ class HuggingFaceSource:
         sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
         return json.dumps([self.path, self._arguments, self._text_column, rows, sizes], default=str)
 
-    def _permuted(self, dataset: Any, seed: str, place: Place, part: Part) -> Iterator[tuple[Content, Place]]:
+    def _permuted(self, dataset: Any, seed: str, place: Place, part: PassPart) -> Iterator[tuple[Content, Place]]:
         (begin,) = place or (0,)
         permutation, numbers = Permutation(len(dataset), seed), range(len(dataset))[part.slice_of(len(dataset))]
         for count, number in enumerate(numbers[begin:], begin + 1):
             yield self._content_of(dataset[permutation[number]]), (count,)
 
-    def _windows(self, dataset: Any, seed: str, place: Place, of_pass: Part) -> Iterator[tuple[Content, Place]]:
+    def _windows(self, dataset: Any, seed: str, place: Place, of_pass: PassPart) -> Iterator[tuple[Content, Place]]:
         """A place is (part of the pass, row in it) where a window begins, and the number of its rows that were read.
 
         So a stream that goes on reads the window again and leaves out what it had before: no row twice, and none lost.
@@ -427,7 +427,9 @@ def _parts_of(things: int, options: DataOptions) -> int:
     return min(things, options.most_parts) if things >= options.fewest_parts else 1
 
 
-def _shards(shards: int, rng: random.Random, options: DataOptions, part: Part) -> Iterator[tuple[int, int, int | None]]:
+def _shards(
+    shards: int, rng: random.Random, options: DataOptions, part: PassPart
+) -> Iterator[tuple[int, int, int | None]]:
     """The shards of a pass in the order in which they are read: number, first row, row behind the last (None: all)."""
     order = list(range(shards))
     rng.shuffle(order)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swarmcli.training.task import Batch, Task
+from swarmcli.training.prefetch import PrefetchedStream
+from swarmcli.training.task import Batch, BatchStream, Task
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +26,12 @@ class RememberedStream:
     stream begins at its beginning, and a warning says so.
     """
 
-    def __init__(self, task: Task, seed: int, file: Path | None = None, older: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, task: Task, seed: int, file: Path | None = None, older: Sequence[Path] = (), ahead: int = 0
+    ) -> None:
         """`seed`: of the stream (see `stream_seed`). `file` is written; where it does not exist, `older` ones are
-        tried, in a checkpoint for example. Without a file nothing is remembered. Raises DataError."""
+        tried, in a checkpoint for example. Without a file nothing is remembered. `ahead`: so many batches are made
+        before they are asked for. Raises DataError."""
         self._seed, self._file = seed, file
         self._written = True  # or so it was at the last try
         position: Mapping[str, Any] | None = None
@@ -42,11 +46,14 @@ class RememberedStream:
             if found is not None:
                 self._starts, position = found
                 break
+        self._batches: BatchStream
         try:
             self._batches = task.batches(seed, position)
         except ValueError as error:
             _warn(place, error)
             self._batches = task.batches(seed, None)
+        self._prefetched = PrefetchedStream(self._batches, ahead) if ahead else None
+        self._batches = self._prefetched or self._batches
         self.remember()
 
     @property
@@ -58,6 +65,12 @@ class RememberedStream:
     def next(self) -> Batch | None:
         """The next micro-batch; None when the data has ended."""
         return next(self._batches, None)
+
+    def close(self) -> None:
+        """Remembers where the stream is, and makes no more batches."""
+        self.remember()
+        if self._prefetched is not None:
+            self._prefetched.close()
 
     def remember(self) -> None:
         """Writes down where the stream is. A full disk costs the memory only.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -45,6 +45,29 @@ class Task(Protocol):
 
     def save_preprocessing(self, directory: Path) -> None:
         """Writes what makes a model's inputs of raw data, say a tokenizer, beside the saved model. Raises OSError."""
+
+
+Parts: TypeAlias = tuple[int, ...]  # of one pass over a source, which this peer has begun, in its order
+
+
+class Reading(Protocol):
+    """Chooses which part of a source this peer reads next, of a pass that it shares with others."""
+
+    seed: str  # all peers draw the order of a pass from it
+
+    def next_part(self, source: int, parts: int, number: int, begun: Parts) -> tuple[int, int]:
+        """The number of the pass, and the part: this peer has begun these `begun` in the pass `number`."""
+
+    def settle(self, passes: Sequence[int], read: Sequence[Parts]) -> None:
+        """All that this peer has begun of these is computed, whatever becomes of it."""
+
+
+@runtime_checkable
+class SharesPasses(Protocol):
+    """A task, if its streams can read what other peers of the run have not read."""
+
+    def share(self, reading: Reading) -> None:
+        """All streams that `batches` makes from now on read parts of passes that peers share, as `reading` chooses."""
 
 
 def samples_in(batch: Batch) -> int:

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pydantic
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from swarmcli.training.samples import RowByRow, SampleStream, stacked
-from swarmcli.training.shared_pass import PassRecord, SharedPass, SourceRead, Word, record_of
-from swarmcli.training.sources import WHOLE, Document, Part, Permutation, Place
+from swarmcli.training.shared_pass import HeardPass, PassRecord, SharedPass, SourceRead
+from swarmcli.training.sources import WHOLE, Document, PassPart, Permutation, Place
 
 ROWS = 8000
 
@@ -28,7 +27,7 @@ class Numbers:
         self.rows = rows
         self.files = ()
 
-    def documents(self, seed: str, place: Place = (), part: Part = WHOLE) -> Iterator[Document]:
+    def documents(self, seed: str, place: Place = (), part: PassPart = WHOLE) -> Iterator[Document]:
         permutation, (begin,) = Permutation(self.rows, seed), place or (0,)
         for count, number in enumerate(range(self.rows)[part.slice_of(self.rows)][begin:], begin + 1):
             yield Document({"row": permutation[number], "pass": int(seed.rpartition("/")[2])}, True, (count,))
@@ -69,7 +68,7 @@ class Swarm:
     samples: int = 0
     peers: list[Peer] = field(default_factory=list)
     gone: list[PassRecord] = field(default_factory=list)  # the hash table keeps what the dead have read
-    liars: list[Word] = field(default_factory=list)
+    liars: list[HeardPass] = field(default_factory=list)
     steps: int = 0
 
     def __post_init__(self) -> None:
@@ -92,8 +91,8 @@ class Swarm:
     def tell(self) -> None:
         said = [peer.shared.says() for peer in self.peers]
         for n, peer in enumerate(self.peers):
-            others = [Word(read, hand, True) for k, (read, hand) in enumerate(said) if k != n]
-            peer.shared.hear([*others, *(Word(each, PassRecord([]), True) for each in self.gone), *self.liars])
+            others = [HeardPass(read, hand, True) for k, (read, hand) in enumerate(said) if k != n]
+            peer.shared.hear([*others, *(HeardPass(each, PassRecord(), True) for each in self.gone), *self.liars])
 
     def step(self) -> None:
         for peer in self.peers:
@@ -131,10 +130,10 @@ def eight(seed: int) -> Swarm:
     return swarm
 
 
-def claims(number: int, parts: range, *, vouched: bool) -> Word:
+def claims(number: int, parts: range, *, vouched: bool) -> HeardPass:
     bits = sum(1 << part for part in parts).to_bytes(64, "little")
-    record = PassRecord([SourceRead(number, 0, 512, bits, bits)])
-    return Word(record, record, vouched)
+    record = PassRecord(sources=[SourceRead(number=number, began=0, parts=512, read=bits, before=bits)])
+    return HeardPass(record, record, vouched)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -158,7 +157,7 @@ def test_so_do_peers_that_come_and_go(seed: int) -> None:
     ],
     ids=["claims all", "three are far ahead", "a hundred names"],
 )
-def test_claims_hinder_nobody(liars: list[Word]) -> None:
+def test_claims_hinder_nobody(liars: list[HeardPass]) -> None:
     swarm = eight(1)
     swarm.liars = liars
     read, twice = swarm.through().shares()
@@ -205,10 +204,15 @@ def test_a_position_that_no_stream_wrote_is_refused(change: dict[str, Any]) -> N
         stream(SharedPass("swarm/1", lambda: (0, 0)), 5, made.position() | change)
 
 
-@given(st.binary(max_size=300))
-def test_records_of_strangers_are_bounded(value: bytes) -> None:
-    for source in record_of(value).sources:
-        assert source.parts <= 512 and len(source.read) <= 64
+@pytest.mark.parametrize(
+    "change", [{"read": bytes(65)}, {"parts": 513}, {"number": -1}, {"began": 1 << 62}, {"parts": "8"}]
+)
+def test_a_word_out_of_bounds_is_none(change: dict[str, Any]) -> None:
+    word = {"number": 0, "began": 0, "parts": 8, "read": b"", "before": b""}
+    PassRecord.model_validate({"sources": [word] * 16})
+    for sources in ([word | change], [word] * 17):
+        with pytest.raises(pydantic.ValidationError):
+            PassRecord.model_validate({"sources": sources})
 
 
 def test_others_that_divide_the_data_otherwise_say_nothing() -> None:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.errors import DataError
 from swarmcli.training import LoopSettings, TrainingLoop, build_task
+from swarmcli.training.prefetch import PrefetchedStream
 from swarmcli.training.stream import RememberedStream
 
 from .small_tasks import LineTask, SoloOptimizer, small
@@ -159,3 +161,52 @@ def test_a_killed_loop_goes_on_from_the_last_epoch(tmp_path: Path) -> None:
     first, second = run(file, 3, killed=True), run(file, 3)
     assert second.seen[:2] == first.seen[4:]  # of the epoch in which it was killed
     assert not [row for row in second.seen[2:] if row in first.seen]
+
+
+class Counting:
+    """A stream of the numbers from where it stands, up to an end or an error."""
+
+    def __init__(self, begin: int = 0, end: int = 1 << 30, error: Exception | None = None) -> None:
+        self.made, self._end, self._error = begin, end, error
+
+    def __iter__(self) -> Counting:
+        return self
+
+    def __next__(self) -> dict[str, torch.Tensor]:
+        if self.made >= self._end:
+            raise self._error or StopIteration
+        self.made += 1
+        return {"n": torch.tensor([self.made])}
+
+    def position(self) -> dict[str, int]:
+        return {"n": self.made}
+
+
+def test_batches_made_ahead_are_the_same_and_the_position_is_behind_the_last_that_was_taken() -> None:
+    stream = PrefetchedStream(Counting(), 3)
+    assert stream.position() == {"n": 0}
+    for number in range(1, 50):
+        assert next(stream)["n"].item() == number and stream.position() == {"n": number}
+    stream.close()
+
+
+def test_no_more_batches_are_made_ahead_than_asked_for() -> None:
+    source = Counting()
+    stream = PrefetchedStream(source, 3)
+    for number in range(20):
+        next(stream)
+        assert source.made <= number + 1 + 3
+    stream.close()
+    made = source.made
+    assert made <= 23 and not stream._thread.is_alive() and source.made == made
+
+
+@pytest.mark.parametrize(("error", "raised"), [(None, StopIteration), (DataError("gone"), DataError)])
+def test_the_end_and_errors_come_when_their_batch_is_wanted_and_stay(error: Exception | None, raised: type) -> None:
+    stream = PrefetchedStream(Counting(end=2, error=error), 5)
+    assert [next(stream)["n"].item() for _ in range(2)] == [1, 2]
+    for _ in range(2):
+        with pytest.raises(raised):
+            next(stream)
+    assert stream.position() == {"n": 2}
+    stream.close()

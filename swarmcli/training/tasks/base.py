@@ -14,7 +14,7 @@ from swarmcli.recipe import AnyDataset, Recipe
 from swarmcli.training.data import evaluation_batches, sample_stream
 from swarmcli.training.models import ModelKind, ModelSource
 from swarmcli.training.samples import SampleMaker, SampleStream
-from swarmcli.training.task import Batch
+from swarmcli.training.task import Batch, Reading
 from swarmcli.training.tokenizer import load_tokenizer
 
 
@@ -26,6 +26,7 @@ class TextTask(ABC):
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.tokenizer = load_tokenizer(recipe)
+        self._reading: Reading | None = None
         self._models = ModelSource(recipe, self.kind, defaults=self.defaults(), refuse=self.refuse)
 
     def defaults(self) -> dict[str, Any]:
@@ -58,7 +59,11 @@ class TextTask(ABC):
         return built
 
     def batches(self, seed: int, position: Mapping[str, Any] | None = None) -> SampleStream:
-        return sample_stream(self.recipe, self.maker(self.recipe.datasets), seed, position)
+        return sample_stream(self.recipe, self.maker(self.recipe.datasets), seed, position, self._reading)
+
+    def share(self, reading: Reading) -> None:
+        """See SharesPasses."""
+        self._reading = reading
 
     def evaluation_batches(self) -> list[Batch]:
         return evaluation_batches(self.recipe, self.maker)
