@@ -55,8 +55,8 @@ class MemoryNetwork(Cables):
         behind: MemoryRouter | None = None,
     ) -> MemoryTransport:
         """A peer's access to this network, at memory://<host>[:<port>] if it may listen; the host is the short form of
-        the peer's id unless given. One with a port dials from ports of the system's choice. `behind` a router it can
-        be dialed from there only."""
+        the peer's id unless given; peers of one host are on one computer. One with a port dials from ports of the
+        system's choice. `behind` a router it can be dialed from there only."""
         place = _Place(behind, host or identity.peer_id.short, port)
         transport = MemoryTransport(self, identity, place, listening=listening, limits=limits or NetworkLimits())
         self._transports[place] = transport
@@ -235,12 +235,15 @@ class MemoryTransport:
 
     def _connect(self, there: MemoryTransport, purpose: Purpose, address: str, source: int | None) -> MemoryConnection:
         ids = (self.identity.peer_id, there.identity.peer_id)
-        local = MemoryConnection(self.network, ids, purpose, self.limits, self.rates, dialed=True, address=address)
+        on_one_computer = self.place[:2] == there.place[:2]
+        rates = (LinkRates(), LinkRates()) if on_one_computer else (self.rates, there.rates)
+        local = MemoryConnection(self.network, ids, purpose, self.limits, rates[0], dialed=True, address=address)
         own_address = self._seen_at(there, source)
         remote = MemoryConnection(
-            self.network, ids[::-1], purpose, there.limits, there.rates, dialed=False, address=own_address
+            self.network, ids[::-1], purpose, there.limits, rates[1], dialed=False, address=own_address
         )
         local.other, remote.other = remote, local
+        local.on_this_computer = remote.on_this_computer = on_one_computer
         local.observed_address = own_address
         self._keep(local)
         there._keep(remote)
