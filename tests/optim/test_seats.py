@@ -136,3 +136,26 @@ def test_where_nobody_has_seen_an_epoch_figures_go_by_what_the_others_say() -> N
             assert all(0.3 < epoch < 1.5 for epoch in told), told  # six batches of 0.1 s
 
     virtual_time.run(main(), timeout=3600)
+
+
+def test_a_slow_trainer_goes_on_alone_as_soon_as_nobody_else_answers() -> None:
+    """It holds nobody up. The last report of who was killed stays for a minute, but that one has no samples."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            quick, slow = await volunteers(swarm, 2, pace=2.0)
+            slow.trainer.node.endpoint.limit_rates(SLOW, None)
+            running = [asyncio.ensure_future(each.run(10_000)) for each in (quick, slow)]
+            try:
+                await until(lambda: quick.core.position.epoch >= 4)
+                assert slow.core.seat.lost is not None
+                await swarm.kill(quick.trainer)
+                began = asyncio.get_running_loop().time()
+                await until(lambda: slow.core.seat.lost is None)
+                assert asyncio.get_running_loop().time() - began < 6.0  # half an epoch
+            finally:
+                for task in running:
+                    task.cancel()
+                await asyncio.wait(running)
+
+    virtual_time.run(main(), timeout=3600)

@@ -183,8 +183,8 @@ class PeerDirectory:
         return self._at_work
 
     def trainers(self) -> dict[PeerID, float]:
-        """Those who take part in rounds, with the samples per second that each says to compute."""
-        at_work = ((peer, self.others[peer]) for peer in self.at_work())
+        """Those who take part in rounds and answer, with the samples per second that each says to compute."""
+        at_work = ((peer, self.others[peer]) for peer in filter(self.hearing.answers, self.at_work()))
         return {peer: r.samples_per_second for peer, r in at_work if r.role == "trainer" and not r.pause}
 
     def await_reports(self, mates: Iterable[PeerID]) -> None:
@@ -195,9 +195,8 @@ class PeerDirectory:
         """Whether a trainer is there that answers; by the reports, which are read every few seconds, or because one of
         the `members` of this peer's group, which forms at once, or one of its last round is somebody without a report
         so far."""
-        at_it = (peer for peer in self.trainers() if self.others[peer].phase != "stranded")
         last = filter(self.endpoint.is_connected, self._unread)
-        return any(map(self.hearing.answers, at_it)) or any(
+        return any(self.others[peer].phase != "stranded" for peer in self.trainers()) or any(
             peer not in self.others and peer != self.endpoint.peer_id for peer in (*members, *last)
         )
 
