@@ -404,9 +404,8 @@ class Endpoint:
         return self._control.current(peer) is not None
 
     def is_on_this_computer(self, peer: PeerID) -> bool:
-        """Whether the current control connection with this peer stays within this computer."""
-        channel = self._control.current(peer)
-        return channel is not None and channel.connection.on_this_computer
+        """Whether the control connection with this peer stays within this computer, or the last one did."""
+        return self._control.is_on_this_computer(peer)
 
     def lost(self, peer: PeerID) -> asyncio.Future[str]:
         """A future that is done, with the reason, as soon as there is no control connection to this peer any more.

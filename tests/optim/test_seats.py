@@ -10,7 +10,7 @@ import torch
 
 from swarmcli.events import EpochAdvanced, Noticed
 from swarmcli.testing import virtual_time
-from tests.optim.optim_swarm import Swarm, Trainer, digests, momentum, record, together, until
+from tests.optim.optim_swarm import TARGET, Swarm, Trainer, digests, momentum, record, together, until
 
 BALLAST = 250_000  # elements: a round sends a megabyte
 SLOW = 10e3  # bytes per second
@@ -134,6 +134,38 @@ def test_where_nobody_has_seen_an_epoch_figures_go_by_what_the_others_say() -> N
 
             await together(quick.run(24), slow.run(24), look())
             assert all(0.3 < epoch < 1.5 for epoch in told), told  # six batches of 0.1 s
+
+    virtual_time.run(main(), timeout=3600)
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "stopped"])
+def test_within_one_computer_no_limit_counts_whoever_is_lost_there(killed: bool) -> None:
+    """What passes between its peers counts against no limit, and a peer that does not answer is still one of them."""
+
+    async def main() -> None:
+        async with Swarm(home="192.0.2.1") as swarm:
+            first, second, limited = await volunteers(swarm, 3)
+            monitor = await swarm.trainer(make=heavy, dtype=torch.float32, role="monitor")
+            limited.trainer.node.endpoint.limit_rates(SLOW, None)
+            tasks = [asyncio.ensure_future(each.run(10_000)) for each in (first, second, limited)]
+            tasks.append(asyncio.ensure_future(monitor.follow(10_000)))
+            try:
+                for number, lost in enumerate((first, second)):
+                    epoch = limited.core.position.epoch + 5
+                    await until(lambda epoch=epoch: limited.core.position.epoch >= epoch)
+                    tasks[number].cancel()
+                    if killed:
+                        await swarm.kill(lost.trainer)
+                    else:
+                        swarm.network.freeze(lost.trainer.node.peer_id)
+                    before = limited.computed
+                    await until(lambda epoch=epoch: limited.core.position.epoch >= epoch + 30)
+                    assert limited.computed - before > 30 * TARGET / 3
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+            assert not [notice.text for notice in limited.said if "cannot count" in notice.text]
 
     virtual_time.run(main(), timeout=3600)
 

@@ -23,6 +23,7 @@ from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.network.transports.base import Connection, Purpose
 from swarmcli.network.wire.codec import encode
 from swarmcli.network.wire.messages import AddressesChanged, ControlHello, Goodbye
+from swarmcli.recent import Recent
 
 logger = logging.getLogger(__name__)
 
@@ -58,12 +59,17 @@ class ControlPool:
         self._context = context
         context.dialer.round_trip = self.ping_time  # it compares relays, whose word on that counts for nothing
         self._pairs: dict[PeerID, _Pair] = {}
+        self._near: Recent[PeerID, bool] = Recent(context.limits.max_known_peers)  # see `is_on_this_computer`
         self._farthest = Scope.HOST  # the widest scope in which a connected peer was ever seen
         self._closed = False
 
     def current(self, peer: PeerID) -> ControlChannel | None:
         pair = self._pairs.get(peer)
         return pair.current if pair is not None else None
+
+    def is_on_this_computer(self, peer: PeerID) -> bool:
+        """See Endpoint.is_on_this_computer."""
+        return self._near.get(peer, False)
 
     def ping_time(self, peer: PeerID) -> float | None:
         """See Endpoint.ping_time."""
@@ -295,6 +301,8 @@ class ControlPool:
         before = pair.current
         pair.prefer(self._context.peer_id)
         now = pair.current
+        if now is not None:
+            self._near[pair.peer] = now.connection.on_this_computer
         if before is not None and now is not None and before.connection.relayed != now.connection.relayed:
             way = WayChanged(pair.peer.text, now.connection.remote_address, now.connection.relayed)
             self._context.events.emit(way)
