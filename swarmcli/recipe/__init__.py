@@ -10,6 +10,7 @@ from swarmcli.recipe.schema import Recipe
 from swarmcli.recipe.settings import (
     AggregatorSettings,
     GradientAveragingSettings,
+    PieceSettings,
     SchedulerSettings,
     SiteSettings,
     UploadSettings,
@@ -23,6 +24,7 @@ __all__ = [
     "HuggingFaceDataset",
     "Limits",
     "Link",
+    "PieceSettings",
     "Recipe",
     "SchedulerSettings",
     "SiteSettings",

@@ -11,6 +11,8 @@ from pydantic import AfterValidator, PrivateAttr, field_validator, model_validat
 
 from swarmcli.recipe.dataset import AnyDataset, Dataset, HuggingFaceDataset
 from swarmcli.recipe.document import RecipeEntry
+from swarmcli.recipe.optimizers import OPTIMIZERS
+from swarmcli.recipe.patterns import check_pattern
 from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, own, shared
 from swarmcli.recipe.settings import (
     AveragingSettings,
@@ -32,9 +34,6 @@ from swarmcli.recipe.task_names import check_task
 
 TaskName = Annotated[str, AfterValidator(check_task)]
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# For `unfrozen_parameters`: the tries for one name grow with the name's length to the power of the choices.
-MOST_PATTERNS, MOST_CHARACTERS, MOST_CHOICES = 64, 200, 4
-_STATISTICS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 
 class Recipe(Section):
@@ -60,7 +59,7 @@ class Recipe(Section):
         (),
         "regular expressions for the beginnings of the names of the parameters that are trained, all others are not; "
         "[]: all are trained",
-        max_length=MOST_PATTERNS,
+        max_length=64,
     )
     frozen_weights: str | None = shared(
         None,
@@ -109,19 +108,7 @@ class Recipe(Section):
     @field_validator("unfrozen_parameters")
     @classmethod
     def _patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r:.80} is no regular expression ({error})") from None
-            # A volunteer who joins by a link matches a stranger's patterns, and some of these would take years.
-            choices = len(re.findall(r"[*+?{|]", pattern))
-            if len(pattern) > MOST_CHARACTERS or choices > MOST_CHOICES or re.search(r"\)[*+?{]", pattern):
-                raise ValueError(
-                    f"{pattern!r:.80} may take too long to match; write several, each with at most {MOST_CHARACTERS} "
-                    f"characters and {MOST_CHOICES} of * + ? {{ |, none of them behind a parenthesis"
-                )
-        return patterns
+        return tuple(map(check_pattern, patterns))
 
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
@@ -209,24 +196,18 @@ class Recipe(Section):
 
 def _check_schedule(schedule: SchedulerSettings, max_epochs: int | None) -> None:
     """Refuses a schedule without an end where it needs one, and keys that its shape would not use."""
-    if schedule.name == "constant":
-        for key in ("total_epochs", "min_lr_ratio"):
-            if key in schedule.model_fields_set:
-                raise Conflict(
-                    f"lr_scheduler.{key}",
-                    f"{key} has no meaning for a constant rate; remove it, or take cosine",
-                )
+    if not schedule.ends:
         return
     end = schedule.total_epochs or max_epochs
     if end is None:
         raise Conflict(
             "lr_scheduler.name", f"a {schedule.name} schedule needs an end; set max_epochs or lr_scheduler.total_epochs"
         )
-    if schedule.warmup_epochs >= end:
-        raise Conflict(
-            "lr_scheduler.warmup_epochs",
-            f"a warm-up of {schedule.warmup_epochs} epochs does not fit into {end}; make it shorter than that",
-        )
+    if schedule.warmup_epochs + (schedule.decay_epochs or 0) >= end:
+        key = "decay_epochs" if schedule.warmup_epochs < end else "warmup_epochs"
+        what = f"a warm-up of {schedule.warmup_epochs} epochs" if schedule.warmup_epochs else "a decay"
+        beside = f" and {schedule.decay_epochs} of decay" if schedule.decay_epochs else ""
+        raise Conflict(f"lr_scheduler.{key}", f"{what}{beside} does not fit into {end}; make it shorter than that")
 
 
 def _check_batches(recipe: Recipe) -> None:
@@ -244,7 +225,7 @@ def _check_batches(recipe: Recipe) -> None:
 
 def _check_statistics(recipe: Recipe) -> None:
     """Refuses to average what the chosen optimizer does not keep."""
-    known = _STATISTICS[recipe.optimizer.name]
+    known = OPTIMIZERS[recipe.optimizer.name].statistics
     for statistic in recipe.averaging.average_opt_statistics:
         if statistic not in known:
             raise Conflict(
@@ -370,6 +351,12 @@ def _check_site(recipe: Recipe) -> None:
             "local.site.zero",
             f"the run averages statistics of the optimizer ({names}), and with zero they lie in several processes; "
             "remove zero, or join a run whose averaging.average_opt_statistics is empty",
+        )
+    if site.zero and recipe.optimizer.name == "muon":
+        raise Conflict(
+            "local.site.zero",
+            "muon steps two kinds of parameters, and zero deals them out to processes without asking of which kind they "
+            "are; remove zero",
         )
     if site.processes > 1 and (local.device == "mps" or ":" in local.device):
         raise Conflict(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -24,7 +24,9 @@ from swarmcli.network.addresses import Scope, parse_address, scope_of
 from swarmcli.network.identity import PeerID
 from swarmcli.recipe.dataset import Dataset
 from swarmcli.recipe.limits import Limits
-from swarmcli.recipe.section import Conflict, Section, advised, own, shared
+from swarmcli.recipe.optimizers import KEYS, OPTIMIZERS, check_args
+from swarmcli.recipe.patterns import check_pattern
+from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, own, shared
 
 
 def beside(directory: Path, text: str) -> Path:
@@ -32,12 +34,25 @@ def beside(directory: Path, text: str) -> Path:
     return (directory / Path(text).expanduser()).resolve()
 
 
-_ONLY_FOR = {"betas": ("adam", "adamw"), "eps": ("adam", "adamw"), "momentum": ("sgd",)}
+_ARTICLE = {"constant": "a constant rate"}
+OptimizerName: TypeAlias = Literal[
+    "adamw", "adam", "sgd", "muon", "adamax", "nadam", "radam", "adagrad", "adadelta", "adafactor", "rmsprop", "rprop",
+    "asgd",
+]  # fmt: skip
 Codec: TypeAlias = Literal[
     "none", "float16", "bfloat16", "scaled_float16", "uniform_8bit", "quantile_8bit", "blockwise_8bit"
 ]
 Period = Annotated[int, Field(ge=1)]
 GroupSize = Annotated[int, Field(ge=2)]
+
+
+def _lower(value: Any) -> Any:
+    """torch writes AdamW, most recipes adamw."""
+    return value.lower() if isinstance(value, str) else value
+
+
+def _takers(key: str) -> str:
+    return ", ".join(name for name, kind in OPTIMIZERS.items() if key in kind.keys)
 
 
 def _read_size(value: object) -> int:
@@ -94,34 +109,119 @@ OwnPath = Annotated[
 AddressText = Annotated[str, AfterValidator(_check_address)]
 
 
+class GroupSettings(Section):
+    """Parameters with settings of their own."""
+
+    match: str = shared(REQUIRED, "a regular expression for the beginnings of the parameters' names", min_length=1)
+    learning_rate: float | None = shared(None, "the peak of their schedule; null: the section's", gt=0)
+    weight_decay: float | None = shared(None, "their decay; null: as the section's of their kind", ge=0)
+
+    _pattern = field_validator("match")(check_pattern)
+
+
 class OptimizerSettings(Section):
     """The optimizer that every peer steps with the average gradient."""
 
-    name: Literal["adamw", "adam", "sgd"] = shared("adamw", "which optimizer")
+    name: Annotated[OptimizerName, BeforeValidator(_lower)] = shared("adamw", "which optimizer of torch")
     learning_rate: float = shared(1e-3, "the peak of the schedule", gt=0)
     weight_decay: float = shared(0.0, "decay of matrices and embeddings; biases and norms have none", ge=0)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = shared(
-        (0.9, 0.999), "decay rates of the two moments (adam, adamw)"
+        (0.9, 0.999), f"decay rates of the two moments ({_takers('betas')})"
     )
-    eps: float = shared(1e-8, "added to the denominator (adam, adamw)", gt=0)
-    momentum: float = shared(0.0, "momentum (sgd)", ge=0, lt=1)
+    eps: float = shared(1e-8, f"added to the denominator ({_takers('eps')}; adagrad: 1e-10, adadelta: 1e-6)", gt=0)
+    momentum: float = shared(0.0, f"momentum ({_takers('momentum')}; muon: 0.95)", ge=0, lt=1)
+    args: Mapping[str, Any] = shared(
+        {}, "further arguments as torch calls them, for example {nesterov: true}; none that is for a device"
+    )
+    groups: tuple[GroupSettings, ...] = shared(
+        (), "parameters with settings of their own; the first that fits counts", max_length=16
+    )
     max_grad_norm: float | None = shared(None, "the average gradient is scaled down to this norm; null: never", gt=0)
+    max_grad_value: float | None = shared(None, "each number of the average gradient is cut to this; null: never", gt=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> OptimizerSettings:
-        for key, names in _ONLY_FOR.items():
-            if key in self.model_fields_set and self.name not in names:
-                raise Conflict(key, f"{key} has no meaning for {self.name}; remove it, or use {' or '.join(names)}")
+        for key in KEYS:
+            if key in self.model_fields_set and key not in OPTIMIZERS[self.name].keys:
+                takers = _takers(key).replace(", ", " or ")
+                raise Conflict(key, f"{key} has no meaning for {self.name}; remove it, or use {takers}")
+        try:
+            check_args(self.name, self.args)
+        except ValueError as error:
+            raise Conflict("args", f"optimizer.args: {error}") from None
         return self
+
+    def value_of(self, key: str) -> Any:
+        """One of KEYS, as the recipe has it or as torch does for this optimizer."""
+        return getattr(self, key) if key in self.model_fields_set else OPTIMIZERS[self.name].keys[key]
+
+
+Shape: TypeAlias = Literal[
+    "constant",
+    "constant_with_warmup",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "cosine_with_min_lr",
+    "polynomial",
+    "inverse_sqrt",
+    "warmup_stable_decay",
+]
+_SHAPE_OF = {  # keys that only some shapes know
+    "total_epochs": (
+        "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "polynomial", "warmup_stable_decay",
+    ),
+    "min_lr_ratio": (
+        "linear", "cosine", "cosine_with_restarts", "cosine_with_min_lr", "polynomial", "warmup_stable_decay",
+    ),
+    "cycles": ("cosine_with_restarts",),
+    "power": ("polynomial",),
+    "decay_epochs": ("warmup_stable_decay",),
+}  # fmt: skip
+
+
+class PieceSettings(Section):
+    """A stretch of a schedule."""
+
+    epochs: int = shared(REQUIRED, "its length", ge=1)
+    start: float = shared(REQUIRED, "the rate at its beginning, as a fraction of learning_rate", ge=0, le=1)
+    end: float = shared(REQUIRED, "the rate at its end", ge=0, le=1)
+    shape: Literal["linear", "cosine"] = shared("linear", "how the rate moves in between")
 
 
 class SchedulerSettings(Section):
     """How the learning rate moves, epoch by epoch: an epoch is one step of the optimizer by the whole swarm."""
 
-    name: Literal["constant", "linear", "cosine"] = shared("constant", "the shape behind the warm-up")
+    name: Shape = shared("constant", "the shape behind the warm-up, by transformers' names")
     warmup_epochs: int = shared(0, "epochs in which the rate rises from near zero to its peak", ge=0)
-    total_epochs: int | None = shared(None, "the epoch at which linear and cosine end; null: max_epochs", ge=1)
-    min_lr_ratio: float = shared(0.0, "where linear and cosine end, as a fraction of learning_rate", ge=0, le=1)
+    total_epochs: int | None = shared(None, "the epoch at which a shape that falls ends; null: max_epochs", ge=1)
+    min_lr_ratio: float = shared(0.0, "where a shape that falls ends, as a fraction of learning_rate", ge=0, le=1)
+    cycles: int = shared(1, "how often the rate begins anew (cosine_with_restarts)", ge=1)
+    power: float = shared(1.0, "of the polynomial (polynomial)", gt=0)
+    decay_epochs: int | None = shared(
+        None, "the last epochs, in which the rate falls by half a cosine (warmup_stable_decay)", ge=1
+    )
+    pieces: tuple[PieceSettings, ...] = shared(
+        (), "stretches one behind the other, in place of a name; behind the last the rate stays", max_length=64
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SchedulerSettings:
+        if self.pieces and (others := self.model_fields_set - {"pieces"}):
+            key = min(others)
+            raise Conflict(key, f"{key} has no meaning beside pieces; remove one of the two")
+        for key, shapes in _SHAPE_OF.items():
+            if key in self.model_fields_set and self.name not in shapes:
+                shape = _ARTICLE.get(self.name, self.name)
+                raise Conflict(key, f"{key} has no meaning for {shape}; remove it, or take {' or '.join(shapes[:2])}")
+        if self.name == "warmup_stable_decay" and self.decay_epochs is None:
+            raise Conflict("decay_epochs", "warmup_stable_decay needs decay_epochs; add how many epochs the rate falls")
+        return self
+
+    @property
+    def ends(self) -> bool:
+        """Whether the shape has an end at which it has fallen."""
+        return not self.pieces and self.name in _SHAPE_OF["total_epochs"]
 
 
 class UploadSettings(Section):

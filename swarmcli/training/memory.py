@@ -27,6 +27,7 @@ from swarmcli.optim.gradients.low_rank_methods import Rank
 from swarmcli.optim.state.volumes import VOLUME_BYTES
 from swarmcli.recipe import Limits, Recipe
 from swarmcli.recipe.limits import amount_of
+from swarmcli.recipe.optimizers import OPTIMIZERS
 from swarmcli.training.device import Compute
 from swarmcli.training.freezing import frozen_bytes
 
@@ -199,7 +200,12 @@ def sizes(outline: nn.Module) -> tuple[int, int]:
 
 def statistics_of(recipe: Recipe) -> int:
     """Numbers that the optimizer keeps for each parameter."""
-    return 2 if recipe.optimizer.name in ("adam", "adamw") else int(recipe.optimizer.momentum > 0)
+    kind, settings = OPTIMIZERS[recipe.optimizer.name], recipe.optimizer
+    unused = {
+        "momentum_buffer": "momentum" in kind.keys and not settings.value_of("momentum"),
+        "grad_avg": not settings.args.get("centered"),
+    }
+    return sum(not unused.get(name) for name in kind.statistics)
 
 
 SIZES = ("num_hidden_layers", "num_attention_heads", "attn_pdrop", "attention_dropout", "hidden_size", "vocab_size")

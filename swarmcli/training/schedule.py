@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from swarmcli.recipe import Recipe, SchedulerSettings
+from swarmcli.errors import RecipeError
+from swarmcli.recipe import PieceSettings, Recipe, SchedulerSettings
+from swarmcli.recipe.optimizers import OPTIMIZERS
+from swarmcli.training.muon import BY_MUON, MuonWithAdamW
 
 
 def optimizer_factory(
@@ -18,19 +23,22 @@ def optimizer_factory(
 ) -> Callable[[Any], torch.optim.Optimizer]:
     """Makes the recipe's optimizer of parameter groups: the model's own, or copies of them elsewhere.
 
-    With `max_grad_norm` each step first scales the gradients down to that norm: it is the average's norm, equal on
-    all peers, so that they stay equal. `around(groups, kind, **defaults)` makes one that steps as `kind` does.
+    With `max_grad_norm` and `max_grad_value` each step first clips the gradients: they are the average, equal on all
+    peers, so that they stay equal. `around(groups, kind, **defaults)` makes one that steps as `kind` does.
     """
     kind, defaults = optimizer_kind(recipe)
-    max_norm = recipe.optimizer.max_grad_norm
+    max_norm, max_value = recipe.optimizer.max_grad_norm, recipe.optimizer.max_grad_value
 
     def clip(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        assert max_norm is not None
-        torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], max_norm)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if max_value is not None:
+            torch.nn.utils.clip_grad_value_(parameters, max_value)
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def make(groups: Any) -> torch.optim.Optimizer:
         optimizer = kind(groups, **defaults) if around is None else around(groups, kind, **defaults)
-        if max_norm is not None:
+        if max_norm is not None or max_value is not None:
             optimizer.register_step_pre_hook(clip)
         return optimizer
 
@@ -38,29 +46,68 @@ def optimizer_factory(
 
 
 def optimizer_kind(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class of the recipe's optimizer, and what it is made with besides the parameters."""
-    settings = recipe.optimizer
-    kind: type[torch.optim.Optimizer]
-    own: dict[str, Any]
-    match settings.name:
-        case "adamw":
-            kind, own = torch.optim.AdamW, {"betas": settings.betas, "eps": settings.eps}
-        case "adam":
-            kind, own = torch.optim.Adam, {"betas": settings.betas, "eps": settings.eps}
-        case "sgd":
-            kind, own = torch.optim.SGD, {"momentum": settings.momentum}
-    return kind, {"lr": settings.learning_rate, **own}
+    """The class of the recipe's optimizer, and what it is made with besides the parameters. Raises RecipeError where
+    this torch has none of the name."""
+    settings, known = recipe.optimizer, OPTIMIZERS[recipe.optimizer.name]
+    if not hasattr(torch.optim, known.torch_name):
+        raise RecipeError(
+            f"{recipe.origin('optimizer', 'name')}: torch {torch.__version__} has no {known.torch_name}; install a "
+            "later one, or take another optimizer.name"
+        )
+    kind: type[torch.optim.Optimizer] = (
+        MuonWithAdamW if settings.name == "muon" else getattr(torch.optim, known.torch_name)
+    )
+    keys = {key: settings.value_of(key) for key in known.keys}
+    args = {**known.args, **{name: _as_torch(value) for name, value in settings.args.items()}}
+    return kind, {"lr": settings.learning_rate, **keys, **args}
+
+
+def _as_torch(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
     """The parameters that need gradients, as torch optimizers take them. Matrices and embeddings decay, others do
-    not."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": recipe.optimizer.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    not, unless `optimizer.groups` says otherwise. Raises RecipeError for an item of it that fits none."""
+    settings = recipe.optimizer
+    rules = [re.compile(group.match) for group in settings.groups]
+    by_tokens = _of_tokens(model) if settings.name == "muon" else set()
+    groups: dict[tuple[int, bool, bool], dict[str, Any]] = {}
+    # In this order, whichever parameter comes first: checkpoints and peers count parameters by it.
+    keys = [
+        (rule, decays, by_muon)
+        for rule in [*range(len(rules)), -1]
+        for decays in (True, False)
+        for by_muon in (True, False)
     ]
-    return [group for group in groups if group["params"]]
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            rule = next((number for number, pattern in enumerate(rules) if pattern.match(name)), -1)
+            by_muon = settings.name == "muon" and parameter.ndim == 2 and id(parameter) not in by_tokens
+            groups.setdefault((rule, parameter.ndim >= 2, by_muon), {"params": []})["params"].append(parameter)
+    for (rule, decays, by_muon), group in groups.items():
+        own = settings.groups[rule] if rule >= 0 else None
+        group["weight_decay"] = settings.weight_decay if decays else 0.0
+        if own is not None and own.weight_decay is not None:
+            group["weight_decay"] = own.weight_decay
+        if own is not None and own.learning_rate is not None:
+            group["lr"] = own.learning_rate
+        if settings.name == "muon":
+            group[BY_MUON] = by_muon
+    for number, of_recipe in enumerate(settings.groups):
+        if not any(rule == number for rule, *_ in groups):
+            raise RecipeError(
+                f"{recipe.origin('optimizer', 'groups', number)}: optimizer.groups: {of_recipe.match!r} begins no name "
+                "of a parameter that is trained, or those before it take all; correct or remove it"
+            )
+    return [groups[key] for key in keys if key in groups]
+
+
+def _of_tokens(model: nn.Module) -> set[int]:
+    """The matrices from and to tokens."""
+    ends = [getattr(model, name, lambda: None)() for name in ("get_input_embeddings", "get_output_embeddings")]
+    embeddings = [each for each in model.modules() if isinstance(each, nn.Embedding)]
+    return {id(parameter) for each in [*ends, *embeddings] if each is not None for parameter in each.parameters()}
 
 
 def build_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> LambdaLR:
@@ -69,20 +116,44 @@ def build_scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> LambdaL
 
 
 def rate_by_epoch(settings: SchedulerSettings, max_epochs: int | None) -> Callable[[int], float]:
-    """The factor on the learning rate at an epoch, from 0 to 1. Behind the end it stays at `min_lr_ratio`."""
+    """The factor on the learning rate at an epoch, from 0 to 1. Behind the end it stays as it is there."""
+    if settings.pieces:
+        return partial(_rate_in_pieces, settings.pieces)
     warmup = settings.warmup_epochs
     end = settings.total_epochs or max_epochs or 0
+    decay, cycles, power = settings.decay_epochs or 0, settings.cycles, settings.power
     shapes: dict[str, Callable[[float], float]] = {
         "constant": lambda progress: 1.0,
+        "constant_with_warmup": lambda progress: 1.0,
         "linear": lambda progress: 1.0 - progress,
-        "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+        "cosine": _cosine,
+        "cosine_with_min_lr": _cosine,
+        "cosine_with_restarts": lambda progress: _cosine(progress * cycles % 1.0) if progress < 1 else 0.0,
+        "polynomial": lambda progress: (1.0 - progress) ** power,
+        "warmup_stable_decay": lambda progress: _cosine(max(0.0, 1 - (1 - progress) * max(1, end - warmup) / decay)),
     }
-    shape, floor = shapes[settings.name], settings.min_lr_ratio
+    shape, floor = shapes.get(settings.name), settings.min_lr_ratio
 
     def factor(epoch: int) -> float:
         if epoch < warmup:
             return (epoch + 1) / (warmup + 1)
+        if shape is None:  # inverse_sqrt; without a warm-up it falls from the first epoch on
+            return math.sqrt(max(1, warmup) / max(1, warmup, epoch))
         progress = min(1.0, (epoch - warmup) / max(1, end - warmup))
         return floor + (1.0 - floor) * shape(progress)
 
     return factor
+
+
+def _cosine(progress: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def _rate_in_pieces(pieces: Sequence[PieceSettings], epoch: int) -> float:
+    for piece in pieces:
+        if epoch < piece.epochs:
+            progress = epoch / piece.epochs
+            left = 1.0 - progress if piece.shape == "linear" else _cosine(progress)
+            return piece.end + (piece.start - piece.end) * left
+        epoch -= piece.epochs
+    return pieces[-1].end

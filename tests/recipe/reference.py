@@ -29,10 +29,12 @@ from swarmcli.recipe.settings import (
     CompressionSettings,
     DelaySettings,
     EvaluationSettings,
+    GroupSettings,
     LocalSettings,
     LocalUpdateSettings,
     NetworkSettings,
     OptimizerSettings,
+    PieceSettings,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
@@ -42,7 +44,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "datasets: source: stdlib": StdlibDataset,
     "datasets: source: huggingface": HuggingFaceDataset,
     "optimizer": OptimizerSettings,
+    "optimizer.groups": GroupSettings,
     "lr_scheduler": SchedulerSettings,
+    "lr_scheduler.pieces": PieceSettings,
     "averaging": AveragingSettings,
     "averaging.aggregator": AggregatorSettings,
     "gradient_averaging": GradientAveragingSettings,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -98,3 +99,39 @@ def test_gradients_are_scaled_down_to_the_norm_before_the_step(tmp_path: Path) -
     model.weight.grad = torch.tensor([[0.03, 0.04]])
     optimizer.step()
     torch.testing.assert_close(before - model.weight.detach(), torch.tensor([[0.03, 0.04]]))
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "keys"),
+    [
+        ("constant_with_warmup", {}, {}),
+        ("linear", {}, {}),
+        ("cosine", {}, {}),
+        ("polynomial", {"power": 2.0, "lr_end": 0.0}, {"power": 2.0}),
+        ("cosine_with_restarts", {"num_cycles": 3}, {"cycles": 3}),
+        ("inverse_sqrt", {}, {}),
+        ("warmup_stable_decay", {"num_decay_steps": 10}, {"decay_epochs": 10}),
+        ("cosine_with_min_lr", {"min_lr_rate": 0.1}, {"min_lr_ratio": 0.1}),
+    ],
+)
+def test_shapes_are_those_of_transformers_behind_the_warm_up(
+    name: Any, extra: dict[str, Any], keys: dict[str, Any]
+) -> None:
+    from transformers import get_scheduler
+
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    theirs = get_scheduler(name, optimizer, 4, 40, scheduler_specific_kwargs=extra)
+    if name in ("linear", "cosine", "cosine_with_restarts", "polynomial", "cosine_with_min_lr", "warmup_stable_decay"):
+        keys = keys | {"total_epochs": 40}
+    ours = rate_by_epoch(SchedulerSettings(name=name, warmup_epochs=4, **keys), None)
+    for epoch in range(45):
+        if epoch >= 4 and (epoch < 40 or "total_epochs" not in keys):  # some of theirs rise again behind the end
+            assert ours(epoch) == pytest.approx(theirs.get_last_lr()[0], abs=1e-9), epoch
+        optimizer.step()
+        theirs.step()
+
+
+def test_pieces_follow_each_other_and_the_last_rate_stays() -> None:
+    pieces = [{"epochs": 2, "start": 0, "end": 1}, {"epochs": 2, "start": 1, "end": 0.5, "shape": "cosine"}]
+    settings = SchedulerSettings.model_validate({"pieces": pieces})
+    assert rates(settings, None, 6) == [0.0, 0.5, 1.0, 0.75, 0.5, 0.5]

@@ -1,0 +1,33 @@
+"""Regular expressions of strangers, which this computer matches."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PatternBounds:
+    """The tries for one name grow with the name's length to the power of the choices."""
+
+    characters: int = 200
+    choices: int = 4  # of * + ? { |
+
+
+BOUNDS = PatternBounds()
+
+
+def check_pattern(pattern: str) -> str:
+    """The pattern, if it is one that is matched quickly: a volunteer who joins by a link matches those of a stranger,
+    and some would take years. Raises ValueError with the fix."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r:.80} is no regular expression ({error})") from None
+    choices = len(re.findall(r"[*+?{|]", pattern))
+    if len(pattern) > BOUNDS.characters or choices > BOUNDS.choices or re.search(r"\)[*+?{]", pattern):
+        raise ValueError(
+            f"{pattern!r:.80} may take too long to match; write several, each with at most {BOUNDS.characters} "
+            f"characters and {BOUNDS.choices} of * + ? {{ |, none of them behind a parenthesis"
+        )
+    return pattern

@@ -1,0 +1,167 @@
+"""The optimizers of recipes are torch's: the same steps, by the same names."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from swarmcli.errors import RecipeError
+from swarmcli.optim.state.statistics import check_travel
+from swarmcli.recipe.optimizers import OPTIMIZERS
+from swarmcli.training import build_task, optimizer_factory, optimizer_kind, parameter_groups
+from swarmcli.training.memory import statistics_of
+
+from .small_tasks import small
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, count: int = 3) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(count):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def made(recipe: Any, model: nn.Module) -> torch.optim.Optimizer:
+    return optimizer_factory(recipe)(parameter_groups(recipe, model))
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "muon"])
+def test_each_steps_as_torch_does_with_its_own_defaults(tmp_path: Path, name: str) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    other = copy.deepcopy(model)
+    recipe = small(tmp_path, f"optimizer={{name: {name}, learning_rate: 0.01}}")
+    kind = getattr(torch.optim, OPTIMIZERS[name].torch_name)
+    usual = {"weight_decay": 0.0} if name != "rprop" else {}
+    ours, theirs = made(recipe, model), kind(other.parameters(), lr=0.01, **usual)
+    for mine, expected in zip(step(model, ours), step(other, theirs), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+    check_travel(ours.state_dict()["state"], [p for group in ours.param_groups for p in group["params"]])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_statistics_that_memory_counts_are_those_that_are_kept(tmp_path: Path, name: str) -> None:
+    model = nn.Linear(40, 30, bias=False)
+    optimizer = made(recipe := small(tmp_path, f"optimizer.name={name}"), model)
+    step(model, optimizer, 1)
+    state = optimizer.state[model.weight]
+    kept = sum(value.shape == model.weight.shape for value in state.values() if isinstance(value, torch.Tensor))
+    assert kept <= statistics_of(recipe) <= kept + (name == "muon")
+
+
+@pytest.mark.parametrize(
+    ("name", "args"), [("sgd", "{nesterov: true}, momentum: 0.9"), ("rmsprop", "{centered: true, alpha: 0.9}")]
+)
+def test_further_arguments_reach_torch(tmp_path: Path, name: str, args: str) -> None:
+    recipe = small(tmp_path, f"optimizer={{name: {name}, args: {args}}}")
+    group = made(recipe, nn.Linear(2, 2)).param_groups[0]
+    assert group["nesterov"] if name == "sgd" else group["centered"] and group["alpha"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "optimizer={name: adamw, args: {amsgard: true}}",
+            "adamw takes no argument 'amsgard' here; did you mean amsgrad?",
+        ),
+        ("optimizer={name: adamw, args: {fused: true}}", "adamw takes no argument 'fused' here; it takes amsgrad"),
+        ("optimizer={name: adamw, args: {amsgrad: 1}}", "amsgrad is 1; it is usually False"),
+        ("optimizer={name: muon, args: {ns_steps: 2.5}}", "ns_steps is 2.5; it is usually 5"),
+        (
+            "optimizer={name: adagrad, momentum: 0.9}",
+            "momentum has no meaning for adagrad; remove it, or use sgd",
+        ),
+        ("optimizer={groups: [{match: '(a+)+'}]}", "may take too long to match"),
+        (
+            "lr_scheduler={name: cosine, cycles: 2}",
+            "cycles has no meaning for cosine; remove it, or take cosine_w",
+        ),
+        ("lr_scheduler={name: warmup_stable_decay}", "warmup_stable_decay needs decay_epochs"),
+        ("lr_scheduler={name: linear, pieces: [{epochs: 1, start: 0, end: 1}]}", "name has no meaning beside pieces"),
+    ],
+)
+def test_what_means_nothing_is_refused_with_the_fix(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        small(tmp_path, "max_epochs=50", override)
+    assert message in str(raised.value)
+
+
+def test_groups_have_settings_of_their_own(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
+    fields = "{weight_decay: 0.1, learning_rate: 0.5, groups: [{match: head, learning_rate: 0.05}]}"
+    groups = made(small(tmp_path, f"optimizer={fields}"), model).param_groups
+    assert [(group["lr"], group["weight_decay"]) for group in groups] == [
+        (0.05, 0.1),
+        (0.05, 0.0),
+        (0.5, 0.1),
+        (0.5, 0.0),
+    ]
+    assert groups[0]["params"] == [model["head"].weight]
+    gone = small(tmp_path, "optimizer={groups: [{match: tail}]}")
+    with pytest.raises(RecipeError, match=r"optimizer\.groups: 'tail' begins no name of a parameter that is trained"):
+        parameter_groups(gone, model)
+
+
+def test_numbers_of_gradients_are_cut(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = made(small(tmp_path, "optimizer={name: sgd, learning_rate: 1, max_grad_value: 0.5}"), model)
+    before = model.weight.detach().clone()
+    model.weight.grad = torch.tensor([[3.0, -0.25]])
+    optimizer.step()
+    torch.testing.assert_close(before - model.weight.detach(), torch.tensor([[0.5, -0.25]]))
+
+
+def test_muon_steps_the_matrices_within_the_model_and_adamw_all_else(tmp_path: Path) -> None:
+    recipe = small(tmp_path, "optimizer={name: muon, learning_rate: 0.01}")
+    model = build_task(recipe).build_model()
+    by_muon, by_adamw = [], []
+    for group in parameter_groups(recipe, model):
+        (by_muon if group["by_muon"] else by_adamw).extend(id(p) for p in group["params"])
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in by_muon}
+    assert names and all(name.startswith("transformer.h.") and name.endswith("weight") for name in names)
+    assert {"transformer.wte.weight", "transformer.wpe.weight"} <= {
+        name for name, parameter in model.named_parameters() if id(parameter) in by_adamw
+    }
+    optimizer = made(recipe, model)
+    step(model, optimizer)
+    check_travel(optimizer.state_dict()["state"], [p for group in optimizer.param_groups for p in group["params"]])
+
+
+def test_muon_is_torchs_and_goes_on_from_its_state(tmp_path: Path) -> None:
+    recipe = small(tmp_path, "optimizer={name: muon, learning_rate: 0.01}")
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    other, later = copy.deepcopy(model), copy.deepcopy(model)
+    muon = torch.optim.Muon([p for p in other.parameters() if p.ndim == 2], 0.01, 0.0, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW([p for p in other.parameters() if p.ndim < 2], 0.01, weight_decay=0.0)
+    optimizer = made(recipe, model)
+
+    class Both(torch.optim.Optimizer):
+        def __init__(self) -> None:
+            pass
+
+        def step(self, closure: Any = None) -> None:
+            muon.step()
+            adamw.step()
+
+    for mine, expected in zip(step(model, optimizer), step(other, Both()), strict=True):
+        torch.testing.assert_close(mine, expected)
+    resumed = made(recipe, later)
+    later.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for mine, expected in zip(step(later, resumed), step(model, optimizer), strict=True):
+        assert torch.equal(mine, expected)
+
+
+def test_a_torch_without_the_optimizer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(RecipeError, match=r"torch .* has no Muon; install a later one, or take another opt"):
+        optimizer_kind(small(tmp_path, "optimizer.name=muon"))
