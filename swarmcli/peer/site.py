@@ -256,6 +256,7 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
             recipe.accumulation_steps,
             recipe.max_epochs,
             stream_file=(home / STREAM).with_stem(f"stream-{site.rank}"),
+            compile=recipe.local.torch_compile,
         )
         processors.limit(limits.threads)
         if compute.device.type == "cuda":

@@ -74,6 +74,10 @@ class Recipe(Section):
     target_batch_size: int = shared(REQUIRED, "samples that all peers together compute per epoch", ge=1)
     micro_batch_size: int = advised(8, "samples per forward pass", ge=1)
     gradient_accumulation_steps: int = advised(1, "forward passes between two reports of progress", ge=1)
+    gradient_checkpointing: bool = advised(
+        False,
+        "keep only what layers begin with, and compute the rest again: slower by a third, with far less memory",
+    )
     seed: int = shared(0, "initial weights, and with the peer id the order of the data", ge=0, lt=1 << 63)
     max_epochs: int | None = shared(None, "the run ends behind this epoch; null: when it is stopped", ge=1)
     output_dir: OwnPath = own(
@@ -355,8 +359,7 @@ def _check_site(recipe: Recipe) -> None:
     if site.zero and recipe.optimizer.name == "muon":
         raise Conflict(
             "local.site.zero",
-            "muon steps two kinds of parameters, and zero deals them out to processes without asking of which kind they "
-            "are; remove zero",
+            "muon steps two kinds of parameters, and zero deals them out to processes whatever their kind; remove zero",
         )
     if site.processes > 1 and (local.device == "mps" or ":" in local.device):
         raise Conflict(

@@ -456,9 +456,18 @@ class LocalSettings(Section):
     device: str = own(
         "auto", "auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps", pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$"
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = own(
-        "auto", "what is computed in: auto is bfloat16 autocast on CUDA devices that have it, else float32"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = own(
+        "auto",
+        "what is computed in: auto is bfloat16 autocast on CUDA devices that have it, else float32; float16 (T4) goes "
+        "with scaled losses",
     )
+    matmul_precision: Literal["highest", "high", "medium"] = own(
+        "highest", "how exactly float32 matrices are multiplied: high and medium are TF32 and bfloat16 where they are"
+    )
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flex_attention"] | None = own(
+        None, "how attention is computed; null: as transformers chooses"
+    )
+    torch_compile: bool = own(False, "compile the model for this machine; where torch cannot, it says why and goes on")
     threads: int | None = own(
         None,
         "processor threads of each process for arithmetic; null: the trainers of this machine share its cores",

@@ -4,6 +4,7 @@ two."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -13,6 +14,30 @@ from torch import Tensor, nn
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
 from swarmcli.training.task import Batch
+
+
+class LossScaler:
+    """Scales the loss so that gradients in float16 are not lost below its least number, and takes the scale away
+    again (Micikevicius et al., arXiv 1710.03740, section 3.2). Each peer has a scale of its own: what the optimizer
+    gets is unscaled."""
+
+    def __init__(self, scale: float = 65536.0, growth_steps: int = 2000) -> None:
+        """`growth_steps`: so many steps without an overflow double the scale."""
+        self.scale = scale
+        self._growth_steps = growth_steps
+        self._steps = 0  # since the scale last moved
+
+    def unscale(self, parameters: Iterable[nn.Parameter]) -> bool:
+        """Whether all gradients are finite, which are unscaled then; otherwise the scale is halved."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        torch._foreach_mul_(gradients, 1.0 / self.scale)
+        finite = bool(torch.nn.utils.get_total_norm(gradients).isfinite())
+        self._steps = self._steps + 1 if finite else 0
+        if not finite:
+            self.scale /= 2
+        elif self._steps >= self._growth_steps:
+            self.scale, self._steps = self.scale * 2, 0
+        return finite
 
 
 @dataclass(frozen=True)
@@ -42,7 +67,7 @@ class Compute:
     @property
     def kind(self) -> str:
         """The same for all devices of a kind: "cuda (bfloat16)"."""
-        return f"{self.device.type} ({'bfloat16' if self.autocast_dtype is not None else 'float32'})"
+        return f"{self.device.type} ({str(self.autocast_dtype or torch.float32).partition('.')[2]})"
 
     def __str__(self) -> str:
         return self.kind.replace(self.device.type, str(self.device), 1)
@@ -91,8 +116,10 @@ def _compute_of_process(recipe: Recipe, process: int) -> Compute:
 
 def _in_its_precision(recipe: Recipe, device: torch.device) -> Compute:
     dtype = recipe.local.dtype
-    wants_bfloat16 = dtype == "bfloat16" or (dtype == "auto" and _is_fast_in_bfloat16(device))
-    return Compute(device, torch.bfloat16 if wants_bfloat16 else None)
+    torch.set_float32_matmul_precision(recipe.local.matmul_precision)
+    if dtype == "auto":
+        return Compute(device, torch.bfloat16 if _is_fast_in_bfloat16(device) else None)
+    return Compute(device, {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype])
 
 
 def has_card() -> bool:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from swarmcli.errors import TrainingError
-from swarmcli.training.device import Compute
+from swarmcli.training.device import Compute, LossScaler
 from swarmcli.training.stream import RememberedStream
 from swarmcli.training.task import Batch, Task, samples_in
+from swarmcli.words import first_words
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class LoopSettings:
     max_epochs: int | None = None  # None: until stopped
     stream_file: Path | None = None  # remembers where the stream is; see RememberedStream
     older_streams: Sequence[Path] = ()
+    compile: bool = False  # the model, for this machine
     batches_ahead: int = 2  # are made while the device computes; 0: each when it is wanted
     look_seconds: float = 0.1  # while the loop rests, it looks this often whether somebody wants something of it
     most_bad_steps: int = 20  # in a row; then the model itself is broken and no batch will help
@@ -183,6 +185,8 @@ class TrainingLoop:
         self._samples = 0
         self._last_loss: float | None = None
         self._bad_steps = 0
+        self._scaler = LossScaler() if self._compute.autocast_dtype is torch.float16 else None
+        self._compiled: nn.Module | None = torch.compile(model) if settings.compile else None  # type: ignore[assignment]
 
     def run(self, stop: threading.Event) -> LoopResult:
         """Trains until `stop` is set (the step in progress is finished), max_epochs is reached or the data ends.
@@ -239,9 +243,12 @@ class TrainingLoop:
             if accumulated is None:
                 return None
             loss, samples = accumulated
-            if math.isfinite(loss):
+            if not math.isfinite(loss):
+                self._give_up_step(loss)
+            elif self._scaler is None or self._scaler.unscale(self._model.parameters()):
                 break
-            self._give_up_step(loss)
+            else:
+                self._model.zero_grad()  # the scale was too large, and is half as large now
         self._bad_steps = 0
         self._on_loss(loss, samples)
         self._optimizer.step(batch_size=samples)
@@ -262,8 +269,9 @@ class TrainingLoop:
             self._pace.begin()
             placed = self._compute.place(batch)
             with self._compute.autocast():
-                loss = self._task.loss(self._model, placed)
-            (loss / self._settings.accumulation_steps).backward()
+                loss = self._loss(placed)
+            scale = self._scaler.scale if self._scaler is not None else 1.0
+            (loss * (scale / self._settings.accumulation_steps)).backward()
             losses.append(loss.detach())
             samples += samples_in(batch)
             if self._pace.share < 1:
@@ -271,6 +279,15 @@ class TrainingLoop:
             self._pace.end()
         # One read at the end: each makes the processor wait for the device.
         return torch.stack(losses).mean().item(), samples
+
+    def _loss(self, batch: Batch) -> Tensor:
+        if self._compiled is not None:
+            try:
+                return self._task.loss(self._compiled, batch)
+            except Exception as error:  # what torch does not compile it refuses in many ways
+                self._compiled = None
+                logger.warning("torch.compile cannot compile this model (%s); it trains without", first_words(error))
+        return self._task.loss(self._model, batch)
 
     def _rest_between(self) -> None:
         """The same within a step, whose gradients are of the parameters as they are: what others wait for comes at its

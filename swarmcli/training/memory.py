@@ -226,9 +226,10 @@ def activation_bytes(recipe: Recipe, outline: nn.Module, compute: Compute) -> in
 
     sequence, layers = recipe.sequence_len, told("num_hidden_layers")
     pairs = told("num_attention_heads") * sequence if told("attn_pdrop", "attention_dropout") else 0
-    per_token = layers * (MEASURED.hidden * told("hidden_size") + MEASURED.pair * pairs) + MEASURED.word * told(
-        "vocab_size"
-    )
+    of_layer = MEASURED.hidden * told("hidden_size") + MEASURED.pair * pairs
+    # With checkpointing a layer keeps what it begins with, in float32, and one at a time all else.
+    kept = of_layer + layers * 4 * told("hidden_size") if recipe.gradient_checkpointing else layers * of_layer
+    per_token = kept + MEASURED.word * told("vocab_size")
     width = 0.5 if compute.autocast_dtype is not None else 1
     return int(recipe.micro_batch * sequence * per_token * width)
 

@@ -69,7 +69,27 @@ class ModelSource:
         model.config.use_cache = False  # a cache of keys and values serves generation, not training
         if self._kind.loss_type is not None and getattr(model, "loss_type", "") is None:
             model.loss_type = self._kind.loss_type
+        self._choose_ways(model)
         return freeze(self._recipe, model.float().train())
+
+    def _choose_ways(self, model: Any) -> None:
+        """Has the model compute in the ways that the recipe asks for. They change how fast it is and what it keeps."""
+        recipe = self._recipe
+        if (attention := recipe.local.attn_implementation) is not None:
+            try:
+                model.set_attn_implementation(attention)
+            except (ImportError, ValueError) as error:
+                raise RecipeError(
+                    f"{recipe.origin('local', 'attn_implementation')}: local.attn_implementation: {attention} cannot "
+                    f"be used here ({first_words(error)}); take another, or leave it out"
+                ) from error
+        if recipe.gradient_checkpointing:
+            if not model.supports_gradient_checkpointing:
+                raise RecipeError(
+                    f"{recipe.origin('gradient_checkpointing')}: gradient_checkpointing: transformers computes a "
+                    f"{model.config.model_type} only with all that it keeps; remove it, or take another model_type"
+                )
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
     def _create(self, fields: Mapping[str, Any]) -> nn.Module:
         from transformers import AutoConfig

@@ -1,0 +1,129 @@
+"""How a volunteer's machine computes: precision, memory for speed, compiled or not. The gradients stay the same."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from swarmcli.errors import RecipeError
+from swarmcli.training import Compute, LoopSettings, TrainingLoop, build_task, choose_compute
+from swarmcli.training.device import LossScaler
+from swarmcli.training.memory import activation_bytes
+
+from .small_tasks import SoloOptimizer, build_optimizer, small
+
+CPU = torch.device("cpu")
+
+
+def trained(directory: Path, *overrides: str, compute: Compute | None = None, compiled: bool = False) -> list[float]:
+    """The losses of a few steps."""
+    recipe = small(directory, "max_epochs=4", "local.micro_batch_size=2", *overrides)
+    task = build_task(recipe)
+    model = task.build_model()
+    losses: list[float] = []
+    TrainingLoop(
+        task,
+        model,
+        SoloOptimizer(build_optimizer(recipe, model), 2),
+        LoopSettings(1, 1, 4, compile=compiled),
+        compute=compute or Compute(CPU),
+        on_loss=lambda loss, samples: losses.append(loss),
+    ).run(threading.Event())
+    return losses
+
+
+def test_float16_with_scaled_losses_learns_as_float32_does(tmp_path: Path) -> None:
+    still = [f"base_model.{name}_pdrop=0.0" for name in ("resid", "embd", "attn")]
+    exact, rough = trained(tmp_path, *still), trained(tmp_path, *still, compute=Compute(CPU, torch.float16))
+    assert rough == pytest.approx(exact, abs=0.02) and rough != exact
+
+
+def test_a_scale_that_is_too_large_costs_steps_and_is_halved_until_it_fits() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    scaler = LossScaler(scale=4.0, growth_steps=2)
+    weight.grad = torch.tensor([float("inf"), 1.0])
+    assert not scaler.unscale([weight]) and scaler.scale == 2.0
+    for expected in (2.0, 4.0):
+        weight.grad = torch.tensor([2.0, 4.0])
+        before = scaler.scale
+        assert scaler.unscale([weight]) and scaler.scale == expected
+        torch.testing.assert_close(weight.grad, torch.tensor([2.0, 4.0]) / before)
+
+
+def test_float16_is_chosen_by_name_alone(tmp_path: Path) -> None:
+    compute = choose_compute(small(tmp_path, "local.dtype=float16"))
+    assert compute.autocast_dtype is torch.float16 and compute.kind == "cpu (float16)"
+
+
+def test_matrices_are_multiplied_as_exactly_as_the_volunteer_says(tmp_path: Path) -> None:
+    try:
+        choose_compute(small(tmp_path, "local.matmul_precision=high"))
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_gradient_checkpointing_keeps_less_and_computes_the_same(tmp_path: Path) -> None:
+    assert trained(tmp_path, "gradient_checkpointing=true") == pytest.approx(trained(tmp_path), abs=1e-6)
+
+    def kept(*overrides: str) -> int:
+        recipe = small(tmp_path, "base_model.n_layer=4", "local.micro_batch_size=4", *overrides)
+        task, nbytes = build_task(recipe), 0
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal nbytes
+            nbytes += tensor.nbytes
+            return tensor
+
+        model = task.build_model()
+        batch = next(iter(task.batches(0)))
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            task.loss(model, batch)
+        assert activation_bytes(recipe, task.build_model(outline=True), Compute(CPU)) > 0
+        return nbytes
+
+    assert kept("gradient_checkpointing=true") < 0.5 * kept()
+
+
+def test_a_model_that_is_computed_only_whole_refuses_checkpointing(tmp_path: Path) -> None:
+    fields = "{model_type: gpt2, n_layer: 1, n_head: 2, n_embd: 16}"
+    task = build_task(small(tmp_path, f"base_model={fields}", "gradient_checkpointing=true"))
+    from transformers import GPT2LMHeadModel
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GPT2LMHeadModel, "supports_gradient_checkpointing", False)
+        with pytest.raises(RecipeError, match=r"gradient_checkpointing: transformers computes a gpt2 only with all"):
+            task.build_model()
+
+
+def test_attention_is_computed_as_the_volunteer_says_or_refused(tmp_path: Path) -> None:
+    model: Any = build_task(small(tmp_path, "local.attn_implementation=eager")).build_model()
+    assert model.config._attn_implementation == "eager"
+    with pytest.raises(RecipeError, match=r"local\.attn_implementation: flash_attention_2 cannot be used here"):
+        build_task(small(tmp_path, "local.attn_implementation=flash_attention_2")).build_model()
+
+
+def test_a_model_that_torch_does_not_compile_is_trained_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(model: nn.Module) -> Any:
+        def compiled(*args: Any, **options: Any) -> None:
+            raise RuntimeError("no compiler was found")
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    with caplog.at_level(logging.WARNING):
+        assert trained(tmp_path, compiled=True) == trained(tmp_path)
+    assert caplog.text.count("torch.compile cannot compile this model (no compiler was found)") == 1
+
+
+@pytest.mark.soak
+def test_a_compiled_model_learns_the_same(tmp_path: Path) -> None:
+    assert trained(tmp_path, compiled=True) == pytest.approx(trained(tmp_path), abs=1e-4)
