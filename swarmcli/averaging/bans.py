@@ -219,8 +219,8 @@ class BanNews:
         """Tells these peers the evidence that this one has, first that against `of`: a liar that shows evidence to some
         members alone keeps them from groups with the others. Banned peers do not hear."""
         message = self._message(of)
-        for peer in set(peers) - {self._endpoint.peer_id}:
-            if self._users and not self.bans.is_banned(peer):
+        for peer in dict.fromkeys(peers):  # sets differ in order from process to process
+            if self._users and peer != self._endpoint.peer_id and not self.bans.is_banned(peer):
                 self._tasks.spawn(self._tell_one(peer, message))
 
     def _on_ban(self, culprit: PeerID) -> None:
