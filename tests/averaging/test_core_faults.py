@@ -112,21 +112,14 @@ def test_a_round_that_fails_leaves_the_tensors_and_is_tried_again_without_the_cu
     run(main(), 1)
 
 
-@pytest.mark.parametrize(
-    ("way", "who"),
-    [
-        ("downlink", "leader"),
-        ("downlink", "follower"),
-        ("uplink", "leader"),
-        # Unsteady: in some orders of events, four of ten, one averager of the next round searches until it is stopped.
-        pytest.param("uplink", "follower", marks=pytest.mark.soak),
-    ],
-)
-def test_the_next_searches_do_not_wait_for_one_that_was_left_out_as_slow(way: str, who: str) -> None:
+@pytest.mark.parametrize("seed", range(3, 9))
+@pytest.mark.parametrize("who", ["leader", "follower"])
+@pytest.mark.parametrize("way", ["downlink", "uplink"])
+def test_the_next_searches_do_not_wait_for_one_that_was_left_out_as_slow(way: str, who: str, seed: int) -> None:
     async def main() -> None:
         loop, link, crawl = asyncio.get_running_loop(), 12.5e6, 10e3
         options = AllreduceOptions(part_size_bytes=32 << 10, allreduce_timeout=60.0, trust="members", audit=0)
-        async with Averagers(1) as swarm:
+        async with Averagers(seed) as swarm:
             peers = await swarm.add(4, shapes=((1 << 19,),), allreduce=options)
             for peer in peers:
                 swarm.network.set_bandwidth(peer.peer_id, link)
@@ -140,6 +133,8 @@ def test_the_next_searches_do_not_wait_for_one_that_was_left_out_as_slow(way: st
             swarm.network.set_bandwidths(slow.peer_id, **{"uplink": link, "downlink": link, way: crawl})
             others = [peer for peer in peers if peer is not slow]
             await all_results([controls[peers.index(peer)] for peer in others])
+            # A reducer at which the slow one has not even begun does not hold the others up: none of them doubts it.
+            assert not any(peer.core.doubts.reason(other.peer_id) for peer in others for other in others)
             for _ in range(3):
                 began = loop.time()
                 assert_one_group(await all_results([peer.begin() for peer in others]), others)
@@ -148,7 +143,7 @@ def test_the_next_searches_do_not_wait_for_one_that_was_left_out_as_slow(way: st
                 assert loop.time() - began < 5
             controls[peers.index(slow)].cancel()
 
-    run(main(), 1)
+    run(main(), seed)
 
 
 def test_one_that_does_not_hear_that_its_group_begins_is_not_waited_for() -> None:

@@ -73,6 +73,7 @@ class Tempo:
         self.sending: dict[int, float] = {}  # seconds that members took to send, this one among them; see Lessons
         self.all_begun = math.inf
         self.took = list[float]()  # seconds from then, of the senders that have brought all of their parts
+        self.half_averaged = asyncio.Event()  # half of the reducers are done
         self._planned = options.calm * time / options.times if planned is None else planned
         self._least = options.least + min(options.trips * round_trip, options.most_trips)
         self._nbytes, self._rates = nbytes, rates
@@ -111,6 +112,8 @@ class Pace:
         self._streams -= not well
         if 2 * self._done >= self._streams:
             self._half = min(self._half, loop_time())
+            if self._averages:
+                self.tempo.half_averaged.set()
 
     @asynccontextmanager
     async def keeping_up(self, member: int, fraction: Callable[[], float]) -> AsyncIterator[None]:

@@ -173,14 +173,18 @@ class PartReceiver:
     @forgetful
     async def _look_for_the_late(self) -> None:
         """Asks members whose streams have not come while most have: the reducer waits for one that still computes. A
-        member that takes part, or says nothing, is as slow as its parts would be."""
+        member that takes part, or says nothing, is as slow as its parts would be. Once half of the reducers are done
+        nobody still computes: they have had its parts, or have given it up. By then the others wait for this one."""
         tempo, since = self._tempo, dict[int, float]()
         while True:
             await asyncio.sleep(tempo.patience / 2)
             absent = self._waiting.keys() & self._reducer.absent
             asked = loop_time()
             for member in absent if 2 * len(absent) <= 1 + len(self._waiting) else ():
-                answer = await self._mates.presence(member, asks=1)
+                presence = self._mates.presence(member, asks=1)
+                async with beside(presence) as asking, beside(tempo.half_averaged.wait()) as averaged:
+                    await asyncio.wait([asking, averaged], return_when=asyncio.FIRST_COMPLETED)
+                    answer = asking.result() if asking.done() else None
                 if answer is not None and answer.standing != "running":
                     since.pop(member, None)
                 elif loop_time() - since.setdefault(member, asked) >= tempo.patience / 2:
