@@ -89,8 +89,9 @@ class Doubts:
         return doubt.reason if doubt is not None else ""
 
     def admit(self, waited: float) -> bool:
-        """The group has waited so many seconds for samples that, by the reports, peers outside it have. A peer whose
-        doubt is worth no longer wait gets its seat back, and stays in doubt. Returns whether there is such a peer."""
+        """The group has waited so many seconds for samples that, by the reports, peers outside it have, or for anybody
+        to come but these. A peer whose doubt is worth no longer wait gets its seat back, and stays in doubt. Returns
+        whether there is such a peer."""
         admitted = [doubt for doubt in self._doubts.values() if 0 < doubt.left * doubt.seconds <= waited]
         for doubt in admitted:
             doubt.left = 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.averaging.config import AllreduceOptions, MatchmakingOptions
 from swarmcli.averaging.control import RoundResult
 from swarmcli.errors import RoundFailed
 from swarmcli.network.identity import PeerID
@@ -144,6 +144,51 @@ def test_the_next_searches_do_not_wait_for_one_that_was_left_out_as_slow(way: st
             controls[peers.index(slow)].cancel()
 
     run(main(), seed)
+
+
+@pytest.mark.parametrize("second", ["the doubter", "the follower"])
+def test_one_that_all_others_follow_is_followed_by_who_doubts_it_too(second: str) -> None:
+    async def main() -> None:
+        async with Averagers(1) as swarm:
+            leader, follower, doubter = peers = await swarm.add(3)
+            await all_results([peer.begin() for peer in peers])
+            doubter.core.finder.doubt(leader.peer_id, "it was too slow")
+            ranks = [leader, doubter, follower] if second == "the doubter" else peers
+            queue, began = [peer.peer_id for peer in ranks], asyncio.get_running_loop().time()
+            assert_one_group(await all_results([peer.begin(queue=queue) for peer in peers]), peers)
+            assert asyncio.get_running_loop().time() - began < MatchmakingOptions().min_matchmaking_time
+
+    run(main(), 1)
+
+
+def test_who_is_doubted_has_no_seat_where_others_follow_who_doubts_it() -> None:
+    async def main() -> None:
+        async with Averagers(1) as swarm:
+            doubted, follower, doubter = peers = await swarm.add(3)
+            await all_results([peer.begin() for peer in peers])
+            doubter.core.finder.doubt(doubted.peer_id, "it was too slow")
+            queue, pair = [peer.peer_id for peer in reversed(peers)], [doubter, follower]
+            alone = doubted.begin(queue=queue)
+            await asyncio.sleep(1.5)  # more than the doubt is worth, but the follower may still come
+            assert_one_group(await all_results([peer.begin(queue=queue) for peer in pair]), pair)
+            alone.cancel()
+
+    run(main(), 1)
+
+
+def test_who_stays_alone_with_one_that_it_doubts_takes_it_when_its_time_is_up() -> None:
+    async def main() -> None:
+        async with Averagers(1) as swarm:
+            doubted, _, doubter = peers = await swarm.add(3)
+            await all_results([peer.begin() for peer in peers])
+            doubter.core.finder.doubt(doubted.peer_id, "it was too slow")
+            pair, began = [doubted, doubter], asyncio.get_running_loop().time()
+            assert_one_group(await all_results([peer.begin() for peer in pair]), pair)
+            waited = asyncio.get_running_loop().time() - began
+            # The third may come, so they wait for it once more.
+            assert 1 < waited / MatchmakingOptions().min_matchmaking_time < 2.1
+
+    run(main(), 1)
 
 
 def test_one_that_does_not_hear_that_its_group_begins_is_not_waited_for() -> None:

@@ -250,6 +250,7 @@ class GroupFinder:
 
     def _is_outdated(self, search: Search) -> bool:
         """Whether this peer's declaration is no longer true, or other peers have a seat now."""
+        self._anew |= self._doubts.admit(search.deserted(loop_time()))
         if self._anew or set(search.me.addresses) != set(self._addresses):
             return True
         said, now = search.own.offer.bid.seconds, self.bid(search.request.target).seconds

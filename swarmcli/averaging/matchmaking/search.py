@@ -115,7 +115,7 @@ class Search:
         self._network_of = network_of
         self._connected = connected
         self._own_entry = Entry(self.me, self.rank, since=now)
-        self._doubts_end_at = now + options.min_matchmaking_time  # see _conflict
+        self._doubts_end_at = now + options.min_matchmaking_time  # see _conflict and deserted
         self._asked: dict[PeerID, float] = {}  # peer whose answer is awaited → since when
         # Only a peer that this one has asked may begin a group with it, also if its answer came too late, or never:
         # that leader may have taken this peer in.
@@ -197,7 +197,7 @@ class Search:
     def on_invitation(self, invitation: GroupInvitation, now: float) -> Answer:
         """The sender invites this peer to ask a leader: itself, or the one that it and its followers follow now."""
         sender, to = invitation.sender, invitation.to
-        if self.known.shunned & {sender.peer_id, to.peer_id}:
+        if sender.peer_id in self.known.shunned:
             return Answer("full", self.me)
         self.learn(sender, now, direct=True)
         self.learn(to, now, direct=to.peer_id == sender.peer_id)
@@ -212,6 +212,8 @@ class Search:
             self._forget_question(sender.peer_id)  # its answer, if one is under way, is out of date
         if self.leader is not None:
             return Answer("follow", self.me, self.leader)
+        if to.peer_id in self.known.shunned:
+            return Answer("full", self.me)
         if self.known.rank(to) > self.rank:
             return Answer("outranked", self.me)
         if not lost:
@@ -317,6 +319,19 @@ class Search:
             self.unfaithful -= self._idle
             self._idle.clear()
             self.settling.news(now)
+
+    def deserted(self, now: float) -> float:
+        """Seconds since this search began, if it finds too few peers that have a seat, while others without one look
+        too: all that do have a seat follow these, or time was up before. Otherwise 0."""
+        without = (self._memory.holders[peer] for peer in self.known.shunned & self._memory.holders.keys())
+        if self.leader is not None or self.gathering.has_enough or not any(map(self._looks, without)):
+            return 0.0
+        there = self.known.present(now)
+        led = there and all(each.follows in self.known.shunned and each.follows_until > now for each in there)
+        return now - self._own_entry.since if led or now >= self._doubts_end_at else 0.0
+
+    def _looks(self, holder: Candidate) -> bool:
+        return holder.bucket == self.me.bucket and holder.looking and not self._memory.has_finished(holder)
 
     # Answers to this peer
 
