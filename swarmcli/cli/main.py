@@ -69,6 +69,7 @@ _PANELS = {
         "export:export": "Write what a peer saw of its run as tables, for spreadsheets and notebooks.",
         "validate:validate": "Check a recipe as `swarm join` would, without any network; or the recipe of a link, "
         "without reading data.",
+        "schema:schema": "Print the JSON schema of recipes, by which editors complete and check their keys.",
         "netcheck:netcheck": "Find out whether others can dial this computer, what its router does, and how fast its "
         "link is.",
         "closed:members": "Show what each peer has given to a run; to the owner of a closed run also who takes "

@@ -16,6 +16,8 @@ from swarmcli.recipe.document import RecipeEntry, Word, parse_document, parse_va
 from swarmcli.recipe.problems import recipe_error
 from swarmcli.recipe.schema import Recipe
 
+INCLUDE = "include"  # a key of files, and of no recipe: what it names is read before anything is checked
+
 
 def _apply(root: RecipeEntry, override: str) -> None:
     """Writes `a.b=value` into the tree; missing sections on the way are made.
@@ -86,13 +88,20 @@ def _unreadable(named: str, error: OSError) -> str:
 
 
 def parse_recipe(
-    text: str, overrides: Sequence[str] = (), *, name: str = "<recipe>", directory: Path | str | None = None
+    text: str,
+    overrides: Sequence[str] = (),
+    *,
+    name: str = "<recipe>",
+    directory: Path | str | None = None,
+    may_include: bool = True,
 ) -> Recipe:
-    """The same for a text; relative paths begin in `directory` (default: where the process was started)."""
-    root = parse_document(text, name)
+    """The same for a text; relative paths begin in `directory` (default: where the process was started). Without
+    `may_include` no other file is read."""
+    root, home = parse_document(text, name), Path(directory or Path.cwd())
+    if may_include:
+        _include(root, home, ())
     for override in overrides:
         _apply(root, override)
-    home = Path(directory or Path.cwd())
     try:
         recipe = Recipe.model_validate(plain(root, Recipe), context={"directory": home})
     except pydantic.ValidationError as error:
@@ -102,6 +111,39 @@ def parse_recipe(
     recipe._file, recipe._overrides = name, tuple(overrides)
     recipe._notes = tuple(_notes(root))
     return recipe
+
+
+def _include(root: RecipeEntry, directory: Path, within: tuple[Path, ...]) -> None:
+    """Puts the keys of the file that `include` names below those that are written here: a section of both has the keys
+    of both, and of all else the value that is written here counts. Relative paths begin beside the recipe, whichever
+    file they are written in."""
+    assert isinstance(root.value, dict)
+    entry = root.value.pop(INCLUDE, None)
+    if entry is None:
+        return
+    if not isinstance(entry.value, Word) or not entry.value.text:
+        raise RecipeError(f"{entry.origin}: include should be the path of a recipe file; write for example base.yaml")
+    file = (directory / Path(entry.value.text).expanduser()).resolve()
+    if file in within or len(within) >= 8:
+        raise RecipeError(f"{entry.origin}: include: {file} includes itself, so this has no end; remove it")
+    try:
+        included = parse_document(read_text(file), str(file))
+    except OSError as error:
+        raise RecipeError(f"{entry.origin}: include: {file} cannot be read ({error.strerror}); correct it") from error
+    _include(included, file.parent, (*within, file))
+    _lay_over(included, root)
+    root.value = included.value
+
+
+def _lay_over(below: RecipeEntry, above: RecipeEntry) -> None:
+    assert isinstance(below.value, dict) and isinstance(above.value, dict)
+    for key, entry in above.value.items():
+        there = below.value.get(key)
+        if there is not None and isinstance(there.value, dict) and isinstance(entry.value, dict):
+            _lay_over(there, entry)
+            there.origin = entry.origin
+        else:
+            below.value[key] = entry
 
 
 def _notes(root: RecipeEntry) -> Iterator[str]:

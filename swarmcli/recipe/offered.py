@@ -149,7 +149,7 @@ def _parse(data: bytes, name: str, directory: Path) -> Recipe:
             raise RecipeError(f"{name}: more than {BOUNDS.values} values, so this is no recipe")
         if _depth(values) > MAX_DEPTH:
             raise RecipeError(f"{name}: nested too deeply, so this is no recipe")
-        recipe = parse_recipe(text, name=name, directory=directory)
+        recipe = parse_recipe(text, name=name, directory=directory, may_include=False)
         problems = [*_foreign(recipe), *_problems(recipe)]
         if problems:
             raise RecipeError(

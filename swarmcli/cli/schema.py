@@ -1,0 +1,53 @@
+"""`swarm schema`: the keys of recipes as editors read them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+
+from swarmcli.recipe import Recipe
+from swarmcli.recipe.dataset import SOURCES
+from swarmcli.recipe.load import INCLUDE
+
+
+def schema() -> None:
+    """Print the JSON schema of recipes, by which editors complete and check their keys.
+
+    \b
+    swarm schema > recipe.schema.json
+    # and as the first line of a recipe beside it:
+    # yaml-language-server: $schema=recipe.schema.json
+    """
+    typer.echo(json.dumps(recipe_schema(), indent=1))
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The schema of a recipe file. Rules that concern several keys are beyond it: those tells `swarm validate`."""
+    found = Recipe.model_json_schema(mode="validation")
+    found["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    found["title"] = "A recipe of swarm"
+    found["properties"][INCLUDE] = {
+        "type": "string",
+        "description": "a recipe file whose keys hold too",
+    }
+    # A file may leave to another one what has to be there.
+    found.pop("required", None)
+    found["properties"]["datasets"]["items"] = {"anyOf": found["properties"]["datasets"]["items"]["oneOf"]}
+    # Amounts with units: `2 MB/s`, `50%`.
+    with_units = found["$defs"]["Limits"]["properties"], found["$defs"]["LocalSettings"]["properties"]
+    for properties, names in zip(with_units, (list(with_units[0]), ["journal_size"]), strict=True):
+        properties |= {
+            name: {
+                "anyOf": [properties[name], {"type": "string"}],
+                "description": properties[name].get("description", ""),
+            }
+            for name in names
+        }
+    for name in ("FilesDataset", "StdlibDataset", "HuggingFaceDataset"):
+        dataset = found["$defs"][name]
+        # `source` is inferred from `path`, and former versions wrote it as `type`.
+        dataset["properties"]["type"] = {"anyOf": [dataset["properties"]["type"], {"enum": list(SOURCES)}]}
+        dataset["required"] = [key for key in dataset.get("required", ()) if key != "source"]
+    return found

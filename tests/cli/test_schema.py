@@ -1,0 +1,58 @@
+"""The JSON schema of recipes: what editors take for right and wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from swarmcli.cli.schema import recipe_schema, schema
+from swarmcli.recipe import Recipe, load_recipe
+from swarmcli.recipe.document import parse_document, plain
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+VALIDATOR = jsonschema.Draft202012Validator(recipe_schema())
+
+
+def errors(recipe: dict[str, Any]) -> list[str]:
+    return [error.message for error in VALIDATOR.iter_errors(recipe)]
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+def test_recipes_that_load_fit_it_and_name_it_in_their_first_line(file: Path) -> None:
+    load_recipe(file)
+    text = file.read_text()
+    assert text.startswith("# yaml-language-server: $schema=recipe.schema.json\n")
+    assert errors(plain(parse_document(text, file.name), Recipe)) == []
+
+
+def test_the_file_beside_the_recipes_is_what_the_verb_prints() -> None:
+    app = typer.Typer()
+    app.command()(schema)
+    printed = CliRunner().invoke(app, []).output
+    assert json.loads(printed) == recipe_schema()
+    kept = (RECIPES[0].parent / "recipe.schema.json").read_text()
+    assert kept == printed, "run: swarm schema > recipes/recipe.schema.json"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "right"),
+    [
+        ({"include": "base.yaml"}, True),
+        ({"datasets": [{"path": "texts"}, {"path": "owner/name", "split": "train"}, {"source": "stdlib"}]}, True),
+        ({"datasets": [{"type": "files", "path": "texts"}]}, True),
+        ({"local": {"limits": {"upload": "2 MB/s", "hours": "22-8"}, "journal_size": "500 MB"}}, True),
+        ({"optimiser": {}}, False),
+        ({"optimizer": {"learning_rat": 1}}, False),
+        ({"micro_batch_size": "many"}, False),
+        ({"datasets": []}, False),
+        ({"datasets": [{"path": "texts", "globb": "*"}]}, False),
+    ],
+)
+def test_it_knows_right_from_wrong(recipe: dict[str, Any], right: bool) -> None:
+    assert (errors(recipe) == []) == right
