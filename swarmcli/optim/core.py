@@ -37,7 +37,7 @@ from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.drift import MemberNote
 from swarmcli.optim.state.frozen import TERM
-from swarmcli.optim.state.lineage import Claim, LineagePosition
+from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition
 
 FIRST_LOOK, LONGEST_LOOK = 0.05, 0.4  # seconds between two looks whether a peer that returns is in a group
 
@@ -232,6 +232,12 @@ class OptimizerCore:
             await self._frozen.obtain(lambda: self._catch_up.gives_up())
             await self.work.start_over()
         return await self._catch_up.run(reason, returns=self.pausing.away)
+
+    def lack_parameters(self, why: str) -> None:
+        """The model has others than the run begins with: this peer takes the state of those who have them, or no part.
+        To be called before it joins; a checkpoint that is loaded afterwards brings them as well."""
+        self.replica.state.position = self._last_seen = TORN
+        self._catch_up.lacks = why
 
     # pausing
 

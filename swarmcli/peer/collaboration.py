@@ -110,6 +110,11 @@ class Collaboration:
         self.optimizer = Optimizer(**self._options(recipe, auxiliary) | further(self.model))
         # Copies: a site's ranks read the settings of a checkpoint with its statistics.
         self._settings = [dict(group) for group in self.optimizer.param_groups]
+        if checkpoint is None and getattr(self.model, "lacks_weights", False):
+            lacking = (
+                f"the weights of {recipe.base_model}, which whoever begins the run needs, are not on this computer"
+            )
+            self.optimizer.call(lambda core: core.lack_parameters(lacking))
         peer.lending.when_rates_change(self.optimizer.review_seat)  # also while a batch is computed
         if peer.role == "trainer" and (limit := peer.limits.limits.link) is not None:
             told = before_joining(self.optimizer.round_bytes, limit, recipe.target_batch_size)

@@ -49,6 +49,7 @@ class CatchUpOptions:
     first_pause: float = 0.25  # between attempts to download, then twice as long each time …
     longest_pause: float = 5.0  # … up to this
     patience_with_claims: float = 10.0  # for which a settled peer knocks for a state that nobody hands out
+    alone_for: float = 15.0  # for which a peer without parameters looks for others, where it sees nobody
     stranded_after: float = 3.0  # without anybody who could hand over the state, before that is told
     look_again: float = 1.0  # between two looks of a stranded peer
     seats_missed: int = 2  # in a row, before this peer catches up without a seat
@@ -91,6 +92,7 @@ class CatchUp:
         self.asked_at = 0.0  # swarm time; when this peer last began to ask where the others are
         self.stranded = False
         self.gives_up: Callable[[], bool] = bool  # whether the user wants no more waiting
+        self.lacks = "a download failed halfway"  # why this peer has no parameters, where it has none
 
     async def run(self, reason: str, *, returns: bool = False) -> bool:
         """Settles on the lineage that leads. Returns whether this peer's state is another one for it.
@@ -114,7 +116,8 @@ class CatchUp:
                 settled = self.settled and not returns
                 wanted = await self._claims.decide(Claim(self._replica.position, settled), answers)
                 if wanted == TORN:
-                    await self._wait_for_anyone(deadline)
+                    alone = not self._directory.others
+                    await self._wait_for_anyone(min(deadline, began + options.alone_for) if alone else deadline)
                     continue
                 if wanted == self._replica.position:
                     own, found = Claim(wanted, settled), self._survey.out_of_reach.items()
@@ -180,7 +183,7 @@ class CatchUp:
     async def _wait_for_anyone(self, deadline: float) -> None:
         """This peer's parameters are torn, and nobody is there who has others."""
         if loop_time() >= deadline or self.gives_up():
-            raise NoDonorReachable("a download failed halfway, and nobody is left who could give this peer the state")
+            raise NoDonorReachable(f"{self.lacks}, and nobody is there who could give this peer the run's state")
         await asyncio.sleep(min(self.options.look_again, deadline - loop_time()))
 
     def _note_departure(self) -> None:

@@ -95,7 +95,8 @@ class LineagePosition:
         return self.epoch, self.samples, -int.from_bytes(self.lineage, "big")
 
 
-# Parameters here are partly another state's, since a download could not be read to its end: every other beats it.
+# Parameters here are partly another state's, since a download could not be read to its end, or never were the run's:
+# every other position beats it.
 TORN = LineagePosition(0, 0, b"\xff" * LINEAGE_BYTES)
 
 
