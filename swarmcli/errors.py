@@ -265,6 +265,18 @@ class RecipeError(SwarmError):
     """A recipe that cannot be used. The message reads `file:line: what is wrong; the fix`."""
 
 
+class HubError(RecipeError):
+    """The Hugging Face Hub has no such model, or gives it to others than this user."""
+
+
+class UnknownCommit(HubError):
+    """The model is there, and has no such commit."""
+
+
+class HubUnreachable(HubError):
+    """The Hub cannot be reached from this computer, and its cache here lacks what was wanted."""
+
+
 class DataError(SwarmError):
     """Training data that is missing or cannot be read."""
 

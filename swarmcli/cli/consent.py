@@ -25,6 +25,7 @@ from swarmcli.reach.relaying import RelayBudgets
 from swarmcli.recipe import AnyDataset, FilesDataset, HuggingFaceDataset, Limits, Recipe
 from swarmcli.recipe.limits import in_words
 from swarmcli.recipe.offered import web_host
+from swarmcli.recipe.pretrained import saved_tokenizer
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.training.demand import Demand
 from swarmcli.training.memory import format_bytes
@@ -118,7 +119,7 @@ def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
         if whole:
             said.append(f"all of {printable(', '.join(whole), 200)} before it begins (its page tells how large it is)")
         if any(dataset.streaming for dataset in hub):
-            nbytes = recipe.sequence_len * (1 if recipe.tokenizer == "bytes" else 4)
+            nbytes = recipe.sequence_len * (1 if saved_tokenizer(recipe) is None else 4)
             size = f"{nbytes / 1024:.1f} KiB" if nbytes < 1 << 20 else format_bytes(nbytes)
             said.append(f"data while it trains, about {size} for each sample that it computes")
     return "; ".join(said) or "nothing"

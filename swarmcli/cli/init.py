@@ -15,8 +15,9 @@ import typer
 from swarmcli.cli.console import aloud, err, out
 from swarmcli.errors import RecipeError, UsageError
 from swarmcli.recipe import load_recipe, parse_recipe
+from swarmcli.recipe.pretrained import commit_of
 from swarmcli.recipe.run_key import RunKey
-from swarmcli.recipe.schema import RUN_ID
+from swarmcli.recipe.schema import HUB_NAME, RUN_ID
 from swarmcli.recipe.templates import STDLIB, TEMPLATES, TemplateName, compose
 
 RECIPE = "recipe.yaml"  # in a directory
@@ -40,6 +41,8 @@ class Answers(NamedTuple):
     data: Data
     template: TemplateName
     invite: bool
+    base_model: str = ""
+    revision: str = ""
 
 
 def init(
@@ -56,6 +59,13 @@ def init(
             metavar="DIR|NAME",
             help="What the model learns from: a directory with texts, a dataset of the Hugging Face Hub "
             f"(owner/name), or {STDLIB}: the sources of Python's own standard library. Default: {STDLIB}.",
+        ),
+    ] = None,
+    base_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OWNER/NAME",
+            help="Train a model of the Hugging Face Hub further, as it is now: its commit is written into the recipe.",
         ),
     ] = None,
     invite: Annotated[
@@ -87,7 +97,10 @@ def init(
     if file.exists():
         raise UsageError(f"{file} is there already; name another directory or file, or remove it")
     asks = not yes and sys.stdin.isatty()
-    chosen = _ask(file, run_id, data, template, invite, asks)
+    commit = "" if base_model is None else _commit_of(base_model)
+    if base_model is not None:
+        template = template or USUAL  # how large the model is has been said
+    chosen = _ask(file, run_id, data, template, invite, asks)._replace(base_model=base_model or "", revision=commit)
     key = _write(file, chosen)
     shown = shlex.quote(str(file))
     err.print(f"wrote {file}" + (f" and the run key {key}, which is yours alone" if key else ""), soft_wrap=True)
@@ -192,6 +205,12 @@ def _data_for(file: Path, data: str) -> Data:
     return Data(f"./{absolute.name}", absolute.parent.as_posix(), is_of_files=True)
 
 
+def _commit_of(model: str) -> str:
+    if not HUB_NAME.fullmatch(model):
+        raise UsageError(f"--base-model {model!r} is no model of the Hugging Face Hub: those are called owner/name")
+    return commit_of(model)
+
+
 def _holds_text(path: Path) -> bool:
     """Whether a file, or one below a directory, can be learned from: hidden files and those with zero bytes are not."""
     below = path.glob("**/*") if path.is_dir() else [path]
@@ -214,6 +233,7 @@ def _is_text(file: Path) -> bool:
 def _write(file: Path, chosen: Answers) -> Path | None:
     """Writes the recipe; of a closed run the key first, whose path it gives."""
     texts = {"data": chosen.data.path, "data_dir": chosen.data.begins}
+    texts |= {"base_model": chosen.base_model, "revision": chosen.revision}
     parse_recipe(compose(file.name, chosen.run_id, template=chosen.template, **texts))  # before anything is written
     key: Path | None = None
     public = ""

@@ -28,6 +28,8 @@ def validate(
 ) -> None:
     """Check a recipe as `swarm join` would, without any network; or the recipe of a link, without reading data.
 
+    A model of the Hugging Face Hub that is not here yet is downloaded; with --quick its config and tokenizer alone.
+
     \b
     swarm validate my-run/recipe.yaml
     swarm validate my-run/recipe.yaml --quick --set optimizer.learning_rate=3e-4
@@ -119,7 +121,7 @@ def _try_out(recipe: Recipe) -> dict[str, str]:
     limits = LimitStore(recipe).limits
     memory = check_memory(recipe, task.build_model(outline=True), "trainer", compute, limits=limits, now=False)
     model = task.build_model()
-    frozen = frozen_in_words(recipe, model)
+    frozen, lacking = frozen_in_words(recipe, model), getattr(model, "lacks_weights", False)
     try:
         batch = next(task.batches(recipe.seed))
         held_out = task.evaluation_batches() if recipe.evaluation.every_epochs else []
@@ -127,6 +129,7 @@ def _try_out(recipe: Recipe) -> dict[str, str]:
         raise RecipeError(f"{recipe.origin('datasets')}: {error}") from error
     return {
         "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
+        **({"weights": "not on this computer; the run's peers give them"} if lacking else {}),
         **({"frozen weights": frozen} if frozen else {}),
         "first batch": ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items()),
         **({"evaluation": f"on {sum(map(samples_in, held_out)):,} samples"} if held_out else {}),

@@ -23,7 +23,8 @@ from swarmcli.machine.places import VARIABLE, data_directory
 from swarmcli.owner.invitations import keep_ticket, of_recipe, visiting
 from swarmcli.peer.home import write_whole
 from swarmcli.recipe import Link, Recipe, digest_of, load_recipe
-from swarmcli.recipe.offered import DATA, MODELS
+from swarmcli.recipe.offered import DATA
+from swarmcli.recipe.pretrained import MODELS
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.run.asking import Visitor
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -13,41 +14,34 @@ from pydantic.fields import FieldInfo
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe.document import is_section
+from swarmcli.recipe.pretrained import CONFIG, PREPROCESSING, Pretrained, saved_model, saved_tokenizer
 from swarmcli.recipe.schema import Recipe
 from swarmcli.recipe.section import is_shared
 
 DIGEST_LENGTH = 32  # characters of base32: 160 bits, so that a link's recipe cannot be exchanged for another
 PROTOCOL = 1  # peers of another number compute or speak differently and cannot train together
 
-_TOKENIZER_FILES = (
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab*",
-    "merges.txt",
-    "*.model",
-)
-
 
 def fingerprint_of(recipe: Recipe) -> dict[str, str]:
     """Dotted key → short hash of its value, for every key that must agree, and `protocol`.
 
-    A model or tokenizer directory counts by its content (the config, the vocabulary), so that it may lie anywhere;
-    weights are not read: peers that begin with other weights download the run's before their first gradient, and those
-    that are not trained by the digest that `frozen_weights` names.
-    Raises RecipeError when such a directory cannot be read.
+    A saved model or tokenizer counts by its content (the config, the vocabulary), so that it may lie anywhere; weights
+    are not read: peers that begin with other weights download the run's before their first gradient, and those that are
+    not trained by the digest that `frozen_weights` names.
+    Raises RecipeError when it cannot be read, or be had from the Hub.
     """
-    hashes = {key: _hash(value) for key, value in {**dict(_leaves(agreed_values(recipe))), **_contents(recipe)}.items()}
+    values = {**dict(_leaves(agreed_values(recipe))), **contents_of(recipe)}
+    hashes = {key: _hash(value) for key, value in values.items()}
     return {"protocol": _hash(PROTOCOL), **dict(sorted(hashes.items()))}
 
 
-def digest_of(recipe: Recipe) -> str:
+def digest_of(recipe: Recipe, contents: Mapping[str, Any] | None = None) -> str:
     """One hash over all that must agree, for links: nobody finds another recipe with the same one.
 
-    It is over the values as they are nested, since dotted keys could be read in two ways. Raises RecipeError as
-    `fingerprint_of` does.
+    It is over the values as they are nested, since dotted keys could be read in two ways. `contents`: in place of what
+    `contents_of` finds. Raises RecipeError as `fingerprint_of` does.
     """
-    values = {**agreed_values(recipe), **_contents(recipe)}
+    values = {**agreed_values(recipe), **(contents_of(recipe) if contents is None else contents)}
     digest = hashlib.sha256(b"swarm recipe" + _canonical(values)).digest()
     return base64.b32encode(digest)[:DIGEST_LENGTH].decode().lower()
 
@@ -57,13 +51,14 @@ def differing_keys(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[s
     return sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
 
 
-def _contents(recipe: Recipe) -> dict[str, Any]:
-    """The values that count in place of the directories that a recipe names."""
-    found: dict[str, Any] = {}
-    if isinstance(recipe.base_model, str):
-        found["base_model"] = _config_of(recipe, recipe.base_model)
-    if recipe.tokenizer != "bytes":
-        found["tokenizer"] = _files_of(recipe, recipe.tokenizer)
+def contents_of(recipe: Recipe) -> dict[str, Any]:
+    """What counts in place of the names of saved models and tokenizers: `base_model` by its config, `tokenizer` by the
+    SHA-256 of each of its files. Raises RecipeError if they cannot be read."""
+    found: dict[str, Any] = {"tokenizer": "bytes"}
+    if (model := saved_model(recipe)) is not None:
+        found["base_model"] = _config_of(model)
+    if (tokenizer := saved_tokenizer(recipe)) is not None:
+        found["tokenizer"] = {name: sha256_of(path) for name, path in preprocessing_of(tokenizer).items()}
     return found
 
 
@@ -109,28 +104,36 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _config_of(recipe: Recipe, text: str) -> Any:
-    path = recipe.locate(text) / "config.json"
+def _config_of(model: Pretrained) -> Any:
+    path = model.directory() / CONFIG
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no valid JSON"
-        raise RecipeError(
-            f"{recipe.origin('base_model')}: base_model {text!r} is no directory with a saved model "
-            f"({path}: {reason}); download one there first, or write a config with model_type"
+        raise model.refuse(
+            f"{model.text!r} is no directory with a saved model ({path}: {reason})",
+            "download one there first, name one of the Hugging Face Hub as owner/name, or write a config with "
+            "model_type",
         ) from error
 
 
-def _files_of(recipe: Recipe, text: str) -> dict[str, str]:
-    directory = recipe.locate(text)
-    try:
-        files = {path for pattern in _TOKENIZER_FILES for path in directory.glob(pattern) if path.is_file()}
-        digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(files)}
-    except OSError as error:
-        raise RecipeError(f"{recipe.origin('tokenizer')}: {directory} cannot be read: {error.strerror}") from error
-    if not digests:
-        raise RecipeError(
-            f"{recipe.origin('tokenizer')}: tokenizer {text!r} is no directory with a saved tokenizer ({directory}); "
-            "save one there with save_pretrained, or write `tokenizer: bytes`"
+def preprocessing_of(tokenizer: Pretrained) -> dict[str, Path]:
+    """The files by their names, sorted: also the config where it is the tokenizer's alone, which may need it to tell
+    its kind. Raises RecipeError if there are none."""
+    directory = tokenizer.directory()
+    patterns = (CONFIG, *PREPROCESSING) if tokenizer.key == "tokenizer" else PREPROCESSING
+    found = {path.name: path for pattern in patterns for path in directory.glob(pattern) if path.is_file()}
+    if not found.keys() - {CONFIG}:
+        raise tokenizer.refuse(
+            f"{tokenizer.text!r} is no directory with a saved tokenizer ({directory})",
+            "save one there with save_pretrained, or write `tokenizer: bytes`",
+            key="tokenizer",
         )
-    return digests
+    return dict(sorted(found.items()))
+
+
+def sha256_of(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from error

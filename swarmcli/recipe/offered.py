@@ -15,7 +15,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,16 +29,16 @@ from swarmcli.recipe.document import MAX_DEPTH, is_section
 from swarmcli.recipe.fingerprint import agreed_values, digest_of, values_of
 from swarmcli.recipe.link import Link
 from swarmcli.recipe.load import parse_recipe
+from swarmcli.recipe.pretrained import COMMIT, MODELS, Pretrained, saved_model, saved_tokenizer
 from swarmcli.recipe.schema import Recipe
 from swarmcli.recipe.section import is_advised, is_shared
 from swarmcli.words import harmless
 
 MAX_OFFERED = 1 << 18  # bytes
-MODELS = "models"  # where a saved model or tokenizer lies, below the directory of a run that was joined by a link
 DATA = "data"  # where datasets of files begin there: beside the peers' own files, which are not to be learned from
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-_HUB_NAME = re.compile(f"{_NAME}/{_NAME}")
+_HUB_NAME = re.compile(f"{_NAME}/{_NAME}")  # of a dataset
 _PIECES = re.compile("layer|block|expert|depth|stage")
 _LOADS = re.compile("^_|implementation|kernel|auto_map|remote_code|quantization|pretrained")
 
@@ -79,10 +79,7 @@ def offered(recipe: Recipe) -> str:
     Raises RecipeError with key and fix for a recipe that `read_offered` would refuse wherever it arrives.
     """
     values: dict[str, Any] = values_of(recipe, _travels, written=True)
-    for key in ("base_model", "tokenizer"):
-        if is_directory(recipe, key):
-            name = Path(values[key]).expanduser().name
-            values[key] = f"{MODELS}/{name if re.fullmatch(_NAME, name) else 'model'}"
+    values |= _as_links_name(_directories(recipe))
     text = json.dumps(values, ensure_ascii=False, indent=1)
     try:
         again = _parse(text.encode(), "the recipe as a link hands it out", recipe.directory)
@@ -104,12 +101,11 @@ def read_offered(data: bytes, link: Link, directory: Path) -> Recipe:
             f"{recipe.origin('run_id')}: run_id is {recipe.run_id!r}, and the link is one of {link.run_id!r}; ask for "
             "another link"
         )
-    for key in ("base_model", "tokenizer"):
-        place = recipe.locate(getattr(recipe, key)) if is_directory(recipe, key) else None
-        if place is not None and not place.is_dir():
-            raise RecipeError(
-                f"{recipe.origin(key)}: {key} is a saved model or tokenizer, which no link brings; get it from those "
-                f"who gave you the link, put it at {place}, and join again"
+    for saved in _directories(recipe):
+        if not saved.directory().is_dir():
+            raise saved.refuse(
+                "it is a saved model or tokenizer, which no link brings",
+                f"get it from those who gave you the link, put it at {saved.directory()}, and join again",
             )
     if digest_of(recipe) != link.fingerprint:
         raise RecipeError(
@@ -120,10 +116,22 @@ def read_offered(data: bytes, link: Link, directory: Path) -> Recipe:
     return recipe
 
 
-def is_directory(recipe: Recipe, key: str) -> bool:
-    """Whether `base_model` or `tokenizer` names a directory."""
-    value = getattr(recipe, key)
-    return isinstance(value, str) and (key, value) != ("tokenizer", "bytes")
+def _directories(recipe: Recipe) -> list[Pretrained]:
+    """Those of its saved models and tokenizers that a recipe names by a directory, each by the key that names it."""
+    found = [saved_model(recipe)]
+    if recipe.tokenizer is not None and (tokenizer := saved_tokenizer(recipe)) is not None:
+        found.append(replace(tokenizer, key="tokenizer"))
+    return [saved for saved in found if saved is not None and saved.revision is None]
+
+
+def _as_links_name(directories: list[Pretrained]) -> dict[str, str]:
+    """Only the last name of a directory travels. Two of one name are told apart."""
+    names: dict[str, str] = {}  # by the directory
+    for saved in directories:
+        name = Path(saved.text).expanduser().name
+        name = f"{MODELS}/{name if re.fullmatch(_NAME, name) else 'model'}"
+        names.setdefault(saved.text, f"{name}-{saved.key}" if name in names.values() else name)
+    return {saved.key: names[saved.text] for saved in directories}
 
 
 def web_host(file: str) -> str:
@@ -200,9 +208,12 @@ def _foreign(section: BaseModel, *path: str) -> Iterator[Problem]:
 
 
 def _problems(recipe: Recipe) -> Iterator[Problem]:
-    for key in ("base_model", "tokenizer"):
-        if is_directory(recipe, key) and not re.fullmatch(f"{MODELS}/{_NAME}", getattr(recipe, key)):
-            yield (key,), f"is a path of another computer; a link carries {MODELS}/ and a name"
+    for saved in _directories(recipe):
+        if not re.fullmatch(f"{MODELS}/{_NAME}", saved.text):
+            yield (saved.key,), f"is a path of another computer; a link carries {MODELS}/ and a name"
+    for key in ("revision", "tokenizer_revision"):
+        if not COMMIT.fullmatch(getattr(recipe, key) or "0" * 40):
+            yield (key,), "is no commit, so it may change; write one, as `swarm validate` tells it"
     if isinstance(recipe.base_model, Mapping):
         yield from _config_problems(recipe.base_model, "base_model")
     for index, dataset in enumerate(recipe.datasets):
@@ -304,8 +315,5 @@ def _travels(info: FieldInfo) -> bool:
 
 def _without_directories(recipe: Recipe) -> dict[str, Any]:
     """The values that must agree, without directories, which count by their contents wherever they lie."""
-    return {
-        key: value
-        for key, value in agreed_values(recipe).items()
-        if not (key in ("base_model", "tokenizer") and is_directory(recipe, key))
-    }
+    directories = {saved.key for saved in _directories(recipe)}
+    return {key: value for key, value in agreed_values(recipe).items() if key not in directories}

@@ -27,6 +27,7 @@ _KNOWN_ELSEWHERE = {
     "max_seq_length": "sequence_len",
     "max_steps": "max_epochs",
     "model": "base_model",
+    "revision_of_model": "revision",
     "num_epochs": "max_epochs",
     "num_warmup_steps": "warmup_epochs",
     "total_steps": "total_epochs",

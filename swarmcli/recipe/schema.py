@@ -33,6 +33,8 @@ from swarmcli.recipe.settings import (
 from swarmcli.recipe.task_names import check_task
 
 TaskName = Annotated[str, AfterValidator(check_task)]
+# The first pages of the Hub are no owners of models; `models/NAME` is how links name a directory.
+HUB_NAME = re.compile(r"(?!(models|datasets|spaces)/)[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -53,7 +55,12 @@ class Recipe(Section):
     )
     task: TaskName = shared("causal_lm", "what is learned: causal_lm predicts the next token")
     base_model: Mapping[str, Any] | str = shared(
-        REQUIRED, "a transformers config (`model_type` and its fields), or a directory with a saved model"
+        REQUIRED,
+        "a transformers config (`model_type` and its fields), a directory with a saved model, or with revision the "
+        "owner/name of one of the Hugging Face Hub",
+    )
+    revision: str | None = shared(
+        None, "the commit (40 hexadecimal digits) of a base_model of the Hub, and of its tokenizer", max_length=200
     )
     unfrozen_parameters: tuple[str, ...] = shared(
         (),
@@ -66,8 +73,14 @@ class Recipe(Section):
         "which weights those have that are not trained: the digest that `swarm validate` tells",
         pattern="^[0-9a-f]{64}$",
     )
-    tokenizer: str = shared(
-        "bytes", "bytes (256 bytes and 3 specials), or a directory with a saved tokenizer", min_length=1
+    tokenizer: str | None = shared(
+        None,
+        "bytes (256 bytes and 3 specials), a directory with a saved tokenizer, or owner/name on the Hub; null: the "
+        "base model's own if that is a saved one, else bytes",
+        min_length=1,
+    )
+    tokenizer_revision: str | None = shared(
+        None, "the commit of a tokenizer of the Hub that is not the base model's own", max_length=200
     )
     datasets: tuple[Dataset, ...] = shared(REQUIRED, "what the model reads; see below", min_length=1)
     sequence_len: int = shared(REQUIRED, "tokens per sample", ge=2, le=1 << 20)
@@ -106,7 +119,9 @@ class Recipe(Section):
     @classmethod
     def _config_or_directory(cls, value: Any) -> Any:
         if not isinstance(value, Mapping | str) or not value:
-            raise ValueError("write a transformers config below it (`model_type: gpt2` …), or a directory beside it")
+            raise ValueError(
+                "write a transformers config below it (`model_type: gpt2` …), or beside it a directory or owner/name"
+            )
         return value
 
     @field_validator("unfrozen_parameters")
@@ -122,6 +137,7 @@ class Recipe(Section):
             raise Conflict(
                 "access", "invitations are signed by a key of the run; add the run_key that `swarm init --invite` makes"
             )
+        _check_revisions(self)
         _check_schedule(self.lr_scheduler, self.max_epochs)
         _check_batches(self)
         _check_statistics(self)
@@ -196,6 +212,16 @@ class Recipe(Section):
     def accumulation_steps(self) -> int:
         """Forward passes per step on this machine."""
         return self.local.gradient_accumulation_steps or self.gradient_accumulation_steps
+
+
+def _check_revisions(recipe: Recipe) -> None:
+    """Refuses a commit of what is no name of the Hub."""
+    named = {"revision": ("base_model", recipe.base_model), "tokenizer_revision": ("tokenizer", recipe.tokenizer)}
+    for key, (of, text) in named.items():
+        if getattr(recipe, key) is not None and not (isinstance(text, str) and HUB_NAME.fullmatch(text)):
+            raise Conflict(
+                key, f"{key} is a commit of a {of} of the Hugging Face Hub; remove it, or write `{of}: owner/name`"
+            )
 
 
 def _check_schedule(schedule: SchedulerSettings, max_epochs: int | None) -> None:

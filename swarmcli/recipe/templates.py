@@ -98,18 +98,26 @@ def compose(
     template: TemplateName = "small",
     data: str = STDLIB,
     data_dir: str = "",
+    base_model: str = "",
+    revision: str = "",
     public: str = "",
     key: str = "",
 ) -> str:
     """The text of a recipe. `file`: as which it is spoken of in comments. `data`: STDLIB, a directory with texts
     ("./texts"), or else the name of a dataset on the Hub ("owner/name"). `data_dir`: where "./texts" begins on this
-    computer; "": beside the recipe. `public`: the run key of a closed run,
-    the other half of which is in the file `key`; "" for an open one."""
+    computer; "": beside the recipe. `base_model`: a model of the Hub, at the commit `revision`; "": one of the
+    template's size with random weights. `public`: the run key of a closed run, the other half of which is in the file
+    `key`; "" for an open one."""
     chosen = TEMPLATES[template]
+    if base_model:
+        chosen = replace(chosen, about=f"{base_model} of the Hugging Face Hub, trained further", learning_rate="2e-5")
     return _TEXT.format(
         file=file,
         run_id=run_id,
         access=_INVITE.format(file=file, key=key, public=public) if public else _OPEN,
+        model=(_PRETRAINED if base_model else _CONFIG).format(
+            base_model=base_model, revision=revision, **asdict(chosen)
+        ),
         data=_data(data),
         evaluation="" if _on_hub(data) else _EVALUATION.format(every=chosen.evaluated_every),
         averaging=_LOCAL_UPDATES if chosen.local_updates else "",
@@ -143,21 +151,7 @@ _TEXT = """\
 run_id: {run_id}
 
 {access}
-# What is trained: a config of transformers, or the directory of a saved model.
-base_model:
-  model_type: gpt2
-  n_layer: {layers}
-  n_head: {heads}
-  n_embd: {width}
-  n_positions: {sequence_len}
-  resid_pdrop: 0.0
-  embd_pdrop: 0.0
-  attn_pdrop: 0.0
-  # The narrower a model is, the larger its first weights have to be, or its loss jumps while the rate is highest.
-  initializer_range: {initializer_range}
-  tie_word_embeddings: false
-tokenizer: bytes          # or a directory with a saved tokenizer
-datasets:
+{model}datasets:
 {data}
 sequence_len: {sequence_len:<11} # tokens per sample
 
@@ -180,6 +174,27 @@ lr_scheduler:
 {averaging}checkpoint:
   every_epochs: {saved_every}
 {evaluation}{local}"""
+_CONFIG = """\
+# What is trained: a config of transformers, the directory of a saved model, or one of the Hugging Face Hub.
+base_model:
+  model_type: gpt2
+  n_layer: {layers}
+  n_head: {heads}
+  n_embd: {width}
+  n_positions: {sequence_len}
+  resid_pdrop: 0.0
+  embd_pdrop: 0.0
+  attn_pdrop: 0.0
+  # The narrower a model is, the larger its first weights have to be, or its loss jumps while the rate is highest.
+  initializer_range: {initializer_range}
+  tie_word_embeddings: false
+tokenizer: bytes          # or a directory with a saved tokenizer
+"""
+_PRETRAINED = """\
+# What is trained: a model of the Hugging Face Hub as it is at this commit, with its own tokenizer.
+base_model: {base_model}
+revision: {revision}
+"""
 _OPEN = """\
 # Whoever has a link takes part. `swarm init --invite` begins a run that asks for invitations.
 access: open

@@ -40,6 +40,12 @@ def check_frozen(recipe: Recipe, model: nn.Module) -> None:
     """Checks a model with its weights. Raises RecipeError, with the digest, if the recipe does not name the weights
     that are not trained: peers with unlike ones would train unlike models."""
     frozen = any(not parameter.requires_grad for parameter in model.parameters())
+    if frozen and recipe.frozen_weights is None and getattr(model, "lacks_weights", False):
+        raise RecipeError(
+            f"{recipe.origin('frozen_weights')}: frozen_weights: parameters of {amount(frozen_bytes(model))} are not "
+            "trained, and what names them is missing; it can be told only where the model's weights are: run "
+            "`swarm validate` on a computer that has them, or reaches the Hub"
+        )
     if frozen and recipe.frozen_weights is None:
         raise RecipeError(
             f"{recipe.origin('unfrozen_parameters')}: parameters of {amount(frozen_bytes(model))} are not trained, "

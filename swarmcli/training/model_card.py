@@ -95,6 +95,7 @@ def _front_matter(recipe: Recipe) -> dict[str, Any]:
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["swarm"],
+        **({"base_model": recipe.base_model} if recipe.revision else {}),
         **({"datasets": named[: BOUNDS.items]} if named else {}),
     }
 
@@ -102,6 +103,7 @@ def _front_matter(recipe: Recipe) -> dict[str, Any]:
 def _facts(recipe: Recipe, epoch: int, samples: int | None, trainers: int | None) -> dict[str, str]:
     base = recipe.base_model
     began = f"weights of {_code(_public(base))}" if isinstance(base, str) else f"random {_code(base['model_type'])}"
+    began += f" at {_code(recipe.revision)}" if recipe.revision else ""
     return {
         "run": _code(recipe.run_id),
         "epochs (steps of the optimizer)": f"{epoch}",
@@ -109,7 +111,7 @@ def _facts(recipe: Recipe, epoch: int, samples: int | None, trainers: int | None
         "sequence length": f"{recipe.sequence_len} tokens a sample",
         "trainers": "unknown" if trainers is None else f"{trainers} when this was written",
         "began with": began,
-        "tokenizer": _code(_public(recipe.tokenizer)),
+        "tokenizer": _code(_public(recipe.tokenizer or (base if isinstance(base, str) else "bytes"))),
         "licence": "unknown; ask whoever began the run, and mind those of the texts",
     }
 

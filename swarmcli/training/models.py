@@ -1,12 +1,12 @@
-"""Models of transformers as a recipe names them: a config with its fields, or a directory with saved weights."""
+"""Models of transformers as a recipe names them: a config with its fields, or a saved model with its weights."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
+from swarmcli.recipe.pretrained import CONFIG, Pretrained, saved_model
 from swarmcli.training.freezing import freeze
 from swarmcli.words import first_words
 
@@ -29,6 +30,7 @@ class ModelKind:
     listed: str  # transformers' table of their architectures, in models.auto.modeling_auto
     called: str  # as messages name them
     usual: tuple[str, ...]  # model types that a message offers
+    foreign: str = "vision|audio|vq_"  # the parts of composite models that have no data here, as a pattern; usual: text
     loss_type: str | None = None  # for architectures that leave it open: transformers would warn in each process
 
 
@@ -54,17 +56,19 @@ class ModelSource:
     def build(self, *, outline: bool = False) -> nn.Module:
         """The model on the CPU in float32, in training mode. Its initial weights depend on the recipe's seed alone.
 
-        `outline`: the same shapes on the meta device. Raises RecipeError when transformers cannot build it, or the task
+        `outline`: the same shapes on the meta device. A model whose weights are neither here nor to be had is built of
+        its config, and `lacks_weights` says so. Raises RecipeError when transformers cannot build it, or the task
         cannot use it.
         """
-        base_model = self._recipe.base_model
+        base_model, saved = self._recipe.base_model, saved_model(self._recipe)
         # The caller's own random numbers (dropout, its data) must not depend on whether a model was built before.
         with torch.random.fork_rng(devices=[]), torch.device("meta") if outline else nullcontext():
             torch.manual_seed(self._recipe.seed)
             model: Any
-            if isinstance(base_model, str):
-                model = self._load(self._recipe.locate(base_model), outline)
+            if saved is not None:
+                model = self._load(saved, outline)
             else:
+                assert isinstance(base_model, Mapping)
                 model = self._create(base_model)
         model.config.use_cache = False  # a cache of keys and values serves generation, not training
         if self._kind.loss_type is not None and getattr(model, "loss_type", "") is None:
@@ -146,6 +150,7 @@ class ModelSource:
         listed, name = getattr(modeling_auto, self._kind.listed), config.model_type
         fix = self._refused(config, is_decoder) if name in listed else ""
         if fix is None:
+            self._check_parts(config)
             return
         usual = ", ".join(each for each in self._kind.usual if each in listed)
         raise self._refuse(
@@ -153,6 +158,19 @@ class ModelSource:
             f"{fix}take one of {usual}, or another that {self._kind.auto} of transformers lists",
             "model_type",
         )
+
+    def _check_parts(self, config: Any) -> None:
+        """Refuses a composite model whose other parts would never see data. Where transformers takes the part for text
+        out of it by itself, nothing else is built."""
+        parts = [each for each in config.sub_configs if self._kind.foreign and re.search(self._kind.foreign, each)]
+        built = self._auto()._model_mapping[type(config)].config_class if parts else None
+        if parts and built is not config.sub_configs.get("text_config"):
+            raise self._refuse(
+                f"{config.model_type} is a composite model, with a {' and a '.join(parts)}, of which nothing would be "
+                f"trained by {self._recipe.task}",
+                "take a model of text alone",
+                "model_type",
+            )
 
     def _check_shape(self, config: Any, fields: Mapping[str, Any]) -> None:
         """Refuses, in the recipe's words, sizes that architectures take silently or refuse in terms of their code."""
@@ -169,13 +187,14 @@ class ModelSource:
                 f"{key} {heads} does not divide {names['hidden_size']} {width}", f"take {fitting} for example", key
             )
 
-    def _load(self, directory: Path, outline: bool) -> nn.Module:
+    def _load(self, saved: Pretrained, outline: bool) -> nn.Module:
         from transformers import AutoConfig
 
-        if not (directory / "config.json").is_file():
+        directory = saved.directory()
+        if not (directory / CONFIG).is_file():
             raise self._refuse(
-                f"{directory} is no directory with a saved model (it has no config.json)",
-                "download the model there first; a recipe downloads none",
+                f"{directory} is no directory with a saved model (it has no {CONFIG})",
+                "download the model there first, or name one of the Hugging Face Hub with its revision",
             )
         trusted = self._recipe.local.trust_remote_code
         model: nn.Module
@@ -183,12 +202,14 @@ class ModelSource:
             config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=trusted)
             if not hasattr(config, "auto_map"):  # code of its own knows best
                 self._check_kind(config, getattr(config, "is_decoder", None))
-            # Where all that is not trained comes from other peers the config will do: the rest comes with the state.
-            if outline or (self._recipe.frozen_weights and not any(directory.glob("*.safetensors"))):
+            weights = None if outline else saved.weights()
+            if weights is None:
                 model = self._auto().from_config(config, trust_remote_code=trusted)
+                model.lacks_weights = not outline  # type: ignore[assignment]  # no module, as modules may hold
             else:
                 model = self._auto().from_pretrained(
-                    str(directory),
+                    str(weights),
+                    config=config,  # the one that counts in the fingerprint
                     local_files_only=True,
                     use_safetensors=True,  # the older format is a pickle, which can run code
                     trust_remote_code=trusted,

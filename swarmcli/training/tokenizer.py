@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
+from swarmcli.recipe.pretrained import saved_tokenizer
 from swarmcli.words import first_words
 
 Tokens = npt.NDArray[np.int32]
@@ -112,9 +113,10 @@ class SavedTokenizer:
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:
     """The tokenizer that a recipe names. Raises RecipeError with the place in the file and the fix."""
-    if recipe.tokenizer == "bytes":
+    saved = saved_tokenizer(recipe)
+    if saved is None:
         return ByteTokenizer()
-    directory = recipe.locate(recipe.tokenizer)
+    directory = saved.directory()
     try:
         return SavedTokenizer.load(directory, trust_remote_code=recipe.local.trust_remote_code)
     except Exception as error:  # transformers and tokenizers raise many kinds, some of them plain Exception

@@ -12,11 +12,14 @@ import typer
 from typer.testing import CliRunner
 
 from swarmcli.cli.init import init
-from swarmcli.errors import UsageError
+from swarmcli.errors import HubError, UsageError
 from swarmcli.recipe import load_recipe
 from swarmcli.recipe.offered import offered
 from swarmcli.recipe.run_key import RunKey
 from swarmcli.recipe.templates import TEMPLATES, TemplateName
+from tests.hub_stand_in import Hub, hub
+
+__all__ = ["hub"]
 
 app = typer.Typer()
 app.command()(init)
@@ -140,3 +143,15 @@ def test_of_a_closed_run_it_does_not_promise_that_its_link_is_enough() -> None:
     closed = CliRunner().invoke(app, ["closed", "--invite"]).stderr
     assert "prints the link by which they join" in open_run and "prints the link" not in closed
     assert "swarm invite closed/recipe.yaml" in closed
+
+
+def test_a_model_of_the_hub_is_written_with_its_commit(hub: Hub) -> None:
+    commit = hub.push("acme/tiny", {"config.json": b"{}"})
+    said("tiny.yaml", "--base-model", "acme/tiny")
+    recipe = load_recipe("tiny.yaml")
+    assert (recipe.base_model, recipe.revision, recipe.tokenizer) == ("acme/tiny", commit, None)
+    with pytest.raises(UsageError, match="no model of the Hugging Face Hub: those are called owner/name"):
+        said("other.yaml", "--base-model", "./here")
+    with pytest.raises(HubError, match="the Hub has no model acme/none"):
+        said("other.yaml", "--base-model", "acme/none")
+    assert not Path("other.yaml").exists()

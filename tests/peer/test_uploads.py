@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,24 +10,19 @@ import pytest
 from swarmcli.events import Event, Events, Noticed
 from swarmcli.peer.uploads import Uploads, hub, without_tokens
 from swarmcli.recipe import UploadSettings
+from tests.hub_stand_in import Hub
+from tests.hub_stand_in import hub as hub_server
 
-from .hub_server import Hub, hub_server
+__all__ = ["hub_server"]
+
 
 TOKEN = "hf_onlyforthetests"
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """The library reads its variables when it is imported, so what it made of them is set."""
-    from huggingface_hub import constants, hf_api
-
-    with hub_server() as server:
-        for module in (constants, getattr(hf_api, "constants", hf_api)):  # older versions import the names
-            monkeypatch.setattr(module, "ENDPOINT", server.address)
-            monkeypatch.setattr(module, "HF_HUB_DISABLE_XET", True, raising=False)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
-        yield server
+def server(monkeypatch: pytest.MonkeyPatch, hub_server: Hub) -> Hub:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return hub_server
 
 
 def checkpoint(directory: Path, epoch: int = 12) -> Path:

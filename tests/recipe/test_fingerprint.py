@@ -92,7 +92,9 @@ def test_a_model_directory_counts_by_its_config_wherever_it_lies(tmp_path: Path)
     for name, config in configs.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(config)
-    text = SMALL.replace(SMALL[SMALL.index("base_model") : SMALL.index("datasets")], "base_model: here\n")
+    text = SMALL.replace(
+        SMALL[SMALL.index("base_model") : SMALL.index("datasets")], "base_model: here\ntokenizer: bytes\n"
+    )
     here = fingerprint_of(small(text=text, directory=tmp_path))
     there = fingerprint_of(small("base_model=there", text=text, directory=tmp_path))
     assert differing_keys(here, there) == []
@@ -115,15 +117,15 @@ def test_a_tokenizer_directory_counts_by_its_files(tmp_path: Path) -> None:
 
 def test_directories_that_are_not_there_are_named_with_the_place_in_the_recipe(tmp_path: Path) -> None:
     with pytest.raises(
-        RecipeError, match="--set base_model=gone: base_model 'gone' is no directory with a saved model"
+        RecipeError, match="--set base_model=gone: base_model: 'gone' is no directory with a saved model"
     ):
-        fingerprint_of(small("base_model=gone", directory=tmp_path))
-    with pytest.raises(RecipeError, match="--set tokenizer=gone: tokenizer 'gone' is no directory"):
+        fingerprint_of(small("base_model=gone", "tokenizer=bytes", directory=tmp_path))
+    with pytest.raises(RecipeError, match="--set tokenizer=gone: tokenizer: 'gone' is no directory"):
         fingerprint_of(small("tokenizer=gone", directory=tmp_path))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
     with pytest.raises(RecipeError, match="no valid JSON"):
-        fingerprint_of(small("base_model=broken", directory=tmp_path))
+        fingerprint_of(small("base_model=broken", "tokenizer=bytes", directory=tmp_path))
 
 
 def test_keys_on_one_side_only_differ() -> None:

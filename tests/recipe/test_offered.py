@@ -70,7 +70,7 @@ def test_a_saved_model_travels_by_its_name_alone(tmp_path: Path) -> None:
     assert "owner" not in offered(recipe)
     arrived = read_offered(offered(recipe).encode(), link_to(recipe), tmp_path / "volunteer")
     assert fingerprint_of(arrived) == fingerprint_of(recipe)
-    with pytest.raises(RecipeError, match=r"base_model is a saved model .* put it at .*nowhere/models/pythia"):
+    with pytest.raises(RecipeError, match=r"base_model: it is a saved model .* put it at .*nowhere/models/pythia"):
         read_offered(offered(recipe).encode(), link_to(recipe), tmp_path / "nowhere")
 
 
@@ -91,7 +91,7 @@ def test_a_recipe_with_paths_of_one_machine_has_no_link_and_says_why(path: str) 
         ({"base_model": "/home/me/model"}, "base_model is a path of another computer"),
         ({"base_model": "models/../../x"}, "base_model is a path of another computer"),
         ({"tokenizer": "~/tokenizer"}, "tokenizer is a path of another computer"),
-        ({"tokenizer": "models/none"}, "tokenizer is a saved model or tokenizer, which no link brings"),
+        ({"tokenizer": "models/none"}, "tokenizer: it is a saved model or tokenizer, which no link brings"),
         ({"output_dir": "/home/me"}, "output_dir is for each volunteer to choose"),
         ({"local": {"trust_remote_code": True}}, "local.trust_remote_code is for each volunteer"),
         ({"local": {"site": {"processes": 64}}}, "local.site.processes is for each volunteer"),

@@ -14,7 +14,7 @@ def test_defaults_are_those_that_people_know() -> None:
     recipe = small()
     assert recipe.optimizer.name == "adamw" and recipe.lr_scheduler.name == "constant"
     assert (recipe.averaging.matchmaking_time, recipe.averaging.averaging_timeout) == (15.0, 60.0)
-    assert recipe.tokenizer == "bytes" and recipe.max_epochs is None
+    assert recipe.tokenizer is None and recipe.max_epochs is None
 
 
 def test_recipes_are_frozen() -> None:

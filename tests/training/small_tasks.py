@@ -18,6 +18,7 @@ base_model: {model_type: gpt2, n_layer: 1, n_head: 2, n_embd: 16, resid_pdrop: 0
 datasets:
   - {source: files, path: texts}
 sequence_len: 16
+tokenizer: bytes
 target_batch_size: 8
 micro_batch_size: 2
 local: {device: cpu, shuffle_buffer_size: 4}

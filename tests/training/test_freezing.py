@@ -88,8 +88,7 @@ def test_the_config_of_a_saved_model_will_do_where_others_have_its_weights(tmp_p
     recipe = small(tmp_path, HEAD, "base_model=saved")
     digest = frozen_of([], build(recipe).named_parameters()).digest
     (tmp_path / "saved" / "model.safetensors").unlink()
-    with pytest.raises(RecipeError, match="no model can be loaded"):
-        build(recipe)
+    assert build(recipe).lacks_weights, "whoever begins a run needs them"
     model = build(small(tmp_path, HEAD, "base_model=saved", f"frozen_weights={digest}"))
     assert trained(model) == trained(build(small(tmp_path, HEAD)))
 

@@ -54,7 +54,7 @@ class TextTask(ABC):
         """The model on the CPU in float32, as ModelSource builds it. Raises RecipeError too where it cannot hold the
         tokens."""
         model: Any = self._models.build(outline=outline)
-        self._check_sizes(model.config)
+        self._check_sizes(model.config.get_text_config())
         built: nn.Module = model
         return built
 

@@ -1,0 +1,181 @@
+"""The saved models and tokenizers that a recipe names: directories, or models of the Hugging Face Hub at one commit.
+
+A model of the Hub is a directory as well. Usually that is its snapshot in the cache of the library huggingface_hub. In
+a run that was joined by a link it is what a peer of the run handed out: nothing is asked of the Hub before somebody has
+agreed to join.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarmcli.errors import HubError, HubUnreachable, RecipeError, UnknownCommit
+from swarmcli.recipe.schema import HUB_NAME, Recipe
+from swarmcli.words import first_words
+
+MODELS = "models"  # where a saved model or tokenizer lies, below the directory of a run that was joined by a link
+CONFIG = "config.json"
+# Whatever turns data into tokens or pixels. Each of these counts in the fingerprint, and travels to whoever has a link.
+PREPROCESSING = (
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*.json",
+    "vocab*.txt",
+    "merges.txt",
+    "*.model",
+    "*.spm",
+    "chat_template.jinja",
+    "chat_template.json",
+    "processor_config.json",
+    "*preprocessor_config.json",
+)
+# No other format: those are pickles, which can run code.
+_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "generation_config.json")
+COMMIT = re.compile("[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Pretrained:
+    """A model or tokenizer that the recipe names by `key`."""
+
+    recipe: Recipe
+    key: str
+    text: str  # a directory, or with a revision a name of the Hub
+    revision: str | None = None
+
+    @property
+    def revision_key(self) -> str:
+        return "revision" if self.key == "base_model" else "tokenizer_revision"
+
+    def directory(self) -> Path:
+        """Where its config and its tokenizer's files lie; of the Hub's they are downloaded if need be. Raises
+        RecipeError, also for a name of the Hub without a commit, which the error names if the Hub answers."""
+        if self.revision is None:
+            place = self.recipe.locate(self.text)
+            if HUB_NAME.fullmatch(self.text) and not place.exists():
+                raise self._needs_commit("main", f"{self.text!r} is no directory here")
+            return place
+        if not COMMIT.fullmatch(self.revision):
+            raise self._needs_commit(self.revision, f"{self.revision!r:.80} is no commit, so it may change")
+        return place if (place := self.brought).is_dir() else self._snapshot((CONFIG, *PREPROCESSING))
+
+    @property
+    def brought(self) -> Path:
+        """Where the files lie that a peer handed out for a link, if one did."""
+        if self.revision is None:
+            return self.recipe.locate(self.text)
+        return self.recipe.directory / MODELS / f"{self.text.replace('/', '--')}--{self.revision[:12]}"
+
+    def weights(self) -> Path | None:
+        """The directory with its safetensors; of the Hub's they are downloaded if need be. None: neither here nor to be
+        had, so that they have to come from the run's peers. Raises RecipeError for a model that has none."""
+        if self.revision is None:
+            place = self.directory()
+            return place if [*place.glob("*.safetensors"), *place.glob("*.bin")] else None
+        if self.brought.is_dir() and self.recipe.frozen_weights is None:
+            return None  # the state of the run brings them, whatever the Hub has
+        try:
+            place = self._snapshot(_WEIGHTS, shown=True)
+        except HubUnreachable:
+            return None
+        if not any(place.glob("*.safetensors")):
+            raise self.refuse(
+                f"{self.text} has no safetensors at {self.revision}", "take a commit that has: pickles are not loaded"
+            )
+        return place
+
+    def refuse(self, problem: str, fix: str, *, key: str = "") -> RecipeError:
+        key = key or self.key
+        return RecipeError(f"{self.recipe.origin(key)}: {key}: {problem}; {fix}")
+
+    def _needs_commit(self, revision: str, problem: str) -> RecipeError:
+        """The error that names the commit to add."""
+        page, key = f"https://huggingface.co/{self.text}/commits", self.revision_key
+        try:
+            commit = commit_of(self.text, revision)
+        except HubUnreachable as error:
+            fix = f"for a model of the Hugging Face Hub write `{key}: ` and a commit of {page}"
+            return self.refuse(f"{problem}, and {error}", fix)
+        except HubError as error:
+            return self.refuse(f"{problem}, and {error}", "correct the name, or save a model there first")
+        return self.refuse(problem, f"for the model of the Hugging Face Hub as it is now, write `{key}: {commit}`")
+
+    def _snapshot(self, patterns: tuple[str, ...], *, shown: bool = False) -> Path:
+        """The directory in the library's cache. A commit does not change: what is there is not asked for again.
+        `shown`: it may take long, and a terminal is told how far it is."""
+        assert self.revision is not None
+        wanted = {"revision": self.revision, "allow_patterns": list(patterns)}
+        try:
+            with suppress(HubUnreachable):
+                return Path(_ask(self.text, "snapshot_download", **wanted, local_files_only=True))
+            commit_of(self.text, self.revision)  # it fails at once; downloads are tried for half a minute
+            with _progress(shown and sys.stderr.isatty()):
+                return Path(_ask(self.text, "snapshot_download", **wanted))
+        except HubUnreachable as error:
+            fix = "connect this computer to the Hub once, or join by a link: then the run's peers give what is needed"
+            raise HubUnreachable(str(self.refuse(str(error), fix))) from error
+        except HubError as error:
+            key = self.revision_key if isinstance(error, UnknownCommit) else self.key
+            raise self.refuse(str(error), "correct it, or log in with `hf auth login`", key=key) from error
+
+
+def saved_model(recipe: Recipe) -> Pretrained | None:
+    """None: the recipe has a config, and the first weights are random."""
+    base = recipe.base_model
+    return Pretrained(recipe, "base_model", base, recipe.revision) if isinstance(base, str) else None
+
+
+def saved_tokenizer(recipe: Recipe) -> Pretrained | None:
+    """The base model's own where the recipe names none. None: bytes."""
+    text = recipe.tokenizer
+    if text is None or (text == recipe.base_model and recipe.tokenizer_revision is None):
+        return saved_model(recipe)
+    return None if text == "bytes" else Pretrained(recipe, "tokenizer", text, recipe.tokenizer_revision)
+
+
+def commit_of(name: str, revision: str = "main") -> str:
+    """The commit that a branch of a model of the Hub leads to now. Raises HubError."""
+    return str(_ask(name, "model_info", revision=revision).sha)
+
+
+def _ask(name: str, method: str, **options: Any) -> Any:
+    """One method of huggingface_hub's client. The user's own environment says which Hub that is, and who asks."""
+    try:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    except ImportError as error:
+        raise HubUnreachable(
+            "models of the Hub need the library huggingface_hub; pip install 'swarmcli[hub]'"
+        ) from error
+    try:
+        return getattr(HfApi(library_name="swarm"), method)(name, **options)
+    except RevisionNotFoundError as error:
+        raise UnknownCommit(f"{name} has no commit {options['revision']:.80} on the Hub") from error
+    except GatedRepoError as error:
+        raise HubError(f"{name} asks its users to accept terms, at https://huggingface.co/{name}") from error
+    except RepositoryNotFoundError as error:
+        raise HubError(f"the Hub has no model {name}, or none that this account may see") from error
+    except Exception as error:  # beside OSError those of its HTTP client, which is another one in other versions
+        raise HubUnreachable(f"{name} cannot be fetched from the Hub ({first_words(error)})") from error
+
+
+@contextmanager
+def _progress(shown: bool) -> Iterator[None]:
+    """The library draws bars unless it is told not to."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    before = are_progress_bars_disabled()
+    if not shown:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not before:
+            enable_progress_bars()
