@@ -58,7 +58,10 @@ class Hub(ThreadingHTTPServer):
 
     def downloads(self) -> list[str]:
         """The names of the files that were downloaded so far."""
-        return [each.rpartition("/")[2] for each in self.asked if each.startswith("GET ") and "/resolve/" in each]
+        places = [each.rpartition("/")[2] for each in self.asked if re.match("GET .*/(resolve|cdn)/", each)]
+        commits = [commit for commits in self.history.values() for commit in commits.values()]
+        named = {_sha256(data): name for commit in commits for name, data in commit.items()}
+        return [named.get(place, place) for place in places]
 
 
 def _sha256(data: bytes) -> str:
@@ -104,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
         elif commit not in commits:
             self._answer({"error": "Invalid rev id"}, 404, {"X-Error-Code": "RevisionNotFound"})
         elif what == "revision":
-            names = [{"rfilename": name} for name in commits[commit]]
+            names = [{"rfilename": name, "size": len(data)} for name, data in commits[commit].items()]
             self._answer({"id": repo, "sha": commit, "siblings": names, "private": False, "tags": []})
         elif what == "tree":
             self._answer([self._entry(name, data) for name, data in commits[commit].items()])
@@ -209,6 +212,7 @@ def asked_instead(hub: Hub, monkeypatch: pytest.MonkeyPatch, home: Path) -> None
         monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
         monkeypatch.setattr(module, "HF_HUB_DISABLE_XET", True, raising=False)
         monkeypatch.setattr(module, "HF_HUB_CACHE", str(home / "hub"), raising=False)
+    monkeypatch.setattr(hf_api.api, "endpoint", hub.address)
     variables = {"HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_XET": "1", "HF_HUB_CACHE": str(home / "hub")}
     for name, value in (variables | {"HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}).items():
         monkeypatch.setenv(name, value)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -73,16 +74,17 @@ class Pretrained:
             return self.recipe.locate(self.text)
         return self.recipe.directory / MODELS / f"{self.text.replace('/', '--')}--{self.revision[:12]}"
 
-    def weights(self) -> Path | None:
-        """The directory with its safetensors; of the Hub's they are downloaded if need be. None: neither here nor to be
-        had, so that they have to come from the run's peers. Raises RecipeError for a model that has none."""
+    def weights(self, most: Callable[[], int]) -> Path | None:
+        """The directory with its safetensors; of the Hub's they are downloaded if need be, `most()` bytes. None:
+        neither here nor to be had, so they have to come from the run's peers. Raises RecipeError for a model without.
+        """
         if self.revision is None:
             place = self.directory()
             return place if [*place.glob("*.safetensors"), *place.glob("*.bin")] else None
         if self.brought.is_dir() and self.recipe.frozen_weights is None:
             return None  # the state of the run brings them, whatever the Hub has
         try:
-            place = self._snapshot(_WEIGHTS, shown=True)
+            place = self._snapshot(_WEIGHTS, most)
         except HubUnreachable:
             return None
         if not any(place.glob("*.safetensors")):
@@ -107,16 +109,26 @@ class Pretrained:
             return self.refuse(f"{problem}, and {error}", "correct the name, or save a model there first")
         return self.refuse(problem, f"for the model of the Hugging Face Hub as it is now, write `{key}: {commit}`")
 
-    def _snapshot(self, patterns: tuple[str, ...], *, shown: bool = False) -> Path:
+    def _snapshot(self, patterns: tuple[str, ...], most: Callable[[], int] | None = None) -> Path:
         """The directory in the library's cache. A commit does not change: what is there is not asked for again.
-        `shown`: it may take long, and a terminal is told how far it is."""
-        assert self.revision is not None
+        `most()`: bytes, for what may take long, so a terminal is told how far it is."""
         wanted = {"revision": self.revision, "allow_patterns": list(patterns)}
         try:
+            # Other programs may have fetched a part: only with the list of files the library knows whether it has all.
             with suppress(HubUnreachable):
+                _ask(self.text, "get_cached_repo_tree", revision=self.revision)
                 return Path(_ask(self.text, "snapshot_download", **wanted, local_files_only=True))
-            commit_of(self.text, self.revision)  # it fails at once; downloads are tried for half a minute
-            with _progress(shown and sys.stderr.isatty()):
+            try:  # downloads are tried for half a minute, this fails at once
+                found = _ask(self.text, "model_info", revision=self.revision, files_metadata=True).siblings
+            except HubUnreachable:
+                with suppress(HubUnreachable):
+                    return Path(_ask(self.text, "snapshot_download", **wanted, local_files_only=True))
+                raise
+            size = sum(each.size or 0 for each in found if any(fnmatchcase(each.rfilename, p) for p in patterns))
+            if most is not None and size > (bound := most()):
+                problem = f"{self.text} has weights of {size >> 20} MiB, and its config is of a model of {bound >> 20}"
+                raise self.refuse(problem, "take a commit at which they fit together")
+            with _progress(most is not None and sys.stderr.isatty()):
                 return Path(_ask(self.text, "snapshot_download", **wanted))
         except HubUnreachable as error:
             fix = "connect this computer to the Hub once, or join by a link: then the run's peers give what is needed"
@@ -124,6 +136,12 @@ class Pretrained:
         except HubError as error:
             key = self.revision_key if isinstance(error, UnknownCommit) else self.key
             raise self.refuse(str(error), "correct it, or log in with `hf auth login`", key=key) from error
+
+
+def is_preprocessing(name: str) -> bool:
+    """Whether a tokenizer's directory may hold such a file, and nothing else is hidden in its name."""
+    known = any(fnmatchcase(name, pattern) for pattern in (CONFIG, *PREPROCESSING))
+    return known and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}", name) is not None
 
 
 def saved_model(recipe: Recipe) -> Pretrained | None:
@@ -135,7 +153,7 @@ def saved_model(recipe: Recipe) -> Pretrained | None:
 def saved_tokenizer(recipe: Recipe) -> Pretrained | None:
     """The base model's own where the recipe names none. None: bytes."""
     text = recipe.tokenizer
-    if text is None or (text == recipe.base_model and recipe.tokenizer_revision is None):
+    if text is None or (text == recipe.base_model and recipe.tokenizer_revision in (None, recipe.revision)):
         return saved_model(recipe)
     return None if text == "bytes" else Pretrained(recipe, "tokenizer", text, recipe.tokenizer_revision)
 
@@ -146,16 +164,16 @@ def commit_of(name: str, revision: str = "main") -> str:
 
 
 def _ask(name: str, method: str, **options: Any) -> Any:
-    """One method of huggingface_hub's client. The user's own environment says which Hub that is, and who asks."""
+    """One function of huggingface_hub. The user's own environment says which Hub that is, and who asks."""
     try:
-        from huggingface_hub import HfApi
+        import huggingface_hub
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
     except ImportError as error:
         raise HubUnreachable(
             "models of the Hub need the library huggingface_hub; pip install 'swarmcli[hub]'"
         ) from error
     try:
-        return getattr(HfApi(library_name="swarm"), method)(name, **options)
+        return getattr(huggingface_hub, method)(name, **options)
     except RevisionNotFoundError as error:
         raise UnknownCommit(f"{name} has no commit {options['revision']:.80} on the Hub") from error
     except GatedRepoError as error:

@@ -200,9 +200,16 @@ class ModelSource:
         model: nn.Module
         try:
             config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=trusted)
-            if not hasattr(config, "auto_map"):  # code of its own knows best
+            if not (trusted and hasattr(config, "auto_map")):  # code of its own knows best
                 self._check_kind(config, getattr(config, "is_decoder", None))
-            weights = None if outline else saved.weights()
+
+            def most() -> int:
+                """As many bytes as the largest numbers take, and what lies beside them."""
+                with torch.device("meta"):
+                    sizes = self._auto().from_config(config, trust_remote_code=trusted)
+                return 8 * sum(parameter.numel() for parameter in sizes.parameters()) + (64 << 20)
+
+            weights = None if outline else saved.weights(most)
             if weights is None:
                 model = self._auto().from_config(config, trust_remote_code=trusted)
                 model.lacks_weights = not outline  # type: ignore[assignment]  # no module, as modules may hold

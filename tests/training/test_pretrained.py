@@ -60,7 +60,7 @@ def test_a_model_of_the_hub_begins_with_its_weights_and_its_tokenizer(hub: Hub, 
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
     assert not getattr(model, "lacks_weights", False)
     assert next(iter(task.batches(0)))["input_ids"].shape[1] == 16
-    assert not {"pytorch_model.bin", "modeling.py"} & set(hub.downloads())
+    assert set(hub.downloads()) == {*SMALL_FILES, "model.safetensors", "generation_config.json"}, "no pickle, no code"
     hub.leave()
     assert fingerprint_of(recipe) == fingerprint and build_task(recipe).build_model() is not None, "all of it is here"
 
@@ -106,6 +106,23 @@ def test_a_model_without_safetensors_is_refused(hub: Hub, tiny: Path) -> None:
     recipe = named(hub.push("acme/tiny", files))
     with pytest.raises(RecipeError, match=r"base_model: acme/tiny has no safetensors at .* pickles are not loaded"):
         build_task(recipe).build_model()
+
+
+def test_weights_that_are_too_large_for_the_config_are_not_downloaded(hub: Hub, tiny: Path) -> None:
+    files = {path.name: path.read_bytes() for path in tiny.iterdir()} | {"model-2.safetensors": bytes(65 << 20)}
+    with pytest.raises(RecipeError, match=r"acme/tiny has weights of 65 MiB, and its config is of a model of 64"):
+        build_task(named(hub.push("acme/tiny", files))).build_model()
+    assert "model.safetensors" not in hub.downloads()
+
+
+def test_what_another_program_fetched_in_part_is_made_whole(hub: Hub, tiny: Path) -> None:
+    from huggingface_hub import hf_hub_download
+
+    commit = hub.push("acme/tiny", tiny)
+    hf_hub_download("acme/tiny", "config.json", revision=commit)
+    hf_hub_download("acme/tiny", "tokenizer.json", revision=commit)
+    whole = recipe_of(f"base_model: {tiny}")
+    assert differing_keys(fingerprint_of(named(commit)), fingerprint_of(whole)) == ["revision"]
 
 
 def test_a_model_whose_weights_cannot_be_had_is_built_of_its_config_and_says_so(hub: Hub, tiny: Path) -> None:
