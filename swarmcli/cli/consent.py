@@ -71,9 +71,9 @@ def invitation_in_words(ticket: Ticket) -> str:
 
 
 def _model(recipe: Recipe, demand: Demand) -> str:
-    kind = (
-        "a saved model" if isinstance(recipe.base_model, str) else f"a {printable(recipe.base_model['model_type'], 40)}"
-    )
+    base = recipe.base_model
+    saved = f"the model {base} of the Hub" if recipe.revision else "a saved model"
+    kind = printable(saved, 200) if isinstance(base, str) else f"a {printable(base['model_type'], 40)}"
     length = f"{recipe.max_epochs:,} epochs" if recipe.max_epochs else "until the run is stopped"
     return (
         f"{kind} of {demand.parameters:,} parameters that predicts text, {length} of "
@@ -112,7 +112,8 @@ def _datasets(recipe: Recipe, datasets: Iterable[AnyDataset]) -> Iterator[str]:
 def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
     said = [f"the run's present state from other peers, once: {format_bytes(demand.state)}"] if demand.state else []
     if demand.frozen:
-        said.append(f"the weights that are not trained, once, if it lacks them: {format_bytes(demand.frozen)}")
+        whence = ", from huggingface.co or other peers" if recipe.revision else ""
+        said.append(f"the weights that are not trained, once{whence}, if it lacks them: {format_bytes(demand.frozen)}")
     hub = [dataset for dataset in recipe.datasets if isinstance(dataset, HuggingFaceDataset)]
     if role == "trainer" and hub:
         whole = sorted({dataset.path for dataset in hub if not dataset.streaming})

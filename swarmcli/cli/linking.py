@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +16,7 @@ import typer
 from swarmcli.cli.console import aloud, err, moment
 from swarmcli.cli.ending import ExitCode
 from swarmcli.errors import MembershipError, RecipeError
+from swarmcli.journal import megabytes
 from swarmcli.peer.linked import LinkedRun
 from swarmcli.peer.offering import fetch_recipe
 from swarmcli.recipe import (
@@ -62,20 +63,23 @@ def recipe_named(given: str, role: Role, settings: Sequence[str], *, yes: bool) 
         return Named(Path(given), load_recipe(given, settings))
     link = parse_link(given)
     run = LinkedRun(link)
-    text, recipe, going = recipe_of(run, settings)
-    if not run.has_agreed(role, text):
-        with nullcontext() if yes else aloud():
-            outline = show_sheet(run, role, recipe, going)
-            from swarmcli.cli.consent import ask  # it stands on torch: `show_sheet` says before that it takes a while
-            from swarmcli.training.outline import keep_outline
+    with ExitStack() as undo:
+        undo.callback(run.forget)
+        text, recipe, going = recipe_of(run, settings)
+        if not run.has_agreed(role, text):
+            with nullcontext() if yes else aloud():
+                outline = show_sheet(run, role, recipe, going)
+                from swarmcli.cli.consent import ask  # it stands on torch: `show_sheet` says that it takes a while
+                from swarmcli.training.outline import keep_outline
 
-            with nullcontext() if yes else importing_ahead(role):
-                agreed = yes or ask(role)
-        if not agreed:
-            err.print("not joined; nothing is kept of it on this computer")
-            raise typer.Exit(ExitCode.FAILURE)
-        run.keep(role, text)
-        keep_outline(recipe, outline)  # an auxiliary is about to ask for it again
+                with nullcontext() if yes else importing_ahead(role):
+                    agreed = yes or ask(role)
+            if not agreed:
+                err.print("not joined; nothing is kept of it on this computer")
+                raise typer.Exit(ExitCode.FAILURE)
+            run.keep(role, text)
+            keep_outline(recipe, outline)  # an auxiliary is about to ask for it again
+        undo.pop_all()
     if link.ticket is not None:
         run.keep_invitation(link.ticket)
     return Named(run.recipe, recipe, link.addresses)
@@ -120,14 +124,14 @@ def importing_ahead(role: Role) -> Iterator[None]:
 
 def recipe_of(run: LinkedRun, settings: Sequence[str]) -> tuple[str, Recipe, Going]:
     """The recipe as this computer keeps it, from there or from the contact; the same with what a person has set; and
-    how the run goes, if that was asked."""
+    how the run goes, if that was asked. The files of its model lie in their place then: `run.forget` removes them."""
     if run.link.ticket is not None:
         check_not_ended(run.link.ticket)
     if (kept := recipe_kept(run, settings)) is not None:
         return *kept, UNKNOWN
     err.print(f"asking {run.link.named} for the recipe of {run.link.run_id}")
 
-    fetched, answer = fetch_recipe(run.link, run.path)
+    fetched, answer = fetch_recipe(run.link, run.path, run.bring)
     text = run.text_of(fetched)
     return text, chosen(run, text, settings), answer.going
 
@@ -174,6 +178,9 @@ def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: Going) -> nn.M
     lines = consent.sheet(recipe, role, demand, memory, run.path, limits)
     if run.link.ticket is not None:
         lines.insert(1, ("access", consent.invitation_in_words(run.link.ticket)))
+    if run.brought:
+        came = megabytes(sum(run.brought.values()))
+        lines.append(("came already", f"{came} of config and tokenizer, from that peer, checked by the link"))
     consent.show(recipe, run.link.peer_id.short, lines)
     return outline
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -35,12 +36,13 @@ def validate(
     swarm validate my-run/recipe.yaml --quick --set optimizer.learning_rate=3e-4
     """
     linked = is_link(recipe)
-    loaded = (
-        _of_link(recipe, overrides or (), told=not (quick or as_json))
-        if linked
-        else load_recipe(recipe, overrides or ())
-    )
-    fingerprint = fingerprint_of(loaded)
+    with ExitStack() as undo:
+        loaded = (
+            _of_link(recipe, overrides or (), undo, told=not (quick or as_json))
+            if linked
+            else load_recipe(recipe, overrides or ())
+        )
+        fingerprint = fingerprint_of(loaded)
     no_link = "" if linked else _why_no_link(loaded)
     found = {} if quick or linked else _try_out(loaded)
     if as_json:
@@ -53,7 +55,7 @@ def validate(
     for note in loaded.notes:
         typer.echo(f"note: {note}")
     if linked:
-        typer.echo("the link's recipe is in order; nothing was written, and no data were read")
+        typer.echo("the link's recipe is in order; nothing is kept of it, and no data were read")
     else:
         alone = ", for those who have the file" if no_link else ""
         typer.echo(f"{recipe} is in order" + (" as far as the file goes" if quick else "") + alone)
@@ -68,9 +70,11 @@ def _why_no_link(recipe: Recipe) -> str:
     return ""
 
 
-def _of_link(text: str, overrides: Sequence[str], *, told: bool) -> Recipe:
-    """The recipe that a link leads to, with what a trainer would have to agree to on stderr if that is wanted."""
+def _of_link(text: str, overrides: Sequence[str], undo: ExitStack, *, told: bool) -> Recipe:
+    """The recipe that a link leads to, with what a trainer would have to agree to on stderr if that is wanted. The
+    files of its model lie here until `undo` is closed."""
     run = LinkedRun(parse_link(text))
+    undo.callback(run.forget)
     _, recipe, going = recipe_of(run, overrides)
     if told:
         show_sheet(run, "trainer", recipe, going)

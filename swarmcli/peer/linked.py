@@ -4,21 +4,25 @@
         recipe.yaml     what the contact handed out, checked, with what is this computer's own beside it
         agreed.json     role → hash of the recipe that somebody agreed to in that role
         invitation      to a closed run, from the link; readable by this user alone
-        data/, models/  for what a recipe reads and no link brings
+        data/           for what a recipe reads and no link brings
+        models/         config and tokenizer of a saved model, as a peer of the run handed them out
         <run id>/       the peers: trainer-1, monitor-1, …
 
-The recipe is written when somebody has agreed, never before. From then on it is a recipe like any other.
+The recipe is written when somebody has agreed, never before. From then on it is a recipe like any other. The files of
+a model lie there while somebody decides, since its size is found out by them, and go again if the answer is no.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarmcli.errors import MembershipError, RecipeError, SwarmError
+from swarmcli.files.durable import write_file
 from swarmcli.machine.places import VARIABLE, data_directory
 from swarmcli.owner.invitations import keep_ticket, of_recipe, visiting
 from swarmcli.peer.home import write_whole
@@ -41,6 +45,7 @@ class LinkedRun:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.path = data_directory() / f"{link.run_id}-{link.fingerprint[:8]}"
+        self.brought: dict[Path, int] = {}  # the files of a model that came for this link, and their sizes
 
     @property
     def recipe(self) -> Path:
@@ -78,6 +83,26 @@ class LinkedRun:
         }
         return json.dumps(values | own, ensure_ascii=False, indent=1) + "\n"
 
+    def bring(self, files: Mapping[Path, bytes]) -> None:
+        """Puts the files of a model into their places. Raises SwarmError."""
+        try:
+            for path, data in files.items():
+                if not path.exists():
+                    self.brought[path] = len(data)
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_file(path, data)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def forget(self) -> None:
+        """Takes away again what `bring` put there, unless it is kept."""
+        for path in self.brought:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # something else lies there
+                for above in (path.parent, path.parent.parent, self.path):
+                    above.rmdir()
+        self.brought = {}
+
     def has_agreed(self, role: Role, text: str) -> bool:
         return self._agreements().get(role) == _hash(text)
 
@@ -91,9 +116,10 @@ class LinkedRun:
             write_whole(self.recipe, text)
             write_whole(self.path / AGREED, json.dumps(agreements, indent=1) + "\n")
         except OSError as error:
-            raise SwarmError(
-                f"{self.path} cannot be written ({error.strerror}); set {VARIABLE} to another directory"
-            ) from error
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> SwarmError:
+        return SwarmError(f"{self.path} cannot be written ({error.strerror}); set {VARIABLE} to another directory")
 
     def keep_invitation(self, ticket: Ticket) -> None:
         """Writes down what the link brings for a closed run, for the peers that begin here. Raises SwarmError."""

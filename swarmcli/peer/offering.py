@@ -2,14 +2,20 @@
 
 Every peer whose recipe can travel answers `run.recipe`; the connection is authenticated, so the text comes from the
 peer that the link names. What it says beyond the recipe (how fast the run goes) is its word alone, and only shown.
+
+A saved model's config comes with it, and the hashes of the tokenizer's files. These are asked for piece by piece by
+`run.file`, once the link has proved the hashes: so it does not matter which peer gives them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -28,11 +34,11 @@ from swarmcli.errors import (
 from swarmcli.events import EpochAdvanced, Event
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.loop_thread import LoopThread
+from swarmcli.network.loop_thread import LoopThread, offload
 from swarmcli.network.transports.tcp.transport import TCPTransport
 from swarmcli.owner.invitations import visiting
 from swarmcli.recipe import Link, Recipe, read_offered
-from swarmcli.recipe.offered import MAX_OFFERED, Going
+from swarmcli.recipe.offered import BOUNDS, MAX_OFFERED, Going, files_of
 from swarmcli.run.asking import Visitor
 from swarmcli.words import printable
 
@@ -40,7 +46,9 @@ if TYPE_CHECKING:
     from swarmcli.optim.config import Role  # it brings torch along
 
 T = TypeVar("T")
-METHOD = "run.recipe"
+METHOD, FILE_METHOD = "run.recipe", "run.file"
+PIECE = 256 << 10  # bytes of a file in one answer; both ends have to agree
+TIMEOUT = 15.0  # seconds, for the dial and for the recipe
 MAX_PEERS = 1 << 20  # of each role that a run may be said to have
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_PEERS)]
@@ -61,23 +69,64 @@ class RecipeOffered(msgspec.Struct, frozen=True):
     trainers: Count = 0  # that take part, as the answering peer sees it; all 0: not known
     monitors: Count = 0
     auxiliaries: Count = 0
+    contents: Annotated[str, msgspec.Meta(max_length=MAX_OFFERED)] = ""  # of saved models, see `offered_contents`
 
     @property
     def going(self) -> Going:
         return Going(self.epoch_seconds, self.trainers, self.monitors, self.auxiliaries)
 
 
+class FileWanted(msgspec.Struct, frozen=True):
+    """A volunteer with a link asks for a piece of one of the tokenizer's files."""
+
+    run_id: Annotated[str, msgspec.Meta(max_length=64)]
+    name: Annotated[str, msgspec.Meta(max_length=96)]
+    offset: Annotated[int, msgspec.Meta(ge=0, le=BOUNDS.files_bytes)]
+
+
+class FilePiece(msgspec.Struct, frozen=True):
+    """PIECE bytes, or those up to the end."""
+
+    size: Annotated[int, msgspec.Meta(ge=0, le=BOUNDS.files_bytes)]  # of the whole file
+    data: Annotated[bytes, msgspec.Meta(max_length=PIECE)]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOptions:
+    """For how long a volunteer waits for a tokenizer's files. Times are seconds."""
+
+    piece: float = 30.0  # for one answer
+    all: float = 900.0  # for all of them
+    head_start: float = 20.0  # of the peer that answered first, before another one is asked beside it
+
+
+FETCH = FetchOptions()
+
+
 class RecipeService:
     """Hands out one run's recipe."""
 
-    def __init__(self, endpoint: Endpoint, run_id: str, text: str, roles: Callable[[], Iterable[Role]] = tuple) -> None:
-        """`text`: what `offered` made of the recipe. `roles`: of all peers of the run, this one included."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        run_id: str,
+        text: str,
+        roles: Callable[[], Iterable[Role]] = tuple,
+        *,
+        contents: str = "",
+        files: Mapping[str, Path] | None = None,
+    ) -> None:
+        """`text`: what `offered` made of the recipe; `contents` and `files`: likewise `offered_contents` and
+        `offered_files`. `roles`: of all peers of the run, this one included."""
         self._run_id = run_id
+        self._contents, self._files = contents, dict(files or {})
         self._text = text
         self._roles = roles
         self._epoch = 0
         self._seconds = deque[float](maxlen=8)  # the middle one is the pace: epochs that wait, or are short, are not
         endpoint.serve(METHOD, RecipeWanted, self._answer)
+        if self._files:
+            endpoint.serve(FILE_METHOD, FileWanted, self._give)
 
     def note(self, event: Event) -> None:
         """Listens to the peer's events."""
@@ -87,15 +136,38 @@ class RecipeService:
                 self._seconds.append(event.seconds)
 
     async def _answer(self, peer: PeerID, wanted: RecipeWanted) -> RecipeOffered:
-        if wanted.run_id != self._run_id:
-            raise CallRefused("run", f"this peer takes part in {self._run_id!r}")
+        self._check(wanted.run_id)
         seconds, there = median(self._seconds or [0.0]), Counter(self._roles())
-        peers = (min(there[role], MAX_PEERS) for role in ("trainer", "monitor", "auxiliary"))
-        return RecipeOffered(self._text, self._epoch, seconds, *peers)
+        trainers, monitors, helpers = (min(there[role], MAX_PEERS) for role in ("trainer", "monitor", "auxiliary"))
+        return RecipeOffered(self._text, self._epoch, seconds, trainers, monitors, helpers, self._contents)
+
+    async def _give(self, peer: PeerID, wanted: FileWanted) -> FilePiece:
+        self._check(wanted.run_id)
+        path = self._files.get(wanted.name)
+        if path is None:
+            raise CallRefused("file", "the tokenizer has no such file")
+
+        def read() -> FilePiece:
+            with path.open("rb") as stream:
+                stream.seek(wanted.offset)
+                return FilePiece(path.stat().st_size, stream.read(PIECE))
+
+        try:
+            return await offload(read)
+        except OSError as error:
+            raise CallRefused("file", f"it cannot be read ({error.strerror})") from error
+
+    def _check(self, run_id: str) -> None:
+        if run_id != self._run_id:
+            raise CallRefused("run", f"this peer takes part in {self._run_id!r}")
 
 
-def fetch_recipe(link: Link, directory: Path) -> tuple[Recipe, RecipeOffered]:
+def fetch_recipe(
+    link: Link, directory: Path, bring: Callable[[Mapping[Path, bytes]], object] = bool
+) -> tuple[Recipe, RecipeOffered]:
     """The recipe that a link speaks of, from whichever of its peers hands it out first, checked by `read_offered`.
+
+    `bring` gets the files of its saved model and tokenizer, whole and checked, by their places below `directory`.
 
     For a thread without a loop. Raises BootstrapError when none of the peers answers at any of its addresses; for the
     peer that came furthest FingerprintError when it is in no run or in another one, and RecipeError as `read_offered`
@@ -105,23 +177,37 @@ def fetch_recipe(link: Link, directory: Path) -> tuple[Recipe, RecipeOffered]:
     visitor = visiting(link.ticket, link.fingerprint, directory / link.run_id) if link.ticket is not None else None
     thread = LoopThread.acquire()
     try:
-        recipe, answer = thread.run(_ask_each(link, visitor, directory))
+        recipe, answer, files = thread.run(_ask_each(link, visitor, directory))
     finally:
         thread.release()
     if link.ticket is not None and (recipe.access, recipe.run_key) != ("invite", link.ticket.run_key.text):
         raise RecipeError(f"{recipe.origin('run_key')}: the invitation of the link is not of this run's owner")
+    if files:
+        bring(files)
     return recipe, answer
 
 
-async def _ask_each(link: Link, visitor: Visitor | None, directory: Path) -> tuple[Recipe, RecipeOffered]:
+Fetched = tuple[Recipe, RecipeOffered, dict[Path, bytes]]
+
+
+async def _ask_each(link: Link, visitor: Visitor | None, directory: Path) -> Fetched:
     """Asks all of the link's peers at once; one that is gone, slow or false costs nothing where another one answers."""
 
     failures: list[SwarmError] = []
+    got: dict[str, bytes] = {}  # the tokenizer's files by their names, whoever gave them
+    turn = asyncio.Lock()
 
-    async def ask(one: Link) -> tuple[Recipe, RecipeOffered] | None:
+    async def ask(one: Link) -> Fetched | None:
+        known: dict[str, Any] = {}
         try:
-            answer = await ask_for_recipe(one, visitor)
-            return read_offered(answer.recipe.encode(errors="replace"), one, directory), answer
+            async with _met(one, visitor, TIMEOUT) as endpoint:
+                answer = await _recipe_from(endpoint, one, TIMEOUT)
+                data = answer.recipe.encode(errors="replace")
+                recipe = read_offered(data, one, directory, answer.contents, known.update)
+                if known and known["tokenizer"] != "bytes":
+                    async with _in_turn(turn, FETCH.head_start):
+                        await fetch_files(endpoint, one, known["tokenizer"], got)
+            return recipe, answer, files_of(recipe, known, got) if known else {}
         except SwarmError as error:
             failures.append(error)
             return None
@@ -135,19 +221,76 @@ async def _ask_each(link: Link, visitor: Visitor | None, directory: Path) -> tup
     raise next(error for error in failures if error not in silent or len(failures) == 1)
 
 
-async def ask_for_recipe(link: Link, visitor: Visitor | None = None, *, timeout: float = 15.0) -> RecipeOffered:
+async def fetch_files(endpoint: Endpoint, link: Link, wanted: Mapping[str, str], got: dict[str, bytes]) -> None:
+    """Gets the files of these names and SHA-256 that are not in `got` yet, from the first peer that the link names.
+    Raises SwarmError for a peer that gives others, too many bytes, or gives them too slowly."""
+    try:
+        async with asyncio.timeout(FETCH.all):
+            for name, digest in wanted.items():
+                if name not in got:
+                    data = await _fetch_file(endpoint, link, name, BOUNDS.files_bytes - sum(map(len, got.values())))
+                    if hashlib.sha256(data).hexdigest() != digest:
+                        raise SwarmError(f"{link.peer_id.short} gives another {name} than the link speaks of")
+                    got[name] = data
+    except (NetworkError, TimeoutError) as error:
+        why = printable(str(error)) or f"it takes more than {FETCH.all:g} s"
+        raise SwarmError(
+            f"the files of the tokenizer did not come from {link.peer_id.short}: {why}; try again, or ask for another "
+            "link"
+        ) from None
+
+
+async def _fetch_file(endpoint: Endpoint, link: Link, name: str, most: int) -> bytes:
+    """Each answer has as much as it can, so there are no more of them than an honest peer needs."""
+    data, size = bytearray(), -1
+    while len(data) != size:
+        question = FileWanted(link.run_id, name, len(data))
+        piece = await endpoint.call(link.peer_id, FILE_METHOD, question, FilePiece, timeout=FETCH.piece)
+        size = piece.size if size < 0 else size
+        if size > most or piece.size != size or len(piece.data) != min(PIECE, size - len(data)):
+            raise SwarmError(f"{link.peer_id.short} gives {name} in other pieces than it says, or too much of it")
+        data += piece.data
+    return bytes(data)
+
+
+@asynccontextmanager
+async def _in_turn(turn: asyncio.Lock, patience: float) -> AsyncIterator[None]:
+    """One after the other, but nobody waits longer than `patience` seconds: the one before may be slow on purpose."""
+    mine = False
+    with suppress(TimeoutError):
+        async with asyncio.timeout(patience):
+            mine = await turn.acquire()
+    try:
+        yield
+    finally:
+        if mine:
+            turn.release()
+
+
+async def ask_for_recipe(link: Link, visitor: Visitor | None = None, *, timeout: float = TIMEOUT) -> RecipeOffered:
     """Gets what the first peer that the link names hands out, unread. The asker is nobody: an identity of its own for
     this one question, unless it is a visitor of a closed run. `timeout`: seconds, for the dial and for the answer."""
+    async with _met(link, visitor, timeout) as endpoint:
+        return await _recipe_from(endpoint, link, timeout)
+
+
+async def _recipe_from(endpoint: Endpoint, link: Link, timeout: float) -> RecipeOffered:
+    wanted = RecipeWanted(link.run_id)
+    answer = await endpoint.call(link.peer_id, METHOD, wanted, RecipeOffered, timeout=timeout)
+    pace = answer.epoch_seconds
+    sane = math.isfinite(pace) and 0.0 <= pace <= 7 * 86_400.0 and 0 <= answer.epoch < 1 << 53
+    return answer if sane else msgspec.structs.replace(answer, epoch=0, epoch_seconds=0.0)
+
+
+@asynccontextmanager
+async def _met(link: Link, visitor: Visitor | None, timeout: float) -> AsyncIterator[Endpoint]:
+    """A connection to the first peer that the link names. What fails in the block is told as of the recipe."""
     identity, membership = (visitor.identity, visitor.membership) if visitor else (Identity.generate(), None)
     endpoint = Endpoint(TCPTransport(identity), client_mode=True, membership=membership)
     try:
         await endpoint.start()
         await _dial(endpoint, link.each[0].addresses, timeout)
-        wanted = RecipeWanted(link.run_id)
-        answer = await endpoint.call(link.peer_id, METHOD, wanted, RecipeOffered, timeout=timeout)
-        pace = answer.epoch_seconds
-        sane = math.isfinite(pace) and 0.0 <= pace <= 7 * 86_400.0 and 0 <= answer.epoch < 1 << 53
-        return answer if sane else msgspec.structs.replace(answer, epoch=0, epoch_seconds=0.0)
+        yield endpoint
     except CallRefused as error:
         raise FingerprintError(
             f"{link.peer_id.short} does not offer the run {link.run_id!r} ({printable(str(error))}); ask for a new link"

@@ -51,6 +51,7 @@ from swarmcli.peer.processors import sharing_processors
 from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.link import BOUNDS, access_in_words, places_of, scope_of_places
+from swarmcli.recipe.offered import offered_contents, offered_files
 from swarmcli.run.bookkeeping import Attested, BookReader
 from swarmcli.run.certificate import FILE, ContributionCertificate
 from swarmcli.run.values import Basis
@@ -155,6 +156,7 @@ class RunPeer:
         self._remembered = -math.inf  # when whom this peer knows was written last
         self._told: Link | None = None  # the link that was told last
         self._offered = ""  # the recipe as links hand it out; "": it cannot travel
+        self._contents, self._files = "", dict[str, Path]()  # likewise of its saved model and tokenizer
         self.digest = ""  # the hash of the recipe, as in links; "": it cannot travel
         self._welcomed: Mapping[PeerID, tuple[str, ...]] = {}  # contacts in this run, and where they were dialed
         self.no_link = (
@@ -201,6 +203,7 @@ class RunPeer:
         self.fingerprint = fingerprint_of(recipe)  # it reads the tokenizer's files, so once
         try:
             self._offered, self.digest = offered(recipe), digest_of(recipe)
+            self._contents, self._files = offered_contents(recipe), offered_files(recipe)
         except RecipeError as error:
             self.no_link = str(error)
         self.processors = undo.enter_context(sharing_processors(recipe, self.role, self.home.path))
@@ -277,7 +280,14 @@ class RunPeer:
         endpoint = self.dht.endpoint
         admission = Admission(endpoint, self.recipe.run_id, self.fingerprint)
         if self._offered:
-            service = RecipeService(endpoint, self.recipe.run_id, self._offered, self._roles_in_run)
+            service = RecipeService(
+                endpoint,
+                self.recipe.run_id,
+                self._offered,
+                self._roles_in_run,
+                contents=self._contents,
+                files=self._files,
+            )
             self.events.subscribe(service.note)
         met: dict[PeerID, list[str]] = {}
         for address, peer in zip(self.contacts, await asyncio.gather(*map(self._meet, self.contacts)), strict=True):

@@ -3,9 +3,12 @@
 What travels is a JSON object (so YAML too, but without aliases and tags): the keys that must agree, and those in which
 the run's author may advise volunteers (`advised` in the schema). Nothing of `local`, no directory, no contact.
 
+The config of a saved model travels likewise, and the hashes of its tokenizer's files: the very values that the link's
+fingerprint covers. So whoever has checked these can check each file that comes later.
+
 A recipe that was handed out is hostile until `read_offered` has returned it. By then it hashes to what the link says,
 sets nothing that is the volunteer's to choose, and names no path outside the directory that this computer keeps for the
-run. Reading it runs nothing, and opens no file but the config and the tokenizer of a model that was put there by hand.
+run. Reading it runs nothing, asks nothing of the Hub, and opens no file but those of models that lie in that directory.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import ipaddress
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,21 +29,31 @@ from pydantic.fields import FieldInfo
 from swarmcli.errors import RecipeError
 from swarmcli.recipe.dataset import FORMATS, AnyDataset, FilesDataset, HuggingFaceDataset
 from swarmcli.recipe.document import MAX_DEPTH, is_section
-from swarmcli.recipe.fingerprint import agreed_values, digest_of, values_of
+from swarmcli.recipe.fingerprint import agreed_values, contents_of, digest_of, preprocessing_of, values_of
 from swarmcli.recipe.link import Link
 from swarmcli.recipe.load import parse_recipe
-from swarmcli.recipe.pretrained import COMMIT, MODELS, Pretrained, saved_model, saved_tokenizer
+from swarmcli.recipe.pretrained import (
+    COMMIT,
+    CONFIG,
+    MODELS,
+    Pretrained,
+    is_preprocessing,
+    saved_model,
+    saved_tokenizer,
+)
 from swarmcli.recipe.schema import Recipe
 from swarmcli.recipe.section import is_advised, is_shared
 from swarmcli.words import harmless
 
-MAX_OFFERED = 1 << 18  # bytes
+MAX_OFFERED = 1 << 18  # bytes of a recipe; of the config and hashes beside it likewise
 DATA = "data"  # where datasets of files begin there: beside the peers' own files, which are not to be learned from
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _HUB_NAME = re.compile(f"{_NAME}/{_NAME}")  # of a dataset
 _PIECES = re.compile("layer|block|expert|depth|stage")
-_LOADS = re.compile("^_|implementation|kernel|auto_map|remote_code|quantization|pretrained")
+_LOADS = re.compile("^_|implementation|kernel|remote_code|quantization|pretrained")
+# Saved configs have these, which say nothing of the model that is built.
+_REMARKS = ("_name_or_path", "_attn_implementation_autoset", "task_specific_params", "id2label", "label2id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +65,8 @@ class OfferBounds:
     seconds: float = 86_400.0  # of the times that the stranger advises
     number: int = 1 << 31  # in a model's config …
     pieces: int = 1024  # … and of what is built one by one
+    files: int = 32  # of a tokenizer …
+    files_bytes: int = 64 << 20  # … and of all of these: the largest one that is known has 35 MB
 
 
 BOUNDS = OfferBounds()
@@ -85,13 +100,48 @@ def offered(recipe: Recipe) -> str:
         again = _parse(text.encode(), "the recipe as a link hands it out", recipe.directory)
         if _without_directories(again) != _without_directories(recipe):
             raise RecipeError(f"{recipe.file}: it holds a value that JSON cannot carry")
+        offered_contents(recipe)
     except RecipeError as error:
         raise RecipeError(f"This run cannot be joined by a link: {error}") from None
     return text
 
 
-def read_offered(data: bytes, link: Link, directory: Path) -> Recipe:
-    """The recipe that a peer handed out for a link, checked against it; its paths begin in `directory`.
+def offered_contents(recipe: Recipe) -> str:
+    """The config of the saved model and the hashes of the tokenizer's files, as JSON; "": the recipe names none. Raises
+    RecipeError as `offered`."""
+    saved = [each for each in (saved_model(recipe), saved_tokenizer(recipe)) if each is not None]
+    if not saved:
+        return ""
+    nbytes = sum(path.stat().st_size for path in offered_files(recipe).values())
+    if nbytes > BOUNDS.files_bytes:
+        most = f"{BOUNDS.files_bytes >> 20} MiB"
+        raise saved[-1].refuse(f"its tokenizer has {nbytes >> 20} MiB", f"links bring {most}; take a smaller one")
+    text = json.dumps(contents_of(recipe), ensure_ascii=False)
+    _read_contents(recipe, text, recipe.file)
+    return text
+
+
+def offered_files(recipe: Recipe) -> dict[str, Path]:
+    """The tokenizer's files by their names."""
+    tokenizer = saved_tokenizer(recipe)
+    return {} if tokenizer is None else preprocessing_of(tokenizer)
+
+
+def files_of(recipe: Recipe, contents: Mapping[str, Any], got: Mapping[str, bytes]) -> dict[Path, bytes]:
+    """Each file that the recipe's saved model and tokenizer are made of, by its place here. `got`: the tokenizer's."""
+    model, tokenizer, found = saved_model(recipe), saved_tokenizer(recipe), dict[Path, bytes]()
+    if tokenizer is not None:
+        found = {tokenizer.brought / name: data for name, data in got.items()}
+    if model is not None:
+        found[model.brought / CONFIG] = json.dumps(contents["base_model"], ensure_ascii=False).encode()
+    return found
+
+
+def read_offered(
+    data: bytes, link: Link, directory: Path, contents: str = "", keep: Callable[[Mapping[str, Any]], object] = bool
+) -> Recipe:
+    """The recipe that a peer handed out for a link, checked against it; its paths begin in `directory`. `contents`:
+    what it says of saved models; once these are checked as well, `keep` gets them, unless all of it is here.
 
     Raises RecipeError in words that are safe to print. Nobody needs to be asked for it: see the module.
     """
@@ -101,18 +151,25 @@ def read_offered(data: bytes, link: Link, directory: Path) -> Recipe:
             f"{recipe.origin('run_id')}: run_id is {recipe.run_id!r}, and the link is one of {link.run_id!r}; ask for "
             "another link"
         )
-    for saved in _directories(recipe):
-        if not saved.directory().is_dir():
-            raise saved.refuse(
-                "it is a saved model or tokenizer, which no link brings",
-                f"get it from those who gave you the link, put it at {saved.directory()}, and join again",
-            )
-    if digest_of(recipe) != link.fingerprint:
+    wanted = [each for each in (saved_model(recipe), saved_tokenizer(recipe)) if each is not None]
+    missing = next((each for each in wanted if not each.brought.is_dir()), None)
+    if missing is not None and not contents:
+        raise missing.refuse(
+            "it is a saved model or tokenizer, which that peer does not hand out",
+            f"ask for the link of another peer, or put it at {missing.brought} and join again",
+        )
+    digest, known = digest_of(recipe) if missing is None else "", dict[str, Any]()
+    if digest != link.fingerprint and wanted and contents:
+        known = _read_contents(recipe, contents, f"the recipe from {link.peer_id.short}")
+        digest = digest_of(recipe, known)
+    if digest != link.fingerprint:
         raise RecipeError(
-            f"{recipe.file}: it is not the one that the link speaks of (fingerprint {digest_of(recipe)}, not "
+            f"{recipe.file}: it is not the one that the link speaks of (fingerprint {digest}, not "
             f"{link.fingerprint}); either that peer exchanged it, or its version of swarm has other keys: ask for a "
             "new link, and compare `swarm --version`"
         )
+    if known:
+        keep(known)
     return recipe
 
 
@@ -169,6 +226,33 @@ def _parse(data: bytes, name: str, directory: Path) -> Recipe:
         text = harmless(str(error)[: BOUNDS.words + 1])
         raise RecipeError(text if len(text) <= BOUNDS.words else text[: BOUNDS.words] + "…") from None
     return recipe
+
+
+def _read_contents(recipe: Recipe, text: str, name: str) -> dict[str, Any]:
+    """What a peer says of the recipe's saved model and tokenizer, in bounds. The fingerprint tells if it is true."""
+    try:
+        if len(text.encode()) > MAX_OFFERED:
+            raise RecipeError(f"{name}: config and hashes of more than {MAX_OFFERED >> 10} KiB, too large for a link")
+        found = json.loads(text, object_pairs_hook=partial(_object, name))
+        if _depth(found) > MAX_DEPTH:
+            raise RecipeError(f"{name}: a config that is nested too deeply")
+        files, config = found["tokenizer"], found.get("base_model")
+        named = {"tokenizer", "base_model"} if saved_model(recipe) else {"tokenizer"}
+        if found.keys() != named or (files == "bytes") != (saved_tokenizer(recipe) is None):
+            raise ValueError
+        for file, digest in [] if files == "bytes" else files.items():
+            if not (is_preprocessing(file) and re.fullmatch("[0-9a-f]{64}", digest)):
+                raise RecipeError(f"{name}: a tokenizer has no file {file!r:.80}, so none comes by a link")
+        if len(files) > BOUNDS.files:
+            raise RecipeError(f"{name}: a tokenizer of more than {BOUNDS.files} files, too many for a link")
+        if "base_model" in named and not isinstance(config, dict):
+            raise ValueError
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        raise RecipeError(f"{name}: what it says of its saved model has not the form that peers hand out") from None
+    problems = [f"{'.'.join(map(str, path))} {problem}" for path, problem in _config_problems(config, "base_model")]
+    if problems:
+        raise RecipeError(harmless(f"{name}: {CONFIG}: {'; '.join(problems)[: BOUNDS.words]}"))
+    return dict(found)
 
 
 def _object(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -287,12 +371,15 @@ def _config_problems(value: Any, *path: str | int) -> Iterator[Problem]:
     what stands in sections of a config unread: there an attention is a repository whose code is fetched and run."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            if _LOADS.search(str(key)):
+            if key in _REMARKS:
+                continue
+            shape = not item or (isinstance(item, int | float) and item is not True)
+            if _LOADS.search(str(key)) and not shape:
                 yield (*path, key), "chooses code and not a shape, which is for each volunteer; remove it"
             else:
                 yield from _config_problems(item, *path, key)
     elif isinstance(value, str):
-        if set("/\\:") & set(value):
+        if set("/\\:") & set(value) or "--" in value:
             yield path, "names a path or an address, and a config that a link brings needs neither; remove it"
     elif isinstance(value, list | tuple):
         if len(value) > BOUNDS.pieces:

@@ -174,7 +174,7 @@ def contact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleN
     """A contact that counts how often it is asked, and no model that has to be built."""
     asked = SimpleNamespace(times=0, shown=0)
 
-    def fetch(link: Link, directory: Path) -> tuple[Recipe, RecipeOffered]:
+    def fetch(link: Link, directory: Path, bring: object) -> tuple[Recipe, RecipeOffered]:
         asked.times += 1
         text = offered(small())
         return read_offered(text.encode(), link, directory), RecipeOffered(text, 3, 9.0)

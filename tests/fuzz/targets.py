@@ -11,7 +11,7 @@ import tempfile
 import types
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -199,6 +199,21 @@ def _recipe() -> str:
 
 def read_recipe(data: bytes) -> None:
     parse_recipe(data.decode(errors="replace"), name="recipe", directory=Path("/nowhere"))
+
+
+CONTENTS = {"base_model": {"model_type": "gpt2", "n_layer": 1}, "tokenizer": {"vocab.json": "0" * 64}}
+
+
+@cache
+def _of_a_saved_model() -> tuple[bytes, Link]:
+    """A recipe as a link hands it out, with a model in a directory."""
+    data = json.dumps(json.loads(offered(small())) | {"base_model": "models/x"}).encode()
+    return data, replace(_link(), fingerprint=digest_of(parse_recipe(data.decode()), CONTENTS))
+
+
+def read_contents(data: bytes) -> None:
+    recipe, link = _of_a_saved_model()
+    read_offered(recipe, link, Path("/nowhere"), data.decode(errors="replace"))
 
 
 def read_link_recipe(data: bytes) -> None:
@@ -397,6 +412,8 @@ def targets() -> tuple[Target, ...]:
         Target("invitation", Invitation.decode, [b"\x01" + bytes(144)], (ValueError,)),
         Target("pass", Pass.decode, [b"\x01" + bytes(300)], (ValueError,)),
         Target("recipe", read_recipe, [_recipe().encode()], (RecipeError,), slow=True),
+        Target("config and hashes of a saved model", read_contents, [json.dumps(CONTENTS).encode()],
+               (RecipeError,), slow=True),
         Target("recipe of a link", read_link_recipe, [offered(small()).encode()], (RecipeError,), slow=True),
         Target("checkpoint", read_checkpoint, [_checkpoint_files()[checkpoint.MANIFEST]], (CheckpointError,),
                slow=True),

@@ -32,6 +32,20 @@ def peer(home: Path, role: Role, *overrides: str, contacts: tuple[str, ...] = ()
     return RunPeer(recipe, role, Home.at(home / role), contacts=contacts)
 
 
+def test_a_stranger_gets_config_and_tokenizer_of_a_saved_model_from_any_peer(tmp_path: Path) -> None:
+    home = tmp_path / "a" / "tiny"
+    home.mkdir(parents=True)
+    (home / "config.json").write_text('{"model_type": "gpt2"}')
+    (home / "vocab.json").write_text("{}")
+    came: dict[Path, bytes] = {}
+    with peer(tmp_path / "a", "monitor", "base_model=tiny") as owner:
+        link = owner.link()
+        assert link is not None
+        recipe, _ = fetch_recipe(link, tmp_path / "stranger", came.update)
+    assert recipe.base_model == "models/tiny"
+    assert came[tmp_path / "stranger" / "models" / "tiny" / "vocab.json"] == b"{}" and len(came) == 2
+
+
 def test_a_stranger_gets_the_recipe_from_any_peer_and_a_client_points_to_its_contact(tmp_path: Path) -> None:
     with peer(tmp_path / "a", "monitor", "seed=4") as owner:
         link = owner.link()

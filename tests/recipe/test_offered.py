@@ -11,7 +11,11 @@ import pytest
 from swarmcli.errors import RecipeError
 from swarmcli.network.identity import Identity
 from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered, parse_recipe, read_offered
+from swarmcli.recipe.offered import files_of, offered_contents, offered_files
+from tests.hub_stand_in import Hub, hub
 from tests.recipe.recipes import SMALL, small
+
+__all__ = ["hub"]
 
 PEER = Identity.from_seed(1).peer_id
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -91,7 +95,7 @@ def test_a_recipe_with_paths_of_one_machine_has_no_link_and_says_why(path: str) 
         ({"base_model": "/home/me/model"}, "base_model is a path of another computer"),
         ({"base_model": "models/../../x"}, "base_model is a path of another computer"),
         ({"tokenizer": "~/tokenizer"}, "tokenizer is a path of another computer"),
-        ({"tokenizer": "models/none"}, "tokenizer: it is a saved model or tokenizer, which no link brings"),
+        ({"tokenizer": "models/none"}, "tokenizer: it is a saved model or tokenizer, which that peer does not"),
         ({"output_dir": "/home/me"}, "output_dir is for each volunteer to choose"),
         ({"local": {"trust_remote_code": True}}, "local.trust_remote_code is for each volunteer"),
         ({"local": {"site": {"processes": 64}}}, "local.site.processes is for each volunteer"),
@@ -207,3 +211,122 @@ def test_another_recipe_than_the_links_is_refused(tmp_path: Path) -> None:
     keeping = small("checkpoint.every_epochs=20", "checkpoint.keep=9")  # who joins by the link writes them in its turn
     checkpoint = read_offered(offered(keeping).encode(), link_to(small()), tmp_path).checkpoint
     assert (checkpoint.every_epochs, checkpoint.keep) == (20, 3), "how many stay is for each volunteer"
+
+
+# Saved models
+
+
+def owners(directory: Path, base: str = "owner/pythia", **config: Any) -> Recipe:
+    """A recipe whose author has a model with its tokenizer in a directory."""
+    home = directory / "owner" / "pythia"
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "config.json").write_text(json.dumps({"model_type": "gpt2", "_name_or_path": "acme/tiny", **config}))
+    (home / "tokenizer.json").write_text("{}")
+    (home / "merges.txt").write_text("a b")
+    (home / "model.safetensors").write_text("large")
+    text = SMALL.replace(SMALL[SMALL.index("base_model") : SMALL.index("datasets")], f"base_model: {base}\n")
+    return parse_recipe(text, directory=directory)
+
+
+def test_config_and_hashes_travel_beside_the_recipe_and_prove_each_file(tmp_path: Path) -> None:
+    recipe, home = owners(tmp_path), tmp_path / "volunteer"
+    kept: dict[str, Any] = {}
+    arrived = read_offered(offered(recipe).encode(), link_to(recipe), home, offered_contents(recipe), kept.update)
+    assert set(kept["tokenizer"]) == {"merges.txt", "tokenizer.json"} == set(offered_files(recipe))
+    got = {name: path.read_bytes() for name, path in offered_files(recipe).items()}
+    files = files_of(arrived, kept, got)
+    assert {path.relative_to(home / "models" / "pythia").name for path in files} == {"config.json", *got}
+    assert not home.exists(), "nothing is written by reading"
+    for path, content in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    assert fingerprint_of(arrived) == fingerprint_of(recipe)
+    kept.clear()
+    assert read_offered(offered(recipe).encode(), link_to(recipe), home, offered_contents(recipe), kept.update)
+    assert not kept, "all of it is here"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c["base_model"].update(n_layer=9), "not the one that the link speaks of"),
+        (lambda c: c["tokenizer"].update({"tokenizer.json": "0" * 64}), "not the one that the link speaks of"),
+        (lambda c: c["tokenizer"].update({"vocab.json": "0" * 64}), "not the one that the link speaks of"),
+        (lambda c: c["tokenizer"].update({"../vocab.json": "0" * 64}), "no file '../vocab.json'"),
+        (lambda c: c["tokenizer"].update({"tokenizer/../../x.json": "0" * 64}), "no file 'tokenizer/../../x.json'"),
+        (lambda c: c["tokenizer"].update({"modeling.py": "0" * 64}), "no file 'modeling.py'"),
+        (lambda c: c["tokenizer"].update({".tokenizer.json": "0" * 64}), "no file"),
+        (lambda c: c["tokenizer"].update({"vocab.json": "x"}), "no file 'vocab.json'"),
+        (lambda c: c["tokenizer"].update({"vocab.json": 7}), "has not the form"),
+        (lambda c: c["tokenizer"].update({f"vocab{i}.json": "0" * 64 for i in range(40)}), "more than 32 files"),
+        (lambda c: c.update(tokenizer="bytes"), "has not the form"),
+        (lambda c: c.update(base_model="x"), "has not the form"),
+        (lambda c: c.update(base_model="models/pythia"), "has not the form"),
+        (lambda c: c.update(more={}), "has not the form"),
+        (lambda c: c["base_model"].update(x="y" * (1 << 18)), "too large for a link"),
+        (lambda c: c["base_model"].update(_attn_implementation="evil/kernel"), "chooses code and not a shape"),
+        (lambda c: c["base_model"].update(text_config={"attn_implementation": "a"}), "chooses code and not a shape"),
+        (lambda c: c["base_model"].update(auto_map={"AutoConfig": "evil--own.Own"}), "names a path or an address"),
+        (lambda c: c["base_model"].update(n_layer=10**9), "base_model.n_layer is more than 1,024"),
+    ],
+)
+def test_a_hostile_word_on_a_saved_model_is_refused(change: Any, words: str, tmp_path: Path) -> None:
+    recipe = owners(tmp_path)
+    contents = json.loads(offered_contents(recipe))
+    change(contents)
+    kept: list[Any] = []
+    with pytest.raises(RecipeError) as caught:
+        text = json.dumps(contents)
+        read_offered(offered(recipe).encode(), link_to(recipe), tmp_path / "volunteer", text, kept.append)
+    assert words in str(caught.value) and not kept
+    for torn in ("{", "[]", '{"tokenizer": "bytes", "tokenizer": {}}', "[" * 100_000):
+        with pytest.raises(RecipeError):
+            read_offered(offered(recipe).encode(), link_to(recipe), tmp_path / "volunteer", torn, kept.append)
+
+
+def test_configs_as_transformers_saves_them_may_travel(tmp_path: Path) -> None:
+    usual: dict[str, Any] = {
+        "_attn_implementation_autoset": True,
+        "auto_map": {"AutoConfig": "configuration_own.Own"},
+        "conv_kernel": 4,
+        "id2label": {"0": "n/a"},
+        "task_specific_params": {"translation": {"prefix": "translate English to German: "}},
+        "use_pretrained_backbone": False,
+    }
+    assert offered(owners(tmp_path, **usual))
+
+
+def test_what_is_too_large_for_a_link_or_may_choose_code_has_no_link(tmp_path: Path) -> None:
+    recipe = owners(tmp_path)
+    with (tmp_path / "owner" / "pythia" / "vocab.json").open("wb") as stream:
+        stream.truncate(65 << 20)
+    with pytest.raises(RecipeError, match=r"cannot be joined by a link: .* 65 MiB; links bring 64 MiB"):
+        offered(recipe)
+    quantised = owners(tmp_path / "other", quantization_config={"quant_method": "x"})
+    with pytest.raises(RecipeError, match=r"cannot be joined by a link: .*quantization_config chooses code"):
+        offered(quantised)
+
+
+def test_two_directories_of_one_name_stay_two(tmp_path: Path) -> None:
+    recipe = owners(tmp_path)
+    (tmp_path / "words" / "pythia").mkdir(parents=True)
+    (tmp_path / "words" / "pythia" / "vocab.txt").write_text("a")
+    recipe = parse_recipe(recipe.source[0] + "tokenizer: words/pythia\n", directory=tmp_path)
+    arrived = json.loads(offered(recipe))
+    assert (arrived["base_model"], arrived["tokenizer"]) == ("models/pythia", "models/pythia-tokenizer")
+
+
+def test_a_model_of_the_hub_is_asked_for_by_nobody_who_has_not_agreed(hub: Hub, tmp_path: Path) -> None:
+    home = owners(tmp_path).locate("owner/pythia")
+    recipe = owners(tmp_path, f"acme/tiny\nrevision: {hub.push('acme/tiny', home)}")
+    text, contents, link = offered(recipe).encode(), offered_contents(recipe), link_to(recipe)
+    hub.asked.clear()
+    kept: dict[str, Any] = {}
+    arrived = read_offered(text, link, tmp_path / "volunteer", contents, kept.update)
+    assert (arrived.base_model, arrived.revision) == ("acme/tiny", recipe.revision) and kept
+    with pytest.raises(RecipeError, match="which that peer does not hand out"):
+        read_offered(text, link, tmp_path / "volunteer")
+    assert hub.asked == []
+    branch = text.replace(str(recipe.revision).encode(), b"main")
+    with pytest.raises(RecipeError, match="revision is no commit, so it may change"):
+        read_offered(branch, link, tmp_path / "volunteer", contents)

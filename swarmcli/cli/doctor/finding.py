@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -44,6 +45,7 @@ class Context:
     downloaded: bool = True  # False: the recipe is a link's that this computer has not joined, so its data are not here
     reached: bool = False  # whether a first contact of the run has answered, with all that joining needs
     homes: Sequence[Path] = ()  # of this user's peers, as far as they are known
+    undo: ExitStack = field(default_factory=ExitStack)  # what the checks put on the disk goes again by this
 
 
 class Check(NamedTuple):

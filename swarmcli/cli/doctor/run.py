@@ -214,7 +214,8 @@ def check_offer(context: Context) -> Iterator[Finding]:
     from swarmcli.peer.offering import fetch_recipe
 
     run = LinkedRun(context.link)
-    recipe, _ = fetch_recipe(context.link, run.path)
+    context.undo.callback(run.forget)
+    recipe, _ = fetch_recipe(context.link, run.path, run.bring)
     context.recipe = chosen(run, run.text_of(recipe), context.overrides)
     yield Finding("recipe", "OK", f"the contact hands out the recipe of {context.link.run_id} that the link names")
 

@@ -91,7 +91,7 @@ def doctor(
     found: list[Finding] = []
     status = out.status("")
     # On a terminal a last line says what one waits for.
-    with status if out.is_terminal and not (as_json or err.quiet) else nullcontext():
+    with context.undo, status if out.is_terminal and not (as_json or err.quiet) else nullcontext():
         for check in CHECKS:
             status.update(f"{check.doing or f'looking at: {check.name}'} …")
             for finding in findings(check, context):
