@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from swarmcli.recipe.section import REQUIRED, Section, advised, shared
+from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, shared
 
 FORMATS = ("json", "parquet", "csv", "text")  # of the library `datasets`: others read files that can run code
 LOCAL_BUILDERS = (*FORMATS, "arrow", "imagefolder")  # what it reads of files
@@ -22,11 +22,37 @@ _SUFFIXES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "
 _ON_HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
+CHATML = "chatml"  # the one template that has a name
+
+
+def _template(text: str) -> str:
+    if text != CHATML and "{" not in text:
+        raise ValueError(
+            f"{text!r:.80} is no template; write chatml, a Jinja template, or leave it out to take the tokenizer's own"
+        )
+    return text
+
+
+ChatTemplate: TypeAlias = Annotated[str, Field(max_length=1 << 16), AfterValidator(_template)]
+
+
 class DatasetSettings(Section):
     """Every item has these."""
 
-    type: Literal["text"] = shared("text", "text: each row is a text, and the model learns all of it")
+    type: Literal["text", "completion", "chat_template"] = shared(
+        "text", "what a row is, and what the model learns of it: see Instruction data"
+    )
     weight: float = shared(1.0, "how often rows come from this source, relative to the others", gt=0)
+
+    @model_validator(mode="after")
+    def _has_rows(self) -> DatasetSettings:
+        if self.type == "chat_template" and "field_messages" not in type(self).model_fields:
+            raise Conflict(
+                "type",
+                "a text file has no conversations in it; write them as JSON lines and name the file "
+                "(`path: chats.jsonl`), or take type: text",
+            )
+        return self
 
 
 class FilesDataset(DatasetSettings):
@@ -58,7 +84,33 @@ class HuggingFaceDataset(DatasetSettings):
     revision: str | None = shared(None, "a commit or tag of the dataset, so that all peers read the same")
     field: str = shared("text", "the column that holds the text", min_length=1)
     streaming: bool = advised(True, "read while training instead of downloading everything first")
+    field_messages: str = shared("messages", "chat_template: the column that holds the conversation", min_length=1)
+    message_property_mappings: Mapping[str, str] = shared(
+        {"role": "role", "content": "content"},
+        "chat_template: what a template calls the properties of a message, and how the data call them",
+    )
+    roles_to_train: tuple[str, ...] = shared(
+        ("assistant",), "chat_template: the model learns what these say", min_length=1
+    )
+    train_on_eos: Literal["turn", "all", "last"] = shared(
+        "turn",
+        "chat_template: the model learns the mark at the end of a turn: of turns that it learns, of all, or of the "
+        "last one",
+    )
+    chat_template: ChatTemplate | None = shared(None, "chat_template: one for this dataset; see above")
 
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> HuggingFaceDataset:
+        unused = {"field"} if self.type == "chat_template" else CHAT_KEYS
+        if found := sorted(unused & self.model_fields_set):
+            fix = "name the column in field_messages" if found == ["field"] else "set type: chat_template"
+            raise Conflict(found[0], f"{found[0]} has no meaning for type: {self.type}; remove it, or {fix}")
+        return self
+
+
+CHAT_KEYS = frozenset(
+    ("field_messages", "message_property_mappings", "roles_to_train", "train_on_eos", "chat_template")
+)
 
 AnyDataset: TypeAlias = FilesDataset | StdlibDataset | HuggingFaceDataset
 

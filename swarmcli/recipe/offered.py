@@ -27,7 +27,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe.dataset import FORMATS, AnyDataset, FilesDataset, HuggingFaceDataset
+from swarmcli.recipe.dataset import CHATML, FORMATS, AnyDataset, FilesDataset, HuggingFaceDataset
 from swarmcli.recipe.document import MAX_DEPTH, is_section
 from swarmcli.recipe.fingerprint import agreed_values, contents_of, digest_of, preprocessing_of, values_of
 from swarmcli.recipe.link import Link
@@ -298,6 +298,8 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     for key in ("revision", "tokenizer_revision"):
         if not COMMIT.fullmatch(getattr(recipe, key) or "0" * 40):
             yield (key,), "is no commit, so it may change; write one, as `swarm validate` tells it"
+    if recipe.chat_template not in (None, CHATML):
+        yield ("chat_template",), _PROGRAM
     if isinstance(recipe.base_model, Mapping):
         yield from _config_problems(recipe.base_model, "base_model")
     for index, dataset in enumerate(recipe.datasets):
@@ -310,6 +312,10 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
             yield ("averaging", key), f"is more than a day; write {BOUNDS.seconds:g} seconds or less"
 
 
+_PROGRAM = (
+    "is a program that would run at whoever joins; write chatml, or leave it out and save the template with the "
+    "tokenizer"
+)
 _OUTSIDE = (
     "leads out of the run's data directory, so it would read other files of whoever joins; write it relative, without "
     "`..` and `~`, and say by local.data_dir where it begins on your own computer"
@@ -333,6 +339,8 @@ def _dataset_problems(dataset: AnyDataset) -> Iterator[Problem]:
 
 
 def _hub_problems(dataset: HuggingFaceDataset) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    if dataset.chat_template not in (None, CHATML):
+        yield ("chat_template",), _PROGRAM
     if dataset.path in FORMATS:
         if not dataset.data_files:
             yield ("path",), f"{dataset.path!r} reads files, and none is named; add data_files"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, PrivateAttr, field_validator, model_validator
 
-from swarmcli.recipe.dataset import AnyDataset, Dataset, HuggingFaceDataset
+from swarmcli.recipe.dataset import AnyDataset, ChatTemplate, Dataset, HuggingFaceDataset
 from swarmcli.recipe.document import RecipeEntry
 from swarmcli.recipe.optimizers import OPTIMIZERS
 from swarmcli.recipe.patterns import check_pattern
@@ -30,7 +30,7 @@ from swarmcli.recipe.settings import (
     SchedulerSettings,
     beside,
 )
-from swarmcli.recipe.task_names import check_task
+from swarmcli.recipe.task_names import BUILT_IN, check_task
 
 TaskName = Annotated[str, AfterValidator(check_task)]
 # The first pages of the Hub are no owners of models; `models/NAME` is how links name a directory.
@@ -83,7 +83,11 @@ class Recipe(Section):
         None, "the commit of a tokenizer of the Hub that is not the base model's own", max_length=200
     )
     datasets: tuple[Dataset, ...] = shared(REQUIRED, "what the model reads; see below", min_length=1)
+    chat_template: ChatTemplate | None = shared(
+        None, "how conversations become text: chatml, or a Jinja template; without it the tokenizer's own"
+    )
     sequence_len: int = shared(REQUIRED, "tokens per sample", ge=2, le=1 << 20)
+    sample_packing: bool = shared(False, "several rows in one sample, kept apart; otherwise short ones are padded")
     target_batch_size: int = shared(REQUIRED, "samples that all peers together compute per epoch", ge=1)
     micro_batch_size: int = advised(8, "samples per forward pass", ge=1)
     gradient_accumulation_steps: int = advised(1, "forward passes between two reports of progress", ge=1)
@@ -146,6 +150,7 @@ class Recipe(Section):
         _check_local_updates(self)
         _check_site(self)
         _check_evaluation(self)
+        _check_rows(self)
         return self
 
     @property
@@ -346,6 +351,25 @@ def _check_evaluation(recipe: Recipe) -> None:
 def _rows_of(dataset: AnyDataset) -> dict[str, Any]:
     """By these values the rows of a dataset are chosen."""
     return dataset.model_dump(include={"source", "path", "glob", "name", "split", "data_files"})
+
+
+def _check_rows(recipe: Recipe) -> None:
+    """Refuses what says how rows are read where none are read so."""
+    items = {f"datasets.{index}": dataset for index, dataset in enumerate(recipe.datasets)}
+    if recipe.evaluation.dataset is not None:
+        items["evaluation.dataset"] = recipe.evaluation.dataset
+    if recipe.task in BUILT_IN and recipe.task != "causal_lm":
+        learned = next((f"{name}.type" for name, item in items.items() if item.type == "chat_template"), None)
+        if key := "sample_packing" if recipe.sample_packing else learned:
+            raise Conflict(key, f"{recipe.task} reads no rows so; remove {key}, or take task: causal_lm")
+    chats = [item for item in items.values() if isinstance(item, HuggingFaceDataset) and item.type == "chat_template"]
+    if recipe.chat_template is not None and all(chat.chat_template is not None for chat in chats):
+        raise Conflict(
+            "chat_template",
+            "each dataset with type: chat_template has a template of its own; remove one of the two"
+            if chats
+            else "no dataset has conversations; set type: chat_template in one of datasets, or remove it",
+        )
 
 
 def _check_site(recipe: Recipe) -> None:

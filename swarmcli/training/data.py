@@ -39,7 +39,7 @@ def open_source(recipe: Recipe, dataset: AnyDataset, split: Split | None = None)
         split=dataset.split,
         data_files=files,
         revision=dataset.revision,
-        text_column=dataset.field if dataset.type == "text" else None,
+        text_column=None if dataset.type == "chat_template" else dataset.field,
         streaming=dataset.streaming,
         # Strangers have written a recipe that lies where those are kept that links have brought.
         public_only=recipe.directory.resolve().parent == data_directory().resolve(),
@@ -95,7 +95,7 @@ def evaluation_batches(recipe: Recipe, maker_of: Callable[[Sequence[AnyDataset]]
         samples += [sample for sample, _, _ in islice(made, wanted)]
     if not samples:
         raise DataError(
-            f"what is held out is shorter than one sequence of {recipe.sequence_len} tokens; raise "
+            f"what is held out is shorter than one sequence of {recipe.sequence_len} tokens, or teaches nothing; raise "
             "evaluation.held_out, or lower sequence_len"
         )
     size = recipe.micro_batch

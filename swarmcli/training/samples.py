@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from swarmcli.errors import DataError
 from swarmcli.training.sources import USUAL, Content, DataOptions, Document, PassPart, Place, TextSource
 from swarmcli.training.task import Batch, Parts, Reading
 from swarmcli.training.tokenizer import Tokenizer, Tokens
+
+logger = logging.getLogger(__name__)
 
 Example: TypeAlias = Mapping[str, npt.NDArray[Any]]  # one sample: arrays without a dimension for the batch
 
@@ -217,17 +220,29 @@ class RowByRow:
         encoders: Sequence[Callable[[Content], Iterator[Example]]],
         collate: Callable[[Sequence[Example]], Batch],
         identity: Any,
+        skipped: Callable[[int], str] = lambda source: "",
     ) -> None:
+        """`skipped` says which rows of a source gave no sample so far; "": all gave one. It is logged behind a
+        first pass."""
         self._encoders = encoders
         self.collate = collate
         self._identity = identity
+        self._skipped = skipped
 
     def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
         none = not where.before.drawn  # so far, as far as is known
+        told: set[int] = set()  # sources of which it is known what gives no sample
         before, skipped = where.before, where.behind
         for document, behind in documents:
             if none and behind.through:
-                raise DataError("no row of the data teaches anything; check which columns the recipe reads")
+                found = "; ".join(filter(None, map(self._skipped, range(len(self._encoders)))))
+                raise DataError(
+                    f"no row of the data teaches anything; {found or 'check which columns the recipe reads'}"
+                )
+            n = document.source
+            if behind.passes[n] != before.passes[n] and n not in told and (found := self._skipped(n)):
+                told.add(n)  # later passes read the same rows again
+                logger.warning("a pass over the data is through: %s", found)
             for number, example in enumerate(self._encoders[document.source](document.content), 1):
                 none = False
                 if number > skipped:
@@ -236,6 +251,41 @@ class RowByRow:
 
     def identity(self) -> Any:
         return self._identity
+
+
+class Packs:
+    """Several samples of another maker in one, of at most `sequence_len` tokens: as they come, while the next one fits.
+
+    "position_ids" say where each begins, so that a model can keep them apart.
+    """
+
+    most_rest = 0
+
+    def __init__(self, rows: RowByRow, sequence_len: int) -> None:
+        self._rows = rows
+        self._sequence_len = sequence_len
+        self.collate = rows.collate
+
+    def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
+        fitting: list[Example] = []
+        place, passes, free = where, where.before.passes, self._sequence_len  # behind those that fit
+        for example, behind, seen in self._rows.samples(documents, where):
+            if fitting and len(example["input_ids"]) > free:
+                yield _joined(fitting), place, passes
+                fitting, free = [], self._sequence_len
+            fitting.append(example)
+            place, passes, free = behind, seen, free - len(example["input_ids"])
+        if fitting:
+            yield _joined(fitting), place, passes
+
+    def identity(self) -> Any:
+        return ["packed", self._rows.identity()]
+
+
+def _joined(examples: Sequence[Example]) -> Example:
+    positions = [np.arange(len(example["input_ids"])) for example in examples]
+    joined = {name: np.concatenate([example[name] for example in examples]) for name in examples[0]}
+    return {**joined, "position_ids": np.concatenate(positions)}
 
 
 def stacked(samples: Sequence[Example]) -> Batch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +32,9 @@ class Tokenizer(Protocol):
 
     def save(self, directory: Path) -> None:
         """Writes the files from which transformers' AutoTokenizer makes it, without code of ours. Raises OSError."""
+
+    def of_transformers(self) -> Any:
+        """The same tokenizer as transformers has it: for chat templates."""
 
 
 class ByteTokenizer:
@@ -69,6 +73,13 @@ class ByteTokenizer:
         }
         (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
         (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+    def of_transformers(self) -> Any:
+        from transformers import AutoTokenizer
+
+        with TemporaryDirectory() as directory:
+            self.save(Path(directory))
+            return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 
 def _byte_symbols() -> dict[int, str]:
@@ -109,6 +120,9 @@ class SavedTokenizer:
 
     def save(self, directory: Path) -> None:
         self._tokenizer.save_pretrained(str(directory))
+
+    def of_transformers(self) -> Any:
+        return self._tokenizer
 
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:

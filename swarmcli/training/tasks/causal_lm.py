@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from swarmcli.recipe import AnyDataset
+from swarmcli.errors import RecipeError
+from swarmcli.recipe import AnyDataset, HuggingFaceDataset, Recipe
+from swarmcli.recipe.dataset import CHAT_KEYS
+from swarmcli.training.chat import IGNORED, ChatReader, RowEncoder, TextReader
 from swarmcli.training.models import ModelKind
-from swarmcli.training.samples import SampleMaker, TextRun
+from swarmcli.training.samples import Packs, RowByRow, SampleMaker, TextRun, padded
 from swarmcli.training.task import Batch
 from swarmcli.training.tasks.base import TextTask
 
@@ -18,7 +25,8 @@ _BOTH_WAYS = ("flaubert", "xlm", "xlnet")  # whatever their configs say
 
 
 class CausalLanguageModelling(TextTask):
-    """The task `causal_lm` of a recipe. A sample is a sequence of `sequence_len` tokens."""
+    """The task `causal_lm` of a recipe. A sample is a sequence of `sequence_len` tokens of texts that run together; if
+    a dataset has another type than `text`, or with `sample_packing`, it is a row, or several that are kept apart."""
 
     kind = ModelKind(
         auto="AutoModelForCausalLM",
@@ -27,6 +35,11 @@ class CausalLanguageModelling(TextTask):
         usual=("gpt2", "gpt_neox", "llama", "mistral", "qwen3", "gemma", "phi3", "olmo2", "smollm3", "mamba"),
         loss_type="ForCausalLM",
     )
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        named = recipe.evaluation.dataset
+        self._readers = [(item, self._reader(item)) for item in (*recipe.datasets, *([named] if named else []))]
 
     def refuse(self, config: Any, is_decoder: bool | None) -> str | None:
         """Refuses a model that would see the tokens that it is to predict."""
@@ -37,10 +50,102 @@ class CausalLanguageModelling(TextTask):
         return "" if name in _BOTH_WAYS else None
 
     def maker(self, datasets: Sequence[AnyDataset]) -> SampleMaker:
-        """Texts follow each other, cut wherever a sample is full."""
-        return TextRun(self.tokenizer, self.recipe.sequence_len)
+        """Texts follow each other, cut wherever a sample is full; or rows, if a dataset has those."""
+        length, packing = self.recipe.sequence_len, self.recipe.sample_packing
+        if not self.reads_rows(datasets):
+            return TextRun(self.tokenizer, length)
+        encoders = [self.encoder(dataset) for dataset in datasets]
+        # What is filled up stands behind all that is learned, so no attention mask has to hide it; and beside a mask
+        # transformers would not tell packed rows apart by their positions.
+        fill = {"input_ids": 0, "labels": IGNORED, **({"position_ids": 0} if packing else {})}
+        rows = RowByRow(
+            encoders,
+            partial(padded, fill=fill),
+            [self.tokenizer.vocab_size, length, *map(self._identity, datasets)],
+            lambda source: encoders[source].skipped(),
+        )
+        return Packs(rows, length) if packing else rows
+
+    def reads_rows(self, datasets: Sequence[AnyDataset] = ()) -> bool:
+        """Whether a sample is one row, or several: else texts run together."""
+        items = (*self.recipe.datasets, *datasets)
+        return self.recipe.sample_packing or any(item.type != "text" for item in items)
+
+    def encoder(self, dataset: AnyDataset) -> RowEncoder:
+        """Makes examples of the rows of a dataset."""
+        return RowEncoder(".".join(map(str, self._place(dataset))), self._of(dataset), self.recipe.sequence_len)
+
+    def build_model(self, *, outline: bool = False) -> nn.Module:
+        """See TextTask. Raises RecipeError too if rows are packed and this architecture would not keep them apart."""
+        model = super().build_model(outline=outline)
+        if self.recipe.sample_packing and not outline and not _keeps_apart(model):
+            name = model.config.model_type  # type: ignore[union-attr]
+            raise RecipeError(
+                f"{self.recipe.origin('sample_packing')}: sample_packing: a {name} model does not keep the rows of a "
+                "sample apart; remove it, or take a model that does, for example llama or gpt2"
+            )
+        return model
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean negative log likelihood in nats per token; the model shifts the labels itself."""
-        loss: Tensor = model(input_ids=batch["input_ids"], labels=batch["input_ids"]).loss
-        return loss
+        """Mean negative log likelihood in nats per token that is learned, of each sample by itself and then over the
+        samples: peers weight their gradients by samples, so a sample counts the same whatever it is computed beside."""
+        if "labels" not in batch:  # all tokens are learned; the model shifts the labels itself
+            loss: Tensor = model(input_ids=batch["input_ids"], labels=batch["input_ids"]).loss
+            return loss
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        logits = model(**inputs).logits.float()  # (samples, tokens, vocabulary)
+        # The labels are moved, not the logits: those would be copied.
+        labels = functional.pad(batch["labels"], (0, 1), value=IGNORED)[:, 1:]  # (samples, tokens)
+        losses = functional.cross_entropy(
+            logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
+        ).view(labels.shape)
+        return (losses.sum(1) / (labels != IGNORED).sum(1)).mean()
+
+    def save_preprocessing(self, directory: Path) -> None:
+        """The tokenizer, with the template that the model has learned by."""
+        chat = next((reader for _, reader in self._readers if isinstance(reader, ChatReader)), None)
+        if chat is None:
+            super().save_preprocessing(directory)
+        else:
+            chat.save(directory)
+
+    def _reader(self, dataset: AnyDataset) -> TextReader | ChatReader:
+        if not isinstance(dataset, HuggingFaceDataset) or dataset.type != "chat_template":
+            return TextReader(self.tokenizer)
+        template = dataset.chat_template or self.recipe.chat_template
+        place = self._place(dataset)
+        try:
+            return ChatReader(self.tokenizer.of_transformers(), dataset, template)
+        except ValueError as error:
+            key = (*place, "chat_template") if dataset.chat_template else ("chat_template",) if template else place
+            raise RecipeError(f"{self.recipe.origin(*key)}: {'.'.join(map(str, key))}: {error}") from error
+
+    def _of(self, dataset: AnyDataset) -> TextReader | ChatReader:
+        return next(reader for item, reader in self._readers if item is dataset)
+
+    def _identity(self, dataset: AnyDataset) -> Any:
+        return [self._of(dataset).template, dataset.model_dump(mode="json", include={"type", *CHAT_KEYS})]
+
+    def _place(self, dataset: AnyDataset) -> tuple[str | int, ...]:
+        """Where a dataset stands in the recipe."""
+        found = next((index for index, item in enumerate(self.recipe.datasets) if item is dataset), None)
+        return ("evaluation", "dataset") if found is None else ("datasets", found)
+
+
+@torch.no_grad()
+def _keeps_apart(model: Any) -> bool:
+    """Whether what stands in one row changes nothing for the next one in the same sample."""
+    length = 4  # tokens of each of two rows
+    ids = torch.arange(2 * length)[None] % model.config.vocab_size
+    others = torch.where(torch.arange(2 * length) < length, ids.flip(1), ids)
+    positions = torch.arange(length).repeat(2)[None]
+    was_training = model.training
+    model.eval()
+    try:
+        one, other = (model(input_ids=each, position_ids=positions).logits[:, length:] for each in (ids, others))
+    except Exception:  # an architecture that takes no positions says so in its own way
+        return False
+    finally:
+        model.train(was_training)
+    # Of 31 architectures the 17 that do differ by 2e-7 of their largest logit at most, the others by 1e-3 at least.
+    return bool((one - other).abs().max() < 1e-4 * one.abs().max())

@@ -1,0 +1,282 @@
+"""How a causal language model reads the rows of a dataset one by one, and what it learns of each.
+
+    row ── TextReader or ChatReader ──▶ tokens, each learned or not ── RowEncoder ──▶ examples of sequence_len at most
+
+A template with `{% generation %}` marks itself what an assistant says. In all others, and for other roles, a turn is
+found by rendering the conversation again with another word in its place: what stays the same around that word is not
+the turn's. So a template may trim, or treat turns by their place, and still each turn is found exactly or not at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from swarmcli.errors import DataError
+from swarmcli.recipe import HuggingFaceDataset
+from swarmcli.recipe.dataset import CHATML
+from swarmcli.training.samples import Example
+from swarmcli.training.sources import Content
+from swarmcli.training.tokenizer import Tokenizer, Tokens
+from swarmcli.words import first_words, printable
+
+logger = logging.getLogger(__name__)
+
+IGNORED = -100  # torch's cross entropy leaves out labels of this value
+
+_TEMPLATES = {
+    CHATML: """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.role == 'assistant' -%}
+{%- generation -%}{{- message.content + '<|im_end|>' -}}{%- endgeneration -%}
+{%- else -%}
+{{- message.content + '<|im_end|>' -}}
+{%- endif -%}
+{{- '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"""
+}
+_ROLES = {"human": "user", "gpt": "assistant"} | {
+    role: role for role in ("system", "developer", "user", "assistant", "tool")
+}
+_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_PROBE = "swarm"  # with a number behind it that is not in the conversation
+
+Span: TypeAlias = tuple[int, int]  # characters of a rendered conversation: first, behind the last
+Message: TypeAlias = Mapping[str, Any]
+
+
+class Read(NamedTuple):
+    """A row as a model reads it, before it is cut."""
+
+    tokens: Tokens  # (n,)
+    learned: npt.NDArray[np.bool_]  # (n,)
+
+
+class BadRow(ValueError):
+    """A row that cannot be read, with the reason."""
+
+
+class RowEncoder:
+    """Makes examples {"input_ids": (n,), "labels": (n,)} of rows, 2 ≤ n ≤ sequence_len, and counts what gives none."""
+
+    soon = 1000  # rows after which what gives none is logged: a pass over a large dataset may take days
+
+    def __init__(self, name: str, reader: TextReader | ChatReader, sequence_len: int) -> None:
+        """`name`: of the item of the recipe, for messages."""
+        self.name = name
+        self.reader = reader
+        self.rows = self.bad = self.unlearned = self.cut = 0
+        self._first = ""  # reason why a row is bad
+        self._sequence_len = sequence_len
+
+    def __call__(self, row: Content) -> Iterator[Example]:
+        self.rows += 1
+        if self.rows == self.soon and (found := self.skipped()):
+            logger.warning("so far %s", found)
+        try:
+            tokens, learned = self.reader(row)
+        except BadRow as error:
+            self.bad += 1
+            self._first = self._first or printable(str(error))
+            return
+        size = self._sequence_len
+        parts = range(0, len(tokens), size) if self.reader.goes_on else (0,)
+        self.cut += len(tokens) > size and not self.reader.goes_on
+        teaches = False
+        for begin in parts:
+            # Nothing stands before the first token from which it could be told.
+            known = np.concatenate([[False], learned[begin + 1 : begin + size]])
+            if known.any():
+                teaches = True
+                ids = tokens[begin : begin + size]
+                yield {"input_ids": ids.copy(), "labels": np.where(known, ids, IGNORED)}
+        self.unlearned += not teaches
+
+    def skipped(self) -> str:
+        """Says which rows gave no example so far; "": all gave one."""
+        told = [
+            f"{self.unlearned:,} with nothing to learn{self.reader.advice}" if self.unlearned else "",
+            f"{self.bad:,} that cannot be read (the first: {self._first})" if self.bad else "",
+        ]
+        listed = " and ".join(filter(None, told))
+        return f"{self.name}: of {self.rows:,} rows, {listed}" if listed else ""
+
+
+class TextReader:
+    """Reads texts, of which all is learned."""
+
+    goes_on = True  # what is longer than a sample goes on in the next one; otherwise it is cut off
+    advice = " (no text)"  # said of rows in which there is nothing to learn
+    template = ""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._end = [] if tokenizer.end_of_text is None else [tokenizer.end_of_text]
+
+    def __call__(self, row: Content) -> Read:
+        tokens = np.concatenate([self._tokenizer.encode(str(row)), np.array(self._end, np.int32)])
+        return Read(tokens, np.ones(len(tokens), bool))
+
+
+class ChatReader:
+    """Reads conversations by a chat template."""
+
+    goes_on = False
+
+    def __init__(self, tokenizer: Any, dataset: HuggingFaceDataset, template: str | None) -> None:
+        """`tokenizer`: transformers' own. Raises ValueError, with the fix, if the template or the tokenizer cannot
+        show what is to be learned."""
+        if not tokenizer.is_fast:
+            raise ValueError("the tokenizer cannot say which characters its tokens are; save it as tokenizer.json")
+        try:
+            self.template = tokenizer.get_chat_template(_TEMPLATES.get(template or "", template))
+        except ValueError:
+            raise ValueError(
+                "the tokenizer has no chat template; write `chat_template: chatml`, or a Jinja template there"
+            ) from None
+        self._tokenizer = tokenizer
+        self._dataset = dataset
+        self._names = {"role": "role", "content": "content", **dataset.message_property_mappings}
+        self._roles = _ROLES | {role: role for role in dataset.roles_to_train}
+        usual = dataset.roles_to_train == ("assistant",) and dataset.train_on_eos == "turn"
+        self._marked = usual and _MARKS.search(self.template) is not None
+        self.advice = f", no turn of {' or '.join(dataset.roles_to_train)} in what is not cut off"
+        self._try_out()
+
+    def __call__(self, row: Content) -> Read:
+        """Raises BadRow, and DataError if the data cannot have such rows at all."""
+        text, spans = self._learned(self._messages(row))
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        begin, end = np.asarray(encoded["offset_mapping"], int).reshape(-1, 2).T
+        learned = np.zeros(len(begin), bool)
+        for first, behind in spans:
+            learned |= (begin < behind) & (np.maximum(end, begin + 1) > first)
+        return Read(np.asarray(encoded["input_ids"], np.int32), learned)
+
+    def save(self, directory: Path) -> None:
+        """Writes the tokenizer with this template, as transformers does. Raises OSError."""
+        tokenizer = deepcopy(self._tokenizer)
+        tokenizer.chat_template = self.template
+        tokenizer.save_pretrained(str(directory))
+
+    def _try_out(self) -> None:
+        """Refuses a template that shows nothing of what is to be learned, before there are data."""
+        said = {"user": "What is it?", "assistant": "A swarm."}
+        probe = [{"role": role, "content": said[role]} for role in ("user", "assistant") * 2]
+        if not set(said) & set(self._dataset.roles_to_train):
+            return  # what these roles say depends on the data
+        try:
+            _, spans = self._learned(probe)
+        except BadRow as error:
+            raise ValueError(f"the chat template does not tell what is to be learned: {error}") from None
+        if not any(first < behind for first, behind in spans):
+            raise ValueError(
+                "the chat template marks nothing of a conversation by {% generation %}; mark what the assistant says, "
+                "or remove the marks"
+            )
+
+    def _messages(self, row: Content) -> list[dict[str, Any]]:
+        field = self._dataset.field_messages
+        if not isinstance(row, Mapping) or field not in row:
+            columns = ", ".join(sorted(map(str, row))) if isinstance(row, Mapping) else "none"
+            raise DataError(f"the data have no column {field!r}; set field_messages to one of {columns}")
+        value = row[field]
+        if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+            raise BadRow(f"{field} is {value!r:.60}, and not a list of messages")
+        return [self._message(each, number) for number, each in enumerate(value)]
+
+    def _message(self, value: Any, number: int) -> dict[str, Any]:
+        where = f"message {number}"
+        if not isinstance(value, Mapping):
+            raise BadRow(f"{where} is {value!r:.60}, and not a mapping")
+        found = {name: value.get(column) for name, column in self._names.items()}
+        for name in ("role", "content"):
+            if not isinstance(found[name], str):
+                column, there = self._names[name], ", ".join(sorted(map(str, value)))
+                fix = "" if column in value else f"; it has {there[:100]}: set message_property_mappings"
+                raise BadRow(f"{where} has no text in {column!r}, but {found[name]!r:.60}{fix}")
+        if found["role"] not in self._roles:
+            raise BadRow(f"{where} is of {found['role']!r:.60}, and not of {', '.join(self._roles)}")
+        return {name: each for name, each in found.items() if each is not None} | {"role": self._roles[found["role"]]}
+
+    def _learned(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
+        """A conversation as text, and which characters of it are learned."""
+        if self._marked:
+            text, spans = self._render(messages, marks=True)
+            return text, list(spans)
+        text, _ = self._render(messages)
+        spans, when = [], self._dataset.train_on_eos
+        for number, message in enumerate(messages):
+            last, learned = number == len(messages) - 1, message["role"] in self._dataset.roles_to_train
+            if not learned and not (when == "all" or (when == "last" and last)):
+                continue
+            begin, end = self._turn(messages, number, text)
+            mark = self._end_of_turn(messages, number, text[end:], must=learned) if when != "last" or last else ""
+            behind = text.index(mark, end) + len(mark)
+            # What stands between the content and the mark leads to it, so it is learned as well.
+            spans.append((begin, behind) if learned else (behind - len(mark), behind))
+        return text, spans
+
+    def _turn(self, messages: Sequence[Message], number: int, text: str) -> Span:
+        """Where the content of a message stands in the text of all."""
+        role = messages[number]["role"]
+        before, after = self._around(messages, number, text)
+        if not (text.startswith(before) and text.endswith(after) and len(before) + len(after) <= len(text)):
+            raise BadRow(f"what the template writes around a message of {role} changes with what the message says")
+        return len(before), len(text) - len(after)
+
+    def _end_of_turn(self, messages: Sequence[Message], number: int, rest: str, *, must: bool) -> str:
+        """The mark at the end of a turn: the first word that follows its content where no turn comes after it; "" if
+        there is none. `rest`: what follows it in the text of all."""
+        role = messages[number]["role"]
+        try:
+            _, after = self._around(messages[: number + 1], number, rest)
+        except BadRow:
+            if must:
+                raise
+            return ""
+        mark = next(iter(after.split(maxsplit=1)), "")
+        if mark and rest.lstrip().startswith(mark):
+            return mark
+        if must and mark:
+            raise BadRow(f"the template ends a message of {role} by {mark!r:.40} only where it is the last one")
+        if must:
+            raise BadRow(f"the template ends a message of {role} with nothing that a model could learn to stop at")
+        return ""
+
+    def _around(self, messages: Sequence[Message], number: int, text: str) -> tuple[str, str]:
+        """What the template writes before and after the content of a message."""
+        role, probe = messages[number]["role"], _PROBE
+        said = text + "".join(str(message["content"]) for message in messages)
+        tries = 0
+        while probe in said:
+            tries += 1
+            probe = f"{_PROBE}{tries}"
+        other, _ = self._render([*messages[:number], {**messages[number], "content": probe}, *messages[number + 1 :]])
+        before, *after = other.split(probe)
+        if len(after) != 1:
+            raise BadRow(f"the template writes what a message of {role} says {len(after)} times")
+        return before, after[0]
+
+    def _render(self, messages: Sequence[Message], *, marks: bool = False) -> tuple[str, list[Span]]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            texts, spans = render_jinja_template(
+                [list(messages)],
+                chat_template=self.template,
+                return_assistant_tokens_mask=marks,
+                **self._tokenizer.special_tokens_map,
+            )
+        except Exception as error:  # whatever a template meets in a conversation that it was not written for
+            raise BadRow(f"the chat template refuses it: {first_words(error)}") from error
+        return texts[0], spans[0] if marks else []

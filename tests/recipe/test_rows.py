@@ -1,0 +1,70 @@
+"""How rows of datasets are read: which keys fit together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from swarmcli.errors import RecipeError
+from swarmcli.recipe import offered
+from swarmcli.recipe.task_names import BUILT_IN
+
+from .recipes import SMALL, refused, small
+
+CHAT = "datasets.0={path: chats.jsonl, type: chat_template}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["datasets.0.type=chat_template"],
+            "--set datasets.0.type=chat_template: a text file has no conversations in it; write them as JSON lines",
+        ),
+        (["datasets.0={path: texts, type: chat_template}"], "a text file has no conversations in it"),
+        (
+            [CHAT, "datasets.0.field=a"],
+            "field has no meaning for type: chat_template; remove it, or name the column in",
+        ),
+        (
+            ["datasets.0={path: a.jsonl, roles_to_train: [user]}"],
+            "roles_to_train has no meaning for type: text; remove it, or set type: chat_template",
+        ),
+        (
+            ["datasets.0={path: a.jsonl, type: completion, field_messages: talk}"],
+            "field_messages has no meaning for type: completion",
+        ),
+        ([CHAT, "datasets.0.roles_to_train=[]"], "datasets.0.roles_to_train should be given, and not empty"),
+        ([CHAT, "datasets.0.train_on_eos=never"], "should be one of 'turn', 'all' or 'last'"),
+        ([CHAT, "datasets.0.field_message=a"], "unknown key datasets.0.field_message; did you mean field_messages?"),
+        (["chat_template=chatml"], "no dataset has conversations; set type: chat_template in one of datasets"),
+        (
+            [CHAT, "chat_template=chatml", "datasets.0.chat_template=chatml"],
+            "each dataset with type: chat_template has a template of its own; remove one of the two",
+        ),
+        ([CHAT, "chat_template=llama3"], "chat_template: 'llama3' is no template; write chatml, a Jinja template, or"),
+    ],
+)
+def test_keys_that_do_not_fit_a_type_are_refused(overrides: list[str], words: str) -> None:
+    assert words in refused(SMALL, *overrides)
+
+
+def test_conversations_may_be_what_is_evaluated_alone() -> None:
+    named = "evaluation={every_epochs: 1, dataset: {path: chats.jsonl, type: chat_template}}"
+    assert small(named, "chat_template=chatml").chat_template == "chatml"
+
+
+@pytest.mark.parametrize(("override", "key"), [("sample_packing=true", "sample_packing"), (CHAT, "datasets.0.type")])
+def test_a_task_that_reads_no_rows_so_refuses_them(monkeypatch: pytest.MonkeyPatch, override: str, key: str) -> None:
+    monkeypatch.setitem(BUILT_IN, "other", "other:Other")
+    said = refused(SMALL, override, "task=other")
+    assert f"other reads no rows so; remove {key}, or take task: causal_lm" in said
+
+
+def test_a_link_brings_no_program(tmp_path: Path) -> None:
+    for key in ("chat_template", "datasets.0.chat_template"):
+        with pytest.raises(RecipeError, match=f"{key} is a program that would run at whoever joins; write chatml"):
+            offered(small(CHAT, f"{key}='{{{{ messages }}}}'"))
+    assert json.loads(offered(small(CHAT, "chat_template=chatml")))["chat_template"] == "chatml"

@@ -1,0 +1,261 @@
+"""The task causal_lm on rows: conversations, completions, packs of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from swarmcli.errors import DataError, RecipeError
+from swarmcli.recipe import Recipe, fingerprint_of, parse_recipe
+from swarmcli.training import build_task
+from swarmcli.training.chat import IGNORED, RowEncoder
+
+from .chats import CHATML, MARKED, TALK, chat_tokenizer, write_rows
+
+MODELS = {
+    "gpt2": "{model_type: gpt2, n_layer: 2, n_head: 2, n_embd: 16, resid_pdrop: 0, embd_pdrop: 0, attn_pdrop: 0, "
+    "initializer_range: 0.3}",
+    "llama": "{model_type: llama, num_hidden_layers: 2, num_attention_heads: 2, hidden_size: 16, "
+    "intermediate_size: 32, initializer_range: 0.3}",
+}
+CHAT = """\
+run_id: chat
+base_model: {model}
+tokenizer: saved
+datasets:
+  - {{path: chats.jsonl, type: chat_template, streaming: false}}
+sequence_len: 64
+target_batch_size: 8
+micro_batch_size: 2
+local: {{device: cpu, shuffle_buffer_size: 4}}
+"""
+
+
+def talk(answer: str, turns: int = 1) -> dict[str, Any]:
+    return {"messages": [TALK[0], {"role": "assistant", "content": answer}] * turns}
+
+
+ROWS = [talk("a b c d e f"[: 2 * n + 1], 1 + n % 2) for n in range(5)]
+
+
+def chat(directory: Path, *overrides: str, model: str = "gpt2", rows: Any = ROWS, template: str = MARKED) -> Recipe:
+    chat_tokenizer(template).save_pretrained(directory / "saved")
+    write_rows(directory / "chats.jsonl", *rows)
+    return parse_recipe(CHAT.format(model=MODELS[model]), overrides, name="chat.yaml", directory=directory)
+
+
+def drawn(task: Any, count: int, position: Any = None) -> list[dict[str, Any]]:
+    return [
+        {name: tensor.tolist() for name, tensor in batch.items()}
+        for batch in itertools.islice(task.batches(0, position), count)
+    ]
+
+
+def test_short_rows_are_filled_up_with_what_is_neither_read_nor_learned(tmp_path: Path) -> None:
+    for batch in itertools.islice(build_task(chat(tmp_path)).batches(0), 4):
+        read = batch["input_ids"] != 0  # no token of the template
+        lengths = read.sum(1)
+        assert lengths.max() == read.shape[1]
+        assert all(row[:length].all() for row, length in zip(read, lengths, strict=True))
+        known = batch["labels"] != IGNORED
+        assert known.any(1).all() and not (known & ~read).any()
+        assert (batch["labels"] == batch["input_ids"])[known].all()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_each_sample_counts_the_same_whatever_it_is_computed_beside(tmp_path: Path, model: str) -> None:
+    task = build_task(chat(tmp_path, model=model))
+    built: Any = task.build_model()
+    batch = next(b for b in task.batches(0) if (b["input_ids"] == 0).any())
+    alone = []
+    for n in range(2):
+        length = int((batch["input_ids"][n] != 0).sum())
+        row = {name: tensor[n : n + 1, :length] for name, tensor in batch.items()}
+        logits = built(input_ids=row["input_ids"]).logits[0, :-1]
+        labels = row["labels"][0, 1:]
+        expected = torch.nn.functional.cross_entropy(logits, labels)
+        assert task.loss(built, row).item() == pytest.approx(expected.item(), rel=1e-5)
+        alone.append(expected.item())
+    assert task.loss(built, batch).item() == pytest.approx(sum(alone) / 2, rel=1e-5)
+
+
+def rows_of(pack: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    """The rows of a batch of one pack."""
+    begins = [*(pack["position_ids"][0] == 0).nonzero()[:, 0].tolist(), pack["input_ids"].shape[1]]
+    return [
+        {name: tensor[:, a:b] for name, tensor in pack.items() if name != "position_ids"}
+        for a, b in itertools.pairwise(begins)
+    ]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_packed_rows_are_learned_as_if_each_was_alone(tmp_path: Path, model: str) -> None:
+    recipe = chat(tmp_path, "sample_packing=true", "micro_batch_size=1", "sequence_len=128", model=model)
+    task = build_task(recipe)
+    built: Any = task.build_model()
+    for pack in itertools.islice(task.batches(0), 4):
+        rows = rows_of(dict(pack))
+        learned = [int((row["labels"] != IGNORED).sum()) for row in rows]
+        alone = [task.loss(built, row).item() for row in rows]
+        expected = sum(loss * n for loss, n in zip(alone, learned, strict=True)) / sum(learned)
+        assert len(rows) > 1 and all(learned)
+        assert task.loss(built, pack).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_packs_of_unlike_length_are_learned_side_by_side(tmp_path: Path, model: str) -> None:
+    task = build_task(chat(tmp_path, "sample_packing=true", model=model))
+    built: Any = task.build_model()
+    batch = next(b for b in task.batches(0) if (b["position_ids"][:, -2:] == 0).all(1).any())
+    alone = [task.loss(built, {name: tensor[n : n + 1] for name, tensor in batch.items()}).item() for n in range(2)]
+    assert task.loss(built, batch).item() == pytest.approx(sum(alone) / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("packing", ["true", "false"])
+@pytest.mark.parametrize("taken", range(9))
+def test_a_stream_of_rows_goes_on_where_it_was(tmp_path: Path, packing: str, taken: int) -> None:
+    recipe = chat(
+        tmp_path, f"sample_packing={packing}", "sequence_len=40", rows=[talk("a b c"[:n], n) for n in (1, 3, 2, 5)]
+    )
+    task = build_task(recipe)
+    whole = task.batches(0)
+    list(itertools.islice(whole, taken))
+    position = json.loads(json.dumps(whole.position()))
+    rest = [{name: tensor.tolist() for name, tensor in batch.items()} for batch in itertools.islice(whole, 6)]
+    assert drawn(build_task(recipe), 6, position) == rest
+
+
+def test_a_pass_reads_each_row_once(tmp_path: Path) -> None:
+    rows = [talk(letter) for letter in "abcdefgh"]
+    for packing in ("true", "false"):
+        recipe = chat(
+            tmp_path, f"sample_packing={packing}", "micro_batch_size=1", "local.shuffle_buffer_size=1", rows=rows
+        )
+        task: Any = build_task(recipe)
+        seen: list[str] = []
+        for batch in task.batches(0):
+            for row in rows_of(dict(batch)) if packing == "true" else [batch]:
+                learned = row["labels"][row["labels"] != IGNORED].tolist()
+                seen.append(task.tokenizer.decode(learned))
+            if len(seen) >= 8:
+                break
+        assert sorted(seen[:8]) == list("abcdefgh")  # a pack may hold rows of the next pass, too
+
+
+def test_an_architecture_that_mixes_packed_rows_is_refused_by_its_name(tmp_path: Path) -> None:
+    for fields in (
+        "{model_type: mamba, hidden_size: 16, state_size: 4, num_hidden_layers: 1, initializer_range: 0.3}",
+        "{model_type: bloom, hidden_size: 16, n_head: 2, n_layer: 1, initializer_range: 0.3}",
+    ):
+        kind = fields.split(":")[1].split(",")[0].strip()
+        recipe = chat(tmp_path, "sample_packing=true", f"base_model={fields}")
+        with pytest.raises(
+            RecipeError, match=f"sample_packing: a {kind} model does not keep the rows of a sample apart"
+        ):
+            build_task(recipe).build_model()
+
+
+def test_texts_are_rows_of_their_own_beside_conversations(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("where are you " * 10)
+    recipe = chat(tmp_path, "datasets.1={path: texts}", "sequence_len=32", "micro_batch_size=8")
+    learned = [
+        int((labels != IGNORED).sum())
+        for b in itertools.islice(build_task(recipe).batches(0), 4)
+        for labels in b["labels"]
+    ]
+    assert max(learned) == 31  # all but the first token of a piece of the text
+
+
+def test_completions_are_rows_whose_every_token_is_learned(tmp_path: Path) -> None:
+    write_rows(tmp_path / "texts.jsonl", {"said": "in the swarm"}, {"said": "who"})
+    item = "datasets.0={path: texts.jsonl, type: completion, field: said, streaming: false}"
+    batch = next(build_task(chat(tmp_path, item, "tokenizer=bytes")).batches(0))
+    by_length = sorted(row[row != IGNORED].tolist() for row in batch["labels"])
+    assert by_length == [[*b"ho", 256], [*b"n the swarm", 256]]
+
+
+def test_rows_without_a_sample_are_told_behind_the_first_pass_or_sooner(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(RowEncoder, "soon", 10)
+    rows = [talk("a"), talk("b"), {"messages": [TALK[0]]}, {"messages": []}]
+    list(itertools.islice(build_task(chat(tmp_path, rows=rows)).batches(0), 8))
+    told = [record.getMessage() for record in caplog.records if record.name.startswith("swarmcli")]
+    assert told[0].startswith(
+        "a pass over the data is through: datasets.0: of 4 rows, 1 with nothing to learn, no turn"
+    )
+    assert "1 that cannot be read (the first: messages is [], and not a list of messages)" in told[0]
+    assert told[1].startswith("so far datasets.0: of 10 rows, ") and len(told) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "overrides", "words"),
+    [
+        ([{"messages": [TALK[0]]}], (), "no row of the data teaches anything; datasets.0: of 1 rows, 1 with nothing"),
+        (ROWS, ("sequence_len=4",), "5 with nothing to learn, no turn of assistant in what is not cut off"),
+        ([{"messages": "a"}], (), "1 that cannot be read (the first: messages is 'a', and not a list of messages)"),
+        ([{"talk": []}], (), "the data have no column 'messages'; set field_messages to one of talk"),
+        (ROWS, ("datasets.0.roles_to_train=[tool]",), "no turn of tool in what is not cut off"),
+    ],
+)
+def test_data_that_teach_nothing_are_refused(tmp_path: Path, rows: Any, overrides: tuple[str, ...], words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        next(build_task(chat(tmp_path, *overrides, rows=rows)).batches(0))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (
+            "tokenizer=bytes",
+            "chat.yaml:5: datasets.0: the tokenizer has no chat template; write `chat_template: chatml`",
+        ),
+        ("chat_template={{ messages }}", "chat_template: the chat template does not tell what is to be learned: "),
+        ("datasets.0.chat_template={{ messages }}", "datasets.0.chat_template: the chat template does not tell"),
+    ],
+)
+def test_a_template_that_shows_nothing_is_refused_before_there_are_data(
+    tmp_path: Path, override: str, words: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        build_task(chat(tmp_path, override.replace("{{", "'{{").replace("}}", "}}'")))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "saved"])
+def test_the_saved_tokenizer_has_the_template_that_was_learned(tmp_path: Path, tokenizer: str) -> None:
+    task = build_task(
+        chat(tmp_path, f"tokenizer={tokenizer}", "chat_template=chatml", "sequence_len=128", template=CHATML + " ")
+    )
+    task.save_preprocessing(tmp_path)
+    saved = AutoTokenizer.from_pretrained(str(tmp_path))
+    ids = saved.apply_chat_template(ROWS[0]["messages"], return_dict=True)["input_ids"]
+    assert ids in [row[: len(ids)] for batch in drawn(task, 6) for row in batch["input_ids"]]
+    assert (tmp_path / "tokenizer.json").exists() and saved.chat_template != CHATML + " "
+
+
+def test_peers_with_other_templates_do_not_agree(tmp_path: Path) -> None:
+    one, other = (fingerprint_of(chat(tmp_path, template=template)) for template in (MARKED, CHATML))
+    assert {key for key in one if one[key] != other[key]} == {"tokenizer"}
+
+
+@pytest.mark.parametrize("packing", ["true", "false"])
+def test_conversations_are_evaluated_too_down_to_the_last_row(tmp_path: Path, packing: str) -> None:
+    write_rows(tmp_path / "others.jsonl", *(talk(letter) for letter in "abcde"))
+    named = "evaluation={every_epochs: 1, dataset: {path: others.jsonl, type: chat_template, streaming: false}}"
+    task: Any = build_task(chat(tmp_path, named, f"sample_packing={packing}"))
+    labels = [row[row != IGNORED].tolist() for batch in task.evaluation_batches() for row in batch["labels"]]
+    assert sorted("".join(map(task.tokenizer.decode, labels))) == list("abcde")
+    write_rows(tmp_path / "others.jsonl", {"messages": [TALK[0]]})
+    with pytest.raises(DataError, match="shorter than one sequence of 64 tokens, or teaches nothing"):
+        build_task(chat(tmp_path, named)).evaluation_batches()
