@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
+from swarmcli.cli.console import out
 from swarmcli.cli.linking import recipe_of, show_sheet
 from swarmcli.errors import DataError, RecipeError
 from swarmcli.journal import printable
@@ -16,6 +19,10 @@ from swarmcli.peer.linked import LinkedRun
 from swarmcli.recipe import Recipe, SiteSettings, fingerprint_of, is_link, load_recipe, parse_link
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.offered import offered
+from swarmcli.words import harmless
+
+if TYPE_CHECKING:
+    from swarmcli.training.look import LookedAt
 
 
 def validate(
@@ -44,14 +51,17 @@ def validate(
         )
         fingerprint = fingerprint_of(loaded)
     no_link = "" if linked else _why_no_link(loaded)
-    found = {} if quick or linked else _try_out(loaded)
+    found, looks = ({}, []) if quick or linked else _try_out(loaded)
     if as_json:
         values = loaded.model_dump(mode="json")
-        typer.echo(json.dumps({"values": values, "fingerprint": fingerprint, "no_link": no_link, **found}, indent=2))
+        told = {"values": values, "fingerprint": fingerprint, "no_link": no_link, **found}
+        typer.echo(json.dumps(told | ({"samples": list(map(asdict, looks))} if looks else {}), indent=2))
         return
     link = {"link": no_link.replace("\n", "; ") or "brings it to whoever joins"}
     for name, text in {**_summary(loaded), **link, **found, "keys that must agree": str(len(fingerprint))}.items():
         typer.echo(f"{name:<21} {printable(text, 2000)}")
+    for look in looks:
+        _show(look)
     for note in loaded.notes:
         typer.echo(f"note: {note}")
     if linked:
@@ -113,10 +123,34 @@ def site_in_words(site: SiteSettings) -> str:
     )
 
 
-def _try_out(recipe: Recipe) -> dict[str, str]:
+def _show(look: LookedAt, most: int = 600) -> None:
+    """Prints a sample of a dataset: in colours, or where there are none with signs that say the same. Of a stretch of
+    more than `most` characters the middle is left out."""
+    coloured = out.is_terminal and out.color_system is not None and not out.no_color
+    signs = {"learned": ("green", "«", "»"), "read": ("dim", "", ""), "cut": ("red strike", "{", "}")}
+    legend, sample = Text(), Text()
+    for text, use in (("learned", "learned"), ("only read", "read"), ("cut off", "cut")):
+        _add(legend, text, *signs[use], coloured)
+        legend.append("" if use == "cut" else ", ")
+    for text, use in look.sample:
+        if len(text) > most:
+            text = f"{text[: most // 2]} […] {text[-most // 2 :]}"
+        _add(sample, harmless(text), *signs[use], coloured)
+    rows = f"{look.rows:,} rows looked at" + (f", {printable(look.counts, 1000)}" if look.counts else "")
+    out.print(Text(f"{look.name:<21} {rows}; a sample of them (").append_text(legend).append("):"), soft_wrap=True)
+    for line in sample.split("\n") if look.sample else [Text("none: no row gives one")]:
+        out.print(Text("  ").append_text(line), soft_wrap=True)
+
+
+def _add(text: Text, words: str, colour: str, before: str, behind: str, coloured: bool) -> None:
+    text.append(*((words, colour) if coloured else (f"{before}{words}{behind}",)))
+
+
+def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
     """Checks what only the model and the data themselves can tell; raises what joining would raise."""
     from swarmcli.training import build_task, choose_compute
     from swarmcli.training.freezing import frozen_in_words
+    from swarmcli.training.look import look_at_rows
     from swarmcli.training.memory import check_memory
     from swarmcli.training.task import samples_in
 
@@ -129,9 +163,10 @@ def _try_out(recipe: Recipe) -> dict[str, str]:
     try:
         batch = next(task.batches(recipe.seed))
         held_out = task.evaluation_batches() if recipe.evaluation.every_epochs else []
+        looks = list(look_at_rows(task))
     except DataError as error:
         raise RecipeError(f"{recipe.origin('datasets')}: {error}") from error
-    return {
+    told = {
         "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
         **({"weights": "not on this computer; the run's peers give them"} if lacking else {}),
         **({"frozen weights": frozen} if frozen else {}),
@@ -140,3 +175,4 @@ def _try_out(recipe: Recipe) -> dict[str, str]:
         "device": str(compute),
         "memory": f"about {memory}",
     }
+    return told, looks

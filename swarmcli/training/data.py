@@ -12,11 +12,13 @@ from swarmcli.machine.places import data_directory
 from swarmcli.recipe import AnyDataset, FilesDataset, HuggingFaceDataset, Recipe, StdlibDataset
 from swarmcli.recipe.dataset import LOCAL_BUILDERS
 from swarmcli.training.samples import Example, Mixed, Packed, SampleMaker, SampleStream
-from swarmcli.training.sources import USUAL, FileSource, HuggingFaceSource, Split, TextSource
+from swarmcli.training.sources import USUAL, DataOptions, FileSource, HuggingFaceSource, Split, TextSource
 from swarmcli.training.task import Batch, Reading
 
 
-def open_source(recipe: Recipe, dataset: AnyDataset, split: Split | None = None) -> TextSource:
+def open_source(
+    recipe: Recipe, dataset: AnyDataset, split: Split | None = None, options: DataOptions = USUAL
+) -> TextSource:
     """The source that an item of `datasets` names, or a part of its text files. Raises DataError with the fix when its
     files are missing."""
     if isinstance(dataset, StdlibDataset):
@@ -41,6 +43,7 @@ def open_source(recipe: Recipe, dataset: AnyDataset, split: Split | None = None)
         revision=dataset.revision,
         text_column=None if dataset.type == "chat_template" else dataset.field,
         streaming=dataset.streaming,
+        options=options,
         # Strangers have written a recipe that lies where those are kept that links have brought.
         public_only=recipe.directory.resolve().parent == data_directory().resolve(),
     )

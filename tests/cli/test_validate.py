@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
+import swarmcli.cli.validate as module
 from swarmcli.cli.validate import validate
 from swarmcli.errors import RecipeError
 
@@ -122,3 +125,60 @@ def test_what_is_not_trained_has_to_be_named(recipe: Path) -> None:
 def test_a_key_that_has_another_name_now_is_told_with_its_line(recipe: Path) -> None:
     recipe.write_text(RECIPE.replace("source: files", "type: files"))
     assert f"note: {recipe}:4: datasets.0.type has another name now; write `source: files`\n" in run(recipe, "--quick")
+
+
+CHATS = """\
+run_id: chats
+base_model: {model_type: gpt2, n_layer: 1, n_head: 2, n_embd: 16}
+datasets:
+  - {path: chats.jsonl, type: chat_template, streaming: false}
+chat_template: chatml
+sequence_len: 150
+target_batch_size: 8
+local: {device: cpu}
+"""
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    file = tmp_path / "chats.yaml"
+    file.write_text(CHATS)
+    said = ["[bold]who[/bold]", "a\x1b[31m swarm", "x" * 5000]
+    roles = ["user", "assistant", "user"]
+    messages = [{"role": role, "content": each} for role, each in zip(roles, said, strict=True)]
+    rows = [{"messages": messages}, {"messages": messages[:1]}, {"messages": None}]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_a_sample_shows_what_is_learned_what_is_read_and_what_is_cut_off(chats: Path) -> None:
+    output = run(chats)
+    assert (
+        "datasets.0            3 rows looked at, 1 with nothing to learn, no turn of assistant in what is not cut off "
+        "and 1 that cannot be read (the first: messages is None, and not a list of messages), 1 cut at 150 tokens; a "
+        "sample of them («learned», only read, {cut off}):\n"
+        "  <|im_start|>user\n"
+        "  [bold]who[/bold]<|im_end|>\n"
+        "  <|im_start|>assistant\n"
+        "  «a[31m swarm<|im_end|>»\n"
+    ) in output
+    assert re.search(r"^  x+{x{300} \[…\] x+<\|im_end\|>\n  }$", output, re.M)
+
+
+def test_on_a_terminal_a_sample_has_colours_unless_nobody_wants_them(
+    chats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for environment, coloured in (({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False)):
+        screen = io.StringIO()
+        console = Console(file=screen, force_terminal=True, width=300, _environ=environment, highlight=False)
+        monkeypatch.setattr(module, "out", console)
+        run(chats)
+        shown = screen.getvalue()
+        assert ("\x1b[32ma[31m swarm<|im_end|>\x1b[0m" in shown) is coloured
+        assert ("«a[31m swarm<|im_end|>»" in shown) is not coloured
+
+
+def test_json_holds_the_sample(chats: Path) -> None:
+    (sample,) = json.loads(CliRunner().invoke(app, [str(chats), "--json"]).stdout)["samples"]
+    assert (sample["name"], sample["rows"]) == ("datasets.0", 3)
+    assert [use for _, use in sample["sample"]] == ["read", "learned", "read", "cut"]

@@ -16,6 +16,7 @@ from swarmcli.errors import DataError, RecipeError
 from swarmcli.recipe import Recipe, fingerprint_of, parse_recipe
 from swarmcli.training import build_task
 from swarmcli.training.chat import IGNORED, RowEncoder
+from swarmcli.training.look import look_at_rows
 
 from .chats import CHATML, MARKED, TALK, chat_tokenizer, write_rows
 
@@ -259,3 +260,20 @@ def test_conversations_are_evaluated_too_down_to_the_last_row(tmp_path: Path, pa
     write_rows(tmp_path / "others.jsonl", {"messages": [TALK[0]]})
     with pytest.raises(DataError, match="shorter than one sequence of 64 tokens, or teaches nothing"):
         build_task(chat(tmp_path, named)).evaluation_batches()
+
+
+@pytest.mark.parametrize("streaming", ["true", "false"])
+def test_rows_are_looked_at_before_anybody_trains_on_them(tmp_path: Path, streaming: str) -> None:
+    recipe = chat(
+        tmp_path,
+        f"datasets.0.streaming={streaming}",
+        "sequence_len=16",
+        rows=[{"messages": [TALK[0]]}, {"messages": TALK}, talk("b")],
+    )
+    (look,) = look_at_rows(build_task(recipe))
+    assert (look.name, look.rows) == ("datasets.0", 3)
+    assert "1 with nothing to learn" in look.counts and look.counts.endswith("1 cut at 16 tokens")
+    whole = "".join(text for text, _ in look.sample)
+    assert whole.startswith("<|im_start|>user\nwhere are you<|im_end|>\n")
+    assert [use for _, use in look.sample][:2] == ["read", "learned"]
+    assert list(look_at_rows(build_task(chat(tmp_path, "datasets=[{source: stdlib}]")))) == []

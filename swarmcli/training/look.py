@@ -1,0 +1,61 @@
+"""What a recipe makes of the rows of its datasets, for people to look at before anybody trains on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, islice
+from typing import Literal, TypeAlias
+
+from swarmcli.recipe import AnyDataset
+from swarmcli.training.chat import RowEncoder
+from swarmcli.training.data import open_source
+from swarmcli.training.sources import Content, DataOptions
+from swarmcli.training.task import Task
+from swarmcli.training.tasks.causal_lm import CausalLanguageModelling
+
+Use: TypeAlias = Literal["learned", "read", "cut"]  # what a model does with a stretch of tokens
+
+
+@dataclass(frozen=True)
+class LookedAt:
+    """The first rows of a dataset."""
+
+    name: str
+    rows: int
+    counts: str  # in words: which of them give no sample, and how many are cut
+    sample: tuple[tuple[str, Use], ...]  # of the first that gives one, stretch by stretch, with its special tokens
+
+
+def look_at_rows(task: Task, most: int = 100) -> Iterator[LookedAt]:
+    """Looks at up to `most` rows of each dataset of a recipe that reads rows, else at nothing. Raises DataError."""
+    if not isinstance(task, CausalLanguageModelling) or not task.reads_rows():
+        return
+    for dataset in task.recipe.datasets:
+        yield _look(task, dataset, most)
+
+
+def _look(task: CausalLanguageModelling, dataset: AnyDataset, most: int) -> LookedAt:
+    encoder = task.encoder(dataset)
+    # A window of a streamed dataset is read before its first row comes, and this one is to come soon.
+    source = open_source(task.recipe, dataset, options=DataOptions(window_rows=most, begin_rows=1))
+    sample: tuple[tuple[str, Use], ...] = ()
+    for document in islice(source.documents("swarm/look"), most):
+        teaches = any(True for _ in encoder(document.content))
+        if teaches and not sample:
+            sample = tuple(_stretches(task, encoder, document.content))
+    cut = f"{encoder.cut:,} cut at {task.recipe.sequence_len:,} tokens" if encoder.cut else ""
+    counts = ", ".join(filter(None, [encoder.skipped().partition(" rows, ")[2], cut]))
+    return LookedAt(encoder.name, encoder.rows, counts, sample)
+
+
+def _stretches(task: CausalLanguageModelling, encoder: RowEncoder, row: Content) -> Iterator[tuple[str, Use]]:
+    tokens, learned = encoder.reader(row)
+    length = task.recipe.sequence_len
+    if encoder.reader.goes_on:
+        tokens = tokens[:length]
+    tokenizer = task.tokenizer.of_transformers()
+    uses: list[Use] = ["cut" if n >= length else "learned" if n and learned[n] else "read" for n in range(len(tokens))]
+    for use, numbers in groupby(range(len(tokens)), key=uses.__getitem__):
+        stretch = tokens[list(numbers)].tolist()
+        yield tokenizer.decode(stretch, skip_special_tokens=False, clean_up_tokenization_spaces=False), use
