@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -183,6 +184,16 @@ class ChatReader:
                 "the chat template marks nothing of a conversation by {% generation %}; mark what the assistant says, "
                 "or remove the marks"
             )
+        if self._marked:
+            self._marked = False
+            with suppress(BadRow):  # a template with marks need not show it in another way
+                _, rendered = self._learned(probe)
+                if not any(first < rendered[-1][1] <= behind for first, behind in spans):
+                    raise ValueError(
+                        "the chat template marks by {% generation %} what the assistant says, and not the end of its "
+                        "turn, so a model would never learn to stop; move the end between the marks, or remove them"
+                    )
+            self._marked = True
 
     def _messages(self, row: Content) -> list[dict[str, Any]]:
         field = self._dataset.field_messages

@@ -112,6 +112,11 @@ def test_the_named_template_writes_what_the_usual_one_does() -> None:
         assert text == usual + "<|im_start|>assistant\n" * prompt
 
 
+def test_marks_are_taken_where_rendering_would_find_nothing() -> None:
+    loud = MARKED.replace("m.content }}<|im_end|>{% end", "m.content | upper }}<|im_end|>{% end")
+    assert learned(reader(loud), TALK)[0] == "IN THE SWARM<|im_end|>"
+
+
 def test_columns_roles_and_properties_may_have_other_names() -> None:
     made = reader(CHATML, field_messages="talk", message_property_mappings={"role": "from", "content": "value"})
     assert learned(made, [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]) == ["b<|im_end|>"]
@@ -122,6 +127,10 @@ def test_columns_roles_and_properties_may_have_other_names() -> None:
     [
         (None, "the tokenizer has no chat template; write `chat_template: chatml`"),
         (ENDLESS, "ends a message of assistant with nothing that a model could learn to stop at"),
+        (
+            "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}</s>{% endfor %}",
+            "and not the end of its turn, so a model would never learn to stop; move the end between the marks",
+        ),
         (MARKS_NOTHING, r"marks nothing of a conversation by \{% generation %\}"),
         ("{% for m in messages %}{{ m.role }}{% endfor %}", "writes what a message of assistant says 0 times"),
         (CHATML * 2, "writes what a message of assistant says 2 times"),
