@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -49,7 +50,6 @@ _ROLES = {"human": "user", "gpt": "assistant"} | {
     role: role for role in ("system", "developer", "user", "assistant", "tool")
 }
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_PROBE = "swarm"  # with a number behind it that is not in the conversation
 
 Span: TypeAlias = tuple[int, int]  # characters of a rendered conversation: first, behind the last
 Message: TypeAlias = Mapping[str, Any]
@@ -231,7 +231,7 @@ class ChatReader:
             if not learned and not (when == "all" or (when == "last" and last)):
                 continue
             begin, end = self._turn(messages, number, text)
-            mark = self._end_of_turn(messages, number, text[end:], must=learned) if when != "last" or last else ""
+            mark = self._end_of_turn(messages, number, text, end, must=learned) if when != "last" or last else ""
             behind = text.index(mark, end) + len(mark)
             # What stands between the content and the mark leads to it, so it is learned as well.
             spans.append((begin, behind) if learned else (behind - len(mark), behind))
@@ -245,12 +245,12 @@ class ChatReader:
             raise BadRow(f"what the template writes around a message of {role} changes with what the message says")
         return len(before), len(text) - len(after)
 
-    def _end_of_turn(self, messages: Sequence[Message], number: int, rest: str, *, must: bool) -> str:
+    def _end_of_turn(self, messages: Sequence[Message], number: int, text: str, end: int, *, must: bool) -> str:
         """The mark at the end of a turn: the first word that follows its content where no turn comes after it; "" if
-        there is none. `rest`: what follows it in the text of all."""
-        role = messages[number]["role"]
+        there is none. In the text of all the content goes up to `end`."""
+        role, rest = messages[number]["role"], text[end:]
         try:
-            _, after = self._around(messages[: number + 1], number, rest)
+            _, after = self._around(messages[: number + 1], number, text)
         except BadRow:
             if must:
                 raise
@@ -266,13 +266,11 @@ class ChatReader:
 
     def _around(self, messages: Sequence[Message], number: int, text: str) -> tuple[str, str]:
         """What the template writes before and after the content of a message."""
-        role, probe = messages[number]["role"], _PROBE
+        role = messages[number]["role"]
         said = text + "".join(str(message["content"]) for message in messages)
-        tries = 0
-        while probe in said:
-            tries += 1
-            probe = f"{_PROBE}{tries}"
-        other, _ = self._render([*messages[:number], {**messages[number], "content": probe}, *messages[number + 1 :]])
+        probe = next(word for word in (f"swarm{n}" for n in count()) if word not in said)
+        # Without other properties: what a template makes of them, a thought for example, is of the turn too.
+        other, _ = self._render([*messages[:number], {"role": role, "content": probe}, *messages[number + 1 :]])
         before, *after = other.split(probe)
         if len(after) != 1:
             raise BadRow(f"the template writes what a message of {role} says {len(after)} times")

@@ -117,6 +117,18 @@ def test_marks_are_taken_where_rendering_would_find_nothing() -> None:
     assert learned(reader(loud), TALK)[0] == "IN THE SWARM<|im_end|>"
 
 
+def test_thoughts_are_learned_with_what_is_said() -> None:
+    thinks = CHATML.replace("\n{{", "\n{% if m.thought %}<think>{{ m.thought }}</think>{% endif %}{{")
+    made = reader(thinks, message_property_mappings={"thought": "why"})
+    talk = [TALK[0], {"role": "assistant", "content": "here", "why": "they ask"}, TALK[2], TALK[1]]
+    assert learned(made, talk) == ["<think>they ask</think>here<|im_end|>", "in the swarm<|im_end|>"]
+
+
+def test_a_template_may_say_what_is_looked_for() -> None:
+    talk = [TALK[0], {"role": "assistant", "content": "swarm0 swarm1"}]
+    assert learned(reader("swarm2 swarm0\n" + CHATML), talk) == ["swarm0 swarm1<|im_end|>"]
+
+
 def test_columns_roles_and_properties_may_have_other_names() -> None:
     made = reader(CHATML, field_messages="talk", message_property_mappings={"role": "from", "content": "value"})
     assert learned(made, [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]) == ["b<|im_end|>"]
