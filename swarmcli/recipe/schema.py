@@ -95,6 +95,7 @@ class Recipe(Section):
         False,
         "keep only what layers begin with, and compute the rest again: slower by a third, with far less memory",
     )
+    val_set_size: float = shared(0.0, "the same as evaluation.held_out, by axolotl's name", ge=0, le=0.5)
     seed: int = shared(0, "initial weights, and with the peer id the order of the data", ge=0, lt=1 << 63)
     max_epochs: int | None = shared(None, "the run ends behind this epoch; null: when it is stopped", ge=1)
     output_dir: OwnPath = own(
@@ -202,6 +203,11 @@ class Recipe(Section):
         """The name of what becomes of the members' parts."""
         strangers = self.trust == "strangers" and self.gradient_averaging.method == "plain"
         return self.averaging.aggregator.name or ("centered_clip" if strangers else "mean")
+
+    @property
+    def held_out(self) -> float:
+        """The share of all datasets that is kept for evaluations."""
+        return self.val_set_size or self.evaluation.held_out
 
     @property
     def micro_batch(self) -> int:
@@ -328,11 +334,15 @@ def _check_local_updates(recipe: Recipe) -> None:
 def _check_evaluation(recipe: Recipe) -> None:
     """Refuses to evaluate on what is trained on."""
     evaluation = recipe.evaluation
-    if evaluation.held_out and all(isinstance(dataset, HuggingFaceDataset) for dataset in recipe.datasets):
+    if recipe.val_set_size and (evaluation.held_out or evaluation.dataset is not None):
+        key = "held_out" if evaluation.held_out else "dataset"
+        raise Conflict("val_set_size", f"it says the same as evaluation.{key}; remove one of the two")
+    if recipe.val_set_size and not evaluation.every_epochs:
+        raise Conflict("val_set_size", "nothing evaluates on what it holds out; add `evaluation: {every_epochs: 50}`")
+    if evaluation.every_epochs and not recipe.held_out and evaluation.dataset is None:
         raise Conflict(
-            "evaluation.held_out",
-            "only of files and stdlib datasets a share can be held out; name a dataset instead, for example another "
-            "split",
+            "evaluation.every_epochs",
+            "an evaluation needs data that nobody trains on; add `held_out: 0.02` for a share, or name a dataset",
         )
     if recipe.checkpoint.upload.when == "best" and not evaluation.every_epochs:
         raise Conflict(

@@ -254,7 +254,7 @@ class EvaluationSettings(Section):
     every_epochs: int = advised(0, "evaluate every so many epochs; 0: never", ge=0)
     samples: int = advised(256, "sequences of sequence_len tokens to evaluate on, or fewer if there are no more", ge=1)
     held_out: float = shared(
-        0.0, "this share of the text of files and stdlib datasets is kept for it: nobody trains on it", ge=0, le=0.5
+        0.0, "this share of the texts or rows of all datasets is kept for it: nobody trains on it", ge=0, le=0.5
     )
     dataset: Dataset | None = shared(None, "a dataset to evaluate on instead; its keys are those of datasets")
 
@@ -262,12 +262,6 @@ class EvaluationSettings(Section):
     def _consistent(self) -> EvaluationSettings:
         if self.dataset is not None and self.held_out:
             raise Conflict("held_out", "the run evaluates on a dataset of its own; remove held_out, or dataset")
-        if self.every_epochs and not self.held_out and self.dataset is None:
-            raise Conflict(
-                "every_epochs",
-                "an evaluation needs text that nobody trains on; add `held_out: 0.02` for a share of the files, or "
-                "name a dataset",
-            )
         return self
 
 

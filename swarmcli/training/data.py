@@ -9,7 +9,7 @@ from typing import Any
 
 from swarmcli.errors import DataError, RecipeError
 from swarmcli.machine.places import data_directory
-from swarmcli.recipe import AnyDataset, FilesDataset, HuggingFaceDataset, Recipe, StdlibDataset
+from swarmcli.recipe import AnyDataset, FilesDataset, Recipe, StdlibDataset
 from swarmcli.recipe.dataset import LOCAL_BUILDERS
 from swarmcli.training.samples import Example, Mixed, Packed, SampleMaker, SampleStream
 from swarmcli.training.sources import USUAL, DataOptions, FileSource, HuggingFaceSource, Split, TextSource
@@ -43,6 +43,7 @@ def open_source(
         revision=dataset.revision,
         text_column=None if dataset.type == "chat_template" else dataset.field,
         streaming=dataset.streaming,
+        held_out=split,
         options=options,
         # Strangers have written a recipe that lies where those are kept that links have brought.
         public_only=recipe.directory.resolve().parent == data_directory().resolve(),
@@ -50,7 +51,7 @@ def open_source(
 
 
 def _open_item(recipe: Recipe, index: int) -> TextSource:
-    held_out = recipe.evaluation.held_out
+    held_out = recipe.held_out
     try:
         return open_source(recipe, recipe.datasets[index], Split(held_out, evaluates=False) if held_out else None)
     except DataError as error:
@@ -106,7 +107,7 @@ def evaluation_batches(recipe: Recipe, maker_of: Callable[[Sequence[AnyDataset]]
 
 
 def _evaluated(recipe: Recipe) -> list[tuple[AnyDataset, TextSource]]:
-    named, held_out = recipe.evaluation.dataset, recipe.evaluation.held_out
+    named, held_out = recipe.evaluation.dataset, recipe.held_out
     if named is not None:
         try:
             source = open_source(recipe, named)
@@ -115,8 +116,7 @@ def _evaluated(recipe: Recipe) -> list[tuple[AnyDataset, TextSource]]:
             raise DataError(f"{recipe.origin('evaluation', 'dataset')}: evaluation.dataset: {error}") from error
         return [(named, source)]
     split = Split(held_out, evaluates=True)
-    of_files = [each for each in recipe.datasets if not isinstance(each, HuggingFaceDataset)]
-    return [(dataset, open_source(recipe, dataset, split)) for dataset in of_files]
+    return [(dataset, open_source(recipe, dataset, split)) for dataset in recipe.datasets]
 
 
 def _check_disjoint(recipe: Recipe, source: TextSource) -> None:

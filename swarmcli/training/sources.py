@@ -283,10 +283,11 @@ class HuggingFaceSource:
         text_column: str | None = "text",
         streaming: bool = True,
         public_only: bool = False,
+        held_out: Split | None = None,
         options: DataOptions = USUAL,
     ) -> None:
         """`text_column`: None for whole rows. `public_only`: whatever it names, nothing is downloaded from this
-        computer or its network."""
+        computer or its network. `held_out`: which part of the rows; None: all of them."""
         self.path = path
         self._public_only = public_only
         self._options = options
@@ -297,6 +298,7 @@ class HuggingFaceSource:
             "streaming": streaming,
         }  # fmt: skip
         self._text_column = text_column
+        self._held_out = held_out
         self._dataset: Any = None
 
     def documents(self, seed: str, place: Place = (), part: PassPart = WHOLE) -> Iterator[Document]:
@@ -306,7 +308,7 @@ class HuggingFaceSource:
         found = bool(place) or part.of > 1
         try:
             for content, behind in read(opened, seed, place, part):
-                if content:
+                if content and self._belongs(content):
                     found = True
                     yield Document(content, True, behind)
         except (DataError, GeneratorExit):
@@ -315,7 +317,9 @@ class HuggingFaceSource:
             raise DataError(f"the dataset {self.path!r} cannot be read on: {first_words(error)}") from error
         if not found:
             none = f"text in its column {self._text_column!r}" if self._text_column is not None else "row"
-            raise DataError(f"the dataset {self.path!r} has no {none}")
+            evaluates = self._held_out is not None and self._held_out.evaluates
+            kept = " of those that are held out; raise evaluation.held_out" if evaluates else ""
+            raise DataError(f"the dataset {self.path!r} has no {none}{kept}")
 
     def parts(self) -> int:
         """Parts of a streamed dataset are its shards: there is no other place to begin at."""
@@ -327,7 +331,18 @@ class HuggingFaceSource:
         rows = opened.num_shards if self._arguments["streaming"] else len(opened)
         files = [Path(file) for file in self._data_files]
         sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
-        return json.dumps([self.path, self._arguments, self._text_column, rows, sizes], default=str)
+        return json.dumps([self.path, self._arguments, self._text_column, self._held_out, rows, sizes], default=str)
+
+    def _belongs(self, content: Content) -> bool:
+        """Whether a row is in this part: by its content, so that it is the same on all computers and however it is
+        read, and equal rows are in one part."""
+        if self._held_out is None:
+            return True
+        digest = hashlib.blake2b(b"held out", digest_size=8)
+        _feed(digest, content)
+        return (
+            int.from_bytes(digest.digest(), "big") < self._held_out.held_out * (1 << 64)
+        ) == self._held_out.evaluates
 
     def _permuted(self, dataset: Any, seed: str, place: Place, part: PassPart) -> Iterator[tuple[Content, Place]]:
         (begin,) = place or (0,)
@@ -408,6 +423,20 @@ class HuggingFaceSource:
             )
         text = row[self._text_column]
         return text if isinstance(text, str) else ""
+
+
+def _feed(digest: hashlib.blake2b, content: object) -> None:
+    """Feeds a row into a digest."""
+    if isinstance(content, Mapping):
+        for name in sorted(content):
+            _feed(digest, [name, content[name]])
+    elif isinstance(content, list | tuple):
+        digest.update(b"[%d]" % len(content))
+        for item in content:
+            _feed(digest, item)
+    else:
+        data = content.tobytes() if hasattr(content, "tobytes") else str(content).encode(errors="replace")
+        digest.update(b"%d:" % len(data) + data)
 
 
 def _size_of_content(content: object) -> int:

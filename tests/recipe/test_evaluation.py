@@ -29,12 +29,13 @@ def test_another_split_of_the_training_data_may_be_named() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["evaluation.every_epochs=5"], "an evaluation needs text that nobody trains on; add `held_out: 0.02`"),
+        (["evaluation.every_epochs=5"], "an evaluation needs data that nobody trains on; add `held_out: 0.02`"),
         (["evaluation={held_out: 0.1, dataset: {source: stdlib}}"], "remove held_out, or dataset"),
         (["evaluation.held_out=0.6"], "evaluation.held_out should be at most 0.5"),
+        (["val_set_size=0.1"], "nothing evaluates on what it holds out; add `evaluation: {every_epochs"),
         (
-            ["evaluation.held_out=0.1", "datasets=[{source: huggingface, path: a/b}]"],
-            "only of files and stdlib datasets a share can be held out",
+            ["val_set_size=0.1", "evaluation={every_epochs: 5, held_out: 0.1}"],
+            "the same as evaluation.held_out",
         ),
         (
             ["datasets=[{source: files, path: t}]", "evaluation.dataset={source: files, path: t, weight: 2}"],
@@ -44,3 +45,8 @@ def test_another_split_of_the_training_data_may_be_named() -> None:
 )
 def test_an_evaluation_on_what_is_trained_on_is_refused(overrides: list[str], words: str) -> None:
     assert words in refused(SMALL, *overrides)
+
+
+def test_axolotls_name_for_the_share_that_is_held_out_is_known() -> None:
+    recipe = small("val_set_size=0.1", "evaluation.every_epochs=5", "datasets=[{source: huggingface, path: a/b}]")
+    assert recipe.held_out == 0.1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from swarmcli.errors import DataError
 from swarmcli.recipe import parse_recipe
 from swarmcli.training import Compute, build_task
 from swarmcli.training.loop import mean_loss
-from swarmcli.training.sources import USUAL, FileSource, Split
+from swarmcli.training.sources import USUAL, FileSource, HuggingFaceSource, Split
 
 from .small_tasks import SMALL, small
 
@@ -67,6 +68,33 @@ def test_the_smallest_share_holds_out_something_and_of_one_small_file_nothing_ca
 def test_a_stream_of_data_knows_when_something_else_is_held_out(texts: Path) -> None:
     splits = (None, Split(0.1, evaluates=False), Split(0.2, evaluates=False))
     assert len({FileSource.below(texts, split=split).identity() for split in splits}) == 3
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_rows_are_held_out_by_their_content_however_they_are_read(tmp_path: Path, streaming: bool) -> None:
+    rows = [{"text": f"row {number}", "label": number % 2} for number in range(400)]
+    for name, order in (("a", rows), ("b", rows[::-1] + rows[:50])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in order))
+
+    def texts_in(file: str, split: Split | None, column: str | None = "text") -> set[str]:
+        source = HuggingFaceSource(
+            "json", data_files=[str(tmp_path / file)], streaming=streaming, held_out=split, text_column=column
+        )
+        return {str(document.content) for document in source.documents("seed")}
+
+    held, rest = Split(0.1, evaluates=True), Split(0.1, evaluates=False)
+    everything = texts_in("a.jsonl", None)
+    assert texts_in("a.jsonl", held) | texts_in("a.jsonl", rest) == everything
+    assert not texts_in("a.jsonl", held) & texts_in("a.jsonl", rest) and 20 <= len(texts_in("a.jsonl", held)) <= 65
+    assert texts_in("b.jsonl", held) == texts_in("a.jsonl", held)
+    assert len(texts_in("a.jsonl", held, None)) + len(texts_in("a.jsonl", rest, None)) == 400
+
+
+def test_too_few_rows_to_hold_one_out_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    source = HuggingFaceSource("json", data_files=[str(tmp_path / "a.jsonl")], held_out=Split(1e-9, evaluates=True))
+    with pytest.raises(DataError, match=r"has no text in its column 'text' of those that are held out; raise eval"):
+        list(source.documents("seed"))
 
 
 def held_out(texts: Path, *overrides: str) -> Any:
