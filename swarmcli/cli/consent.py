@@ -26,6 +26,7 @@ from swarmcli.recipe import AnyDataset, FilesDataset, HuggingFaceDataset, Limits
 from swarmcli.recipe.limits import in_words
 from swarmcli.recipe.offered import web_host
 from swarmcli.recipe.pretrained import saved_tokenizer
+from swarmcli.recipe.task_names import task_in_words
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.training.demand import Demand
 from swarmcli.training.memory import format_bytes
@@ -76,7 +77,7 @@ def _model(recipe: Recipe, demand: Demand) -> str:
     kind = printable(saved, 200) if isinstance(base, str) else f"a {printable(base['model_type'], 40)}"
     length = f"{recipe.max_epochs:,} epochs" if recipe.max_epochs else "until the run is stopped"
     return (
-        f"{kind} of {demand.parameters:,} parameters that predicts text, {length} of "
+        f"{kind} of {demand.parameters:,} parameters that {printable(task_in_words(recipe.task), 80)}, {length} of "
         f"{plural(recipe.target_batch_size, 'sample')} of all peers together"
     )
 
@@ -122,7 +123,8 @@ def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
         if any(dataset.streaming for dataset in hub):
             nbytes = recipe.sequence_len * (1 if saved_tokenizer(recipe) is None else 4)
             size = f"{nbytes / 1024:.1f} KiB" if nbytes < 1 << 20 else format_bytes(nbytes)
-            said.append(f"data while it trains, about {size} for each sample that it computes")
+            size = f"about {size}" if nbytes else "an image"
+            said.append(f"data while it trains, {size} for each sample that it computes")
     return "; ".join(said) or "nothing"
 
 

@@ -19,6 +19,7 @@ from swarmcli.peer.linked import LinkedRun
 from swarmcli.recipe import Recipe, SiteSettings, fingerprint_of, is_link, load_recipe, parse_link
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.offered import offered
+from swarmcli.recipe.task_names import task_in_words
 from swarmcli.words import harmless
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def _summary(recipe: Recipe) -> dict[str, str]:
     data = ", ".join(getattr(dataset, "path", dataset.source) for dataset in recipe.datasets)
     return {
         "run": recipe.run_id,
-        "task": f"{recipe.task} on {data}, {recipe.sequence_len} tokens per sample",
+        "task": f"{recipe.task} ({task_in_words(recipe.task)}) on {data}"
+        + (f", {recipe.sequence_len} tokens per sample" if recipe.sequence_len else ""),
         "model": str(model),
         "epoch": f"{recipe.target_batch_size} samples, here {recipe.micro_batch} × {recipe.accumulation_steps} a step",
         **({"site": site_in_words(recipe.local.site)} if recipe.local.site.processes > 1 else {}),

@@ -28,7 +28,7 @@ from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.threads import on_all_threads, on_one_thread
 from swarmcli.training import STREAM, Batch, CheckpointStore, Compute
 from swarmcli.training.device import on_host
-from swarmcli.training.loop import mean_loss
+from swarmcli.training.loop import EvaluationResult, evaluate
 from swarmcli.training.model_card import describe_model
 
 
@@ -79,16 +79,16 @@ class Evaluation:
             return None
         if measured is None:
             return None
-        result = Evaluated(epoch, *measured)
+        result = Evaluated(epoch, measured.loss, measured.samples)
         self._events.emit(result)
         return result
 
-    def _measure(self, model: nn.Module) -> tuple[float, int] | None:
+    def _measure(self, model: nn.Module) -> EvaluationResult | None:
         try:
-            return mean_loss(self._task, model, self._batches, self._compute, self._stopped)
+            return evaluate(self._task, model, self._batches, self._compute, self._stopped)
         except torch.OutOfMemoryError:  # beside the training there is no room for a second model on the device
             self._compute = Compute(torch.device("cpu"))
-            return mean_loss(self._task, model, self._batches, self._compute, self._stopped)
+            return evaluate(self._task, model, self._batches, self._compute, self._stopped)
 
 
 class BackgroundCheckpoints:

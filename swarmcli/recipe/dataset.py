@@ -83,6 +83,9 @@ class HuggingFaceDataset(DatasetSettings):
     data_files: tuple[str, ...] = shared((), "files of the dataset; local ones as `path` of a files dataset")
     revision: str | None = shared(None, "a commit or tag of the dataset, so that all peers read the same")
     field: str = shared("text", "the column that holds the text", min_length=1)
+    columns: Mapping[str, str] = shared(
+        {}, "the columns that hold what else the task reads, by its words: {label: topic}", max_length=16
+    )
     streaming: bool = advised(True, "read while training instead of downloading everything first")
     field_messages: str = shared("messages", "chat_template: the column that holds the conversation", min_length=1)
     message_property_mappings: Mapping[str, str] = shared(

@@ -146,7 +146,10 @@ def _how_to_fix(path: Sequence[Key], model: type[pydantic.BaseModel]) -> str:
         info = _field(path, model)
     if info is None:
         return "see docs/recipes.md"
-    usual = "" if info.default in (PydanticUndefined, None, ...) else f" (usually {as_written(info.default)})"
+    # Where a default could not be written, there is no usual value.
+    least = max((bound.ge for bound in info.metadata if hasattr(bound, "ge")), default=None)
+    unset = info.default in (PydanticUndefined, None, ...) or (least is not None and info.default < least)
+    usual = "" if unset else f" (usually {as_written(info.default)})"
     return f"{path[-1]}: {info.description}{usual}" if info.description else "see docs/recipes.md"
 
 

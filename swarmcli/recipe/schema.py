@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, PrivateAttr, field_validator, model_validator
+from pydantic import AfterValidator, PrivateAttr, StringConstraints, field_validator, model_validator
 
 from swarmcli.recipe.dataset import AnyDataset, ChatTemplate, Dataset, HuggingFaceDataset
 from swarmcli.recipe.document import RecipeEntry
@@ -30,9 +30,10 @@ from swarmcli.recipe.settings import (
     SchedulerSettings,
     beside,
 )
-from swarmcli.recipe.task_names import BUILT_IN, check_task
+from swarmcli.recipe.task_names import BUILT_IN, check_task, task_in_words
 
 TaskName = Annotated[str, AfterValidator(check_task)]
+LabelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 # The first pages of the Hub are no owners of models; `models/NAME` is how links name a directory.
 HUB_NAME = re.compile(r"(?!(models|datasets|spaces)/)[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -53,7 +54,7 @@ class Recipe(Section):
         None,
         "the public half of the owner's key, which signs invitations and positions of the run; `swarm init` makes it",
     )
-    task: TaskName = shared("causal_lm", "what is learned: causal_lm predicts the next token")
+    task: TaskName = shared("causal_lm", "what is learned; see [tasks](#tasks)")
     base_model: Mapping[str, Any] | str = shared(
         REQUIRED,
         "a transformers config (`model_type` and its fields), a directory with a saved model, or with revision the "
@@ -86,7 +87,10 @@ class Recipe(Section):
     chat_template: ChatTemplate | None = shared(
         None, "how conversations become text: chatml, or a Jinja template; without it the tokenizer's own"
     )
-    sequence_len: int = shared(REQUIRED, "tokens per sample", ge=2, le=1 << 20)
+    labels: tuple[LabelName, ...] = shared(
+        (), "for classification: the names of the classes; a number in the data counts them from 0", max_length=100_000
+    )
+    sequence_len: int = shared(0, "tokens per sample, where the task reads texts", ge=2, le=1 << 20)
     sample_packing: bool = shared(False, "several rows in one sample, kept apart; otherwise short ones are padded")
     target_batch_size: int = shared(REQUIRED, "samples that all peers together compute per epoch", ge=1)
     micro_batch_size: int = advised(8, "samples per forward pass", ge=1)
@@ -142,6 +146,7 @@ class Recipe(Section):
             raise Conflict(
                 "access", "invitations are signed by a key of the run; add the run_key that `swarm init --invite` makes"
             )
+        _check_task(self)
         _check_revisions(self)
         _check_schedule(self.lr_scheduler, self.max_epochs)
         _check_batches(self)
@@ -223,6 +228,30 @@ class Recipe(Section):
     def accumulation_steps(self) -> int:
         """Forward passes per step on this machine."""
         return self.local.gradient_accumulation_steps or self.gradient_accumulation_steps
+
+
+def _check_task(recipe: Recipe) -> None:
+    """Refuses a recipe that lacks what its task needs, or has what its task does not use. A task that another package
+    brings says so itself."""
+    task = BUILT_IN.get(recipe.task)
+    if len(set(recipe.labels)) < len(recipe.labels):
+        raise Conflict("labels", "labels: one of them is there twice; each class needs a name of its own")
+    if task is None:
+        return
+    if task.texts and not recipe.sequence_len:
+        raise Conflict("sequence_len", "sequence_len is missing; add `sequence_len: …` (tokens per sample)")
+    if not task.texts:
+        for key in {"sequence_len", "tokenizer"} & recipe.model_fields_set:
+            raise Conflict(key, f"{key}: {recipe.task} reads no text; remove {key}")
+    if task.labelled and len(recipe.labels) < 2:
+        raise Conflict(
+            "labels",
+            f"labels: {recipe.task} needs the names of two classes or more; add `labels: [negative, positive]`",
+        )
+    if recipe.labels and not task.labelled:
+        raise Conflict(
+            "labels", f"labels: the model of {recipe.task} {task_in_words(recipe.task)} and has no classes; remove them"
+        )
 
 
 def _check_revisions(recipe: Recipe) -> None:
@@ -369,7 +398,7 @@ def _check_rows(recipe: Recipe) -> None:
     if recipe.evaluation.dataset is not None:
         items["evaluation.dataset"] = recipe.evaluation.dataset
     if recipe.task in BUILT_IN and recipe.task != "causal_lm":
-        learned = next((f"{name}.type" for name, item in items.items() if item.type == "chat_template"), None)
+        learned = next((f"{name}.type" for name, item in items.items() if item.type != "text"), None)
         if key := "sample_packing" if recipe.sample_packing else learned:
             raise Conflict(key, f"{recipe.task} reads no rows so; remove {key}, or take task: causal_lm")
     chats = [item for item in items.values() if isinstance(item, HuggingFaceDataset) and item.type == "chat_template"]

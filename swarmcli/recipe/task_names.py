@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 GROUP = "swarmcli.tasks"  # the entry points of packages that bring tasks
-BUILT_IN = {"causal_lm": "causal_lm:CausalLanguageModelling"}  # name: module below swarmcli.training.tasks, class
+CUSTOM = "custom"  # a script hands the task to Collaboration(task=…)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltInTask:
+    """What is known of a task before its code is imported."""
+
+    where: str  # module below swarmcli.training.tasks, and class
+    words: str  # what its model does
+    pipeline: str  # transformers' and the Hub's name for that
+    texts: bool = True  # it reads texts, and so needs a sequence_len
+    labelled: bool = False  # it needs labels
+
+
+BUILT_IN = {
+    "causal_lm": BuiltInTask("causal_lm:CausalLanguageModelling", "predicts text", "text-generation"),
+    "masked_lm": BuiltInTask("masked_lm:MaskedLanguageModelling", "fills gaps in texts", "fill-mask"),
+    "sequence_classification": BuiltInTask(
+        "sequence_classification:SequenceClassification", "sorts texts", "text-classification", labelled=True
+    ),
+    "token_classification": BuiltInTask(
+        "token_classification:TokenClassification", "labels the words of texts", "token-classification", labelled=True
+    ),
+    "seq2seq": BuiltInTask("seq2seq:SequenceToSequence", "turns a text into another", "text2text-generation"),
+    "image_classification": BuiltInTask(
+        "image_classification:ImageClassification", "sorts images", "image-classification", texts=False, labelled=True
+    ),
+}
 
 
 @cache
@@ -18,9 +46,17 @@ def installed_tasks() -> dict[str, EntryPoint]:
 
 def check_task(name: str) -> str:
     """The name of a task that is installed here. Raises ValueError with the fix."""
-    known = [*BUILT_IN, *installed_tasks()]
+    known = [*BUILT_IN, *installed_tasks(), CUSTOM]
     if name in known:
         return name
     near = get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
     raise ValueError(f"{name!r:.80} is no task that is installed here; {hint}; if a package brings it, install that")
+
+
+def task_in_words(name: str) -> str:
+    """What the model of a task does, for people: "predicts text"."""
+    if name in BUILT_IN:
+        return BUILT_IN[name].words
+    entry = installed_tasks().get(name)
+    return f"learns the task {name}" + (f" of the package {entry.dist.name}" if entry and entry.dist else "")

@@ -2,7 +2,14 @@
 
 from swarmcli.training.checkpoint import Checkpoint, CheckpointStore, load_checkpoint, saved_buffers
 from swarmcli.training.device import Compute, choose_compute
-from swarmcli.training.loop import CollaborativeOptimizer, LoopResult, LoopSettings, TrainingLoop
+from swarmcli.training.loop import (
+    CollaborativeOptimizer,
+    EvaluationResult,
+    LoopResult,
+    LoopSettings,
+    TrainingLoop,
+    evaluate,
+)
 from swarmcli.training.schedule import (
     build_scheduler,
     optimizer_factory,
@@ -10,7 +17,7 @@ from swarmcli.training.schedule import (
     parameter_groups,
 )
 from swarmcli.training.stream import STREAM
-from swarmcli.training.task import Batch, Task, stream_seed
+from swarmcli.training.task import Batch, MeasuredTask, Task, stream_seed
 from swarmcli.training.tasks import build_task
 from swarmcli.training.tokenizer import ByteTokenizer
 
@@ -22,13 +29,16 @@ __all__ = [
     "CheckpointStore",
     "CollaborativeOptimizer",
     "Compute",
+    "EvaluationResult",
     "LoopResult",
     "LoopSettings",
+    "MeasuredTask",
     "Task",
     "TrainingLoop",
     "build_scheduler",
     "build_task",
     "choose_compute",
+    "evaluate",
     "load_checkpoint",
     "optimizer_factory",
     "optimizer_kind",

@@ -17,10 +17,15 @@ from swarmcli.training.task import Batch, Reading
 
 
 def open_source(
-    recipe: Recipe, dataset: AnyDataset, split: Split | None = None, options: DataOptions = USUAL
+    recipe: Recipe,
+    dataset: AnyDataset,
+    split: Split | None = None,
+    options: DataOptions = USUAL,
+    *,
+    rows: bool = False,
 ) -> TextSource:
-    """The source that an item of `datasets` names, or a part of its text files. Raises DataError with the fix when its
-    files are missing."""
+    """The source that an item of `datasets` names, or a part of its text files; `rows`: whole ones, and not their
+    texts. Raises DataError with the fix when its files are missing."""
     if isinstance(dataset, StdlibDataset):
         return FileSource.stdlib(split)
     if isinstance(dataset, FilesDataset):
@@ -41,7 +46,7 @@ def open_source(
         split=dataset.split,
         data_files=files,
         revision=dataset.revision,
-        text_column=None if dataset.type == "chat_template" else dataset.field,
+        text_column=None if rows or dataset.type == "chat_template" else dataset.field,
         streaming=dataset.streaming,
         held_out=split,
         options=options,
@@ -50,10 +55,11 @@ def open_source(
     )
 
 
-def _open_item(recipe: Recipe, index: int) -> TextSource:
+def _open_item(recipe: Recipe, index: int, rows: bool) -> TextSource:
     held_out = recipe.held_out
     try:
-        return open_source(recipe, recipe.datasets[index], Split(held_out, evaluates=False) if held_out else None)
+        split = Split(held_out, evaluates=False) if held_out else None
+        return open_source(recipe, recipe.datasets[index], split, rows=rows)
     except DataError as error:
         raise RecipeError(f"{recipe.origin('datasets', index, 'path')}: datasets.{index}: {error}") from error
 
@@ -64,15 +70,19 @@ def sample_stream(
     seed: int,
     position: Mapping[str, Any] | None = None,
     reading: Reading | None = None,
+    *,
+    rows: bool = False,
 ) -> SampleStream:
-    """One peer's endless stream of micro-batches, the same for the same seed and choices of `reading`.
+    """One peer's endless stream of micro-batches, the same for the same seed and choices of `reading`; `rows`: the
+    maker reads whole rows.
 
     Raises DataError, and ValueError for a `position` of other data.
     """
     # A million tokens, but never fewer samples than the least, if the recipe allows as many.
-    block = min(recipe.local.shuffle_buffer_size, max(USUAL.least_block, (1 << 20) // recipe.sequence_len))
+    most = (1 << 20) // recipe.sequence_len if recipe.sequence_len else 0  # images are larger than texts
+    block = min(recipe.local.shuffle_buffer_size, max(USUAL.least_block, most))
     return SampleStream(
-        [_open_item(recipe, index) for index in range(len(recipe.datasets))],
+        [_open_item(recipe, index, rows) for index in range(len(recipe.datasets))],
         [dataset.weight for dataset in recipe.datasets],
         maker,
         seed=seed,
@@ -83,13 +93,15 @@ def sample_stream(
     )
 
 
-def evaluation_batches(recipe: Recipe, maker_of: Callable[[Sequence[AnyDataset]], SampleMaker]) -> list[Batch]:
+def evaluation_batches(
+    recipe: Recipe, maker_of: Callable[[Sequence[AnyDataset]], SampleMaker], *, rows: bool = False
+) -> list[Batch]:
     """The run's evaluations read these micro-batches: all peers get the same ones, of rows that nobody trains on.
 
     At most `evaluation.samples` samples, fewer where there are no more. Raises DataError with the fix.
     """
     samples: list[Example] = []
-    sources = _evaluated(recipe)
+    sources = _evaluated(recipe, rows)
     total = sum(dataset.weight for dataset, _ in sources)
     for dataset, source in sources:
         maker = maker_of([dataset])
@@ -97,6 +109,8 @@ def evaluation_batches(recipe: Recipe, maker_of: Callable[[Sequence[AnyDataset]]
         made = maker.samples(documents, Packed(Mixed.beginning(1), (), 0))
         wanted = max(1, round(recipe.evaluation.samples * dataset.weight / total))
         samples += [sample for sample, _, _ in islice(made, wanted)]
+    if not samples and rows:
+        raise DataError("no row to evaluate on teaches anything; check which columns the recipe reads")
     if not samples:
         raise DataError(
             f"what is held out is shorter than one sequence of {recipe.sequence_len} tokens, or teaches nothing; raise "
@@ -106,17 +120,17 @@ def evaluation_batches(recipe: Recipe, maker_of: Callable[[Sequence[AnyDataset]]
     return [maker.collate(samples[first : first + size]) for first in range(0, len(samples), size)]
 
 
-def _evaluated(recipe: Recipe) -> list[tuple[AnyDataset, TextSource]]:
+def _evaluated(recipe: Recipe, rows: bool) -> list[tuple[AnyDataset, TextSource]]:
     named, held_out = recipe.evaluation.dataset, recipe.held_out
     if named is not None:
         try:
-            source = open_source(recipe, named)
+            source = open_source(recipe, named, rows=rows)
             _check_disjoint(recipe, source)
         except DataError as error:
             raise DataError(f"{recipe.origin('evaluation', 'dataset')}: evaluation.dataset: {error}") from error
         return [(named, source)]
     split = Split(held_out, evaluates=True)
-    return [(dataset, open_source(recipe, dataset, split)) for dataset in recipe.datasets]
+    return [(dataset, open_source(recipe, dataset, split, rows=rows)) for dataset in recipe.datasets]
 
 
 def _check_disjoint(recipe: Recipe, source: TextSource) -> None:

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from swarmcli.errors import TrainingError
 from swarmcli.training.device import Compute, LossScaler
 from swarmcli.training.stream import RememberedStream
-from swarmcli.training.task import Batch, Task, samples_in
+from swarmcli.training.task import Batch, MeasuredTask, Task, samples_in
 from swarmcli.words import first_words
 
 logger = logging.getLogger(__name__)
@@ -126,28 +126,47 @@ class MeanLoss:
         return self._sum / self.samples if self.samples else None
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """An evaluation tells this of a model."""
+
+    loss: float  # mean over the samples
+    samples: int
+    metrics: Mapping[str, float]  # those of the task, as far as they are finite
+
+
 @torch.no_grad()
-def mean_loss(
+def evaluate(
     task: Task, model: nn.Module, batches: Iterable[Batch], compute: Compute, stopped: Callable[[], bool]
-) -> tuple[float, int] | None:
-    """Evaluates a model on text that nobody trains on: the mean over all samples, and their number. None once `stopped`
-    says so, between two batches.
+) -> EvaluationResult | None:
+    """Evaluates a model on data that nobody trains on. None once `stopped` says so, between two batches.
 
     The model is moved to the device of `compute`, and is in the mode for inference while this runs. Raises
     torch.OutOfMemoryError, and what the task raises.
     """
     was_training, mean = model.training, MeanLoss()
+    metrics = task.metrics() if isinstance(task, MeasuredTask) else {}
+    for each in metrics.values():
+        each.to(compute.device)
     model.to(compute.device).eval()
     try:
         for batch in batches:
             if stopped():
                 return None
+            placed = compute.place(batch)
             with compute.autocast():
-                loss = task.loss(model, compute.place(batch))
+                if isinstance(task, MeasuredTask):
+                    loss = task.measure(model, placed, metrics)
+                else:
+                    loss = task.loss(model, placed)
             mean.add(loss.item(), samples_in(batch))
     finally:
         model.train(was_training)
-    return (mean.value, mean.samples) if mean.value is not None else None
+    if mean.value is None:
+        return None
+    values = {name: float(each.compute()) for name, each in metrics.items() if each.update_called}
+    finite = {name: value for name, value in values.items() if math.isfinite(value)}
+    return EvaluationResult(mean.value, mean.samples, finite)
 
 
 class TrainingLoop:

@@ -16,6 +16,7 @@ import yaml
 
 from swarmcli.recipe import AnyDataset, FilesDataset, HuggingFaceDataset, Recipe, StdlibDataset
 from swarmcli.recipe.dataset import LOCAL_BUILDERS
+from swarmcli.recipe.task_names import BUILT_IN
 from swarmcli.training.task import Task
 
 _URL = re.compile(r"([A-Za-z][\w+.-]*://)(?:[^/?#]*@)?([^?#]*)", re.ASCII)
@@ -31,17 +32,24 @@ class CardBounds:
 
 
 BOUNDS = CardBounds()
-_LOADING = """\
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+_PIPELINE = """\
+from transformers import pipeline
+
+use = pipeline("{}", model="path/to/this/directory")
+print(use(…))"""
+_GENERATION = """\
+from transformers import {0}, AutoTokenizer
 
 directory = "path/to/this/directory"
 tokenizer = AutoTokenizer.from_pretrained(directory)
-model = AutoModelForCausalLM.from_pretrained(directory)
+model = {0}.from_pretrained(directory)
 inputs = tokenizer("Once upon a time", return_tensors="pt")
 tokens = model.generate(**inputs, max_new_tokens=20)
-print(tokenizer.decode(tokens[0], skip_special_tokens=True))
-```"""
+print(tokenizer.decode(tokens[0], skip_special_tokens=True))"""
+_USES = {
+    "causal_lm": _GENERATION.format("AutoModelForCausalLM"),
+    "seq2seq": _GENERATION.format("AutoModelForSeq2SeqLM"),  # transformers 5 has no pipeline for it
+}
 
 
 def describe_model(
@@ -81,10 +89,15 @@ By the run's recipe, which every peer has agreed to; nobody has looked at the te
 
 ## Loading it
 
-Nothing but transformers is needed, no code from elsewhere and no network:
-
-{_LOADING}
+{_loading(recipe.task)}
 """
+
+
+def _loading(name: str) -> str:
+    if name not in BUILT_IN:
+        return f"By the code that brings the task {_code(name)}."
+    use = _USES.get(name, _PIPELINE.format(BUILT_IN[name].pipeline))
+    return f"Nothing but transformers is needed, no code from elsewhere and no network:\n\n```python\n{use}\n```"
 
 
 def _front_matter(recipe: Recipe) -> dict[str, Any]:
@@ -93,7 +106,7 @@ def _front_matter(recipe: Recipe) -> dict[str, Any]:
     return {
         "license": "unknown",
         "library_name": "transformers",
-        "pipeline_tag": "text-generation",
+        **({"pipeline_tag": BUILT_IN[recipe.task].pipeline} if recipe.task in BUILT_IN else {}),
         "tags": ["swarm"],
         **({"base_model": recipe.base_model} if recipe.revision else {}),
         **({"datasets": named[: BOUNDS.items]} if named else {}),
@@ -102,16 +115,19 @@ def _front_matter(recipe: Recipe) -> dict[str, Any]:
 
 def _facts(recipe: Recipe, epoch: int, samples: int | None, trainers: int | None) -> dict[str, str]:
     base = recipe.base_model
+    tokenizer = recipe.tokenizer or (base if isinstance(base, str) else "bytes")
     began = f"weights of {_code(_public(base))}" if isinstance(base, str) else f"random {_code(base['model_type'])}"
     began += f" at {_code(recipe.revision)}" if recipe.revision else ""
     return {
         "run": _code(recipe.run_id),
         "epochs (steps of the optimizer)": f"{epoch}",
         "samples": "unknown" if samples is None else f"{samples:,}, of all peers together",
-        "sequence length": f"{recipe.sequence_len} tokens a sample",
+        "task": _code(recipe.task),
+        **({"sequence length": f"{recipe.sequence_len} tokens a sample"} if recipe.sequence_len else {}),
         "trainers": "unknown" if trainers is None else f"{trainers} when this was written",
         "began with": began,
-        "tokenizer": _code(_public(recipe.tokenizer or (base if isinstance(base, str) else "bytes"))),
+        **({"tokenizer": _code(_public(tokenizer))} if recipe.sequence_len else {}),
+        **({"labels": ", ".join(map(_code, recipe.labels[: BOUNDS.items]))} if recipe.labels else {}),
         "licence": "unknown; ask whoever began the run, and mind those of the texts",
     }
 

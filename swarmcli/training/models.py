@@ -43,14 +43,18 @@ class ModelSource:
         kind: ModelKind,
         *,
         defaults: Mapping[str, Any],
+        decided: Mapping[str, Any] | None = None,
         refuse: Callable[[Any, bool | None], str | None] = lambda config, is_decoder: None,
     ) -> None:
         """`defaults`: fields of a config that the recipe may leave out, by the names that transformers has for all
-        architectures. `refuse(config, is_decoder)` is asked about architectures that are listed: None if the task can
-        use such a config, else how to make it one that it can, as the beginning of an error's fix ("": in no way)."""
+        architectures. `decided`: fields that other keys of the recipe decide, also for a saved model; a head that does
+        not fit them is made anew. `refuse(config, is_decoder)` is asked about architectures that are listed: None if
+        the task can use such a config, else how to make it one that it can, as the beginning of an error's fix ("": in
+        no way)."""
         self._recipe = recipe
         self._kind = kind
         self._defaults = defaults
+        self._decided = dict(decided or {})
         self._refused = refuse
 
     def build(self, *, outline: bool = False) -> nn.Module:
@@ -107,7 +111,7 @@ class ModelSource:
             names = usual.attribute_map
             given = {names.get(key, key) for key in fields}
             defaults = {names.get(k, k): v for k, v in self._defaults.items() if names.get(k, k) not in given}
-            config = AutoConfig.for_model(**{**defaults, **fields})
+            config = AutoConfig.for_model(**{**defaults, **fields, **self._decided})
             self._check_shape(config, fields)
             model: nn.Module = self._auto().from_config(config)
         except RecipeError:
@@ -132,6 +136,8 @@ class ModelSource:
         self._check_kind(config, fields.get("is_decoder", getattr(config, "is_decoder", None)))
         known = {*config.to_dict(), *config.attribute_map}
         for key in fields:
+            if key in self._decided:
+                raise self._refuse(f"{key} follows from labels", "remove it", key)
             if key not in known or key.startswith("_"):
                 near = get_close_matches(key, sorted(known), n=1)
                 hint = f"did you mean {near[0]}?" if near else "remove it"
@@ -199,7 +205,9 @@ class ModelSource:
         trusted = self._recipe.local.trust_remote_code
         model: nn.Module
         try:
-            config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=trusted)
+            config = AutoConfig.from_pretrained(
+                str(directory), local_files_only=True, trust_remote_code=trusted, **self._decided
+            )
             if not (trusted and hasattr(config, "auto_map")):  # code of its own knows best
                 self._check_kind(config, getattr(config, "is_decoder", None))
 
@@ -217,6 +225,7 @@ class ModelSource:
                 model = self._auto().from_pretrained(
                     str(weights),
                     config=config,  # the one that counts in the fingerprint
+                    ignore_mismatched_sizes=bool(self._decided),
                     local_files_only=True,
                     use_safetensors=True,  # the older format is a pickle, which can run code
                     trust_remote_code=trusted,

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric  # importing it takes seconds, which only evaluations need
 
 Batch: TypeAlias = Mapping[str, Tensor]  # all tensors have the samples in their first dimension
 
@@ -68,6 +71,17 @@ class SharesPasses(Protocol):
 
     def share(self, reading: Reading) -> None:
         """All streams that `batches` makes from now on read parts of passes that peers share, as `reading` chooses."""
+
+
+@runtime_checkable
+class MeasuredTask(Task, Protocol):
+    """A task of which evaluations tell more than the loss."""
+
+    def metrics(self) -> Mapping[str, Metric]:
+        """New ones by their names (up to 8, of small letters, digits and _), with nothing in them."""
+
+    def measure(self, model: nn.Module, batch: Batch, metrics: Mapping[str, Metric]) -> Tensor:
+        """The loss as `loss` tells it, while what the model answers goes into `metrics`."""
 
 
 def samples_in(batch: Batch) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from swarmcli.recipe.pretrained import saved_tokenizer
 from swarmcli.words import first_words
 
 Tokens = npt.NDArray[np.int32]
+Encoded: TypeAlias = dict[str, Tokens]  # a model's inputs, each (tokens,): input_ids, attention_mask …
 
 
 class Tokenizer(Protocol):
@@ -24,8 +26,18 @@ class Tokenizer(Protocol):
     vocab_size: int  # ids are below it
     end_of_text: int | None  # put behind each document, if there is such a token
 
+    padding: int  # fills up the shorter samples of a batch
+    mask: int | None  # stands where a model fills gaps, if there is such a token
+
     def encode(self, text: str) -> Tokens:
         """The ids of a text, without any that mark its beginning or end."""
+
+    def encode_whole(self, text: str, pair: str | None, length: int) -> Encoded:
+        """A text, or two, with what marks their beginnings and ends, cut to `length` tokens."""
+
+    def encode_words(self, words: Sequence[str], length: int) -> tuple[Encoded, list[int | None]]:
+        """The same for a text in words, and the number of the word that each token is of. Raises ValueError where the
+        tokenizer cannot tell."""
 
     def decode(self, tokens: Tokens) -> str:
         """The text of ids; specials are left out."""
@@ -43,11 +55,31 @@ class ByteTokenizer:
     end_of_text: int | None = 256
     beginning_of_text = 257
     padding = 258
+    mask: int | None = beginning_of_text  # which no text has inside
     vocab_size = 259
 
     def encode(self, text: str) -> Tokens:
         # "surrogatepass" would write bytes that are no UTF-8; a lone surrogate becomes a question mark instead.
         return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.int32)
+
+    def encode_whole(self, text: str, pair: str | None, length: int) -> Encoded:
+        first, second = self.encode(text), self.encode(pair or "")
+        room = length - (2 if pair is None else 3)
+        second = second[: max(room // 2, room - len(first))]
+        parts: list[Any] = [[self.beginning_of_text], first[: room - len(second)], [self.end_of_text]]
+        kinds = np.zeros(sum(map(len, parts)), np.int32)
+        if pair is not None:
+            parts += [second, [self.end_of_text]]
+            kinds = np.append(kinds, np.ones(len(second) + 1, np.int32))
+        return _encoded(input_ids=np.concatenate(parts)[:length], token_type_ids=kinds[:length])
+
+    def encode_words(self, words: Sequence[str], length: int) -> tuple[Encoded, list[int | None]]:
+        """A space stands between two words."""
+        pieces = [self.encode(word if n == 0 else f" {word}") for n, word in enumerate(words)]
+        numbers = [n for n, piece in enumerate(pieces) for _ in piece][: length - 2]
+        ids = np.concatenate([[], *pieces])[: length - 2]
+        whole = np.concatenate([[self.beginning_of_text], ids, [self.end_of_text]])
+        return _encoded(input_ids=whole), [None, *numbers, None]
 
     def decode(self, tokens: Tokens) -> str:
         return bytes(token for token in np.asarray(tokens).tolist() if token < 256).decode("utf-8", errors="replace")
@@ -65,6 +97,7 @@ class ByteTokenizer:
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             **specials,
+            "mask_token": specials["bos_token"],
             # A text that spells a special token was bytes in training, and stays bytes.
             "split_special_tokens": True,
             "clean_up_tokenization_spaces": False,
@@ -82,6 +115,14 @@ class ByteTokenizer:
             return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 
+def _encoded(**inputs: Any) -> Encoded:
+    """With the mask of what is no padding."""
+    return {
+        **{name: np.asarray(each, dtype=np.int32) for name, each in inputs.items()},
+        "attention_mask": np.ones(len(inputs["input_ids"]), np.int32),
+    }
+
+
 def _byte_symbols() -> dict[int, str]:
     """The printable character that stands for each byte in the library's ByteLevel: itself in Latin-1 where that is
     printable, otherwise the next one from U+0100 on."""
@@ -97,6 +138,8 @@ class SavedTokenizer:
         self._tokenizer = tokenizer
         self.vocab_size = max(len(tokenizer), 1)
         self.end_of_text: int | None = tokenizer.eos_token_id
+        self.mask: int | None = tokenizer.mask_token_id
+        self.padding: int = next((n for n in (tokenizer.pad_token_id, self.end_of_text) if n is not None), 0)
 
     @classmethod
     def load(cls, directory: Path, *, trust_remote_code: bool = False) -> SavedTokenizer:
@@ -115,6 +158,15 @@ class SavedTokenizer:
         # Not verbose: texts are longer than the model reads, because they are cut into sequences afterwards.
         return np.asarray(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=np.int32)
 
+    def encode_whole(self, text: str, pair: str | None, length: int) -> Encoded:
+        return _encoded_by(self._tokenizer(text, pair, truncation=True, max_length=length))
+
+    def encode_words(self, words: Sequence[str], length: int) -> tuple[Encoded, list[int | None]]:
+        if not self._tokenizer.is_fast:
+            raise ValueError("it cannot tell which word a token is of")
+        made = self._tokenizer(list(words), is_split_into_words=True, truncation=True, max_length=length)
+        return _encoded_by(made), made.word_ids()
+
     def decode(self, tokens: Tokens) -> str:
         return str(self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True))
 
@@ -123,6 +175,10 @@ class SavedTokenizer:
 
     def of_transformers(self) -> Any:
         return self._tokenizer
+
+
+def _encoded_by(made: Any) -> Encoded:
+    return _encoded(**{name: made[name] for name in ("input_ids", "token_type_ids") if name in made})
 
 
 def load_tokenizer(recipe: Recipe) -> Tokenizer:

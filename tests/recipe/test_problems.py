@@ -33,7 +33,8 @@ def test_everything_that_is_wrong_is_said_at_once_each_with_its_line() -> None:
     assert refused(text).splitlines() == [
         "small.yaml:1: run_id is missing; add `run_id: …` (the name of the run: up to 64 letters, digits, dots, "
         "dashes, underscores)",
-        "small.yaml:8: sequence_len should be a whole number, not 'long'; sequence_len: tokens per sample",
+        "small.yaml:8: sequence_len should be a whole number, not 'long'; sequence_len: tokens per sample, where the "
+        "task reads texts",
         "small.yaml:11: unknown key local.prot; did you mean port?",
     ]
 

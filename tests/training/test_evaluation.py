@@ -10,8 +10,7 @@ import torch
 
 from swarmcli.errors import DataError
 from swarmcli.recipe import parse_recipe
-from swarmcli.training import Compute, build_task
-from swarmcli.training.loop import mean_loss
+from swarmcli.training import Compute, build_task, evaluate
 from swarmcli.training.sources import USUAL, FileSource, HuggingFaceSource, Split
 
 from .small_tasks import SMALL, small
@@ -134,11 +133,11 @@ def test_the_loss_is_the_mean_over_samples_without_dropout_and_leaves_the_model_
     model = task.build_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     batches = task.evaluation_batches()
-    measured = mean_loss(task, model, batches, CPU, lambda: False)
-    assert measured is not None and measured[1] == 3
+    measured = evaluate(task, model, batches, CPU, lambda: False)
+    assert measured is not None and measured.samples == 3
     model.eval()
     each = [task.loss(model, batch).item() for batch in batches]
-    assert math.isclose(measured[0], (2 * each[0] + each[1]) / 3, rel_tol=1e-6)
+    assert math.isclose(measured.loss, (2 * each[0] + each[1]) / 3, rel_tol=1e-6)
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
 
 
@@ -146,5 +145,5 @@ def test_an_evaluation_ends_between_two_batches_when_the_peer_leaves(texts: Path
     task = build_task(held_out(texts))
     answers = iter([False, True])
     model = task.build_model()
-    assert mean_loss(task, model, task.evaluation_batches(), CPU, lambda: next(answers)) is None
+    assert evaluate(task, model, task.evaluation_batches(), CPU, lambda: next(answers)) is None
     assert model.training

@@ -9,8 +9,7 @@ import torch
 
 from swarmcli.recipe import Recipe, parse_recipe
 from swarmcli.recipe.templates import TEMPLATES, TemplateName, compose
-from swarmcli.training import Compute, build_scheduler, build_task, optimizer_factory, parameter_groups
-from swarmcli.training.loop import mean_loss
+from swarmcli.training import Compute, build_scheduler, build_task, evaluate, optimizer_factory, parameter_groups
 from swarmcli.training.task import samples_in
 from swarmcli.training.tasks.causal_lm import CausalLanguageModelling
 
@@ -45,9 +44,9 @@ def losses_of(recipe: Recipe, seed: int) -> list[float]:
         if not recipe.local_updates.enabled:
             _step(optimizer)
         scheduler.step()
-        measured = mean_loss(task, model, aside, Compute(torch.device("cpu")), lambda: False)
+        measured = evaluate(task, model, aside, Compute(torch.device("cpu")), lambda: False)
         assert measured is not None
-        losses.append(measured[0])
+        losses.append(measured.loss)
     return losses
 
 

@@ -13,15 +13,20 @@ from importlib.metadata import EntryPoint
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
-from swarmcli.recipe.task_names import BUILT_IN, installed_tasks
+from swarmcli.recipe.task_names import BUILT_IN, CUSTOM, installed_tasks
 from swarmcli.training.task import Task
 from swarmcli.words import first_words
 
 
 def build_task(recipe: Recipe) -> Task:
     """The task that a recipe names. Raises RecipeError or DataError, each with the fix."""
+    if recipe.task == CUSTOM:
+        raise RecipeError(
+            f"{recipe.origin('task')}: task: the task of this recipe comes with a script, which hands it to "
+            "Collaboration(task=…); start that script instead"
+        )
     if recipe.task in BUILT_IN:
-        module, name = BUILT_IN[recipe.task].split(":")
+        module, name = BUILT_IN[recipe.task].where.split(":")
         task: Task = getattr(import_module(f"swarmcli.training.tasks.{module}"), name)(recipe)
         return task
     return _of_package(recipe, installed_tasks()[recipe.task])

@@ -1,42 +1,58 @@
-"""The part that all tasks of transformers share; a task is what is left."""
+"""The parts that all tasks of transformers share; a task is what is left."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from swarmcli.errors import RecipeError
-from swarmcli.recipe import AnyDataset, Recipe
+from swarmcli.errors import DataError, RecipeError
+from swarmcli.recipe import AnyDataset, HuggingFaceDataset, Recipe
+from swarmcli.training.chat import IGNORED
 from swarmcli.training.data import evaluation_batches, sample_stream
 from swarmcli.training.models import ModelKind, ModelSource
-from swarmcli.training.samples import SampleMaker, SampleStream
+from swarmcli.training.samples import Example, RowByRow, SampleMaker, SampleStream, padded
+from swarmcli.training.sources import Content
 from swarmcli.training.task import Batch, Reading
 from swarmcli.training.tokenizer import load_tokenizer
 
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
-class TextTask(ABC):
-    """A task whose model reads the tokens of texts. A sample has at most `sequence_len` tokens."""
+# Their models count positions from behind the number of the padding token on.
+_BEHIND_PADDING = (
+    "camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta",
+    "xlm-roberta-xl", "xmod",
+)  # fmt: skip
+
+
+class ModelTask(ABC):
+    """A task for a model of transformers that knows its own loss."""
 
     kind: ModelKind  # each task has its own
+    measures: tuple[str, ...]  # the metrics of its evaluations
+    columns: tuple[str, ...] = ()  # of a row, in our words; none: the task reads texts, and not rows
+    optional: tuple[str, ...] = ()  # columns that a dataset need not have
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.tokenizer = load_tokenizer(recipe)
         self._reading: Reading | None = None
-        self._models = ModelSource(recipe, self.kind, defaults=self.defaults(), refuse=self.refuse)
+        self._check_columns()
+        self._models = ModelSource(
+            recipe, self.kind, defaults=self.defaults(), decided=self.decided(), refuse=self.refuse
+        )
 
     def defaults(self) -> dict[str, Any]:
         """The fields of a config that a recipe may leave out, as transformers calls them for all architectures."""
-        return {
-            "vocab_size": self.tokenizer.vocab_size,
-            "max_position_embeddings": self.recipe.sequence_len,
-            "bos_token_id": self.tokenizer.end_of_text,
-            "eos_token_id": self.tokenizer.end_of_text,
-        }
+        return {}
+
+    def decided(self) -> dict[str, Any]:
+        """The fields of a config that other keys of the recipe decide."""
+        return {}
 
     def refuse(self, config: Any, is_decoder: bool | None) -> str | None:
         """Refuses a config of an architecture that is listed: see ModelSource. None: the task can use it."""
@@ -46,44 +62,212 @@ class TextTask(ABC):
     def maker(self, datasets: Sequence[AnyDataset]) -> SampleMaker:
         """Makes samples of the rows of these datasets."""
 
+    def outputs(self, model: nn.Module, batch: Batch) -> Any:
+        """What the model makes of a batch: `loss`, a scalar, and `logits`."""
+        return model(**batch)
+
+    def answers(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What metrics compare: (…, choices) and (…), where IGNORED is not compared."""
+        return logits, batch["labels"]
+
+    @property
     @abstractmethod
+    def choices(self) -> int:
+        """The size of the last dimension of the logits."""
+
+    def metrics(self) -> dict[str, Metric]:
+        """Metrics of logits (n, choices) and the right choices (n,)."""
+        from swarmcli.training.metrics import metric_called
+
+        return {name: metric_called(name, self.choices) for name in self.measures}
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """See Task."""
+        """The loss of the model itself, in nats."""
+        loss: Tensor = self.outputs(model, batch).loss
+        return loss
+
+    def measure(self, model: nn.Module, batch: Batch, metrics: Mapping[str, Metric]) -> Tensor:
+        outputs = self.outputs(model, batch)
+        said, right = self.answers(outputs.logits, batch)
+        counted = right != IGNORED
+        if counted.any():
+            said, right = said[counted].float(), right[counted]
+            for metric in metrics.values():
+                metric.update(said, right)
+        loss: Tensor = outputs.loss
+        return loss
 
     def build_model(self, *, outline: bool = False) -> nn.Module:
-        """The model on the CPU in float32, as ModelSource builds it. Raises RecipeError too where it cannot hold the
-        tokens."""
-        model: Any = self._models.build(outline=outline)
-        self._check_sizes(model.config.get_text_config())
-        built: nn.Module = model
-        return built
+        """The model on the CPU in float32, as ModelSource builds it."""
+        return self._models.build(outline=outline)
 
     def batches(self, seed: int, position: Mapping[str, Any] | None = None) -> SampleStream:
-        return sample_stream(self.recipe, self.maker(self.recipe.datasets), seed, position, self._reading)
+        maker = self.maker(self.recipe.datasets)
+        return sample_stream(self.recipe, maker, seed, position, self._reading, rows=bool(self.columns))
 
     def share(self, reading: Reading) -> None:
         """See SharesPasses."""
         self._reading = reading
 
     def evaluation_batches(self) -> list[Batch]:
-        return evaluation_batches(self.recipe, self.maker)
+        return evaluation_batches(self.recipe, self.maker, rows=bool(self.columns))
+
+    @abstractmethod
+    def save_preprocessing(self, directory: Path) -> None:
+        """See Task."""
+
+    def _check_columns(self) -> None:
+        """Refuses datasets without columns, and columns that the task does not read."""
+        task, known = self.recipe.task, [*self.columns, *self.optional]
+        renamed = [name for name in known if name != "text"]
+        read: dict[tuple[str | int, ...], AnyDataset | None] = {
+            ("datasets", index): dataset for index, dataset in enumerate(self.recipe.datasets)
+        }
+        for path, dataset in (read | {("evaluation", "dataset"): self.recipe.evaluation.dataset}).items():
+            where = f"{self.recipe.origin(*path)}: {'.'.join(map(str, path))}"
+            if not isinstance(dataset, HuggingFaceDataset):
+                if known and dataset is not None:
+                    raise RecipeError(
+                        f"{where}: {dataset.source} gives texts, and {task} needs rows with {', '.join(known)}; name a "
+                        "file of rows (path: data.jsonl) or a dataset of the Hub"
+                    )
+                continue
+            if other := sorted(dataset.columns.keys() - renamed):
+                near = get_close_matches(other[0], renamed, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"it reads {', '.join(known)}" if known else "remove it"
+                hint = "write `field: …` instead" if other[0] in known else hint
+                raise RecipeError(f"{where}.columns: {task} reads no column called {other[0]}; {hint}")
+            if known and "text" not in known and "field" in dataset.model_fields_set:
+                raise RecipeError(f"{where}.field: {task} reads no single text; use `columns`")
+
+
+class TextTask(ModelTask):
+    """A task whose model reads the tokens of texts. A sample has at most `sequence_len` tokens."""
+
+    pads = True  # samples have unlike lengths, or the model has to know the padding token all the same
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.tokenizer = load_tokenizer(recipe)
+        super().__init__(recipe)
+
+    def defaults(self) -> dict[str, Any]:
+        padding = self.tokenizer.padding if self.pads else None
+        return {
+            "vocab_size": self.tokenizer.vocab_size,
+            "max_position_embeddings": self.recipe.sequence_len + self._before_positions(self._model_type(), padding),
+            "bos_token_id": self.tokenizer.end_of_text,
+            "eos_token_id": self.tokenizer.end_of_text,
+            **({"pad_token_id": padding} if self.pads else {}),
+        }
+
+    @property
+    def choices(self) -> int:
+        return self.tokenizer.vocab_size
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Any:
+        kinds = getattr(getattr(model, "config", None), "type_vocab_size", 0)
+        return model(**{name: tensor for name, tensor in batch.items() if name != "token_type_ids" or kinds > 1})
 
     def save_preprocessing(self, directory: Path) -> None:
         self.tokenizer.save(directory)
 
+    def build_model(self, *, outline: bool = False) -> nn.Module:
+        """As of every task. Raises RecipeError too where the model cannot hold the tokens."""
+        model: Any = super().build_model(outline=outline)
+        self._check_sizes(model.config.get_text_config())
+        built: nn.Module = model
+        return built
+
     def _check_sizes(self, config: Any) -> None:
-        if config.vocab_size < self.tokenizer.vocab_size:
+        words = getattr(config, "vocab_size", None)
+        if isinstance(words, int) and words < self.tokenizer.vocab_size:
             raise self._refuse(
-                f"the model knows {config.vocab_size} tokens, the tokenizer has {self.tokenizer.vocab_size}",
+                f"the model knows {words} tokens, the tokenizer has {self.tokenizer.vocab_size}",
                 "raise vocab_size, or leave it out to have it follow the tokenizer",
                 "vocab_size",
             )
         positions = getattr(config, "max_position_embeddings", None)
-        if isinstance(positions, int) and positions < self.recipe.sequence_len:
+        if not isinstance(positions, int):
+            return
+        most = positions - self._before_positions(config.model_type, getattr(config, "pad_token_id", None))
+        if most < self.recipe.sequence_len:
             raise self._refuse(
-                f"the model reads {positions} tokens at most, sequence_len is {self.recipe.sequence_len}",
-                f"lower sequence_len to {positions}",
+                f"the model reads {most} tokens at most, sequence_len is {self.recipe.sequence_len}",
+                f"lower sequence_len to {most}",
             )
+
+    def _model_type(self) -> str:
+        base_model = self.recipe.base_model
+        return "" if isinstance(base_model, str) else str(base_model["model_type"])
+
+    @staticmethod
+    def _before_positions(model_type: str, padding: int | None) -> int:
+        return (padding or 0) + 1 if model_type in _BEHIND_PADDING else 0
 
     def _refuse(self, problem: str, fix: str, *keys: str) -> RecipeError:
         return RecipeError(f"{self.recipe.origin('base_model', *keys)}: base_model: {problem}; {fix}")
+
+
+class RowTask(ModelTask):
+    """A task each of whose samples is a row with `columns`. A row where one of them is empty (null) is left out."""
+
+    @abstractmethod
+    def encode(self, row: Mapping[str, Any]) -> Example:
+        """The sample of a row by our words. Raises DataError that names the value."""
+
+    @abstractmethod
+    def collate(self, samples: Sequence[Example]) -> Batch:
+        """See SampleMaker."""
+
+    def maker(self, datasets: Sequence[AnyDataset]) -> SampleMaker:
+        names = [self._names_of(dataset) for dataset in datasets]
+        encoders = [self._encoder(dataset, each) for dataset, each in zip(datasets, names, strict=True)]
+        recipe = self.recipe
+        identity = [recipe.task, list(recipe.labels), recipe.tokenizer, recipe.sequence_len, names]
+        return RowByRow(encoders, self.collate, identity)
+
+    def _names_of(self, dataset: AnyDataset) -> dict[str, str]:
+        """Our words for the columns of a dataset, with its own."""
+        assert isinstance(dataset, HuggingFaceDataset)
+        own = {"text": dataset.field, **dataset.columns}
+        return {name: own.get(name, name) for name in (*self.columns, *self.optional)}
+
+    def _encoder(self, dataset: AnyDataset, names: Mapping[str, str]) -> Callable[[Content], Iterator[Example]]:
+        def encode(content: Content) -> Iterator[Example]:
+            assert isinstance(content, Mapping)
+            for name in self.columns:
+                if names[name] not in content:
+                    key = f"field: {names[name]}" if name == "text" else f"columns: {{{name}: …}}"
+                    raise DataError(
+                        f"the dataset {dataset_name(dataset)!r} has no column {names[name]!r} for {name}; it has "
+                        f"{', '.join(sorted(content))}: name one of them by `{key}`"
+                    )
+            row = {name: content[names[name]] for name in names if names[name] in content}
+            if None in row.values():
+                return
+            try:
+                yield self.encode(row)
+            except DataError as error:
+                raise DataError(f"a row of the dataset {dataset_name(dataset)!r}: {error}") from error
+
+        return encode
+
+
+class TextRowTask(RowTask, TextTask):
+    """A task each of whose samples is a row with texts."""
+
+    def collate(self, samples: Sequence[Example]) -> Batch:
+        fill = {"input_ids": self.tokenizer.padding, "attention_mask": 0, "token_type_ids": 0, "labels": IGNORED}
+        first = samples[0]
+        return padded(samples, {name: value for name, value in fill.items() if name in first and first[name].ndim})
+
+    def text_of(self, row: Mapping[str, Any], name: str) -> str:
+        text = row[name]
+        if not isinstance(text, str):
+            raise DataError(f"{name} is {text!r:.80}, and should be text; name another column by `columns`")
+        return text
+
+
+def dataset_name(dataset: AnyDataset) -> str:
+    """As messages name it."""
+    return str(getattr(dataset, "path", dataset.source))

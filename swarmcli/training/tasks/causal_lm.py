@@ -35,6 +35,8 @@ class CausalLanguageModelling(TextTask):
         usual=("gpt2", "gpt_neox", "llama", "mistral", "qwen3", "gemma", "phi3", "olmo2", "smollm3", "mamba"),
         loss_type="ForCausalLM",
     )
+    measures = ("perplexity",)
+    pads = False
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
@@ -86,20 +88,24 @@ class CausalLanguageModelling(TextTask):
             )
         return model
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean negative log likelihood in nats per token that is learned, of each sample by itself and then over the
-        samples: peers weight their gradients by samples, so a sample counts the same whatever it is computed beside."""
+    def outputs(self, model: nn.Module, batch: Batch) -> Any:
+        """The loss is the mean negative log likelihood in nats per token that is learned, of each sample by itself and
+        then over the samples: peers weight their gradients by samples, so a sample counts the same whatever it is
+        computed beside."""
         if "labels" not in batch:  # all tokens are learned; the model shifts the labels itself
-            loss: Tensor = model(input_ids=batch["input_ids"], labels=batch["input_ids"]).loss
-            return loss
-        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-        logits = model(**inputs).logits.float()  # (samples, tokens, vocabulary)
+            return model(input_ids=batch["input_ids"], labels=batch["input_ids"])
+        outputs = model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
+        logits = outputs.logits.float()  # (samples, tokens, vocabulary)
         # The labels are moved, not the logits: those would be copied.
         labels = functional.pad(batch["labels"], (0, 1), value=IGNORED)[:, 1:]  # (samples, tokens)
         losses = functional.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
         ).view(labels.shape)
-        return (losses.sum(1) / (labels != IGNORED).sum(1)).mean()
+        outputs.loss = (losses.sum(1) / (labels != IGNORED).sum(1)).mean()
+        return outputs
+
+    def answers(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        return logits[:, :-1], batch.get("labels", batch["input_ids"])[:, 1:]
 
     def save_preprocessing(self, directory: Path) -> None:
         """The tokenizer, with the template that the model has learned by."""

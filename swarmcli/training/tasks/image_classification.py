@@ -1,0 +1,85 @@
+"""Image classification: sort images, with any such model of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from swarmcli.errors import DataError, RecipeError
+from swarmcli.recipe.pretrained import saved_model
+from swarmcli.training.models import ModelKind
+from swarmcli.training.samples import Example
+from swarmcli.training.task import Batch
+from swarmcli.training.tasks.base import RowTask
+from swarmcli.training.tasks.labels import LabelledTask
+from swarmcli.words import first_words
+
+
+class ImageClassification(LabelledTask, RowTask):
+    """The task `image_classification` of a recipe. A sample is an image in the size that the model reads."""
+
+    kind = ModelKind(
+        auto="AutoModelForImageClassification",
+        listed="MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+        called="models that sort images",
+        usual=("convnext", "dinov2", "mobilenet_v2", "resnet", "swin", "vit"),
+    )
+    columns = ("image", "label")
+
+    @cached_property
+    def processor(self) -> Any:
+        """That of the saved model, or one that scales images to the size in the config and colours to -1 … 1."""
+        if (saved := saved_model(self.recipe)) is not None:
+            return self._saved_processor(saved.directory())
+        from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+        config: Any = self._models.build(outline=True).config
+        size = getattr(config, "image_size", 224)  # resnet and its like read any size; most were made for this one
+        height, width = (size, size) if isinstance(size, int) else size
+        return ViTImageProcessorPil(size={"height": height, "width": width})
+
+    def _saved_processor(self, directory: Path) -> Any:
+        from transformers import AutoImageProcessor
+
+        try:
+            return AutoImageProcessor.from_pretrained(
+                str(directory),
+                backend="pil",
+                local_files_only=True,
+                trust_remote_code=self.recipe.local.trust_remote_code,
+            )
+        except Exception as error:  # transformers raises many kinds
+            raise RecipeError(
+                f"{self.recipe.origin('base_model')}: base_model: no image processor can be read from {directory} "
+                f"({first_words(error)}); save one there with save_pretrained"
+            ) from error
+
+    def encode(self, row: Mapping[str, Any]) -> Example:
+        """Bytes until a batch is made: a shuffled block of samples takes a quarter of the memory."""
+        image = row["image"]
+        if not hasattr(image, "convert"):
+            raise DataError(
+                f"image is {image!r:.80}, and should be an image; read files with `path: imagefolder`, or name another "
+                "column by `columns`"
+            )
+        made = self.processor(image.convert("RGB"), do_rescale=False, do_normalize=False, return_tensors="np")
+        return {"pixel_values": made["pixel_values"][0], "labels": np.asarray(self.number_of(row["label"]))}
+
+    def collate(self, samples: Sequence[Example]) -> Batch:
+        made = self.processor(
+            [sample["pixel_values"] for sample in samples],
+            do_resize=False,
+            do_center_crop=False,
+            input_data_format="channels_first",
+            return_tensors="np",
+        )
+        labels = np.stack([sample["labels"] for sample in samples])
+        return {"pixel_values": torch.from_numpy(made["pixel_values"]), "labels": torch.from_numpy(labels)}
+
+    def save_preprocessing(self, directory: Path) -> None:
+        self.processor.save_pretrained(str(directory))

@@ -1,0 +1,89 @@
+"""Masked language modelling: fill gaps in texts, with any encoder of transformers (Devlin et al., BERT, 3.1)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from swarmcli.errors import RecipeError
+from swarmcli.recipe import AnyDataset, Recipe
+from swarmcli.training.chat import IGNORED
+from swarmcli.training.models import ModelKind
+from swarmcli.training.samples import Example, Made, Mixed, Packed, SampleMaker, TextRun
+from swarmcli.training.sources import Document
+from swarmcli.training.tasks.base import TextTask
+from swarmcli.training.tokenizer import Tokenizer, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Masking:
+    """BERT's figures."""
+
+    share: float = 0.15  # of the tokens are to be told; of these …
+    masked: float = 0.8  # … show a mask, …
+    replaced: float = 0.1  # … show any other token, and the rest show themselves
+
+
+class MaskedRun(TextRun):
+    """Samples {"input_ids", "labels": (sequence_len,) int64} of texts that follow each other, with gaps.
+
+    The gaps are drawn from the sample's tokens and the passes over the data. So each pass has others, a stream that
+    goes on makes the same, and so does each evaluation.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, mask: int, sequence_len: int, masking: Masking = Masking()) -> None:
+        super().__init__(tokenizer, sequence_len)
+        self._mask = mask
+        self._masking = masking
+        self._specials = [n for n in (tokenizer.end_of_text, tokenizer.padding, mask) if n is not None]
+
+    def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
+        for example, place, passes in super().samples(documents, where):
+            yield self._with_gaps(example["input_ids"], passes), place, passes
+
+    def _with_gaps(self, tokens: Tokens, passes: Sequence[int]) -> Example:
+        seed = hashlib.blake2b(repr(tuple(passes)).encode() + tokens.tobytes(), digest_size=8).digest()
+        rng = np.random.default_rng(int.from_bytes(seed, "big"))
+        places = np.flatnonzero(~np.isin(tokens, self._specials))
+        if not len(places):
+            places = np.arange(len(tokens))
+        gaps = rng.permutation(places)[: max(1, round(self._masking.share * len(places)))]
+        kinds = rng.random(len(gaps))
+        shown = np.where(kinds < self._masking.masked, self._mask, tokens[gaps])
+        other = kinds >= 1 - self._masking.replaced
+        shown[other] = rng.integers(self._tokenizer.vocab_size, size=other.sum())
+        labels, seen = np.full_like(tokens, IGNORED), tokens.copy()
+        labels[gaps], seen[gaps] = tokens[gaps], shown
+        return {"input_ids": seen, "labels": labels}
+
+    def identity(self) -> Any:
+        return ["masked", self._mask, super().identity()]
+
+
+class MaskedLanguageModelling(TextTask):
+    """The task `masked_lm` of a recipe. A sample is a sequence of `sequence_len` tokens."""
+
+    kind = ModelKind(
+        auto="AutoModelForMaskedLM",
+        listed="MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+        called="masked language models",
+        usual=("albert", "bert", "deberta-v2", "distilbert", "electra", "modernbert", "roberta"),
+        loss_type="ForMaskedLM",
+    )
+    measures = ("perplexity",)
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        if self.tokenizer.mask is None:
+            raise RecipeError(
+                f"{recipe.origin('tokenizer')}: tokenizer: it has no mask token to stand in gaps; take one of a masked "
+                "model, or `tokenizer: bytes`"
+            )
+        self._mask = self.tokenizer.mask
+
+    def maker(self, datasets: Sequence[AnyDataset]) -> SampleMaker:
+        return MaskedRun(self.tokenizer, self._mask, self.recipe.sequence_len)

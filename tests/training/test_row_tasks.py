@@ -1,0 +1,294 @@
+"""Tasks beside causal_lm: what they read, learn and measure."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.errors import DataError, RecipeError
+from swarmcli.recipe import Recipe, parse_recipe
+from swarmcli.training import Compute, build_task, evaluate
+from swarmcli.training.chat import IGNORED
+
+BERT = (
+    "{model_type: bert, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 32, "
+    "hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0}"
+)
+T5 = "{model_type: t5, d_model: 32, d_kv: 16, d_ff: 32, num_layers: 1, num_heads: 2, dropout_rate: 0.0}"
+VIT = (
+    "{model_type: vit, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 32, "
+    "image_size: 16, patch_size: 8}"
+)
+CPU = Compute(torch.device("cpu"))
+
+
+def recipe_for(task: str, model: str, directory: Path, *overrides: str) -> Recipe:
+    """A recipe that reads rows.jsonl and evaluates on aside.jsonl."""
+    text = f"""\
+run_id: small
+task: {task}
+base_model: {model}
+datasets: [{{path: rows.jsonl}}]
+evaluation: {{dataset: {{path: aside.jsonl}}, every_epochs: 1, samples: 12}}
+sequence_len: 24
+target_batch_size: 8
+micro_batch_size: 8
+local: {{device: cpu, shuffle_buffer_size: 8}}
+"""
+    if task == "image_classification":
+        text = text.replace("sequence_len: 24\n", "").replace("path: rows.jsonl", "path: rows.parquet")
+        text = text.replace("path: aside.jsonl", "path: aside.parquet")
+    return parse_recipe(text, overrides, name="small.yaml", directory=directory)
+
+
+def write_rows(directory: Path, rows: Sequence[dict[str, Any]], aside: Sequence[dict[str, Any]] = ()) -> None:
+    for name, written in (("rows", rows), ("aside", aside or rows)):
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+
+
+def trained(recipe: Recipe, steps: int = 40, rate: float = 3e-3) -> tuple[Any, Any, list[float]]:
+    """Task, model, and the losses of so many steps on micro-batches."""
+    task = build_task(recipe)
+    model, losses = task.build_model(), []
+    optimizer = torch.optim.AdamW(model.parameters(), rate)
+    for batch in islice(task.batches(1), steps):
+        loss = task.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return task, model, losses
+
+
+def falls(losses: Sequence[float]) -> bool:
+    return sum(losses[-5:]) < 0.8 * sum(losses[:5])
+
+
+def goes_on(recipe: Recipe) -> bool:
+    """Whether a stream that goes on gives what the first one would have given."""
+    task = build_task(recipe)
+    stream = task.batches(7)
+    list(islice(stream, 3))
+    again = task.batches(7, json.loads(json.dumps(stream.position())))
+    pairs = list(zip(islice(stream, 4), islice(again, 4), strict=True))
+    return all(a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a) for a, b in pairs)
+
+
+def kinds(count: int = 40) -> list[dict[str, Any]]:
+    rng = random.Random(0)
+    return [{"text": rng.choice(word) * 9, "label": label} for label, word in (("neg", "ab"), ("pos", "yz"))] * count
+
+
+def test_masked_lm_learns_and_its_gaps_come_again(tmp_path: Path) -> None:
+    write_rows(tmp_path, [{"text": "abcdefgh" * 20}] * 9)
+    recipe = recipe_for("masked_lm", BERT, tmp_path)
+    task, model, losses = trained(recipe, 60)
+    assert falls(losses) and goes_on(recipe)
+    batches, again = task.evaluation_batches(), build_task(recipe).evaluation_batches()
+    assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(batches, again, strict=True))
+    measured = evaluate(task, model, batches, CPU, lambda: False)
+    assert measured is not None
+    assert measured.metrics["perplexity"] == pytest.approx(math.exp(measured.loss), rel=0.05)
+
+
+def test_gaps_are_berts(tmp_path: Path) -> None:
+    write_rows(tmp_path, [{"text": "abcdefgh" * 500}] * 9)
+    recipe = recipe_for("masked_lm", BERT, tmp_path, "sequence_len=500", "micro_batch_size=8")
+    batch = next(build_task(recipe).batches(1))
+    gaps = batch["labels"] != IGNORED
+    assert gaps.sum(1).tolist() == [75] * 8, "15% of each sample"
+    seen, right = batch["input_ids"][gaps], batch["labels"][gaps]
+    masked, kept = (seen == 257).float().mean(), (seen == right).float().mean()
+    assert 0.74 < masked < 0.86 and 0.06 < kept < 0.14
+    assert not ((batch["input_ids"] == 257) & ~gaps).any()
+
+
+def test_each_pass_has_other_gaps(tmp_path: Path) -> None:
+    write_rows(tmp_path, [{"text": "abcdefgh" * 3}])
+    stream = build_task(recipe_for("masked_lm", BERT, tmp_path, "micro_batch_size=1", "sequence_len=5")).batches(1)
+    assert len({tuple((batch["labels"] != IGNORED).flatten().tolist()) for batch in islice(stream, 60)}) > 2
+
+
+def test_sequence_classification_learns_and_its_metrics_are_those_of_a_hand_count(tmp_path: Path) -> None:
+    write_rows(tmp_path, kinds(), kinds(6))
+    recipe = recipe_for("sequence_classification", BERT, tmp_path, "labels=[neg, pos]")
+    task, model, losses = trained(recipe)
+    assert falls(losses) and goes_on(recipe) and model.config.id2label == {0: "neg", 1: "pos"}
+    untrained = task.build_model().eval()
+    batches = task.evaluation_batches()
+    measured = evaluate(task, untrained, batches, CPU, lambda: False)
+    said = torch.cat([task.outputs(untrained, batch).logits.argmax(-1) for batch in batches])
+    right = torch.cat([batch["labels"] for batch in batches])
+    each = [2 * ((said == n) & (right == n)).sum() / max(1, ((said == n).sum() + (right == n).sum())) for n in range(2)]
+    assert measured is not None and measured.samples == 12
+    assert measured.metrics["accuracy"] == pytest.approx((said == right).float().mean().item())
+    assert measured.metrics["f1"] == pytest.approx(float(sum(each)) / 2)
+    after = evaluate(task, model, batches, CPU, lambda: False)
+    assert after is not None and after.metrics == {"accuracy": 1.0, "f1": 1.0}
+
+
+def test_sums_of_two_evaluators_make_the_metrics_of_one(tmp_path: Path) -> None:
+    from swarmcli.training.metrics import add_sums, sums_of
+
+    write_rows(tmp_path, kinds(), kinds(6))
+    task: Any = build_task(recipe_for("sequence_classification", BERT, tmp_path, "labels=[neg, pos]"))
+    model, batches = task.build_model().eval(), task.evaluation_batches()
+    whole, first, second = task.metrics(), task.metrics(), task.metrics()
+    for batch, part in zip(batches, (first, second), strict=True):
+        task.measure(model, batch, whole)
+        task.measure(model, batch, part)
+    add_sums(first, sums_of(second))
+    assert {n: m.compute().item() for n, m in first.items()} == {n: m.compute().item() for n, m in whole.items()}
+    with pytest.raises(ValueError, match=r"the sums of accuracy\.\w+ do not fit"):
+        add_sums(first, {})
+    with pytest.raises(ValueError, match="the sums of"):
+        add_sums(first, {name: each.double() for name, each in sums_of(second).items()})
+
+
+def test_pairs_are_told_apart_and_cut_to_the_length(tmp_path: Path) -> None:
+    write_rows(tmp_path, [{"text": "a" * 99, "text_pair": "b" * 99, "label": n % 2} for n in range(8)])
+    batch = next(build_task(recipe_for("sequence_classification", BERT, tmp_path, "labels=[no, yes]")).batches(1))
+    assert batch["input_ids"][0].tolist() == [257, *[97] * 11, 256, *[98] * 10, 256]
+    assert batch["token_type_ids"][0].tolist() == [0] * 13 + [1] * 11
+
+
+def test_token_classification_learns_labels_of_words(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    words = [[rng.choice(["aa", "zz"]) for _ in range(rng.randrange(2, 6))] for _ in range(60)]
+    write_rows(tmp_path, [{"words": each, "tags": ["B" if w == "aa" else "O" for w in each]} for each in words])
+    overrides = [f"{key}.columns={{tokens: words}}" for key in ("datasets.0", "evaluation.dataset")]
+    recipe = recipe_for("token_classification", BERT, tmp_path, "labels=[O, B]", *overrides)
+    task, model, losses = trained(recipe, 40, 1e-2)
+    assert falls(losses) and goes_on(recipe)
+    row = task.encode({"tokens": ["aa", "zz"], "tags": ["B", 0]})
+    assert row["labels"].tolist() == [IGNORED, 1, IGNORED, 0, IGNORED, IGNORED, IGNORED]
+    measured = evaluate(task, model, task.evaluation_batches(), CPU, lambda: False)
+    assert measured is not None and measured.metrics["accuracy"] > 0.9
+
+
+def test_seq2seq_learns(tmp_path: Path) -> None:
+    write_rows(tmp_path, [{"source": letter * 4, "target": letter.upper() * 3} for letter in "abcd" * 20])
+    recipe = recipe_for("seq2seq", T5, tmp_path)
+    task, model, losses = trained(recipe, 60, 1e-2)
+    assert falls(losses) and goes_on(recipe)
+    measured = evaluate(task, model, task.evaluation_batches(), CPU, lambda: False)
+    assert measured is not None and set(measured.metrics) == {"perplexity", "accuracy"}
+    assert measured.metrics["perplexity"] == pytest.approx(math.exp(measured.loss), rel=0.05)
+
+
+def test_image_classification_learns(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    recipe = recipe_for("image_classification", VIT, tmp_path, "labels=[dark, bright]")
+    task, model, losses = trained(recipe)
+    assert falls(losses) and goes_on(recipe)
+    batch = next(task.batches(1))
+    assert batch["pixel_values"].shape == (8, 3, 16, 16) and batch["pixel_values"].dtype is torch.float32
+    assert batch["pixel_values"].min() >= -1 and batch["pixel_values"].max() <= 1
+    measured = evaluate(task, model, task.evaluation_batches(), CPU, lambda: False)
+    assert measured is not None and measured.metrics["accuracy"] == 1.0
+    (tmp_path / "saved").mkdir()
+    model.save_pretrained(tmp_path / "saved")
+    task.save_preprocessing(tmp_path / "saved")
+    again: Any = build_task(recipe_for("image_classification", "saved", tmp_path, "labels=[dark, bright]"))
+    assert torch.equal(next(again.batches(1))["pixel_values"], batch["pixel_values"])
+
+
+def write_images(directory: Path) -> None:
+    import datasets
+    from PIL import Image
+
+    rng = random.Random(0)
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    for name in ("rows", "aside"):
+        rows: dict[str, list[Any]] = {"image": [], "label": []}
+        for n in range(32):
+            level = rng.randrange(100) + 150 * (n % 2)
+            rows["image"].append(Image.new("L" if n % 3 else "RGB", (20, 30), level if n % 3 else (level,) * 3))
+            rows["label"].append(n % 2)
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(str(directory / f"{name}.parquet"))
+
+
+def test_a_head_for_other_labels_is_made_anew_for_a_saved_model(tmp_path: Path) -> None:
+    write_rows(tmp_path, kinds())
+    task = build_task(recipe_for("sequence_classification", BERT, tmp_path, "labels=[neg, pos]"))
+    saved: Any = task.build_model()
+    saved.save_pretrained(tmp_path / "saved")
+    recipe = recipe_for("sequence_classification", "saved", tmp_path, "labels=[neg, pos, other]")
+    first, second = (dict(build_task(recipe).build_model().state_dict()) for _ in range(2))
+    assert first["classifier.weight"].shape == (3, 32)
+    assert all(torch.equal(first[name], second[name]) for name in first), "peers get equal weights"
+    assert all(torch.equal(first[n], t) for n, t in saved.state_dict().items() if not n.startswith("classifier"))
+
+
+@pytest.mark.parametrize("model_type", ["roberta", "distilbert", "electra"])
+def test_encoders_of_other_kinds_take_the_same_rows(tmp_path: Path, model_type: str) -> None:
+    write_rows(tmp_path, [{"text": "a" * 99, "text_pair": "b", "label": n % 2} for n in range(8)])
+    size = "hidden_size" if model_type != "distilbert" else "dim"
+    fields = f"{{model_type: {model_type}, {size}: 32, num_hidden_layers: 1, num_attention_heads: 2}}"
+    task = build_task(recipe_for("sequence_classification", fields, tmp_path, "labels=[no, yes]"))
+    model = task.build_model()
+    assert task.loss(model, next(task.batches(1))).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "row", "message"),
+    [
+        ([], {"body": "a", "label": 0}, r"no column 'text' for text; it has body, label: name one .* by `field: text`"),
+        (["datasets.0.field=body"], {"text": "a", "label": 0}, r"no column 'body' for text; it has label, text"),
+        (
+            ["datasets.0.columns={label: topic}"],
+            {"text": "a", "label": 0},
+            r"no column 'topic' for label; it has label",
+        ),
+        (
+            [],
+            {"text": "a", "label": "poss"},
+            r"'json': the label 'poss' is none of labels: neg, pos; numbers are 0 to 1 \(did you mean pos\?\)",
+        ),
+        (
+            [],
+            {"text": "a", "label": 2},
+            r"the label 2 is none of labels: neg, pos; numbers are 0 to 1; add it to labels",
+        ),
+        ([], {"text": 5, "label": 0}, r"text is 5, and should be text"),
+        ([], {"text": "a", "label": None}, r"no row of the data teaches anything"),
+    ],
+)
+def test_rows_that_do_not_fit_are_told(tmp_path: Path, overrides: list[str], row: dict[str, Any], message: str) -> None:
+    write_rows(tmp_path, [row] * 3)
+    recipe = recipe_for("sequence_classification", BERT, tmp_path, "labels=[neg, pos]", *overrides)
+    with pytest.raises(DataError, match=message):
+        next(build_task(recipe).batches(1))
+
+
+@pytest.mark.parametrize(
+    ("task", "overrides", "message"),
+    [
+        ("sequence_classification", ["labels=[a, b]", "datasets.0={source: stdlib}"], "stdlib gives texts, and sequ"),
+        ("sequence_classification", ["labels=[a, b]", "datasets.0.columns={lable: x}"], "did you mean label"),
+        ("sequence_classification", ["labels=[a, b]", "datasets.0.columns={text: x}"], "write `field: …` instead"),
+        ("masked_lm", ["datasets.0.columns={label: x}"], "masked_lm reads no column called label; remove it"),
+        ("seq2seq", ["datasets.0.field=x"], r"datasets\.0\.field: seq2seq reads no single text; use `columns`"),
+        ("sequence_classification", ["labels=[a, b]", "base_model.id2label={0: a}"], "id2label follows from labels"),
+        ("sequence_classification", [], "small.yaml:1: labels: .* needs the names of two classes or more"),
+        ("sequence_classification", ["labels=[a, a]"], "labels: one of them is there twice"),
+        ("masked_lm", ["labels=[a, b]"], "labels: the model of masked_lm fills gaps in texts and has no classes"),
+        ("image_classification", ["labels=[a, b]", "sequence_len=8"], "sequence_len: .* reads no text; remove sequ"),
+        ("image_classification", ["task=seq2seq"], "sequence_len is missing; add `sequence_len: …`"),
+        ("masked_lm", ["base_model={model_type: t5}"], "trains masked language models; t5 is none; take one of albert"),
+    ],
+)
+def test_recipes_that_do_not_fit_their_task_are_refused(
+    tmp_path: Path, task: str, overrides: list[str], message: str
+) -> None:
+    write_rows(tmp_path, kinds())
+    with pytest.raises(RecipeError, match=message):
+        build_task(recipe_for(task, T5 if task == "seq2seq" else BERT, tmp_path, *overrides)).build_model()
