@@ -274,11 +274,17 @@ class RunObserved(Event):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
-    """This peer measured the model that it held at `epoch` on text that nobody trains on."""
+    """This peer measured the model that it held at `epoch` on data that nobody trains on."""
 
     epoch: int
     loss: float  # mean over the samples, in the unit of the task's loss
     samples: int  # that it was measured on
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the task, for example accuracy
+
+    @property
+    def sentence(self) -> str:
+        """What came out, for people: "loss 0.3100, accuracy 0.9100"."""
+        return ", ".join(f"{name} {value:.4f}" for name, value in {"loss": self.loss, **self.metrics}.items())
 
 
 @dataclass(frozen=True, slots=True)

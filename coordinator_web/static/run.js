@@ -46,7 +46,7 @@ function drawState({ run, counts, evaluation }) {
   write($("mode"), run.mode);
   write($("throughput"), RESTING.includes(run.state) ? "–" : rate(run.samples_per_second));
   write($("loss"), decimal(run.losses.at(-1) ?? null));
-  if (evaluation) write($("loss-sub"), `${decimal(evaluation.loss)} on data kept aside${run.evaluation_by && `, ${run.evaluation_by}`}`);
+  if (evaluation) write($("loss-sub"), `${[decimal(evaluation.loss), ...metrics(evaluation)].join(", ")} on data kept aside${run.evaluation_by && `, ${run.evaluation_by}`}`);
   write($("peer-count"), count(counts.alive));
   write($("peer-sub"), roles(counts) || "\u00a0");
   const last = run.last_epoch;
@@ -62,6 +62,11 @@ function drawState({ run, counts, evaluation }) {
   say($("notice"), run.notice);
   drawInvite(run);
   drawOwn(run.own);
+}
+
+// What the task measures beside the loss; its names are a peer's words.
+function metrics(evaluation) {
+  return Object.entries(evaluation.metrics ?? {}).map(([name, value]) => `${name} ${decimal(value)}`);
 }
 
 function roles(counts) {

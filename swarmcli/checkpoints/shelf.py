@@ -151,9 +151,10 @@ class Shelf:
                 with suppress(OSError):
                     left.unlink()
 
-    def remember_loss(self, place: Path, loss: float, samples: int) -> bool:
+    def remember_loss(self, place: Path, loss: float, samples: int, metrics: Mapping[str, float] | None = None) -> bool:
         """Writes down what a checkpoint was evaluated at; whether it is the best one now."""
-        text = json.dumps({"loss": loss if math.isfinite(loss) else None, "samples": samples}) + "\n"
+        measured = {"loss": loss if math.isfinite(loss) else None, "samples": samples, "metrics": dict(metrics or {})}
+        text = json.dumps(measured) + "\n"
         try:
             write_file(place / EVALUATION, text.encode())
         except OSError as error:

@@ -139,8 +139,8 @@ def describe(event: happened.Event) -> Line | None:
             return Line("info", "woke up", "", f"this machine slept for {seconds:.0f} s; all connections are made anew")
         case happened.RoundFinished():
             return _describe_round(event)
-        case happened.Evaluated(epoch, loss, samples):
-            text = f"evaluated epoch {epoch}: loss {loss:.4f} on {samples:,} samples that nobody trains on"
+        case happened.Evaluated(epoch, _, samples):
+            text = f"evaluated epoch {epoch}: {event.sentence} on {samples:,} samples that nobody trains on"
             return Line("info", "evaluation", "", text)
         case happened.StateDownloaded():
             return _describe_download(event)

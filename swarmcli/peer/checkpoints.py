@@ -79,7 +79,7 @@ class Evaluation:
             return None
         if measured is None:
             return None
-        result = Evaluated(epoch, measured.loss, measured.samples)
+        result = Evaluated(epoch, measured.loss, measured.samples, measured.metrics)
         self._events.emit(result)
         return result
 
@@ -187,10 +187,10 @@ class BackgroundCheckpoints:
     def _evaluate(self, model: nn.Module, epoch: int, path: Path | None) -> None:
         result = self._evaluation(model, epoch) if self._evaluation is not None else None
         if result is not None:
-            self._optimizer.core.metrics.note_evaluation(result.epoch, result.loss, result.samples)
+            self._optimizer.core.metrics.note_evaluation(result.epoch, result.loss, result.samples, result.metrics)
         if path is None:
             return
-        best = result is not None and self._store.remember_loss(path, result.loss, result.samples)
+        best = result is not None and self._store.remember_loss(path, result.loss, result.samples, result.metrics)
         self._upload(path, result.loss if result else None, best)
 
     def _take(self) -> dict[str, Any]:

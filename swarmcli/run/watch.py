@@ -265,7 +265,7 @@ def evaluation_of_others(reports: Mapping[PeerID, PeerReport], epoch: int) -> tu
     told = middle.evaluation
     assert told is not None
     by = f"by {middle.name or middle.role}" if len(voices) == 1 else f"the middle of what {len(voices)} peers say"
-    return Evaluated(told.epoch, told.loss, told.samples), by
+    return Evaluated(told.epoch, told.loss, told.samples, told.metrics), by
 
 
 def _pauses(report: PeerReport) -> bool:

@@ -203,9 +203,9 @@ class CheckpointStore:
         self._events.emit(CheckpointWritten(epoch, str(place), size))
         return place
 
-    def remember_loss(self, place: Path, loss: float, samples: int) -> bool:
+    def remember_loss(self, place: Path, loss: float, samples: int, metrics: Mapping[str, float] | None = None) -> bool:
         """Writes down what a checkpoint was evaluated at; whether it is the best one now. Others may go for it."""
-        best = place.is_dir() and self.shelf.remember_loss(place, loss, samples)
+        best = place.is_dir() and self.shelf.remember_loss(place, loss, samples, metrics)
         self.shelf.prune()
         return best
 

@@ -60,6 +60,13 @@ def test_of_an_epoch_that_was_evaluated_twice_the_last_loss_counts(journal: Jour
     assert "evaluated epoch 10: loss 4.0000" in reader.events("stdlib-lm")[0].text
 
 
+def test_metrics_of_an_evaluation_come_back(journal: Journal, reader: JournalReader) -> None:
+    journal.record(Evaluated(10, 4.0, 256, {"accuracy": 0.5, "f1": 0.25}))
+    journal.flush(30)
+    assert reader.evaluations("stdlib-lm")[0].metrics == {"accuracy": 0.5, "f1": 0.25}
+    assert "loss 4.0000, accuracy 0.5000, f1 0.2500 on 256" in reader.events("stdlib-lm")[0].text
+
+
 def test_rows_after_an_id_are_only_the_newer_ones(journal: Journal, reader: JournalReader) -> None:
     for number in range(5):
         journal.record(averaging_round(number, "failed" if number == 2 else "committed", "why"))

@@ -51,7 +51,7 @@ class FakeOptimizer:
     def call(self, action: Callable[[Any], Any]) -> Any:
         return action(self)
 
-    def note_evaluation(self, epoch: int, loss: float, samples: int) -> None:
+    def note_evaluation(self, epoch: int, loss: float, samples: int, metrics: Mapping[str, float]) -> None:
         self.told.append((epoch, loss, samples))
 
     def offer_checkpoints(self, offered: bool) -> None:
@@ -80,7 +80,7 @@ class FakeStore:
         self.directory = Path("home/checkpoints")
         self.losses: dict[str, float] = {}
 
-    def remember_loss(self, place: Path, loss: float, samples: int) -> bool:
+    def remember_loss(self, place: Path, loss: float, samples: int, metrics: Mapping[str, float]) -> bool:
         self.losses[place.name] = loss
         return True
 

@@ -141,7 +141,7 @@ def test_it_tells_the_last_evaluation_of_this_peer() -> None:
 
 def test_the_evaluations_of_others_are_shown_with_whose_word_they_are() -> None:
     def measured(epoch: int, loss: float) -> SimpleNamespace:
-        return SimpleNamespace(epoch=epoch, loss=loss, samples=256)
+        return SimpleNamespace(epoch=epoch, loss=loss, samples=256, metrics={"f1": loss / 10})
 
     optimizer = FakeOptimizer(0, epoch=20)
     watch = watching(optimizer)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 MAX_REASON = 200  # characters
 MOST_LOSS = 1e30  # a loss beyond is as good as infinite; of less, means and differences are finite whoever adds them up
 MAX_RECENT = 16  # epochs; whoever reads reports now and then still learns of each
+MAX_METRICS = 8
+METRIC_NAME = re.compile(r"^[a-z][a-z0-9_]{0,23}\Z")
 LastOutcome = Literal["", "committed", "alone", "failed", "undecided"]
 Phase = Literal[
     "joining",  # has not decided yet which lineage to train on
@@ -54,6 +56,7 @@ def is_away(pause: Pause) -> bool:
 _Name = Annotated[str, Field(max_length=64), AfterValidator(harmless)]
 _Address = Annotated[str, Field(max_length=MAX_ADDRESS)]
 _Loss = Annotated[float, Field(gt=-MOST_LOSS, lt=MOST_LOSS)]
+_MetricName = Annotated[str, Field(pattern=METRIC_NAME)]
 _Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 
 
@@ -73,7 +76,10 @@ class ReportedLoss(pydantic.BaseModel):
 
 
 class ReportedEvaluation(ReportedLoss):
-    """The last one of a peer: the loss of the model of `epoch` on text that nobody trains on, over so many samples."""
+    """The last one of a peer: the loss of the model of `epoch` on data that nobody trains on, over so many samples, and
+    the metrics of the run's task."""
+
+    metrics: dict[_MetricName, _Loss] = Field(default_factory=dict, max_length=MAX_METRICS)
 
 
 class PeerMetrics:
@@ -118,10 +124,14 @@ class PeerMetrics:
             self._loss_sum += loss * samples
             self._loss_samples += samples
 
-    def note_evaluation(self, epoch: int, loss: float, samples: int) -> None:
-        """One beyond MOST_LOSS, or that is no number, is told to nobody. From any thread."""
+    def note_evaluation(self, epoch: int, loss: float, samples: int, metrics: Mapping[str, float]) -> None:
+        """A loss or metric beyond MOST_LOSS, or that is no number, is told to nobody, nor are metrics with other names
+        or more of them than reports have. From any thread."""
         if abs(loss) < MOST_LOSS:
-            self.evaluation = ReportedEvaluation(epoch=epoch, loss=loss, samples=samples)
+            told = [(n, value) for n, value in metrics.items() if METRIC_NAME.match(n) and abs(value) < MOST_LOSS]
+            self.evaluation = ReportedEvaluation(
+                epoch=epoch, loss=loss, samples=samples, metrics=dict(told[:MAX_METRICS])
+            )
 
     def note_outcome(self, outcome: LastOutcome, reason: str = "") -> None:
         """How the last round ended."""

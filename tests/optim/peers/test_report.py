@@ -12,7 +12,7 @@ from swarmcli.cli.live import sparkline
 from swarmcli.events import EpochAdvanced, EpochReported, Event, Events
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.modes.base import Advanced, CommittedRound
-from swarmcli.optim.peers.report import MAX_RECENT, MOST_LOSS, PeerMetrics, ReportedLoss
+from swarmcli.optim.peers.report import MAX_RECENT, MOST_LOSS, PeerMetrics, ReportedEvaluation, ReportedLoss
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.run.history import EpochHistory
 from swarmcli.testing import virtual_time
@@ -85,7 +85,7 @@ def test_a_loss_that_is_no_number_is_left_out(loss: float) -> None:
         own = metrics()
         own.note_loss(loss, 8)
         own.note_loss(1.0, 1)
-        own.note_evaluation(1, loss, 8)
+        own.note_evaluation(1, loss, 8, {})
         assert own.end_epoch(at(1)).loss == 1.0 and own.evaluation is None
 
     virtual_time.run(main())
@@ -154,3 +154,21 @@ def test_an_epoch_that_ends_between_two_looks_takes_nothing_from_the_next() -> N
         assert own.end_epoch(at(2)).seconds == 2.0
 
     virtual_time.run(main())
+
+
+def test_metrics_are_told_with_their_evaluation_within_bounds() -> None:
+    async def main() -> None:
+        own = metrics()
+        own.note_evaluation(
+            3, 0.5, 8, {"accuracy": 0.75, "Not a name": 1.0, "f1": math.nan, **{f"m{n}": 1.0 for n in range(9)}}
+        )
+        assert own.evaluation is not None
+        assert own.evaluation.metrics == {"accuracy": 0.75, **{f"m{n}": 1.0 for n in range(7)}}
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("told", [{"\x1b[2J": 1.0}, {"a" * 25: 1.0}, {"f1": 1e300}, {f"m{n}": 1.0 for n in range(9)}])
+def test_nobody_can_tell_metrics_beyond_the_bounds(told: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        ReportedEvaluation(epoch=1, loss=1.0, samples=8, metrics=told)
