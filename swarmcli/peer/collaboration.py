@@ -23,7 +23,7 @@ from swarmcli.compression import (
     Uniform8BitQuantization,
 )
 from swarmcli.dht import DHT, DHTNode
-from swarmcli.errors import CheckpointError
+from swarmcli.errors import CheckpointError, RecipeError
 from swarmcli.events import Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim import GradientAverager, Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager
@@ -35,6 +35,7 @@ from swarmcli.peer.lending import room_for
 from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import AggregatorSettings, GradientAveragingSettings, Recipe, digest_of
 from swarmcli.recipe.run_key import is_owners_position
+from swarmcli.recipe.task_names import CUSTOM
 from swarmcli.run.bookkeeping import Attested, Bookkeeper, BookReader, RunView
 from swarmcli.run.contributions import Mark
 from swarmcli.training import (
@@ -74,15 +75,17 @@ class Collaboration:
         *,
         resume: Resume | None = None,
         auxiliary: bool = False,
+        task: Task | None = None,
         compute: Compute | None = None,
         further: Callable[[nn.Module], dict[str, Any]] = lambda model: {},
     ) -> None:
         """Builds the model (from the checkpoint `resume`, if given) and makes the peer known to the run.
 
-        `compute`: None is what the recipe says for a trainer, and host memory for others: an auxiliary needs no more
-        than the model's shapes there, a monitor all but what computes. `further` arguments of the Optimizer that depend
-        on the model win over the recipe's. Raises RecipeError, DataError or CheckpointError with the fix, before
-        anything is told to others.
+        `task`: one that a script brings, for a recipe with `task: custom`. Peers meet whose recipes agree; that their
+        scripts agree as well is up to them. `compute`: None is what the recipe says for a trainer, and host memory for
+        others: an auxiliary needs no more than the model's shapes there, a monitor all but what computes. `further`
+        arguments of the Optimizer that depend on the model win over the recipe's. Raises RecipeError, DataError or
+        CheckpointError with the fix, before anything is told to others.
         """
         recipe = peer.recipe
         for note in recipe.notes:
@@ -93,10 +96,18 @@ class Collaboration:
         self.task: Task  # of an auxiliary there is none
         self.model: nn.Module
         checkpoint = None
-        if not auxiliary:
-            self.task = build_task(recipe)
-        outline = outline_of(recipe) if auxiliary else kept_outline(recipe) or self.task.build_model(outline=True)
-        keep_outline(recipe, outline)
+        if task is not None and recipe.task != CUSTOM:
+            raise RecipeError(
+                f"{recipe.origin('task')}: task: the recipe names {recipe.task}, and this script brings a task of its "
+                "own; write `task: custom`"
+            )
+        if task is not None or not auxiliary:
+            self.task = task or build_task(recipe)
+        if task is not None:
+            outline = task.build_model(outline=True)
+        else:
+            outline = outline_of(recipe) if auxiliary else kept_outline(recipe) or self.task.build_model(outline=True)
+            keep_outline(recipe, outline)
         check_memory(recipe, outline, peer.role, self.compute, limits=peer.limits.limits)
         if auxiliary:
             self.model = outline

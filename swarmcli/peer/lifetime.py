@@ -19,7 +19,7 @@ from swarmcli.peer.pausing import Pauses
 from swarmcli.peer.peer import RunPeer
 from swarmcli.peer.reading import reading_together
 from swarmcli.run.watch import RunWatch, clock_alarm
-from swarmcli.training import STREAM, CollaborativeOptimizer, LoopResult, LoopSettings, TrainingLoop, stream_seed
+from swarmcli.training import STREAM, CollaborativeOptimizer, LoopResult, LoopSettings, Task, TrainingLoop, stream_seed
 from swarmcli.training.resumed import Resume
 
 
@@ -30,14 +30,21 @@ class Steps(CollaborativeOptimizer, Protocol):
     def load_state_from_peers(self) -> bool: ...
 
 
-def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume: Resume | None = None) -> LoopResult:
+def run_trainer(
+    peer: RunPeer,
+    watch: RunWatch,
+    stop: threading.Event,
+    *,
+    resume: Resume | None = None,
+    task: Task | None = None,
+) -> LoopResult:
     """Trains; what was done stands in the home's summary afterwards, also when training ended by an error.
 
     In the end, by whatever it came, a trainer writes a checkpoint into its home, unless somebody who stays holds as
     much; `peer.saved` says which. At the last epoch it stays a little while for those who missed the last round.
-    Raises CheckpointError, at the very end, if the checkpoint could not be written.
+    `task`: see Collaboration. Raises CheckpointError, at the very end, if the checkpoint could not be written.
     """
-    with _holding_the_state(peer, watch, stop, resume) as collaboration:
+    with _holding_the_state(peer, watch, stop, resume, task) as collaboration:
         optimizer = collaboration.optimizer
         with saving(collaboration, stop.is_set, yields=True) as checkpoints:
             with pauses_of(collaboration, stop, checkpoints.look) as pauses:
@@ -55,11 +62,11 @@ def run_trainer(peer: RunPeer, watch: RunWatch, stop: threading.Event, *, resume
 
 @contextmanager
 def _holding_the_state(
-    peer: RunPeer, watch: RunWatch, stop: threading.Event, resume: Resume | None
+    peer: RunPeer, watch: RunWatch, stop: threading.Event, resume: Resume | None, task: Task | None
 ) -> Iterator[Collaboration]:
     """The model and optimizer of a trainer or a monitor, from the checkpoint that `resume` names or else its own newest
     one. At the end its summary is written, and it says goodbye."""
-    collaboration = Collaboration(peer, resume=resume)
+    collaboration = Collaboration(peer, resume=resume, task=task)
     collaboration.optimizer.core.give_up_when(stop.is_set)
     with _following(collaboration, watch):
         if resume is None:
@@ -156,6 +163,7 @@ def run_monitor(
     stop: threading.Event,
     *,
     resume: Resume | None = None,
+    task: Task | None = None,
     leave_when_done: bool = False,
 ) -> None:
     """Follows the run, writes its checkpoints and hands out its state, until told to stop.
@@ -164,7 +172,7 @@ def run_monitor(
     for a little while, as trainers do. Raises CheckpointError, at the very end, if the last checkpoint could not be
     written.
     """
-    with _holding_the_state(peer, watch, stop, resume) as collaboration:
+    with _holding_the_state(peer, watch, stop, resume, task) as collaboration:
         optimizer, recipe = collaboration.optimizer, peer.recipe
         with (
             saving(collaboration, stop.is_set, yields=False) as checkpoints,
