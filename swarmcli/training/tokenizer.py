@@ -42,8 +42,9 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Tokens) -> str:
         """The text of ids; specials are left out."""
 
-    def save(self, directory: Path) -> None:
-        """Writes the files from which transformers' AutoTokenizer makes it, without code of ours. Raises OSError."""
+    def save(self, directory: Path, *, whole: bool = False) -> None:
+        """Writes the files from which transformers' AutoTokenizer makes it, without code of ours; `whole`: one that
+        marks beginnings and ends as `encode_whole` does. Raises OSError."""
 
     def of_transformers(self) -> Any:
         """The same tokenizer as transformers has it: for chat templates."""
@@ -67,11 +68,8 @@ class ByteTokenizer:
         room = length - (2 if pair is None else 3)
         second = second[: max(room // 2, room - len(first))]
         parts: list[Any] = [[self.beginning_of_text], first[: room - len(second)], [self.end_of_text]]
-        kinds = np.zeros(sum(map(len, parts)), np.int32)
-        if pair is not None:
-            parts += [second, [self.end_of_text]]
-            kinds = np.append(kinds, np.ones(len(second) + 1, np.int32))
-        return _encoded(input_ids=np.concatenate(parts)[:length], token_type_ids=kinds[:length])
+        parts += [] if pair is None else [second, [self.end_of_text]]
+        return _encoded(input_ids=np.concatenate(parts)[:length])
 
     def encode_words(self, words: Sequence[str], length: int) -> tuple[Encoded, list[int | None]]:
         """A space stands between two words."""
@@ -84,16 +82,23 @@ class ByteTokenizer:
     def decode(self, tokens: Tokens) -> str:
         return bytes(token for token in np.asarray(tokens).tolist() if token < 256).decode("utf-8", errors="replace")
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, *, whole: bool = False) -> None:
         """The same ids for every text: a BPE without merges, whose 256 symbols are numbered as the bytes they stand
         for."""
-        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
         tokenizer = Tokenizer(models.BPE(vocab={symbol: byte for byte, symbol in _byte_symbols().items()}, merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
         specials = {"eos_token": "<|end_of_text|>", "bos_token": "<|beginning_of_text|>", "pad_token": "<|padding|>"}
         tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials.values()])
+        if whole:
+            begin, end = specials["bos_token"], specials["eos_token"]
+            tokenizer.post_processor = processors.TemplateProcessing(
+                single=f"{begin} $A {end}",
+                pair=f"{begin} $A {end} $B {end}",
+                special_tokens=[(begin, self.beginning_of_text), (end, self.end_of_text)],
+            )
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             **specials,
@@ -170,7 +175,7 @@ class SavedTokenizer:
     def decode(self, tokens: Tokens) -> str:
         return str(self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True))
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path, *, whole: bool = False) -> None:
         self._tokenizer.save_pretrained(str(directory))
 
     def of_transformers(self) -> Any:

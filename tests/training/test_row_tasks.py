@@ -157,7 +157,23 @@ def test_pairs_are_told_apart_and_cut_to_the_length(tmp_path: Path) -> None:
     write_rows(tmp_path, [{"text": "a" * 99, "text_pair": "b" * 99, "label": n % 2} for n in range(8)])
     batch = next(build_task(recipe_for("sequence_classification", BERT, tmp_path, "labels=[no, yes]")).batches(1))
     assert batch["input_ids"][0].tolist() == [257, *[97] * 11, 256, *[98] * 10, 256]
-    assert batch["token_type_ids"][0].tolist() == [0] * 13 + [1] * 11
+
+
+def test_whoever_loads_a_checkpoint_has_the_tokens_of_the_training(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    task: Any = build_task(recipe_for("sequence_classification", BERT, tmp_path, "labels=[no, yes]"))
+    (tmp_path / "saved").mkdir()
+    task.save_preprocessing(tmp_path / "saved")
+    saved: Any = AutoTokenizer.from_pretrained(str(tmp_path / "saved"))
+    again: Any = build_task(
+        recipe_for("sequence_classification", BERT, tmp_path, "labels=[no, yes]", "tokenizer=saved")
+    )
+    for row in ({"text": "né"}, {"text": "one", "text_pair": "two"}, {"text": "", "text_pair": "x" * 99}):
+        ids = task.encode({**row, "label": 0})["input_ids"].tolist()
+        assert again.encode({**row, "label": 0})["input_ids"].tolist() == ids
+        if len(ids) < 24:
+            assert saved(*row.values())["input_ids"] == ids
 
 
 def test_token_classification_learns_labels_of_words(tmp_path: Path) -> None:

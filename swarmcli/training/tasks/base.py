@@ -261,6 +261,9 @@ class TextRowTask(RowTask, TextTask):
         first = samples[0]
         return padded(samples, {name: value for name, value in fill.items() if name in first and first[name].ndim})
 
+    def save_preprocessing(self, directory: Path) -> None:
+        self.tokenizer.save(directory, whole=True)
+
     def text_of(self, row: Mapping[str, Any], name: str) -> str:
         text = row[name]
         if not isinstance(text, str):
