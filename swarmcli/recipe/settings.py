@@ -252,7 +252,7 @@ class EvaluationSettings(Section):
     """Measuring the model on text that nobody trains on, by whoever writes the run's checkpoints."""
 
     every_epochs: int = advised(0, "evaluate every so many epochs; 0: never", ge=0)
-    samples: int = advised(256, "sequences of sequence_len tokens to evaluate on, or fewer if there are no more", ge=1)
+    samples: int = advised(256, "samples to evaluate on, or fewer if there are no more", ge=1)
     held_out: float = shared(
         0.0, "this share of the texts or rows of all datasets is kept for it: nobody trains on it", ge=0, le=0.5
     )

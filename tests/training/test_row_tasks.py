@@ -135,6 +135,17 @@ def test_sequence_classification_learns_and_its_metrics_are_those_of_a_hand_coun
     assert after is not None and after.metrics == {"accuracy": 1.0, "f1": 1.0}
 
 
+def test_a_share_of_rows_and_of_images_is_held_out(tmp_path: Path) -> None:
+    write_rows(tmp_path, [{"text": f"row {n}", "label": n % 2} for n in range(60)])
+    write_images(tmp_path)
+    for task, model in (("sequence_classification", BERT), ("image_classification", VIT)):
+        recipe = recipe_for(task, model, tmp_path, "labels=[a, b]", "evaluation={held_out: 0.4, every_epochs: 1}")
+        batches = build_task(recipe).evaluation_batches()
+        assert all(batch["labels"].max() <= 1 for batch in batches) and len(batches) > 0
+        again = build_task(recipe).evaluation_batches()
+        assert all(torch.equal(a[n], b[n]) for a, b in zip(batches, again, strict=True) for n in a)
+
+
 def test_sums_of_two_evaluators_make_the_metrics_of_one(tmp_path: Path) -> None:
     from swarmcli.training.metrics import add_sums, sums_of
 

@@ -88,12 +88,13 @@ class ModelTask(ABC):
 
     def measure(self, model: nn.Module, batch: Batch, metrics: Mapping[str, Metric]) -> Tensor:
         outputs = self.outputs(model, batch)
-        said, right = self.answers(outputs.logits, batch)
-        counted = right != IGNORED
-        if counted.any():
-            said, right = said[counted].float(), right[counted]
-            for metric in metrics.values():
-                metric.update(said, right)
+        answers = self.answers(outputs.logits, batch)
+        # One sample at a time: metrics make copies in float32, and logits over a vocabulary are large.
+        for said, right in zip(*(each.split(1) for each in answers), strict=True):
+            counted = right != IGNORED
+            if counted.any():
+                for metric in metrics.values():
+                    metric.update(said[counted].float(), right[counted])
         loss: Tensor = outputs.loss
         return loss
 
