@@ -78,11 +78,13 @@ def sample_stream(
 
     Raises DataError, and ValueError for a `position` of other data.
     """
-    # A million tokens, but never fewer samples than the least, if the recipe allows as many.
-    most = (1 << 20) // recipe.sequence_len if recipe.sequence_len else 0  # images are larger than texts
-    block = min(recipe.local.shuffle_buffer_size, max(USUAL.least_block, most))
+    sources = [_open_item(recipe, index, rows) for index in range(len(recipe.datasets))]
+    if maker.by_rows and all(isinstance(source, HuggingFaceSource) for source in sources):
+        block = recipe.micro_batch  # rows come in a random order: to wait for a block of them would be for nothing
+    else:  # a million tokens, but never fewer samples than the least, if the recipe allows as many
+        block = min(recipe.local.shuffle_buffer_size, max(USUAL.least_block, (1 << 20) // max(1, recipe.sequence_len)))
     return SampleStream(
-        [_open_item(recipe, index, rows) for index in range(len(recipe.datasets))],
+        sources,
         [dataset.weight for dataset in recipe.datasets],
         maker,
         seed=seed,

@@ -137,6 +137,7 @@ class SampleMaker(Protocol):
     """Makes a task's samples of documents, and batches of samples."""
 
     most_rest: int  # tokens that may be left of one document for the next
+    by_rows: bool  # a sample is a row, or some of them; otherwise a piece of a text beside other pieces of it
 
     def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
         """All samples of the documents, which begin at `where.before`, from `where` on. Raises DataError when none can
@@ -191,6 +192,7 @@ class TextRun:
 
     def __init__(self, tokenizer: Tokenizer, sequence_len: int, options: DataOptions = USUAL) -> None:
         self.most_rest = sequence_len - 1
+        self.by_rows = False
         self._tokenizer = tokenizer
         self._sequence_len = sequence_len
         self._options = options
@@ -214,6 +216,7 @@ class RowByRow:
     """
 
     most_rest = 0
+    by_rows = True
 
     def __init__(
         self,
@@ -260,6 +263,7 @@ class Packs:
     """
 
     most_rest = 0
+    by_rows = True
 
     def __init__(self, rows: RowByRow, sequence_len: int) -> None:
         self._rows = rows
