@@ -5,6 +5,8 @@
 <directory>/keep.json      which ones stay, for a look at the directory without its recipe
 <directory>/epoch-000012/
     model.safetensors      parameters and buffers by name; with config.json a directory that base_model can name
+    adapter_model.safetensors, adapter_config.json
+                           in its place, of a run that trains an adapter; config.json is the base's then
     training.safetensors   tensors of the optimizer's state
     shards/                of a site with a sharded optimizer: its statistics, a file per rank
     tokenizer.json, …      what the task needs beside the model, and README.md, a model card
@@ -32,6 +34,8 @@ FORMAT = 1
 SHARDED_FORMAT = 2
 MANIFEST = "checkpoint.json"
 MODEL = "model.safetensors"
+ADAPTER = "adapter_model.safetensors"  # in its place where an adapter alone is trained …
+ADAPTER_CONFIG = "adapter_config.json"  # … and what it is: both as the library peft reads them
 TRAINING = "training.safetensors"
 CONFIG = "config.json"
 SHARDS = "shards"
@@ -133,7 +137,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} is a checkpoint of another format; this version reads formats {FORMAT} and {SHARDED_FORMAT}"
         )
-    if not isinstance(manifest.get("sha256"), dict) or not {MODEL, TRAINING} <= manifest["sha256"].keys():
+    listed = manifest.get("sha256")
+    if not isinstance(listed, dict) or TRAINING not in listed or not {MODEL, ADAPTER} & listed.keys():
         raise CheckpointError(f"{path / MANIFEST} is damaged: it does not list its files; use an older checkpoint")
     kinds = {"run_id": str, "epoch": int, "optimizer": dict}
     if manifest["format"] == SHARDED_FORMAT:
@@ -155,6 +160,11 @@ def position_of(path: Path, run_id: str) -> tuple[int, int, bytes, bytes]:
         return int(swarm["epoch"]), int(swarm["samples_seen"]), *hashes
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / MANIFEST} does not say which position it is of: {error}") from error
+
+
+def weights_file(manifest: Mapping[str, Any]) -> str:
+    """The name of the file with what is trained."""
+    return ADAPTER if ADAPTER in manifest["sha256"] else MODEL
 
 
 def check_files(path: Path, manifest: Mapping[str, Any]) -> None:

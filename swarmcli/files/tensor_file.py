@@ -82,7 +82,7 @@ class TensorFile:
             raise CheckpointError(f"{file} is missing") from None
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} is truncated or damaged: {error}") from error
-        self._names = frozenset(self._file.keys())
+        self.names = frozenset(self._file.keys())
         self.mark: str = (self._file.metadata() or {}).get("mark", "")
 
     def __enter__(self) -> TensorFile:
@@ -95,7 +95,7 @@ class TensorFile:
 
     def tensor(self, name: str) -> Tensor:
         """A view of the file's pages, of which nothing is in memory yet."""
-        if name not in self._names:
+        if name not in self.names:
             raise CheckpointError(f"{self.path} is damaged: it has no tensor {name}")
         found: Tensor = self._file.get_tensor(name)
         return found

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, PrivateAttr, StringConstraints, field_validator, model_validator
 
+from swarmcli.recipe.adapters import check_adapter
 from swarmcli.recipe.dataset import AnyDataset, ChatTemplate, Dataset, HuggingFaceDataset
 from swarmcli.recipe.document import RecipeEntry
 from swarmcli.recipe.optimizers import OPTIMIZERS
@@ -73,6 +74,27 @@ class Recipe(Section):
         None,
         "which weights those have that are not trained: the digest that `swarm validate` tells",
         pattern="^[0-9a-f]{64}$",
+    )
+    adapter: Literal["lora", "loha", "lokr", "ia3"] | None = shared(
+        None, "only an adapter of this kind is trained, beside a frozen base (library peft); null: the model itself"
+    )
+    lora_r: int = shared(8, "the rank of LoRA's two matrices", ge=1, le=1024)
+    lora_alpha: float = shared(16, "what they add is scaled by this, divided by the rank", gt=0)
+    lora_dropout: float = shared(0.0, "dropout of what goes into them", ge=0, lt=1)
+    lora_target_modules: tuple[str, ...] | Literal["all-linear"] | None = shared(
+        None, "beside which modules: the ends of their names, or all-linear; null: as peft has it for the architecture"
+    )
+    lora_modules_to_save: tuple[str, ...] | None = shared(
+        None, "modules of which a copy is trained whole, and is part of the adapter"
+    )
+    peft_use_rslora: bool = shared(False, "lora_alpha is divided by the root of the rank")
+    peft: Mapping[str, Any] = shared({}, "fields of peft's configuration of the adapter, by their names there")
+    load_in_8bit: bool = shared(False, "the base is held in 8 bits a weight")
+    load_in_4bit: bool = shared(False, "the base is held in 4 bits a weight")
+    quantized_by: str | None = shared(
+        None,
+        "the package that does it, with its version, as pip takes it: `swarm validate` tells what is installed",
+        pattern="^(torchao|bitsandbytes)==[0-9][0-9A-Za-z.+-]{0,40}$",
     )
     tokenizer: str | None = shared(
         None,
@@ -148,6 +170,7 @@ class Recipe(Section):
             )
         _check_task(self)
         _check_revisions(self)
+        check_adapter(self)
         _check_schedule(self.lr_scheduler, self.max_epochs)
         _check_batches(self)
         _check_statistics(self)

@@ -462,6 +462,9 @@ class LocalSettings(Section):
         None, "how attention is computed; null: as transformers chooses"
     )
     torch_compile: bool = own(False, "compile the model for this machine; where torch cannot, it says why and goes on")
+    base_dtype: Literal["bfloat16", "float32"] = own(
+        "bfloat16", "how the base of an adapter is held: float32 is faster on processors without bfloat16"
+    )
     threads: int | None = own(
         None,
         "processor threads of each process for arithmetic; null: the trainers of this machine share its cores",

@@ -21,6 +21,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from swarmcli.checkpoints.layout import (
+    ADAPTER,
+    ADAPTER_CONFIG,
     CONFIG,
     DIGEST,
     FORMAT,
@@ -34,6 +36,7 @@ from swarmcli.checkpoints.layout import (
     epoch_of,
     manifest_digest,
     read_manifest,
+    weights_file,
 )
 from swarmcli.checkpoints.shelf import Keep, Shelf
 from swarmcli.errors import CheckpointError
@@ -41,6 +44,7 @@ from swarmcli.events import CheckpointWritten, Events, Noticed
 from swarmcli.files.durable import flush, forget, write_file
 from swarmcli.files.flat import flatten, unflatten
 from swarmcli.files.tensor_file import TensorFile, write_tensors
+from swarmcli.training.adapters import adapter_text, is_adapted
 
 if TYPE_CHECKING:
     from swarmcli.sharding.files.save import ShardManifest
@@ -54,7 +58,7 @@ class Checkpoint:
     path: Path
     run_id: str
     epoch: int
-    model: dict[str, Tensor]  # parameters and buffers by name
+    model: dict[str, Tensor]  # parameters and buffers by name, or an adapter's as peft saves it
     optimizer: dict[str, Any]  # what the optimizer's state_dict() was; for its load_state_dict()
 
     @torch.no_grad()
@@ -92,7 +96,7 @@ def load_checkpoint(path: Path, run_id: str | None = None, *, whole: bool = True
     try:
         with TensorFile(path / TRAINING) as file:
             optimizer = unflatten(structure, file.tensor)
-        model = load_file(path / MODEL)
+        model = load_file(path / weights_file(manifest))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; use an older checkpoint") from error
     if whole and manifest["format"] == SHARDED_FORMAT:
@@ -130,14 +134,25 @@ def _owners_signature(path: Path) -> str:
 
 
 def saved_buffers(model: nn.Module) -> list[Tensor]:
-    """The buffers that a model saves with its weights, batch norm's for example: what is learned beside parameters."""
+    """The buffers that a model saves with its weights, batch norm's for example: what is learned beside parameters. Of
+    an adapted model none: those are its base's."""
+    if is_adapted(model):
+        return []
     parameters = {id(parameter) for parameter in model.parameters()}
     saved = model.state_dict(keep_vars=True).values()
     return list({id(each): each for each in saved if id(each) not in parameters}.values())
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Frozen parameters and saved buffers too; of tensors that share memory (tied weights) only the first name."""
+    """Frozen parameters and saved buffers too; of tensors that share memory (tied weights) only the first name. Of an
+    adapted model the adapter alone, by the names that peft saves it under."""
+    if is_adapted(model):
+        from peft import get_peft_model_state_dict
+
+        return {
+            name: tensor.detach()
+            for name, tensor in sorted(get_peft_model_state_dict(model, save_embedding_layers=False).items())
+        }
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -237,11 +252,12 @@ class CheckpointStore:
         structure = flatten(kept, statistics, "optimizer")
         self._make_room(sum(tensor.nbytes for tensor in [*model_tensors(model).values(), *statistics.values()]))
         # Hashed on their way to the disk: what is read back from there is compared with what was meant.
-        hashes = {name: hashlib.sha256() for name in (MODEL, TRAINING, CONFIG)}
-        write_tensors(directory / MODEL, model_tensors(model), digest=hashes[MODEL])
+        weights, texts = ADAPTER if is_adapted(model) else MODEL, _configs(model)
+        hashes = {name: hashlib.sha256() for name in (weights, TRAINING, *texts)}
+        write_tensors(directory / weights, model_tensors(model), digest=hashes[weights])
         write_tensors(directory / TRAINING, statistics, digest=hashes[TRAINING])
-        if config := _config(model):
-            write_file(directory / CONFIG, config.encode(), digest=hashes[CONFIG])
+        for name, text in texts.items():
+            write_file(directory / name, text.encode(), digest=hashes[name])
         manifest: dict[str, Any] = {
             "format": FORMAT if shards is None else SHARDED_FORMAT,
             "run_id": self._run_id,
@@ -267,15 +283,17 @@ class CheckpointStore:
         check_files(directory, read_manifest(directory))
 
 
-def _config(model: nn.Module) -> str:
-    """A model of transformers is described as its users want it: with its class, and with a cache for generating. ""
-    for others."""
-    config: Any = copy.copy(getattr(model, "config", None))
+def _configs(model: nn.Module) -> dict[str, str]:
+    """File names and texts. A model of transformers is described as its users want it: with its class, and with a cache
+    for generating. {} for others. Where an adapter is trained that is its base, and a second text is the adapter's."""
+    bare: Any = model.get_base_model() if is_adapted(model) else model  # type: ignore[operator]  # peft's
+    config: Any = copy.copy(getattr(bare, "config", None))
     if not hasattr(config, "to_json_string"):
-        return ""
-    config.architectures = [type(model).__name__]
+        return {}
+    config.architectures = [type(bare).__name__]
     config.use_cache = True
     if getattr(config, "dtype", None) is not None:  # of the weights that training began with, perhaps
-        config.dtype = model.dtype
+        config.dtype = bare.dtype
     config.name_or_path = ""  # where the weights lay on this machine is nobody's business
-    return str(config.to_json_string())
+    texts = {CONFIG: str(config.to_json_string())}
+    return texts if bare is model else {**texts, ADAPTER_CONFIG: adapter_text(model)}

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from swarmcli.checkpoints.layout import ADAPTER_CONFIG
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.pretrained import CONFIG, Pretrained, saved_model
+from swarmcli.training.adapters import add_adapter, base_dtype, device_of_base, load_base, stand_in, stored_tensors
 from swarmcli.training.freezing import freeze
 from swarmcli.words import first_words
 
@@ -60,17 +62,20 @@ class ModelSource:
     def build(self, *, outline: bool = False) -> nn.Module:
         """The model on the CPU in float32, in training mode. Its initial weights depend on the recipe's seed alone.
 
-        `outline`: the same shapes on the meta device. A model whose weights are neither here nor to be had is built of
-        its config, and `lacks_weights` says so. Raises RecipeError when transformers cannot build it, or the task
-        cannot use it.
+        With an adapter its base is held as `local.base_dtype` and quantization say, if its weights are here: see
+        training/adapters.py. `outline`: the same shapes on the meta device. A model whose weights are neither here nor
+        to be had is built of its config, and `lacks_weights` says so. Raises RecipeError when transformers cannot build
+        it, or the task cannot use it.
         """
         base_model, saved = self._recipe.base_model, saved_model(self._recipe)
+        adapted = self._recipe.adapter is not None
+        shapes = outline or (adapted and saved is not None)  # the weights of a base come to its adapter
         # The caller's own random numbers (dropout, its data) must not depend on whether a model was built before.
-        with torch.random.fork_rng(devices=[]), torch.device("meta") if outline else nullcontext():
+        with torch.random.fork_rng(devices=[]), torch.device("meta") if shapes else nullcontext():
             torch.manual_seed(self._recipe.seed)
             model: Any
             if saved is not None:
-                model = self._load(saved, outline)
+                model = self._load(saved, shapes)
             else:
                 assert isinstance(base_model, Mapping)
                 model = self._create(base_model)
@@ -78,6 +83,8 @@ class ModelSource:
         if self._kind.loss_type is not None and getattr(model, "loss_type", "") is None:
             model.loss_type = self._kind.loss_type
         self._choose_ways(model)
+        if adapted:
+            return self._adapted(model, outline)
         return freeze(self._recipe, model.float().train())
 
     def _choose_ways(self, model: Any) -> None:
@@ -99,6 +106,20 @@ class ModelSource:
                 )
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
+    def _adapted(self, base: nn.Module, outline: bool) -> nn.Module:
+        recipe, base_model = self._recipe, self._recipe.base_model
+        of_files = isinstance(base_model, str) and not outline
+        if of_files:
+            stand_in(base)
+        with torch.random.fork_rng(devices=[]), torch.device("meta") if outline else nullcontext():
+            torch.manual_seed(recipe.seed)
+            model: Any = add_adapter(recipe, base, self._kind.auto)
+        model.base_is_absent = of_files
+        if isinstance(base_model, str) and of_files and (tensors := stored_tensors(recipe.locate(base_model))):
+            load_base(recipe, model, tensors, device_of_base(recipe))
+        adapted: nn.Module = model
+        return adapted
+
     def _create(self, fields: Mapping[str, Any]) -> nn.Module:
         from transformers import AutoConfig
 
@@ -113,7 +134,7 @@ class ModelSource:
             defaults = {names.get(k, k): v for k, v in self._defaults.items() if names.get(k, k) not in given}
             config = AutoConfig.for_model(**{**defaults, **fields, **self._decided})
             self._check_shape(config, fields)
-            model: nn.Module = self._auto().from_config(config)
+            model: nn.Module = self._auto().from_config(config, dtype=base_dtype(self._recipe))
         except RecipeError:
             raise
         except Exception as error:  # architectures raise whatever their constructors meet
@@ -202,6 +223,11 @@ class ModelSource:
                 f"{directory} is no directory with a saved model (it has no {CONFIG})",
                 "download the model there first, or name one of the Hugging Face Hub with its revision",
             )
+        if (directory / ADAPTER_CONFIG).is_file():
+            raise self._refuse(
+                f"{directory} holds an adapter, and no whole model",
+                "merge it by swarm export --merge",
+            )
         trusted = self._recipe.local.trust_remote_code
         model: nn.Module
         try:
@@ -219,7 +245,7 @@ class ModelSource:
 
             weights = None if outline else saved.weights(most)
             if weights is None:
-                model = self._auto().from_config(config, trust_remote_code=trusted)
+                model = self._auto().from_config(config, trust_remote_code=trusted, dtype=base_dtype(self._recipe))
                 model.lacks_weights = not outline  # type: ignore[assignment]  # no module, as modules may hold
             else:
                 model = self._auto().from_pretrained(

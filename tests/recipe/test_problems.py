@@ -19,7 +19,7 @@ from .recipes import SMALL, refused
         ("num_epochs", "did you mean max_epochs?"),
         ("initial_peers", "did you mean network.initial_peers?"),
         ("averager_rank", "did you mean gradient_averaging.rank?"),
-        ("zzzz", "known here: access, averaging, base_model, chat_template, checkpoint"),
+        ("zzzz", "known here: access, adapter, averaging, base_model, chat_template, checkpoint"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, suggestion: str) -> None:

@@ -1,0 +1,240 @@
+"""Adapters of peft beside a frozen base: how a recipe's are made, and how a base comes to them.
+
+An adapter begins by the recipe's seed alone, on the CPU, whatever holds the base. So it can be there before its base:
+stand-ins of the right shapes, which take no memory, are in the base's places then, and `load_base` puts the base itself
+there when it has come from the run's peers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swarmcli.errors import CheckpointError, RecipeError
+from swarmcli.files.tensor_file import TensorFile
+from swarmcli.recipe import Recipe
+from swarmcli.recipe.adapters import adapter_fields
+from swarmcli.training.device import choose_compute
+from swarmcli.words import first_words
+
+# peft's task types, by transformers' Auto classes: others have none
+_TASKS = {
+    "AutoModelForCausalLM": "CAUSAL_LM",
+    "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
+    "AutoModelForSequenceClassification": "SEQ_CLS",
+    "AutoModelForTokenClassification": "TOKEN_CLS",
+}
+
+
+def base_dtype(recipe: Recipe) -> torch.dtype:
+    """In which type this machine holds the weights of the model that it builds."""
+    return torch.bfloat16 if recipe.adapter and recipe.local.base_dtype == "bfloat16" else torch.float32
+
+
+def device_of_base(recipe: Recipe) -> torch.device:
+    """Where the base is put together: what is quantized stays where that was done."""
+    quantized = recipe.load_in_8bit or recipe.load_in_4bit
+    return choose_compute(recipe).device if quantized else torch.device("cpu")
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether an adapter of peft is all that is trained of it."""
+    return hasattr(model, "peft_config")
+
+
+def lacks_base(model: nn.Module) -> bool:
+    """Whether there are stand-ins in the places of the base."""
+    return getattr(model, "base_is_absent", False)
+
+
+# the adapter
+
+
+def add_adapter(recipe: Recipe, base: nn.Module, auto: str) -> nn.Module:
+    """A model of peft around `base`, which keeps its type and is frozen; what is trained is float32. `auto`: the Auto
+    class by which the base is known. Draws from torch's generator. Raises RecipeError."""
+    # peft imports most of transformers: who trains no adapter need not wait for that.
+    from peft import get_peft_model
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+    from peft.utils import ModulesToSaveWrapper
+
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in base.modules()):
+        raise _refuse(
+            recipe, "the base has batch norms, whose statistics would move apart at the peers", "take another"
+        )
+    try:
+        kind: Any = PEFT_TYPE_TO_CONFIG_MAPPING[str(recipe.adapter).upper()]
+        config = kind(task_type=_TASKS.get(auto), **adapter_fields(recipe))
+        model: Any = get_peft_model(base, config)
+    except Exception as error:  # peft raises whatever its layers meet
+        raise _refuse(
+            recipe, f"peft cannot put it beside this model: {first_words(error)}", "correct its keys"
+        ) from error
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float().contiguous()
+    wrappers = [module for module in model.modules() if isinstance(module, ModulesToSaveWrapper)]
+    for copy in (copy for wrapper in wrappers for copy in wrapper.modules_to_save.values()):
+        _in_float32(copy, base_dtype(recipe))
+    model.config.use_cache = False
+    found: nn.Module = model.train()
+    return found
+
+
+def adapter_text(model: nn.Module) -> str:
+    """The adapter_config.json of an adapted model, as peft would save it."""
+    config: Any = model.peft_config["default"]  # type: ignore[index]  # peft's
+    # peft's files are for inference unless their reader says something else. Where a base lay is nobody's business.
+    told = {**config.to_dict(), "inference_mode": True, "base_model_name_or_path": None}
+    return json.dumps(told, indent=2, sort_keys=True, default=lambda value: sorted(value, key=str)) + "\n"
+
+
+def _in_float32(module: nn.Module, around: torch.dtype) -> None:
+    """The module computes in float32 among others that do in the type `around`."""
+
+    def cast(values: Any, dtype: torch.dtype) -> Any:
+        floating = isinstance(values, Tensor) and values.is_floating_point()
+        return values.to(dtype) if floating else values
+
+    module.register_forward_pre_hook(lambda _, args: tuple(cast(each, torch.float32) for each in args))
+    module.register_forward_hook(lambda _, args, output: cast(output, around))
+
+
+def _refuse(recipe: Recipe, problem: str, fix: str) -> RecipeError:
+    return RecipeError(f"{recipe.origin('adapter')}: adapter: {recipe.adapter}: {problem}; {fix}")
+
+
+# the base
+
+
+def stand_in(model: nn.Module) -> nn.Module:
+    """Makes of a model on the meta device one on the CPU, whose tensors are zeros that take no memory."""
+    made: dict[int, Tensor] = {}
+
+    def of(tensor: Tensor) -> Tensor:
+        zeros = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+        return nn.Parameter(zeros, False) if isinstance(tensor, nn.Parameter) else zeros
+
+    for module in model.modules():
+        places: tuple[dict[str, Any], ...] = module._parameters, module._buffers
+        for own in places:
+            for name, tensor in own.items():
+                if tensor is not None:
+                    own[name] = made.setdefault(id(tensor), of(tensor))
+    return model
+
+
+def stored_tensors(directory: Path) -> dict[str, Tensor]:
+    """The weights of a saved model as its files hold them, mapped into memory and not read; {}: there are none. Raises
+    CheckpointError for files that are damaged."""
+    index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
+    files = [single] if single.is_file() else []
+    if not files and index.is_file():
+        try:
+            named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            files = [directory / Path(name).name for name in sorted(set(named))]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index} cannot be read: {error}; download it again") from error
+    return {name: tensor for file in files for name, tensor in tensors_in(file).items()}
+
+
+def tensors_in(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, mapped likewise. Raises CheckpointError."""
+    opened = TensorFile(file)
+    return {name: opened.tensor(name) for name in sorted(opened.names)}
+
+
+def made_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a base that was made of a config, by their names before an adapter came beside them."""
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            for added in ("base_model.model.", ".base_layer", ".original_module"):
+                name = name.replace(added, "", 1) if added[0] == "." else name.removeprefix(added)
+            yield name, parameter
+
+
+def load_base(recipe: Recipe, model: Any, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+    """Puts the base with these weights in its places in an adapted model; the adapter stays as it is. Quantizes it, if
+    the recipe says so, with what is installed here. Raises RecipeError."""
+    bare = model.get_base_model()
+    options: dict[str, Any]
+    options = {"quantization_config": how, "device_map": {"": device}} if (how := quantization(recipe)) else {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        try:
+            base, found = type(bare).from_pretrained(
+                None,
+                config=bare.config,
+                state_dict=dict(tensors),
+                dtype=base_dtype(recipe),
+                output_loading_info=True,
+                **options,
+            )
+        except Exception as error:  # architectures raise whatever they meet
+            raise _refuse(recipe, f"its base cannot be loaded: {first_words(error)}", "take another") from error
+        auto = next((auto for auto, task in _TASKS.items() if task == model.peft_config["default"].task_type), "")
+        fresh: Any = add_adapter(recipe, base, auto)
+    kept = [name for name, _ in fresh.named_parameters() if ".modules_to_save." in name]
+    for name in sorted(found["missing_keys"]):
+        if not any(each.replace(".modules_to_save.default", "").endswith(name) for each in kept):
+            raise _refuse(
+                recipe,
+                f"the base's files have no {name}, which would stay as it was drawn here",
+                "name its module in lora_modules_to_save",
+            )
+    _adopt(model, fresh)
+    for parameter in model.parameters():
+        if parameter.requires_grad or not how:
+            parameter.data = parameter.data.to(device)
+    for buffer in model.buffers() if not how else ():
+        buffer.data = buffer.data.to(device)
+
+
+def _adopt(model: nn.Module, fresh: nn.Module) -> None:
+    """The model becomes `fresh`, with its own trained parameters: an optimizer holds those. Copies of modules of the
+    base begin as the base has them, if nothing else has come into them."""
+    for name, parameter in list(model.named_parameters()):
+        if parameter.requires_grad:
+            if lacks_base(model) and ".modules_to_save." in name and not parameter.any():
+                parameter.data.copy_(fresh.get_parameter(name))
+            place, _, leaf = name.rpartition(".")
+            setattr(fresh.get_submodule(place), leaf, parameter)
+    model.__dict__ = fresh.__dict__
+
+
+def quantization(recipe: Recipe) -> Any:
+    """What transformers calls a quantization config; None: the base stays whole. Raises RecipeError unless the package
+    is installed here that the recipe names, in its version."""
+    if not (recipe.load_in_8bit or recipe.load_in_4bit):
+        return None
+    key, bits = ("load_in_8bit", 8) if recipe.load_in_8bit else ("load_in_4bit", 4)
+    here = [f"{name}=={found}" for name in ("bitsandbytes", "torchao") if (found := _installed(name))]
+    if recipe.quantized_by is None:
+        fix = f"add for example `quantized_by: {here[0]}`" if here else "install bitsandbytes or torchao, and name it"
+        raise RecipeError(f"{recipe.origin(key)}: {key}: by what has to be the same at all peers; {fix}")
+    if recipe.quantized_by not in here:
+        raise RecipeError(
+            f"{recipe.origin('quantized_by')}: quantized_by: {recipe.quantized_by} is not installed here"
+            f"{f' ({here[0]} is)' if here else ''}; `pip install {recipe.quantized_by}`"
+        )
+    import transformers
+
+    if recipe.quantized_by.startswith("bitsandbytes"):
+        four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16} if bits == 4 else {}
+        return transformers.BitsAndBytesConfig(**{key: True}, **four)
+    from torchao import quantization as torchao  # type: ignore[import-not-found]
+
+    return transformers.TorchAoConfig(torchao.Int8WeightOnlyConfig() if bits == 8 else torchao.Int4WeightOnlyConfig())
+
+
+def _installed(package: str) -> str:
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return ""

@@ -1,0 +1,121 @@
+"""Adapters of peft beside a frozen base: what is trained, what is written down, and how a base comes to one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from swarmcli.errors import CheckpointError, RecipeError
+from swarmcli.recipe import Recipe
+from swarmcli.training import CheckpointStore, build_task, load_checkpoint, saved_buffers
+from swarmcli.training.adapters import lacks_base, load_base, stored_tensors
+from swarmcli.training.checkpoint import model_tensors
+from tests.training.small_tasks import small
+
+LLAMA = "base_model={model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, num_attention_heads: 2}"  # noqa: E501
+CPU = torch.device("cpu")
+
+
+def trained(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+
+
+def build(recipe: Recipe, *, outline: bool = False) -> Any:
+    return build_task(recipe).build_model(outline=outline)
+
+
+def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(each, other[name]) for name, each in one.items())
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A directory with a model in float32."""
+    build(small(tmp_path, LLAMA)).save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        ("adapter=lora",),
+        ("adapter=lora", "lora_target_modules=all-linear", "peft_use_rslora=true", "lora_dropout=0.1"),
+        ("adapter=lora", "lora_modules_to_save=[embed_tokens, lm_head]"),
+        ("adapter=loha", "peft={r: 2, target_modules: [q_proj]}"),
+        ("adapter=lokr", "peft={r: 2, target_modules: [q_proj, down_proj]}"),
+        ("adapter=ia3",),
+    ],
+)
+def test_only_an_adapter_is_trained_and_it_begins_alike_everywhere(
+    tmp_path: Path, saved: Path, adapter: tuple[str, ...]
+) -> None:
+    recipe = small(tmp_path, "base_model=saved", *adapter)
+    model = build(recipe)
+    assert all(each.dtype == torch.float32 for each in trained(model).values())
+    assert {each.dtype for each in model.parameters() if not each.requires_grad} == {torch.bfloat16}
+    assert saved_buffers(model) == []
+    outline = build(recipe, outline=True)
+    assert [(each.shape, each.dtype, each.requires_grad) for each in outline.parameters()] == [
+        (each.shape, each.dtype, each.requires_grad) for each in model.parameters()
+    ]
+    torch.manual_seed(7)  # whatever was drawn before
+    assert equal(trained(build(recipe)), trained(model))
+    task = build_task(recipe)
+    task.loss(model, next(task.batches(1))).backward()
+    assert all(each.grad is not None and each.grad.dtype == torch.float32 for each in trained(model).values())
+
+    weights = stored_tensors(saved)
+    for file in saved.glob("*.safetensors"):
+        file.unlink()
+    late = build(recipe)
+    before = trained(late)
+    assert lacks_base(late) and not lacks_base(model)
+    load_base(recipe, late, weights, CPU)
+    assert all(trained(late)[name] is each for name, each in before.items()), "an optimizer holds these"
+    assert equal(dict(late.named_parameters()), dict(model.named_parameters())) and late.training
+
+
+def test_a_base_of_a_config_is_made_by_the_seed(tmp_path: Path) -> None:
+    recipe = small(tmp_path, LLAMA, "adapter=lora")
+    assert equal(dict(build(recipe).named_parameters()), dict(build(recipe).named_parameters()))
+    exact = build(small(tmp_path, LLAMA, "adapter=lora", "local.base_dtype=float32"))
+    assert {each.dtype for each in exact.parameters()} == {torch.float32}
+
+
+def test_checkpoints_are_pefts_own(tmp_path: Path, saved: Path) -> None:
+    exactly = "base_model=saved", "local.base_dtype=float32"
+    recipe = small(tmp_path, *exactly, "adapter=lora", "lora_modules_to_save=[lm_head]")
+    model = build(recipe)
+    with torch.no_grad():
+        for each in trained(model).values():
+            each.normal_()
+    place = CheckpointStore(tmp_path / "kept", "small").write(model, {"swarm": {}}, 3)
+    assert place is not None
+    assert {each.name for each in place.iterdir()} >= {
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        "config.json",
+    }
+    assert not (place / "model.safetensors").exists()
+    base = AutoModelForCausalLM.from_pretrained(saved)
+    theirs = PeftModel.from_pretrained(base, place).eval()
+    assert equal(model_tensors(theirs), model_tensors(model))
+    tokens = torch.arange(8)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(tokens).logits, theirs(tokens).logits)
+    again = build(recipe)
+    load_checkpoint(place, "small").restore_model(again)
+    assert equal(trained(again), trained(model))
+    with torch.no_grad():
+        assert torch.equal(again.eval()(tokens).logits, model.eval()(tokens).logits)
+    with pytest.raises(CheckpointError, match="of another model"):
+        load_checkpoint(place, "small").restore_model(build(small(tmp_path, *exactly, "adapter=lora", "lora_r=4")))
+    with pytest.raises(RecipeError, match=r"holds an adapter.*swarm export --merge"):
+        build(small(tmp_path, f"base_model={place}"))
