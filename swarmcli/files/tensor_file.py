@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -43,14 +43,21 @@ _ALIGNMENT = 8
 
 
 def write_tensors(
-    file: Path, tensors: Mapping[str, Tensor], *, hashed: bool = False, mark: str = "", digest: Any = None
+    file: Path,
+    tensors: Mapping[str, Any],
+    *,
+    hashed: bool = False,
+    mark: str = "",
+    digest: Any = None,
+    load: Callable[[Any], Tensor] = lambda tensor: tensor,
 ) -> dict[str, bytes]:
     """Writes the tensors (any device, any strides, sharing memory or not). With `hashed` the digest of each one. `mark`
     is a word by which this file is told from others of the same name; `digest` a hash of hashlib for the whole file.
+    Those that lie elsewhere, with type, shape and size, `load` brings here one by one.
 
     The file appears whole or not at all. Raises OSError, and TypeError for a dtype that the format does not have.
     """
-    largest_items_first = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # keeps them aligned
+    largest_items_first = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)  # keeps them aligned
     ordered = dict(largest_items_first)
     header = _header(ordered, mark)
     digests: dict[str, bytes] = {}
@@ -59,10 +66,11 @@ def write_tensors(
         stream.write(len(header).to_bytes(8, "little"))
         stream.write(header)
         for name, tensor in ordered.items():
-            data = _bytes_of(tensor)
+            here = load(tensor)
+            data = _bytes_of(here)
             stream.write(data)
             if hashed:
-                digests[name] = _digest(tensor, data)
+                digests[name] = _digest(here, data)
 
     write_file(file, fill, digest=digest)
     return digests
@@ -101,6 +109,12 @@ class TensorFile:
         return found
 
 
+def mapped(file: Path) -> dict[str, Tensor]:
+    """All tensors of a file, by name, as views of its pages. Raises CheckpointError."""
+    with TensorFile(file) as opened:
+        return {name: opened.tensor(name) for name in sorted(opened.names)}
+
+
 def digest_of(tensor: Tensor) -> bytes:
     """SHA-256 of a tensor's type, shape and bytes."""
     return _digest(tensor, _bytes_of(tensor))
@@ -112,7 +126,7 @@ def _digest(tensor: Tensor, data: memoryview) -> bytes:
     return found.digest()
 
 
-def _header(tensors: Mapping[str, Tensor], mark: str) -> bytes:
+def _header(tensors: Mapping[str, Any], mark: str) -> bytes:
     described: dict[str, Any] = {"__metadata__": {"format": "pt", "mark": mark}}
     offset = 0
     for name, tensor in tensors.items():

@@ -84,7 +84,7 @@ class Optimizer(torch.optim.Optimizer):
         load_state_compression: CompressionBase = NoCompression(),  # noqa: B008
         average_opt_statistics: Sequence[str] = (),
         extra_tensors: Sequence[torch.Tensor] = (),
-        frozen_parameters: FrozenParameters = (),
+        frozen_parameters: FrozenParameters | FrozenWeights = (),
         frozen_digest: str = "",
         frozen_directory: Path | None = None,
         averager_opts: Mapping[str, Any] | None = None,
@@ -189,13 +189,20 @@ class Optimizer(torch.optim.Optimizer):
             raise
 
     def _frozen(
-        self, named: FrozenParameters, digest: str, directory: Path | None, averaged: Sequence[torch.Tensor]
+        self,
+        named: FrozenParameters | FrozenWeights,
+        digest: str,
+        directory: Path | None,
+        averaged: Sequence[torch.Tensor],
     ) -> FrozenWeights | None:
         """None for an auxiliary that is told the digest, or has no values to find it out."""
         self.frozen_digest = digest
         if self.auxiliary and (digest or any(parameter.is_meta for parameter in self._parameters)):
             return None
-        frozen = frozen_of(self._parameters, named, digest, directory, averaged)
+        if isinstance(named, FrozenWeights):
+            frozen = named
+        else:
+            frozen = frozen_of(self._parameters, named, digest, directory, averaged)
         self._devices |= {tensor.device for tensor in frozen.tensors.values() if tensor.is_cuda}
         self.frozen_digest = frozen.digest
         return frozen

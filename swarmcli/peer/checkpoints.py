@@ -27,6 +27,7 @@ from swarmcli.sharding.zero.state import copied_to_cpu
 from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.threads import on_all_threads, on_one_thread
 from swarmcli.training import STREAM, Batch, CheckpointStore, Compute
+from swarmcli.training.adapters import is_adapted
 from swarmcli.training.device import on_host
 from swarmcli.training.loop import EvaluationResult, evaluate
 from swarmcli.training.model_card import describe_model
@@ -87,6 +88,8 @@ class Evaluation:
         try:
             return evaluate(self._task, model, self._batches, self._compute, self._stopped)
         except torch.OutOfMemoryError:  # beside the training there is no room for a second model on the device
+            if is_adapted(model):  # there is no second one of its base, and that does not move
+                raise
             self._compute = Compute(torch.device("cpu"))
             return evaluate(self._task, model, self._batches, self._compute, self._stopped)
 

@@ -50,7 +50,8 @@ from swarmcli.training import (
     parameter_groups,
     saved_buffers,
 )
-from swarmcli.training.freezing import check_frozen, frozen_bytes
+from swarmcli.training.adapters import is_quantized, place_model
+from swarmcli.training.freezing import check_frozen, run_weights, stored_bytes
 from swarmcli.training.memory import check_memory
 from swarmcli.training.outline import keep_outline, kept_outline, outline_of
 from swarmcli.training.resumed import Resume, by_recipe, resumed_place
@@ -117,7 +118,7 @@ class Collaboration:
             check_frozen(recipe, self.model)
             if checkpoint is not None:
                 checkpoint.restore_model(self.model)
-            self.model.to(self.compute.device)
+            place_model(recipe, self.model, self.compute.device)
         self.optimizer = Optimizer(**self._options(recipe, auxiliary) | further(self.model))
         # Copies: a site's ranks read the settings of a checkpoint with its statistics.
         self._settings = [dict(group) for group in self.optimizer.param_groups]
@@ -162,12 +163,12 @@ class Collaboration:
 
     def _frozen_options(self, digest: str) -> dict[str, Any]:
         """Weights that come from others are not kept if this computer's user does not lend so much of the disk."""
-        home = self.peer.home.path
-        room = room_for(self.peer.limits, self.peer.recipe, home)
+        recipe, home = self.peer.recipe, self.peer.home.path
+        enough = room_for(self.peer.limits, recipe, home) > stored_bytes(recipe, self.model)
+        if self.peer.role == "auxiliary":
+            return {"frozen_digest": digest}
         return {
-            "frozen_parameters": self.model.named_parameters(),
-            "frozen_digest": digest,
-            "frozen_directory": home if room > frozen_bytes(self.model) else None,
+            "frozen_parameters": run_weights(recipe, self.model, home if enough else None, self.compute.device),
         }
 
     def resume_own(self) -> None:
@@ -281,7 +282,9 @@ def owners_word(recipe: Recipe, run_key: str) -> SignedByOwner:
 
 def compute_of(recipe: Recipe, role: Role) -> Compute:
     """On what a peer holds its model. Raises RecipeError for a trainer without the device that it asks for."""
-    return choose_compute(recipe) if role == "trainer" else Compute(torch.device("cpu"))
+    # What is quantized cannot be moved, so a monitor evaluates where a trainer would compute.
+    computes = role == "trainer" or (role == "monitor" and is_quantized(recipe))
+    return choose_compute(recipe) if computes else Compute(torch.device("cpu"))
 
 
 def device_in_words(recipe: Recipe, compute: Compute) -> str:

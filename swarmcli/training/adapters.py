@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from swarmcli.errors import CheckpointError, RecipeError
-from swarmcli.files.tensor_file import TensorFile
+from swarmcli.files.tensor_file import mapped
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.adapters import adapter_fields
 from swarmcli.training.device import choose_compute
@@ -38,10 +38,13 @@ def base_dtype(recipe: Recipe) -> torch.dtype:
     return torch.bfloat16 if recipe.adapter and recipe.local.base_dtype == "bfloat16" else torch.float32
 
 
+def is_quantized(recipe: Recipe) -> bool:
+    return recipe.load_in_8bit or recipe.load_in_4bit
+
+
 def device_of_base(recipe: Recipe) -> torch.device:
     """Where the base is put together: what is quantized stays where that was done."""
-    quantized = recipe.load_in_8bit or recipe.load_in_4bit
-    return choose_compute(recipe).device if quantized else torch.device("cpu")
+    return choose_compute(recipe).device if is_quantized(recipe) else torch.device("cpu")
 
 
 def is_adapted(model: nn.Module) -> bool:
@@ -142,13 +145,7 @@ def stored_tensors(directory: Path) -> dict[str, Tensor]:
             files = [directory / Path(name).name for name in sorted(set(named))]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index} cannot be read: {error}; download it again") from error
-    return {name: tensor for file in files for name, tensor in tensors_in(file).items()}
-
-
-def tensors_in(file: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, mapped likewise. Raises CheckpointError."""
-    opened = TensorFile(file)
-    return {name: opened.tensor(name) for name in sorted(opened.names)}
+    return {name: tensor for file in files for name, tensor in mapped(file).items()}
 
 
 def made_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -190,11 +187,17 @@ def load_base(recipe: Recipe, model: Any, tensors: Mapping[str, Tensor], device:
                 "name its module in lora_modules_to_save",
             )
     _adopt(model, fresh)
+    place_model(recipe, model, device)
+
+
+def place_model(recipe: Recipe, model: nn.Module, device: torch.device) -> None:
+    """Moves a model to a device; of an adapted one what can move: not a base that is quantized, or not there yet."""
+    if not (is_adapted(model) and (is_quantized(recipe) or lacks_base(model))):
+        model.to(device)
+        return
     for parameter in model.parameters():
-        if parameter.requires_grad or not how:
+        if parameter.requires_grad:
             parameter.data = parameter.data.to(device)
-    for buffer in model.buffers() if not how else ():
-        buffer.data = buffer.data.to(device)
 
 
 def _adopt(model: nn.Module, fresh: nn.Module) -> None:
@@ -212,7 +215,7 @@ def _adopt(model: nn.Module, fresh: nn.Module) -> None:
 def quantization(recipe: Recipe) -> Any:
     """What transformers calls a quantization config; None: the base stays whole. Raises RecipeError unless the package
     is installed here that the recipe names, in its version."""
-    if not (recipe.load_in_8bit or recipe.load_in_4bit):
+    if not is_quantized(recipe):
         return None
     key, bits = ("load_in_8bit", 8) if recipe.load_in_8bit else ("load_in_4bit", 4)
     here = [f"{name}=={found}" for name in ("bitsandbytes", "torchao") if (found := _installed(name))]

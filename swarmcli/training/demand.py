@@ -20,7 +20,7 @@ from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.training.device import Compute
-from swarmcli.training.freezing import frozen_bytes
+from swarmcli.training.freezing import frozen_bytes, stored_bytes
 from swarmcli.training.memory import Need, averaged_numbers, memory_needs, sizes, statistics_of
 
 WIDTHS = {  # bytes of a number on the wire, with the scales of its block
@@ -85,7 +85,7 @@ def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, 
         pace=pace or ASSUMED.pace,
         told_pace=going.epoch_seconds,
         state=0 if role == "auxiliary" else model - frozen + trained * statistics_of(recipe),
-        frozen=0 if role == "auxiliary" else frozen,
+        frozen=0 if role == "auxiliary" else stored_bytes(recipe, outline),
     )
 
 

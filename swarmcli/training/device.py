@@ -150,11 +150,15 @@ def _is_fast_in_bfloat16(device: torch.device) -> bool:
 
 
 def on_host(model: nn.Module) -> nn.Module:
-    """A copy of a model whose tensors are in host memory. On the device nothing is copied."""
+    """A copy of a model whose tensors are in host memory. On the device nothing is copied. The base of an adapter never
+    changes, and is shared: where it is, quantized perhaps."""
+    adapted = hasattr(model, "peft_config")
+    shared = {id(each): each for each in model.parameters() if adapted and not each.requires_grad}
 
     def copied(tensor: Tensor) -> Tensor:
         here = tensor.detach().to("cpu", copy=True)
         return nn.Parameter(here, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else here
 
     # deepcopy takes these for copied already; tied weights stay tied.
-    return copy.deepcopy(model, {id(tensor): copied(tensor) for tensor in [*model.parameters(), *model.buffers()]})
+    tensors = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, shared | {id(each): copied(each) for each in tensors if id(each) not in shared})

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from pathlib import Path
 
+import torch
 from torch import nn
 
 from swarmcli.errors import RecipeError
-from swarmcli.optim.state.frozen import frozen_of
+from swarmcli.optim.state.frozen import FrozenWeights, StoredWeights, frozen_of
 from swarmcli.recipe import Recipe
+from swarmcli.training.adapters import base_dtype, device_of_base, load_base, made_tensors, stored_tensors
 from swarmcli.words import amount
 
 
@@ -36,6 +41,38 @@ def frozen_bytes(model: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in model.parameters() if not parameter.requires_grad)
 
 
+def run_weights(
+    recipe: Recipe, model: nn.Module, directory: Path | None = None, device: torch.device | None = None
+) -> FrozenWeights:
+    """The run's frozen weights, and whether `model` has them. Those of an adapter's base are what its files hold; if
+    others give them, they are kept in `directory` and put on `device`. Raises CheckpointError or RecipeError."""
+    digest, base_model = recipe.frozen_weights or "", recipe.base_model
+    if recipe.adapter is None or not isinstance(base_model, str):
+        named = made_tensors(model) if recipe.adapter else model.named_parameters()
+        return frozen_of([], named, digest, directory)
+
+    def load(tensors: Mapping[str, torch.Tensor]) -> None:
+        load_base(recipe, model, tensors, device or device_of_base(recipe))
+
+    here = stored_tensors(recipe.locate(base_model))
+    # No base of these shapes takes more in its files: float32, and some buffers.
+    most = 5 * sum(each.numel() for each in model.parameters()) + (16 << 20)
+    return StoredWeights(here, digest, directory, load, most)
+
+
+def stored_bytes(recipe: Recipe, outline: nn.Module) -> int:
+    """So much is downloaded by a peer that lacks the frozen weights: of an adapter's base what its files hold."""
+    nbytes = frozen_bytes(outline)
+    if recipe.adapter is None or not isinstance(recipe.base_model, str):
+        return nbytes
+    try:
+        config = json.loads((recipe.locate(recipe.base_model) / "config.json").read_text(encoding="utf-8"))
+        width = getattr(torch, str(config.get("dtype") or config.get("torch_dtype"))).itemsize
+    except (OSError, ValueError, AttributeError):
+        width = 4
+    return int(nbytes * width // base_dtype(recipe).itemsize)
+
+
 def check_frozen(recipe: Recipe, model: nn.Module) -> None:
     """Checks a model with its weights. Raises RecipeError, with the digest, if the recipe does not name the weights
     that are not trained: peers with unlike ones would train unlike models."""
@@ -47,10 +84,12 @@ def check_frozen(recipe: Recipe, model: nn.Module) -> None:
             "`swarm validate` on a computer that has them, or reaches the Hub"
         )
     if frozen and recipe.frozen_weights is None:
+        here = run_weights(recipe, model).own
+        named = f"what names the ones that are here, `frozen_weights: {here}`"
         raise RecipeError(
-            f"{recipe.origin('unfrozen_parameters')}: parameters of {amount(frozen_bytes(model))} are not trained, "
-            "and have to be the same at all peers: add what names the ones that are here, "
-            f"`frozen_weights: {frozen_of([], model.named_parameters()).digest}`"
+            f"{recipe.origin('adapter' if recipe.adapter else 'unfrozen_parameters')}: parameters of "
+            f"{amount(frozen_bytes(model))} are not trained, and have to be the same at all peers: add "
+            f"{named if here else 'frozen_weights, which `swarm validate` tells where the weights are'}"
         )
     if recipe.frozen_weights is not None and not frozen:
         raise RecipeError(
@@ -61,6 +100,7 @@ def check_frozen(recipe: Recipe, model: nn.Module) -> None:
 def frozen_in_words(recipe: Recipe, model: nn.Module) -> str:
     """Whether the weights that are not trained are the run's; "": there are none. Raises RecipeError as above."""
     check_frozen(recipe, model)
-    frozen = frozen_of([], model.named_parameters(), recipe.frozen_weights or "")
-    here = "the run's" if frozen.held else f"others than the run's, which come from its peers; here are {frozen.own}"
-    return f"{amount(frozen_bytes(model))}, {here}" if frozen.tensors else ""
+    frozen = run_weights(recipe, model)
+    others = f"others than the run's, which come from its peers; here are {frozen.own or 'none'}"
+    here = "the run's" if frozen.held else others
+    return f"{amount(frozen_bytes(model))}, {here}" if frozen.digest else ""

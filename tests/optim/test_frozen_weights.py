@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from swarmcli.compression import Float16Compression
 from swarmcli.dht import DHT
 from swarmcli.errors import FingerprintError, StateDownloadError
 from swarmcli.events import Noticed, PeerRefused, StateDonated, StateDownloaded
@@ -20,10 +23,10 @@ from swarmcli.optim.modes.base import Mode, StateOptions, Timing, Trained
 from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.frozen_exchange import FrozenExchange, FrozenOptions
-from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights, frozen_of
+from swarmcli.optim.state.frozen import FILE, TERM, FrozenWeights, StoredWeights, frozen_of
 from swarmcli.optim.state.replica import Offloaded
 from swarmcli.state import snapshot as snapshot_module
-from swarmcli.state.snapshot import Snapshot
+from swarmcli.state.snapshot import PinnedState, Snapshot, StateOutline, read_manifest
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, record, together, until
 from tests.optim.shells import dhts
@@ -461,3 +464,35 @@ def test_through_the_public_class(tmp_path: Path) -> None:
                 each.shutdown()
         with pytest.raises(ValueError, match="64 hexadecimal digits"):
             optimizer(first, one, frozen_parameters=one.parameters(), frozen_digest="mine")
+
+
+def test_files_of_a_base_are_known_by_the_digest_alone(tmp_path: Path) -> None:
+    """A model that lacks them does not know how the files call them."""
+    weights = {"b": torch.randn(4, 3), "a": torch.ones(5, dtype=torch.bfloat16)}
+    has = StoredWeights(weights, "", None, lambda tensors: None, 1 << 20)
+    loaded: list[Mapping[str, torch.Tensor]] = []
+
+    def lacking(most: int = 1 << 20, directory: Path | None = tmp_path) -> StoredWeights:
+        return StoredWeights({}, has.digest, directory, loaded.append, most)
+
+    def told(snapshot: Snapshot) -> StateOutline:
+        return read_manifest(PinnedState(snapshot).manifest, 1 << 20)
+
+    good = has.snapshot()
+    for frozen, offered in (
+        (lacking(most=100), good),
+        (lacking(directory=None), good),
+        (lacking(), replace(good, tensors={**has.tensors, "b": weights["b"].double()})),
+        (lacking(), replace(good, tensors={"c": has.tensors["a"], "b": weights["b"]})),
+        (lacking(), replace(good, codec=Float16Compression())),
+        (lacking(), replace(good, metadata=bytes(len(good.metadata)))),
+    ):
+        with pytest.raises(ValueError, match=r"are not the run's|no room|take more than"):
+            frozen.check(told(offered))
+    frozen = lacking()
+    frozen.take(good.tensors, frozen.check(told(good)))
+    assert frozen.held and frozen.snapshot().metadata == good.metadata
+    assert loaded[-1].keys() == weights.keys() and all(torch.equal(loaded[-1][name], weights[name]) for name in weights)
+    assert lacking().held, "it is found where it was kept"
+    (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:-1] + b"!")
+    assert not lacking().held

@@ -12,14 +12,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from swarmcli.errors import CheckpointError
-from swarmcli.files.tensor_file import TensorFile, write_tensors
-from swarmcli.state.distant import AnyTensor, fill
+from swarmcli.files.tensor_file import TensorFile, mapped, write_tensors
+from swarmcli.state.distant import AnyTensor, fill, loaded
 from swarmcli.state.snapshot import ChunkLayout, PinnedState, Snapshot, StateOutline
 
 FILE = "frozen-weights.safetensors"
@@ -38,12 +39,15 @@ class FrozenWeights:
     own     the digest of this model's, as last looked at
     """
 
+    may_be_absent = False  # whether a model can be without any until it gets the run's
+
     def __init__(self, tensors: Mapping[str, torch.Tensor], digest: str = "", directory: Path | None = None) -> None:
         """`digest`: of the run's, if these may be others. `directory`: where downloaded ones are kept, and looked for
         now if they are wanted. Raises ValueError for a digest that is none or of nothing."""
-        if digest and (not tensors or not re.fullmatch("[0-9a-f]{64}", digest)):
+        found = bool(tensors) or self.may_be_absent
+        if digest and (not found or not re.fullmatch("[0-9a-f]{64}", digest)):
             wrong = (
-                f"expected 64 hexadecimal digits, got {digest!r:.80}" if tensors else "the model has no frozen weights"
+                f"expected 64 hexadecimal digits, got {digest!r:.80}" if found else "the model has no frozen weights"
             )
             raise ValueError(f"frozen_digest: {wrong}")
         self.tensors = {name: tensors[name].detach() for name in sorted(tensors)}
@@ -53,9 +57,9 @@ class FrozenWeights:
         self._chunks: Sequence[bytes] = ()
         if tensors:
             self.look()
-            self.digest = digest or self.own
-            if not self.held and directory is not None:
-                self._read(directory / FILE)
+        self.digest = digest or self.own
+        if not self.held and directory is not None:
+            self._read(directory / FILE)
 
     @property
     def held(self) -> bool:
@@ -110,6 +114,64 @@ class FrozenWeights:
                     self.take(found, chunks)
         except (CheckpointError, OSError):
             return
+
+
+class StoredWeights(FrozenWeights):
+    """Those of a model that holds them in another form than the run means them, quantized perhaps: they are what files
+    have, under the names that those have. Here they are views of these files, which is how others get them."""
+
+    may_be_absent = True
+
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        digest: str,
+        directory: Path | None,
+        load: Callable[[Mapping[str, torch.Tensor]], object],
+        most: int,
+    ) -> None:
+        """`tensors`: what is here, and in the model; {}: nothing. `load` brings others into the model. `most`: bytes
+        that this computer would download, to `directory`."""
+        self._load, self._most = load, most
+        super().__init__(tensors, digest, directory)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes or self._most
+
+    def look(self) -> None:
+        if not self.own:  # files of a base do not change
+            super().look()
+
+    def check(self, outline: StateOutline) -> Sequence[bytes]:
+        if self.directory is None:
+            raise ValueError("your limit for the disk leaves no room for them; `swarm limits set disk=…` changes that")
+        if not outline.exact or outline.layout.nbytes > self._most:
+            raise ValueError(f"its frozen weights take more than {self._most >> 20} MiB, or came through a codec")
+        self.layout = outline.layout  # the digest is over that, too
+        return super().check(outline)
+
+    def take(self, contents: Mapping[str, AnyTensor], chunks: Sequence[bytes]) -> None:
+        """As for others, once they lie in the directory."""
+        assert self.directory is not None
+        write_tensors(self.directory / FILE, contents, load=loaded)
+        self._use(mapped(self.directory / FILE), chunks)
+
+    def keep(self) -> None:
+        """They are kept."""
+
+    def _read(self, file: Path) -> None:
+        with suppress(CheckpointError):
+            found = mapped(file)
+            chunks = _chunks_of(found)
+            if _digest(ChunkLayout.of(found), chunks) == self.digest:
+                self._use(found, chunks)
+
+    def _use(self, tensors: Mapping[str, torch.Tensor], chunks: Sequence[bytes]) -> None:
+        self.own = ""
+        self._load(tensors)
+        self.tensors, self.layout = {name: tensors[name] for name in sorted(tensors)}, ChunkLayout.of(tensors)
+        self.own, self._chunks = self.digest, chunks
 
 
 def frozen_of(

@@ -1,0 +1,155 @@
+"""Whole roles in one process: runs that train an adapter, whose base comes from the run where it is lacking."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from swarmcli.errors import RecipeError
+from swarmcli.events import RoundFinished
+from swarmcli.optim.state.frozen import FILE, StoredWeights
+from swarmcli.peer import collaboration
+from swarmcli.recipe import Recipe
+from swarmcli.training import build_task, load_checkpoint
+from swarmcli.training.adapters import stored_tensors
+from tests.peer.test_leaving import Peer, start
+
+__all__ = ["start"]
+
+
+def save_base(directory: Path, seed: int = 3) -> str:
+    """A model in bfloat16; its digest as an adapter's base."""
+    config = AutoConfig.for_model(
+        "llama",
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        vocab_size=259,
+        max_position_embeddings=16,
+    )
+    torch.manual_seed(seed)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
+    (directory / "generation_config.json").unlink()
+    return StoredWeights(stored_tensors(directory), "", None, lambda tensors: None, 0).digest
+
+
+@pytest.fixture
+def models(start: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, nn.Module]:
+    """The models of the peers, by their names."""
+    made: dict[str, nn.Module] = {}
+
+    def build(recipe: Recipe) -> Any:
+        task = build_task(recipe)
+
+        def build_model(*, outline: bool = False) -> nn.Module:
+            model = type(task).build_model(task, outline=outline)
+            if not outline:
+                made[recipe.local.name] = model
+            return model
+
+        task.build_model = build_model
+        return task
+
+    monkeypatch.setattr(collaboration, "build_task", build)
+    return made
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> tuple[str, ...]:
+    digest = save_base(tmp_path / "base")
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(tmp_path / "base" / "config.json", bare)
+    return ("adapter=lora", f"frozen_weights={digest}", "lora_r=4", "optimizer.learning_rate=0.01")
+
+
+def trained(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: each.detach() for name, each in model.named_parameters() if each.requires_grad}
+
+
+def test_three_end_with_one_adapter_of_which_one_came_late_and_without_the_base(
+    start: Any, models: dict[str, nn.Module], settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    whole, bare = (f"base_model={tmp_path / name}" for name in ("base", "bare"))
+    settings = (*settings, "max_epochs=30")
+    first = start("first", settings=(whole, *settings))
+    second = start("second", first, settings=(whole, *settings))
+    first.reach(2)
+    late = start("late", first, settings=(bare, *settings))
+    peers: list[Peer] = [first, second, late]
+    for peer in peers:
+        peer.end()
+    assert late.epochs[0].epoch > 1 and any(
+        "frozen weights" in notice and "came from" in notice for notice in late.notices
+    )
+    own = trained(models["first"])
+    for name in ("second", "late"):
+        assert all(torch.equal(each, own[key]) for key, each in trained(models[name]).items())
+        assert all(
+            torch.equal(a, b) for a, b in zip(models[name].parameters(), models["first"].parameters(), strict=True)
+        )
+    assert any(each.any() for key, each in own.items() if "lora_B" in key), "nothing was learned"
+    adapter = sum(each.nbytes for each in own.values())
+    rounds = [event for event in first.events if isinstance(event, RoundFinished) and event.bytes_sent]
+    assert rounds and max(event.bytes_sent for event in rounds) < 2 * adapter + 20_000
+    assert (late.home / FILE).exists() and not (first.home / FILE).exists()
+
+
+def test_a_monitor_without_the_base_gets_it_once_and_writes_the_adapter(
+    start: Any, models: dict[str, nn.Module], settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    first = start("first", settings=(f"base_model={tmp_path / 'base'}", *settings))
+    first.reach(2)
+    bare = f"base_model={tmp_path / 'bare'}"
+    watcher = start("watcher", first, role="monitor", settings=(bare, *settings))
+    watcher.reach(first.epoch + 1)
+    first.leave()
+    place = Path(watcher.leave().rpartition(" at ")[2])
+    adapter = sum(each.nbytes for each in trained(models["first"]).values())
+    assert sum(each.nbytes for each in load_checkpoint(place).model.values()) == adapter
+    assert sum(file.stat().st_size for file in place.glob("*.safetensors")) < 3 * adapter + 20_000
+    again = start("watcher", settings=(bare, *settings))
+    again.reach(watcher.epoch + 1)
+    assert not any("frozen weights" in notice for notice in again.notices), "they are in its home"
+    assert all(torch.equal(a, b) for a, b in zip(base_of(models["watcher"]), base_of(models["first"]), strict=True))
+
+
+def base_of(model: nn.Module) -> list[torch.Tensor]:
+    return [each for each in model.parameters() if not each.requires_grad]
+
+
+def test_another_base_gives_way_to_the_runs(
+    start: Any, models: dict[str, nn.Module], settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    save_base(tmp_path / "other", seed=4)
+    first = start("first", settings=(f"base_model={tmp_path / 'base'}", *settings))
+    first.reach(1)
+    second = start("second", first, settings=(f"base_model={tmp_path / 'other'}", *settings))
+    second.reach(first.epoch + 1)
+    for peer in (first, second):
+        peer.leave()
+    assert all(torch.equal(a, b) for a, b in zip(base_of(models["second"]), base_of(models["first"]), strict=True))
+
+
+def test_a_base_made_of_a_config_is_as_good(start: Any, models: dict[str, nn.Module]) -> None:
+    settings = ("adapter=lora", "lora_target_modules=[c_attn]")
+    with pytest.raises(RecipeError, match=r"adapter.*are not trained, and have to be the same") as told:
+        start("first", settings=settings).end()
+    named = re.search("frozen_weights: ([0-9a-f]{64})", str(told.value))
+    assert named is not None
+    settings = (*settings, f"frozen_weights={named[1]}")
+    first = start("first", settings=settings)
+    first.reach(1)
+    second = start("second", first, settings=settings)
+    second.reach(first.epoch + 1)
+    for peer in (first, second):  # whose bases may be unlike at first: they draw from one generator, in two threads
+        peer.leave()
+    assert all(torch.equal(a, b) for a, b in zip(base_of(models["second"]), base_of(models["first"]), strict=True))
