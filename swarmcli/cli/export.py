@@ -1,4 +1,5 @@
-"""`swarm export`: what a journal holds of a run, as tables. The dashboard writes the same ones."""
+"""`swarm export`: what a journal holds of a run, as tables, which the dashboard writes, too; or what a run that trains
+an adapter has learned, as a whole model."""
 
 from __future__ import annotations
 
@@ -36,6 +37,18 @@ def export(
             help="Where to: a directory for all lists, a file or nothing (stdout) for one.",
         ),
     ] = None,
+    merged: Annotated[
+        str | None,
+        typer.Option(
+            "--merge",
+            metavar="CHECKPOINT",
+            help="Write a model instead: this adapter, merged into its base, to --output.",
+        ),
+    ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The saved model for --merge. Default: as the checkpoint's peer had it."),
+    ] = None,
 ) -> None:
     """Write what a peer saw of its run as tables, for spreadsheets and notebooks.
 
@@ -46,7 +59,12 @@ def export(
     swarm export my-run --output tables
 
     swarm export runs/my-run/monitor-1 --what rounds --format json
+
+    swarm export --merge my-run --output whole-model
     """
+    if merged is not None:
+        _merge(merged, base, output)
+        return
     if what is None and output is None:
         raise UsageError(f"say which list with --what ({', '.join(EXPORTS)}), or a directory for all with --output DIR")
     with JournalReader(journal_of(which)) as reader:
@@ -56,6 +74,20 @@ def export(
         run_id = which if which in {run.run_id for run in runs} else runs[-1].run_id
         for name in EXPORTS if what is None else (what,):
             _write(FORMS[form](*rows_of(reader, run_id, name)), output, f"{name}.{form}", one=what is not None)
+
+
+def _merge(word: str, base: Path | None, output: Path | None) -> None:
+    # Imported here: it takes torch, and tables do not.
+    from swarmcli.cli.generate import chosen
+    from swarmcli.training.merging import merge
+
+    if output is None:
+        raise UsageError("--merge writes a model; name the directory for it with --output DIR")
+    try:
+        merge(chosen(word), output, base)
+    except OSError as error:
+        raise SwarmError(f"{output} cannot be written ({error.strerror}); name another place by --output") from error
+    err.print(f"{output} is written", soft_wrap=True)
 
 
 def rows_of(reader: JournalReader, run_id: str, name: str) -> tuple[type[Any], Iterable[Any]]:

@@ -11,7 +11,16 @@ from typing import Annotated, Any
 
 import typer
 
-from swarmcli.checkpoints.layout import BEST, CONFIG, LATEST, MANIFEST, check_files, find_checkpoint, read_manifest
+from swarmcli.checkpoints.layout import (
+    ADAPTER_CONFIG,
+    BEST,
+    CONFIG,
+    LATEST,
+    MANIFEST,
+    check_files,
+    find_checkpoint,
+    read_manifest,
+)
 from swarmcli.checkpoints.looking import CheckpointInfo
 from swarmcli.cli.checkpoints import NONE_HERE, looked_for
 from swarmcli.cli.local import Json, Quiet
@@ -41,6 +50,12 @@ def generate(
         float, typer.Option("--temperature", "-t", min=0.0, max=10.0, help="How daring: 0 is always the likeliest.")
     ] = 0.8,
     seed: Annotated[int | None, typer.Option(min=0, help="The same text each time for the same number.")] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="The saved model beside which an adapter was trained. Default: as its peer had it."
+        ),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -57,7 +72,7 @@ def generate(
     wish = Wish(words[-1], tokens, temperature, seed)
     if not (as_json or quiet):
         typer.echo(printable(f"by {path}", 2000), err=True)
-    model, tokenizer = load(path)
+    model, tokenizer = load(path, base)
 
     def show(text: str) -> None:
         # A model may have learned to write what steers a terminal. A pipe gets it as it is.
@@ -109,7 +124,7 @@ def _best(found: list[CheckpointInfo]) -> Path:
     return min(measured)[1]
 
 
-def load(path: Path) -> tuple[Any, Any]:
+def load(path: Path, base: Path | None = None) -> tuple[Any, Any]:
     """Model and tokenizer, from these files and nowhere else. Raises CheckpointError for a checkpoint that is damaged,
     or holds another kind of model."""
     if (path / MANIFEST).is_file():
@@ -118,11 +133,15 @@ def load(path: Path) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    from swarmcli.training.merging import base_of, load_adapted
+
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     options = {"local_files_only": True, "trust_remote_code": False}
+    model: Any = load_adapted(path, base_of(path, base)) if (path / ADAPTER_CONFIG).is_file() else None
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(path), use_safetensors=True, **options)
+        if model is None:
+            model = AutoModelForCausalLM.from_pretrained(str(path), use_safetensors=True, **options)
     except Exception as error:  # architectures raise whatever their constructors meet
         raise CheckpointError(
             f"{path} holds a {kind}, which does not load as a model that writes text: {_first_line(error)}; use a "

@@ -53,6 +53,7 @@ from swarmcli.training import (
 from swarmcli.training.adapters import is_quantized, place_model
 from swarmcli.training.freezing import check_frozen, run_weights, stored_bytes
 from swarmcli.training.memory import check_memory
+from swarmcli.training.merging import remember_base
 from swarmcli.training.outline import keep_outline, kept_outline, outline_of
 from swarmcli.training.resumed import Resume, by_recipe, resumed_place
 
@@ -167,9 +168,10 @@ class Collaboration:
         enough = room_for(self.peer.limits, recipe, home) > stored_bytes(recipe, self.model)
         if self.peer.role == "auxiliary":
             return {"frozen_digest": digest}
-        return {
-            "frozen_parameters": run_weights(recipe, self.model, home if enough else None, self.compute.device),
-        }
+        frozen = run_weights(recipe, self.model, home if enough else None, self.compute.device)
+        if recipe.adapter is not None:
+            remember_base(recipe, frozen, home)
+        return {"frozen_parameters": frozen}
 
     def resume_own(self) -> None:
         """Goes on from the newest checkpoint in this peer's home, unless a peer is there that stands as far.

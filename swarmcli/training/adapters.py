@@ -8,6 +8,7 @@ there when it has come from the run's peers.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +25,8 @@ from swarmcli.recipe.adapters import adapter_fields
 from swarmcli.training.device import choose_compute
 from swarmcli.words import first_words
 
+# One model at a time: transformers sets torch's default type meanwhile, and here the seed is of all threads.
+BUILDING = threading.RLock()
 # peft's task types, by transformers' Auto classes: others have none
 _TASKS = {
     "AutoModelForCausalLM": "CAUSAL_LM",
@@ -163,7 +166,7 @@ def load_base(recipe: Recipe, model: Any, tensors: Mapping[str, Tensor], device:
     bare = model.get_base_model()
     options: dict[str, Any]
     options = {"quantization_config": how, "device_map": {"": device}} if (how := quantization(recipe)) else {}
-    with torch.random.fork_rng(devices=[]):
+    with BUILDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         try:
             base, found = type(bare).from_pretrained(

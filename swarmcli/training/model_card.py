@@ -50,6 +50,12 @@ _USES = {
     "causal_lm": _GENERATION.format("AutoModelForCausalLM"),
     "seq2seq": _GENERATION.format("AutoModelForSeq2SeqLM"),  # transformers 5 has no pipeline for it
 }
+_ADAPTER = """\
+from peft import PeftModel
+from transformers import AutoModel…
+
+base = AutoModel….from_pretrained("path/to/the/base")  # the class of transformers for the task
+model = PeftModel.from_pretrained(base, "path/to/this/directory")"""
 
 
 def describe_model(
@@ -89,14 +95,19 @@ By the run's recipe, which every peer has agreed to; nobody has looked at the te
 
 ## Loading it
 
-{_loading(recipe.task)}
+{_loading(recipe)}
 """
 
 
-def _loading(name: str) -> str:
-    if name not in BUILT_IN:
-        return f"By the code that brings the task {_code(name)}."
-    use = _USES.get(name, _PIPELINE.format(BUILT_IN[name].pipeline))
+def _loading(recipe: Recipe) -> str:
+    if recipe.adapter is not None:
+        return (
+            "It is an adapter, beside the base with which it was trained; `swarm export --merge` makes one model of both:"
+            f"\n\n```python\n{_ADAPTER}\n```"
+        )
+    if recipe.task not in BUILT_IN:
+        return f"By the code that brings the task {_code(recipe.task)}."
+    use = _USES.get(recipe.task, _PIPELINE.format(BUILT_IN[recipe.task].pipeline))
     return f"Nothing but transformers is needed, no code from elsewhere and no network:\n\n```python\n{use}\n```"
 
 
@@ -105,7 +116,7 @@ def _front_matter(recipe: Recipe) -> dict[str, Any]:
     named = [path for path in hub if _HUB_NAME.fullmatch(path)]
     return {
         "license": "unknown",
-        "library_name": "transformers",
+        "library_name": "peft" if recipe.adapter else "transformers",
         **({"pipeline_tag": BUILT_IN[recipe.task].pipeline} if recipe.task in BUILT_IN else {}),
         "tags": ["swarm"],
         **({"base_model": recipe.base_model} if recipe.revision else {}),
@@ -125,7 +136,7 @@ def _facts(recipe: Recipe, epoch: int, samples: int | None, trainers: int | None
         "task": _code(recipe.task),
         **({"sequence length": f"{recipe.sequence_len} tokens a sample"} if recipe.sequence_len else {}),
         "trainers": "unknown" if trainers is None else f"{trainers} when this was written",
-        "began with": began,
+        **({"adapter": f"{recipe.adapter}, beside {began}"} if recipe.adapter else {"began with": began}),
         **({"tokenizer": _code(_public(tokenizer))} if recipe.sequence_len else {}),
         **({"labels": ", ".join(map(_code, recipe.labels[: BOUNDS.items]))} if recipe.labels else {}),
         "licence": "unknown; ask whoever began the run, and mind those of the texts",

@@ -16,7 +16,15 @@ from swarmcli.checkpoints.layout import ADAPTER_CONFIG
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.pretrained import CONFIG, Pretrained, saved_model
-from swarmcli.training.adapters import add_adapter, base_dtype, device_of_base, load_base, stand_in, stored_tensors
+from swarmcli.training.adapters import (
+    BUILDING,
+    add_adapter,
+    base_dtype,
+    device_of_base,
+    load_base,
+    stand_in,
+    stored_tensors,
+)
 from swarmcli.training.freezing import freeze
 from swarmcli.words import first_words
 
@@ -67,6 +75,10 @@ class ModelSource:
         to be had is built of its config, and `lacks_weights` says so. Raises RecipeError when transformers cannot build
         it, or the task cannot use it.
         """
+        with BUILDING:
+            return self._build(outline)
+
+    def _build(self, outline: bool) -> nn.Module:
         base_model, saved = self._recipe.base_model, saved_model(self._recipe)
         adapted = self._recipe.adapter is not None
         shapes = outline or (adapted and saved is not None)  # the weights of a base come to its adapter

@@ -9,19 +9,26 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from typer.testing import CliRunner
 
-from swarmcli.errors import RecipeError
+from swarmcli.cli.export import export
+from swarmcli.cli.generate import load
+from swarmcli.errors import CheckpointError, RecipeError
 from swarmcli.events import RoundFinished
 from swarmcli.optim.state.frozen import FILE, StoredWeights
 from swarmcli.peer import collaboration
 from swarmcli.recipe import Recipe
 from swarmcli.training import build_task, load_checkpoint
 from swarmcli.training.adapters import stored_tensors
+from swarmcli.training.merging import merge
 from tests.peer.test_leaving import Peer, start
 
 __all__ = ["start"]
+exporting = typer.Typer()
+exporting.command()(export)
 
 
 def save_base(directory: Path, seed: int = 3) -> str:
@@ -150,6 +157,48 @@ def test_a_base_made_of_a_config_is_as_good(start: Any, models: dict[str, nn.Mod
     first.reach(1)
     second = start("second", first, settings=settings)
     second.reach(first.epoch + 1)
+    assert (first.home / FILE).exists(), "generating and merging find it there"
     for peer in (first, second):  # whose bases may be unlike at first: they draw from one generator, in two threads
         peer.leave()
     assert all(torch.equal(a, b) for a, b in zip(base_of(models["second"]), base_of(models["first"]), strict=True))
+
+
+def test_what_was_learned_is_read_merged_and_written_with_anywhere(
+    start: Any, models: dict[str, nn.Module], settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    first = start("first", settings=(f"base_model={tmp_path / 'base'}", "local.base_dtype=float32", *settings))
+    first.reach(3)
+    place = Path(first.leave().rpartition(" at ")[2])
+    assert "peft" in (place / "README.md").read_text()
+    tokens = torch.arange(16)[None]
+    with torch.no_grad():
+        expected = models["first"].eval()(input_ids=tokens).logits
+    model, tokenizer = load(place)
+    assert tokenizer("a")["input_ids"] == [97] and model.dtype == torch.bfloat16
+    merge(place, tmp_path / "whole")
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+    assert whole.dtype == torch.bfloat16, "as its base was"
+    with torch.no_grad():
+        torch.testing.assert_close(whole.float()(input_ids=tokens).logits, expected, rtol=0.05, atol=0.05)
+    assert load(tmp_path / "whole")[1]("a")["input_ids"] == [97]
+    with pytest.raises(CheckpointError, match="holds something already"):
+        merge(place, tmp_path / "whole")
+
+    elsewhere = tmp_path / "elsewhere" / place.name
+    shutil.copytree(place, elsewhere)
+    save_base(tmp_path / "other", seed=4)
+    with pytest.raises(CheckpointError, match="no place that has it: name the directory of the saved model by --base"):
+        load(elsewhere)
+    with pytest.raises(CheckpointError, match="other is not it"):
+        load(elsewhere, tmp_path / "other")
+    merge(elsewhere, tmp_path / "again", tmp_path / "base")
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
+    ran = CliRunner().invoke(
+        exporting, ["--merge", str(elsewhere), "--base", str(tmp_path / "base"), "-o", str(tmp_path / "by")]
+    )
+    assert ran.exit_code == 0 and (tmp_path / "by" / "tokenizer.json").exists(), ran.output
+    assert not (tmp_path / "by" / "checkpoint.json").exists()
+    with pytest.raises(CheckpointError, match="holds a whole model"):
+        merge(tmp_path / "whole", tmp_path / "no")
