@@ -76,8 +76,11 @@ def _model(recipe: Recipe, demand: Demand) -> str:
     saved = f"the model {base} of the Hub" if recipe.revision else "a saved model"
     kind = printable(saved, 200) if isinstance(base, str) else f"a {printable(base['model_type'], 40)}"
     length = f"{recipe.max_epochs:,} epochs" if recipe.max_epochs else "until the run is stopped"
+    part = f", of which {demand.trained:,} are trained" if demand.trained < demand.parameters else ""
+    by = f" (a base held by {recipe.quantized_by})" if recipe.quantized_by else ""
     return (
-        f"{kind} of {demand.parameters:,} parameters that {printable(task_in_words(recipe.task), 80)}, {length} of "
+        f"{kind}{by} of {demand.parameters:,} parameters{part} that {printable(task_in_words(recipe.task), 80)}, "
+        f"{length} of "
         f"{plural(recipe.target_batch_size, 'sample')} of all peers together"
     )
 
@@ -134,7 +137,7 @@ def _disk(recipe: Recipe, role: Role, demand: Demand, files: Path) -> str:
     if role == "auxiliary":
         return f"a journal of some megabytes; {format_bytes(free)} are free"
     # One more than are kept: the oldest goes when the newest has been verified.
-    checkpoint = demand.state + demand.frozen
+    checkpoint = demand.state + (0 if recipe.adapter else demand.frozen)
     enough = free > (recipe.checkpoint.keep + 1) * checkpoint + demand.frozen
     return (
         f"{plural(recipe.checkpoint.keep, 'checkpoint')} of {format_bytes(checkpoint)}, a journal of some MB; "

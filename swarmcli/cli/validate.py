@@ -20,7 +20,7 @@ from swarmcli.recipe import Recipe, SiteSettings, fingerprint_of, is_link, load_
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.offered import offered
 from swarmcli.recipe.task_names import task_in_words
-from swarmcli.words import harmless
+from swarmcli.words import amount, harmless
 
 if TYPE_CHECKING:
     from swarmcli.training.look import LookedAt
@@ -151,6 +151,7 @@ def _add(text: Text, words: str, colour: str, before: str, behind: str, coloured
 def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
     """Checks what only the model and the data themselves can tell; raises what joining would raise."""
     from swarmcli.training import build_task, choose_compute
+    from swarmcli.training.demand import demand_of
     from swarmcli.training.freezing import frozen_in_words
     from swarmcli.training.look import look_at_rows
     from swarmcli.training.memory import check_memory
@@ -159,7 +160,9 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
     compute = choose_compute(recipe)
     task = build_task(recipe)
     limits = LimitStore(recipe).limits
-    memory = check_memory(recipe, task.build_model(outline=True), "trainer", compute, limits=limits, now=False)
+    outline = task.build_model(outline=True)
+    memory = check_memory(recipe, outline, "trainer", compute, limits=limits, now=False)
+    demand = demand_of(recipe, outline, "trainer", compute)
     model = task.build_model()
     frozen, lacking = frozen_in_words(recipe, model), getattr(model, "lacks_weights", False)
     try:
@@ -169,12 +172,14 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
     except DataError as error:
         raise RecipeError(f"{recipe.origin('datasets')}: {error}") from error
     told = {
-        "parameters": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
+        "parameters": f"{demand.parameters:,}"
+        + (f", of which {demand.trained:,} are trained" if demand.trained < demand.parameters else ""),
         **({"weights": "not on this computer; the run's peers give them"} if lacking else {}),
         **({"frozen weights": frozen} if frozen else {}),
         "first batch": ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items()),
         **({"evaluation": f"on {sum(map(samples_in, held_out)):,} samples"} if held_out else {}),
         "device": str(compute),
         "memory": f"about {memory}",
+        "an epoch sends": f"{amount(demand.round, 2)}, and receives as much",
     }
     return told, looks

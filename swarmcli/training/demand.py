@@ -51,6 +51,7 @@ class Demand:
     """Sizes are bytes."""
 
     parameters: int
+    trained: int  # of them
     needs: tuple[Need, ...]  # of memory
     round: int  # that a trainer sends in a round; as much is received
     sent: int  # for each epoch
@@ -77,6 +78,7 @@ def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, 
         pace *= going.trainers / (going.trainers + 1) if going.trainers else 1.0
     return Demand(
         parameters=sum(parameter.numel() for parameter in outline.parameters()),
+        trained=sum(parameter.numel() for parameter in outline.parameters() if parameter.requires_grad),
         needs=tuple(memory_needs(recipe, outline, role, compute)),
         round=averaged,
         sent=int(sent * averaged),

@@ -10,13 +10,18 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from swarmcli.errors import CheckpointError, RecipeError
 from swarmcli.recipe import Recipe
-from swarmcli.training import CheckpointStore, build_task, load_checkpoint, saved_buffers
+from swarmcli.training import CheckpointStore, adapters, build_task, load_checkpoint, saved_buffers
 from swarmcli.training.adapters import lacks_base, load_base, stored_tensors
 from swarmcli.training.checkpoint import model_tensors
+from swarmcli.training.demand import demand_of
+from swarmcli.training.device import Compute
+from swarmcli.training.freezing import frozen_bytes, run_weights
+from swarmcli.training.memory import memory_needs
+from swarmcli.training.outline import outline_in_process
 from tests.training.small_tasks import small
 
 LLAMA = "base_model={model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, num_attention_heads: 2}"  # noqa: E501
@@ -119,3 +124,60 @@ def test_checkpoints_are_pefts_own(tmp_path: Path, saved: Path) -> None:
         load_checkpoint(place, "small").restore_model(build(small(tmp_path, *exactly, "adapter=lora", "lora_r=4")))
     with pytest.raises(RecipeError, match=r"holds an adapter.*swarm export --merge"):
         build(small(tmp_path, f"base_model={place}"))
+
+
+def test_what_a_volunteer_needs_and_sends_is_the_adapters(tmp_path: Path, saved: Path) -> None:
+    recipe = small(tmp_path, "base_model=saved", "adapter=lora")
+    outline = outline_in_process(recipe)
+    model = build(recipe)
+    learns = sum(each.nbytes for each in trained(model).values())
+    demand = demand_of(recipe, outline, "trainer", Compute(CPU))
+    assert (demand.round, demand.state, demand.trained) == (learns, 3 * learns, learns // 4)
+    assert demand.frozen == 2 * frozen_bytes(model), "its files are in float32"
+    needs = {need.what: need.nbytes for need in memory_needs(recipe, outline, "trainer", Compute(CPU))}
+    assert needs["parameters"] == sum(each.nbytes for each in model.parameters())
+    assert needs["gradients"] == learns and needs["statistics of adamw"] == 2 * learns
+    fewer = small(tmp_path, "base_model=saved", "adapter=lora", "load_in_4bit=true", "quantized_by=torchao==0.18.0")
+    assert memory_needs(fewer, outline, "trainer", Compute(CPU))[1].nbytes < needs["parameters"]
+    less = {need.what: need.nbytes for need in memory_needs(recipe, outline, "monitor", Compute(CPU))}
+    assert less["copies of the state for a checkpoint"] == 5 * learns
+
+
+@pytest.mark.parametrize(
+    ("keys", "here", "says"),
+    [
+        (("load_in_8bit=true",), {}, "install bitsandbytes or torchao"),
+        (("load_in_8bit=true",), {"torchao": "0.18.0"}, "add for example `quantized_by: torchao==0.18.0`"),
+        (("load_in_4bit=true", "quantized_by=torchao==0.17.0"), {}, "pip install torchao==0.17.0"),
+        (("load_in_4bit=true", "quantized_by=torchao==0.17.0"), {"torchao": "0.18.0"}, r"0.18.0 is\); `pip install"),
+    ],
+)
+def test_what_quantizes_has_to_be_the_one_that_the_recipe_names(
+    tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], here: dict[str, str], says: str
+) -> None:
+    monkeypatch.setattr(adapters, "_installed", lambda package: here.get(package, ""))
+    with pytest.raises(RecipeError, match=says):
+        build(small(tmp_path, "base_model=saved", "adapter=lora", *keys))
+
+
+def test_a_quantized_base_is_known_by_the_whole_weights(
+    tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a stand-in for the package: transformers is asked to quantize, and what agrees are the whole weights."""
+    monkeypatch.setattr(adapters, "_installed", lambda package: "0.50.2" if package == "bitsandbytes" else "")
+    asked: dict[str, Any] = {}
+    real = LlamaForCausalLM.from_pretrained.__func__
+
+    def loaded(kind: Any, *args: Any, quantization_config: Any, device_map: Any, **options: Any) -> Any:
+        asked.update(config=quantization_config, device=device_map)
+        return real(kind, *args, **options)
+
+    monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", classmethod(loaded))
+    plain = small(tmp_path, "base_model=saved", "adapter=lora")
+    recipe = small(
+        tmp_path, "base_model=saved", "adapter=lora", "load_in_4bit=true", "quantized_by=bitsandbytes==0.50.2"
+    )
+    model = build(recipe)
+    assert asked["config"].load_in_4bit and asked["device"] == {"": CPU}
+    whole = LlamaForCausalLM.from_pretrained(saved, quantization_config=None, device_map=None)
+    assert run_weights(recipe, model).own == run_weights(plain, whole).own
