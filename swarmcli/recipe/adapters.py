@@ -97,7 +97,7 @@ def _check_names(key: str, names: Any) -> None:
     plain = isinstance(names, list | tuple) and all(isinstance(each, str) and each for each in names)
     if not plain or len(names) > _MOST_NAMES or any(len(each) > _MOST_CHARACTERS for each in names):
         also = ", or all-linear" if key.endswith("target_modules") else ""
-        raise Conflict(key, f"{key}: write a list of names of modules, [q_proj, v_proj] for example{also}")
+        raise Conflict(key, f"{key}: modules are named one by one; write a list, [q_proj, v_proj] for example{also}")
 
 
 def _check_quantization(recipe: Recipe) -> None:

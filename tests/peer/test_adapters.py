@@ -133,7 +133,7 @@ def base_of(model: nn.Module) -> list[torch.Tensor]:
     return [each for each in model.parameters() if not each.requires_grad]
 
 
-def test_another_base_gives_way_to_the_runs(
+def test_another_base_gives_way_to_the_runs_and_who_adds_up_needs_none(
     start: Any, models: dict[str, nn.Module], settings: tuple[str, ...], tmp_path: Path
 ) -> None:
     save_base(tmp_path / "other", seed=4)
@@ -141,13 +141,16 @@ def test_another_base_gives_way_to_the_runs(
     first.reach(1)
     second = start("second", first, settings=(f"base_model={tmp_path / 'other'}", *settings))
     second.reach(first.epoch + 1)
-    for peer in (first, second):
+    helper = start("helper", first, role="auxiliary", settings=(f"base_model={tmp_path / 'bare'}", *settings))
+    first.until(lambda: any(isinstance(each, RoundFinished) and len(each.members) == 3 for each in first.events))
+    for peer in (first, second, helper):
         peer.leave()
     assert all(torch.equal(a, b) for a, b in zip(base_of(models["second"]), base_of(models["first"]), strict=True))
 
 
-def test_a_base_made_of_a_config_is_as_good(start: Any, models: dict[str, nn.Module]) -> None:
-    settings = ("adapter=lora", "lora_target_modules=[c_attn]")
+@pytest.mark.parametrize("mode", ["local_updates.enabled=false", "local_updates.enabled=true"])
+def test_a_base_made_of_a_config_is_as_good(start: Any, models: dict[str, nn.Module], mode: str) -> None:
+    settings = ("adapter=lora", "lora_target_modules=[c_attn]", mode)
     with pytest.raises(RecipeError, match=r"adapter.*are not trained, and have to be the same") as told:
         start("first", settings=settings).end()
     named = re.search("frozen_weights: ([0-9a-f]{64})", str(told.value))

@@ -19,7 +19,7 @@ from swarmcli.errors import CheckpointError
 from swarmcli.events import CheckpointWritten, EpochAdvanced, Event, Noticed
 from swarmcli.journal import Line, Recorder
 from swarmcli.peer.home import Home
-from swarmcli.peer.lifetime import run_monitor, run_trainer
+from swarmcli.peer.lifetime import run_auxiliary, run_monitor, run_trainer
 from swarmcli.peer.peer import RunPeer
 from swarmcli.run.watch import RunWatch
 from swarmcli.training import STREAM, CheckpointStore, load_checkpoint
@@ -85,7 +85,7 @@ class Peer:
     ) -> None:
         own = [f"local.name={name}", "local.device=cpu", "local.host=127.0.0.1", f"output_dir={self.home.parent}"]
         recipe = small("target_batch_size=64", *own, *settings)
-        run: Any = run_monitor if role == "monitor" else run_trainer
+        run: Any = {"monitor": run_monitor, "trainer": run_trainer, "auxiliary": run_auxiliary}[role]
         with (
             Home.at(self.home) as home,
             RunPeer(recipe, role, home, contacts=contacts, listener=self._hear) as peer,  # type: ignore[arg-type]

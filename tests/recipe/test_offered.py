@@ -105,6 +105,8 @@ def test_a_recipe_with_paths_of_one_machine_has_no_link_and_says_why(path: str) 
         ({"averaging": {"averaging_timeout": 1e9}}, "averaging.averaging_timeout is more than a day"),
         ({"base_model": {"model_type": "gpt2", "n_layer": 10**9}}, "base_model.n_layer is more than 1,024"),
         ({"base_model": {"model_type": "gpt2", "n_embd": 10**12}}, "base_model.n_embd is more than"),
+        ({"adapter": "loha", "peft": {"r": 10**12}}, "peft.r is more than"),
+        ({"adapter": "loha", "peft": {"target_modules": "(a|a)*b"}}, "modules are named one by one"),
         ({"base_model": {"model_type": "gpt2", "x": [0] * 2000}}, "base_model.x has more than 1024 items"),
         ({"base_model": {"model_type": "gemma3", "text_config": {"attn_implementation": "a/b"}}}, "chooses code"),
         ({"base_model": {"model_type": "gemma3", "text_config": {"_attn_implementation": "x"}}}, "chooses code"),
