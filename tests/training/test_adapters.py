@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from swarmcli.errors import CheckpointError, RecipeError
 from swarmcli.recipe import Recipe
 from swarmcli.training import CheckpointStore, adapters, build_task, load_checkpoint, saved_buffers
-from swarmcli.training.adapters import lacks_base, load_base, stored_tensors
+from swarmcli.training.adapters import add_adapter, lacks_base, load_base, stored_tensors
 from swarmcli.training.checkpoint import model_tensors
 from swarmcli.training.demand import demand_of
-from swarmcli.training.device import Compute
+from swarmcli.training.device import Compute, on_host
 from swarmcli.training.freezing import frozen_bytes, run_weights
 from swarmcli.training.memory import memory_needs
 from swarmcli.training.outline import outline_in_process
@@ -181,3 +181,23 @@ def test_a_quantized_base_is_known_by_the_whole_weights(
     assert asked["config"].load_in_4bit and asked["device"] == {"": CPU}
     whole = LlamaForCausalLM.from_pretrained(saved, quantization_config=None, device_map=None)
     assert run_weights(recipe, model).own == run_weights(plain, whole).own
+
+
+def test_a_copy_for_writing_and_evaluating_shares_the_base(tmp_path: Path, saved: Path) -> None:
+    recipe = small(tmp_path, "base_model=saved", "adapter=lora", "lora_modules_to_save=[lm_head]")
+    model, task = build(recipe), build_task(recipe)
+    copied = on_host(model)
+    for own, other in zip(model.parameters(), copied.parameters(), strict=True):
+        assert (own.data_ptr() == other.data_ptr()) is not own.requires_grad
+    batch = next(task.batches(1))
+    with torch.no_grad():
+        before = task.loss(model, batch)
+        for each in trained(model).values():
+            each.add_(1.0)
+        assert torch.equal(task.loss(copied, batch), before) and not torch.equal(task.loss(model, batch), before)
+
+
+def test_a_base_with_statistics_of_its_own_is_refused(tmp_path: Path) -> None:
+    base = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with pytest.raises(RecipeError, match="adapter: lora: the base has batch norms"):
+        add_adapter(small(tmp_path, "adapter=lora"), base, "AutoModel")
