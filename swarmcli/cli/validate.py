@@ -180,6 +180,6 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
         **({"evaluation": f"on {sum(map(samples_in, held_out)):,} samples"} if held_out else {}),
         "device": str(compute),
         "memory": f"about {memory}",
-        "an epoch sends": f"{amount(demand.round, 2)}, and receives as much",
+        "an epoch sends": f"{amount(demand.round, 3)}, and receives as much",
     }
     return told, looks

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,11 @@ def device_of_base(recipe: Recipe) -> torch.device:
     return choose_compute(recipe).device if is_quantized(recipe) else torch.device("cpu")
 
 
+def base_directory(recipe: Recipe) -> Path:
+    """Where the files of a base lie that is a saved model."""
+    return recipe.locate(str(recipe.base_model))
+
+
 def is_adapted(model: nn.Module) -> bool:
     """Whether an adapter of peft is all that is trained of it."""
     return hasattr(model, "peft_config")
@@ -63,9 +69,25 @@ def lacks_base(model: nn.Module) -> bool:
 # the adapter
 
 
-def add_adapter(recipe: Recipe, base: nn.Module, auto: str) -> nn.Module:
-    """A model of peft around `base`, which keeps its type and is frozen; what is trained is float32. `auto`: the Auto
-    class by which the base is known. Draws from torch's generator. Raises RecipeError."""
+def adapted(recipe: Recipe, base: nn.Module, auto: str, *, outline: bool) -> nn.Module:
+    """The recipe's adapter beside `base`, made by transformers' Auto class `auto`: on the meta device for an outline,
+    and for a saved model, whose weights come now if they are here. Raises RecipeError or CheckpointError."""
+    of_files = isinstance(recipe.base_model, str) and not outline
+    if of_files:
+        stand_in(base)
+    with torch.random.fork_rng(devices=[]), torch.device("meta") if outline else nullcontext():
+        torch.manual_seed(recipe.seed)
+        model: Any = add_adapter(recipe, base, _TASKS.get(auto))
+    model.base_is_absent = of_files
+    if of_files and (tensors := stored_tensors(base_directory(recipe))):
+        load_base(recipe, model, tensors, device_of_base(recipe))
+    made: nn.Module = model
+    return made
+
+
+def add_adapter(recipe: Recipe, base: nn.Module, task: str | None) -> nn.Module:
+    """A model of peft around `base`, which keeps its type and is frozen; what is trained is float32. `task` is peft's
+    word for it. Draws from torch's generator. Raises RecipeError."""
     # peft imports most of transformers: who trains no adapter need not wait for that.
     from peft import get_peft_model
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
@@ -77,8 +99,9 @@ def add_adapter(recipe: Recipe, base: nn.Module, auto: str) -> nn.Module:
         )
     try:
         kind: Any = PEFT_TYPE_TO_CONFIG_MAPPING[str(recipe.adapter).upper()]
-        config = kind(task_type=_TASKS.get(auto), **adapter_fields(recipe))
-        model: Any = get_peft_model(base, config)
+        config = kind(task_type=task, **adapter_fields(recipe))
+        with warnings.catch_warnings(action="ignore"):  # of what peft calls in transformers, and sets right by itself
+            model: Any = get_peft_model(base, config)
     except Exception as error:  # peft raises whatever its layers meet
         raise _refuse(
             recipe, f"peft cannot put it beside this model: {first_words(error)}", "correct its keys"
@@ -179,8 +202,7 @@ def load_base(recipe: Recipe, model: Any, tensors: Mapping[str, Tensor], device:
             )
         except Exception as error:  # architectures raise whatever they meet
             raise _refuse(recipe, f"its base cannot be loaded: {first_words(error)}", "take another") from error
-        auto = next((auto for auto, task in _TASKS.items() if task == model.peft_config["default"].task_type), "")
-        fresh: Any = add_adapter(recipe, base, auto)
+        fresh: Any = add_adapter(recipe, base, model.peft_config["default"].task_type)
     kept = [name for name, _ in fresh.named_parameters() if ".modules_to_save." in name]
     for name in sorted(found["missing_keys"]):
         if not any(each.replace(".modules_to_save.default", "").endswith(name) for each in kept):

@@ -13,7 +13,14 @@ from torch import nn
 from swarmcli.errors import RecipeError
 from swarmcli.optim.state.frozen import FrozenWeights, StoredWeights, frozen_of
 from swarmcli.recipe import Recipe
-from swarmcli.training.adapters import base_dtype, device_of_base, load_base, made_tensors, stored_tensors
+from swarmcli.training.adapters import (
+    base_directory,
+    base_dtype,
+    device_of_base,
+    load_base,
+    made_tensors,
+    stored_tensors,
+)
 from swarmcli.words import amount
 
 
@@ -54,7 +61,7 @@ def run_weights(
     def load(tensors: Mapping[str, torch.Tensor]) -> None:
         load_base(recipe, model, tensors, device or device_of_base(recipe))
 
-    here = stored_tensors(recipe.locate(base_model))
+    here = stored_tensors(base_directory(recipe))
     # No base of these shapes takes more in its files: float32, and some buffers.
     most = 5 * sum(each.numel() for each in model.parameters()) + (16 << 20)
     return StoredWeights(here, digest, directory, load, most)
@@ -66,7 +73,7 @@ def stored_bytes(recipe: Recipe, outline: nn.Module) -> int:
     if recipe.adapter is None or not isinstance(recipe.base_model, str):
         return nbytes
     try:
-        config = json.loads((recipe.locate(recipe.base_model) / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((base_directory(recipe) / "config.json").read_text(encoding="utf-8"))
         width = getattr(torch, str(config.get("dtype") or config.get("torch_dtype"))).itemsize
     except (OSError, ValueError, AttributeError):
         width = 4

@@ -26,7 +26,7 @@ from swarmcli.errors import CheckpointError
 from swarmcli.files.tensor_file import mapped
 from swarmcli.optim.state.frozen import FILE, FrozenWeights
 from swarmcli.recipe import Recipe
-from swarmcli.training.adapters import stored_tensors
+from swarmcli.training.adapters import base_directory, stored_tensors
 from swarmcli.training.stream import STREAM
 from swarmcli.words import first_words
 
@@ -83,7 +83,7 @@ def remember_base(recipe: Recipe, frozen: FrozenWeights, home: Path) -> None:
     """Has `base_of` find the base for the checkpoints in a peer's home, if that can be written to."""
     with suppress(OSError):
         if isinstance(recipe.base_model, str):
-            (home / BASE).write_text(str(recipe.locate(recipe.base_model).absolute()), encoding="utf-8")
+            (home / BASE).write_text(str(base_directory(recipe).absolute()), encoding="utf-8")
         elif frozen.held and not (home / FILE).exists():
             frozen.keep()
 

@@ -16,15 +16,7 @@ from swarmcli.checkpoints.layout import ADAPTER_CONFIG
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.pretrained import CONFIG, Pretrained, saved_model
-from swarmcli.training.adapters import (
-    BUILDING,
-    add_adapter,
-    base_dtype,
-    device_of_base,
-    load_base,
-    stand_in,
-    stored_tensors,
-)
+from swarmcli.training.adapters import BUILDING, adapted, base_dtype
 from swarmcli.training.freezing import freeze
 from swarmcli.words import first_words
 
@@ -80,8 +72,8 @@ class ModelSource:
 
     def _build(self, outline: bool) -> nn.Module:
         base_model, saved = self._recipe.base_model, saved_model(self._recipe)
-        adapted = self._recipe.adapter is not None
-        shapes = outline or (adapted and saved is not None)  # the weights of a base come to its adapter
+        beside = self._recipe.adapter is not None
+        shapes = outline or (beside and saved is not None)  # the weights of a base come to its adapter
         # The caller's own random numbers (dropout, its data) must not depend on whether a model was built before.
         with torch.random.fork_rng(devices=[]), torch.device("meta") if shapes else nullcontext():
             torch.manual_seed(self._recipe.seed)
@@ -95,8 +87,8 @@ class ModelSource:
         if self._kind.loss_type is not None and getattr(model, "loss_type", "") is None:
             model.loss_type = self._kind.loss_type
         self._choose_ways(model)
-        if adapted:
-            return self._adapted(model, outline)
+        if beside:
+            return adapted(self._recipe, model, self._kind.auto, outline=outline)
         return freeze(self._recipe, model.float().train())
 
     def _choose_ways(self, model: Any) -> None:
@@ -117,20 +109,6 @@ class ModelSource:
                     f"{model.config.model_type} only with all that it keeps; remove it, or take another model_type"
                 )
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-
-    def _adapted(self, base: nn.Module, outline: bool) -> nn.Module:
-        recipe, base_model = self._recipe, self._recipe.base_model
-        of_files = isinstance(base_model, str) and not outline
-        if of_files:
-            stand_in(base)
-        with torch.random.fork_rng(devices=[]), torch.device("meta") if outline else nullcontext():
-            torch.manual_seed(recipe.seed)
-            model: Any = add_adapter(recipe, base, self._kind.auto)
-        model.base_is_absent = of_files
-        if isinstance(base_model, str) and of_files and (tensors := stored_tensors(recipe.locate(base_model))):
-            load_base(recipe, model, tensors, device_of_base(recipe))
-        adapted: nn.Module = model
-        return adapted
 
     def _create(self, fields: Mapping[str, Any]) -> nn.Module:
         from transformers import AutoConfig

@@ -200,4 +200,4 @@ def test_a_copy_for_writing_and_evaluating_shares_the_base(tmp_path: Path, saved
 def test_a_base_with_statistics_of_its_own_is_refused(tmp_path: Path) -> None:
     base = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     with pytest.raises(RecipeError, match="adapter: lora: the base has batch norms"):
-        add_adapter(small(tmp_path, "adapter=lora"), base, "AutoModel")
+        add_adapter(small(tmp_path, "adapter=lora"), base, None)
