@@ -23,6 +23,7 @@ _KNOWN_ELSEWHERE = {
     "block_size": "sequence_len",
     "compression": "gradients",
     "epochs": "max_epochs",
+    "lora_target_linear": "lora_target_modules",
     "lr": "learning_rate",
     "max_seq_length": "sequence_len",
     "max_steps": "max_epochs",

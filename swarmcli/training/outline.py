@@ -33,6 +33,7 @@ from swarmcli.files.durable import write_file
 from swarmcli.machine.places import cache_directory
 from swarmcli.machine.registry import is_own_directory, make_private
 from swarmcli.recipe import Recipe, digest_of, parse_recipe
+from swarmcli.training.adapters import base_dtype
 from swarmcli.training.checkpoint import saved_buffers
 from swarmcli.training.memory import sizes_of_config
 
@@ -183,7 +184,8 @@ def _file_of(recipe: Recipe) -> Path | None:
     """Named by all that the shapes depend on. None: they depend on more, since the model brings code of its own."""
     if recipe.local.trust_remote_code:
         return None
-    name = "-".join([digest_of(recipe), swarmcli.__version__, torch.__version__, version("transformers")])
+    held = str(base_dtype(recipe)).partition(".")[2]
+    name = "-".join([digest_of(recipe), held, swarmcli.__version__, torch.__version__, version("transformers")])
     return cache_directory() / "outlines" / f"{name}.json"
 
 

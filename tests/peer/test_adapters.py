@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from swarmcli.cli.export import export
 from swarmcli.cli.generate import load
-from swarmcli.errors import CheckpointError, RecipeError
+from swarmcli.errors import CheckpointError, RecipeError, StateDownloadError
 from swarmcli.events import RoundFinished
 from swarmcli.optim.state.frozen import FILE, StoredWeights
 from swarmcli.peer import collaboration
@@ -146,6 +146,14 @@ def test_another_base_gives_way_to_the_runs_and_who_adds_up_needs_none(
     for peer in (first, second, helper):
         peer.leave()
     assert all(torch.equal(a, b) for a, b in zip(base_of(models["second"]), base_of(models["first"]), strict=True))
+
+
+def test_nobody_has_the_base(
+    start: Any, models: dict[str, nn.Module], settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    alone = start("alone", settings=(f"base_model={tmp_path / 'bare'}", "averaging.load_state_timeout=1", *settings))
+    with pytest.raises(StateDownloadError, match=r"this computer lacks the run's frozen weights, .* nobody gives them"):
+        alone.end()
 
 
 @pytest.mark.parametrize("mode", ["local_updates.enabled=false", "local_updates.enabled=true"])

@@ -184,6 +184,11 @@ class FrozenExchange:
 
     def _lacking(self, error: StateDownloadError) -> str:
         frozen = self.frozen
+        if not frozen.tensors:
+            return (
+                f"this computer lacks the run's frozen weights, {frozen.digest[:16]}…, and nobody gives them: {error}. "
+                "Wait for a peer that has them, or get them from where the run's owner has them"
+            )
         return (
             f"this model's frozen weights ({len(frozen.tensors)} tensors, {amount(frozen.nbytes, 2)}) are not the "
             f"run's, {frozen.digest[:16]}…, and nobody gives those: {error}. Load the weights that the run has, or, if "
