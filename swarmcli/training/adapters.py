@@ -198,10 +198,14 @@ def load_base(recipe: Recipe, model: Any, tensors: Mapping[str, Tensor], device:
                 state_dict=dict(tensors),
                 dtype=base_dtype(recipe),
                 output_loading_info=True,
+                attn_implementation=bare.config._attn_implementation,
                 **options,
             )
         except Exception as error:  # architectures raise whatever they meet
             raise _refuse(recipe, f"its base cannot be loaded: {first_words(error)}", "take another") from error
+        base.loss_type = bare.loss_type  # what the task and the recipe have chosen is of an object, not of its config
+        if recipe.gradient_checkpointing:
+            base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         fresh: Any = add_adapter(recipe, base, model.peft_config["default"].task_type)
     kept = [name for name, _ in fresh.named_parameters() if ".modules_to_save." in name]
     for name in sorted(found["missing_keys"]):

@@ -201,3 +201,16 @@ def test_a_base_with_statistics_of_its_own_is_refused(tmp_path: Path) -> None:
     base = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     with pytest.raises(RecipeError, match="adapter: lora: the base has batch norms"):
         add_adapter(small(tmp_path, "adapter=lora"), base, None)
+
+
+def test_a_base_of_files_computes_as_the_recipe_asks(tmp_path: Path, saved: Path) -> None:
+    chosen = "local.attn_implementation=eager", "gradient_checkpointing=true", "local.base_dtype=float32"
+    model = build(small(tmp_path, "base_model=saved", "adapter=lora", *chosen))
+    plain = build(small(tmp_path, "base_model=saved", "adapter=lora", "local.base_dtype=float32"))
+    assert model.config._attn_implementation == "eager" and model.get_base_model().is_gradient_checkpointing
+    task = build_task(small(tmp_path, "base_model=saved", "adapter=lora"))
+    batch = next(task.batches(1))
+    for each in (model, plain):
+        task.loss(each, batch).backward()
+    for name, each in trained(model).items():
+        torch.testing.assert_close(each.grad, trained(plain)[name].grad)
