@@ -170,7 +170,7 @@ class Collaboration:
             return {"frozen_digest": digest}
         frozen = run_weights(recipe, self.model, home if enough else None, self.compute.device)
         if recipe.adapter is not None:
-            remember_base(recipe, frozen, home)
+            remember_base(recipe, self.model, frozen, home)
         return {"frozen_parameters": frozen}
 
     def resume_own(self) -> None:

@@ -23,6 +23,7 @@ from swarmcli.errors import CheckpointError, RecipeError
 from swarmcli.files.tensor_file import mapped
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.adapters import adapter_fields
+from swarmcli.recipe.pretrained import saved_model
 from swarmcli.training.device import choose_compute
 from swarmcli.words import first_words
 
@@ -51,9 +52,16 @@ def device_of_base(recipe: Recipe) -> torch.device:
     return choose_compute(recipe).device if is_quantized(recipe) else torch.device("cpu")
 
 
-def base_directory(recipe: Recipe) -> Path:
-    """Where the files of a base lie that is a saved model."""
-    return recipe.locate(str(recipe.base_model))
+def base_files(recipe: Recipe, shapes: nn.Module) -> Path | None:
+    """The directory with the weights of a base that is a saved model; of the Hub's they are downloaded if need be.
+    None: there are none, or they have to come from the run's peers. Raises RecipeError."""
+    saved = saved_model(recipe)
+    return None if saved is None else saved.weights(lambda: most_stored(shapes))
+
+
+def most_stored(shapes: nn.Module) -> int:
+    """No base of these shapes takes more bytes in its files: float32, and some buffers."""
+    return 5 * sum(each.numel() for each in shapes.parameters()) + (16 << 20)
 
 
 def is_adapted(model: nn.Module) -> bool:
@@ -79,7 +87,7 @@ def adapted(recipe: Recipe, base: nn.Module, auto: str, *, outline: bool) -> nn.
         torch.manual_seed(recipe.seed)
         model: Any = add_adapter(recipe, base, _TASKS.get(auto))
     model.base_is_absent = of_files
-    if of_files and (tensors := stored_tensors(base_directory(recipe))):
+    if of_files and (place := base_files(recipe, model)) and (tensors := stored_tensors(place)):
         load_base(recipe, model, tensors, device_of_base(recipe))
     made: nn.Module = model
     return made
@@ -102,6 +110,9 @@ def add_adapter(recipe: Recipe, base: nn.Module, task: str | None) -> nn.Module:
         config = kind(task_type=task, **adapter_fields(recipe))
         with warnings.catch_warnings(action="ignore"):  # of what peft calls in transformers, and sets right by itself
             model: Any = get_peft_model(base, config)
+        # Where else a base lay is nobody's business.
+        config.base_model_name_or_path = recipe.base_model if recipe.revision else None
+        config.revision = recipe.revision
     except Exception as error:  # peft raises whatever its layers meet
         raise _refuse(
             recipe, f"peft cannot put it beside this model: {first_words(error)}", "correct its keys"
@@ -120,8 +131,8 @@ def add_adapter(recipe: Recipe, base: nn.Module, task: str | None) -> nn.Module:
 def adapter_text(model: nn.Module) -> str:
     """The adapter_config.json of an adapted model, as peft would save it."""
     config: Any = model.peft_config["default"]  # type: ignore[index]  # peft's
-    # peft's files are for inference unless their reader says something else. Where a base lay is nobody's business.
-    told = {**config.to_dict(), "inference_mode": True, "base_model_name_or_path": None}
+    # peft's files are for inference unless their reader says something else.
+    told = {**config.to_dict(), "inference_mode": True}
     return json.dumps(told, indent=2, sort_keys=True, default=lambda value: sorted(value, key=str)) + "\n"
 
 

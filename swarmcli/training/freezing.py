@@ -13,12 +13,14 @@ from torch import nn
 from swarmcli.errors import RecipeError
 from swarmcli.optim.state.frozen import FrozenWeights, StoredWeights, frozen_of
 from swarmcli.recipe import Recipe
+from swarmcli.recipe.pretrained import CONFIG, saved_model
 from swarmcli.training.adapters import (
-    base_directory,
     base_dtype,
+    base_files,
     device_of_base,
     load_base,
     made_tensors,
+    most_stored,
     stored_tensors,
 )
 from swarmcli.words import amount
@@ -61,19 +63,17 @@ def run_weights(
     def load(tensors: Mapping[str, torch.Tensor]) -> None:
         load_base(recipe, model, tensors, device or device_of_base(recipe))
 
-    here = stored_tensors(base_directory(recipe))
-    # No base of these shapes takes more in its files: float32, and some buffers.
-    most = 5 * sum(each.numel() for each in model.parameters()) + (16 << 20)
-    return StoredWeights(here, digest, directory, load, most)
+    place = base_files(recipe, model)
+    return StoredWeights(stored_tensors(place) if place else {}, digest, directory, load, most_stored(model))
 
 
 def stored_bytes(recipe: Recipe, outline: nn.Module) -> int:
     """So much is downloaded by a peer that lacks the frozen weights: of an adapter's base what its files hold."""
     nbytes = frozen_bytes(outline)
-    if recipe.adapter is None or not isinstance(recipe.base_model, str):
+    if recipe.adapter is None or (saved := saved_model(recipe)) is None:
         return nbytes
     try:
-        config = json.loads((base_directory(recipe) / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((saved.directory() / CONFIG).read_text(encoding="utf-8"))
         width = getattr(torch, str(config.get("dtype") or config.get("torch_dtype"))).itemsize
     except (OSError, ValueError, AttributeError):
         width = 4

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from swarmcli.checkpoints.layout import (
     ADAPTER,
@@ -26,7 +26,7 @@ from swarmcli.errors import CheckpointError
 from swarmcli.files.tensor_file import mapped
 from swarmcli.optim.state.frozen import FILE, FrozenWeights
 from swarmcli.recipe import Recipe
-from swarmcli.training.adapters import base_directory, stored_tensors
+from swarmcli.training.adapters import base_files, stored_tensors
 from swarmcli.training.stream import STREAM
 from swarmcli.words import first_words
 
@@ -79,11 +79,11 @@ def base_of(checkpoint: Path, named: Path | None = None) -> dict[str, Tensor]:
     )
 
 
-def remember_base(recipe: Recipe, frozen: FrozenWeights, home: Path) -> None:
+def remember_base(recipe: Recipe, model: nn.Module, frozen: FrozenWeights, home: Path) -> None:
     """Has `base_of` find the base for the checkpoints in a peer's home, if that can be written to."""
     with suppress(OSError):
-        if isinstance(recipe.base_model, str):
-            (home / BASE).write_text(str(base_directory(recipe).absolute()), encoding="utf-8")
+        if place := base_files(recipe, model):
+            (home / BASE).write_text(str(place.absolute()), encoding="utf-8")
         elif frozen.held and not (home / FILE).exists():
             frozen.keep()
 

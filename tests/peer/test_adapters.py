@@ -75,7 +75,7 @@ def settings(tmp_path: Path) -> tuple[str, ...]:
     bare = tmp_path / "bare"
     bare.mkdir()
     shutil.copy(tmp_path / "base" / "config.json", bare)
-    return ("adapter=lora", f"frozen_weights={digest}", "lora_r=4", "optimizer.learning_rate=0.01")
+    return ("tokenizer=bytes", "adapter=lora", f"frozen_weights={digest}", "lora_r=4", "optimizer.learning_rate=0.01")
 
 
 def trained(model: nn.Module) -> dict[str, torch.Tensor]:

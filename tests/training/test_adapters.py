@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,17 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from swarmcli.errors import CheckpointError, RecipeError
 from swarmcli.recipe import Recipe
 from swarmcli.training import CheckpointStore, adapters, build_task, load_checkpoint, saved_buffers
-from swarmcli.training.adapters import add_adapter, lacks_base, load_base, stored_tensors
+from swarmcli.training.adapters import adapter_text, add_adapter, lacks_base, load_base, stored_tensors
 from swarmcli.training.checkpoint import model_tensors
 from swarmcli.training.demand import demand_of
 from swarmcli.training.device import Compute, on_host
 from swarmcli.training.freezing import frozen_bytes, run_weights
 from swarmcli.training.memory import memory_needs
 from swarmcli.training.outline import outline_in_process
+from tests.hub_stand_in import Hub, hub
 from tests.training.small_tasks import small
+
+__all__ = ["hub"]
 
 LLAMA = "base_model={model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, num_attention_heads: 2}"  # noqa: E501
 CPU = torch.device("cpu")
@@ -214,3 +218,15 @@ def test_a_base_of_files_computes_as_the_recipe_asks(tmp_path: Path, saved: Path
         task.loss(each, batch).backward()
     for name, each in trained(model).items():
         torch.testing.assert_close(each.grad, trained(plain)[name].grad)
+
+
+def test_a_base_of_the_hub_is_known_by_name_and_commit(tmp_path: Path, saved: Path, hub: Hub) -> None:
+    commit = hub.push("acme/tiny", saved)
+    chosen = "tokenizer=bytes", "adapter=lora"
+    recipe = small(tmp_path, "base_model=acme/tiny", f"revision={commit}", *chosen)
+    model, local = build(recipe), build(small(tmp_path, "base_model=saved", *chosen))
+    assert equal(dict(model.named_parameters()), dict(local.named_parameters()))
+    assert run_weights(recipe, model).own == run_weights(small(tmp_path, "base_model=saved", *chosen), local).own
+    told, silent = json.loads(adapter_text(model)), json.loads(adapter_text(local))
+    assert (told["base_model_name_or_path"], told["revision"]) == ("acme/tiny", commit)
+    assert (silent["base_model_name_or_path"], silent["revision"]) == (None, None)
