@@ -120,9 +120,10 @@ def add_adapter(recipe: Recipe, base: nn.Module, task: str | None) -> nn.Module:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float().contiguous()
-    wrappers = [module for module in model.modules() if isinstance(module, ModulesToSaveWrapper)]
-    for copy in (copy for wrapper in wrappers for copy in wrapper.modules_to_save.values()):
-        _in_float32(copy, base_dtype(recipe))
+    for name, module in model.named_modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            is_head = name.count(".") == 2  # base_model.model.score: what follows it is the loss
+            _in_float32(module.modules_to_save["default"], torch.float32 if is_head else base_dtype(recipe))
     model.config.use_cache = False
     found: nn.Module = model.train()
     return found

@@ -11,7 +11,12 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaForCausalLM,
+)
 
 from swarmcli.errors import CheckpointError, RecipeError
 from swarmcli.recipe import Recipe
@@ -230,3 +235,26 @@ def test_a_base_of_the_hub_is_known_by_name_and_commit(tmp_path: Path, saved: Pa
     told, silent = json.loads(adapter_text(model)), json.loads(adapter_text(local))
     assert (told["base_model_name_or_path"], told["revision"]) == ("acme/tiny", commit)
     assert (silent["base_model_name_or_path"], silent["revision"]) == (None, None)
+
+
+def test_a_head_that_the_base_lacks_begins_alike_and_is_trained_in_float32(tmp_path: Path, saved: Path) -> None:
+    recipe, config = (
+        small(tmp_path, "base_model=saved", "adapter=lora"),
+        AutoConfig.from_pretrained(saved, num_labels=3),
+    )
+    config.pad_token_id = 0
+
+    def made() -> Any:
+        with torch.device("meta"):
+            base = AutoModelForSequenceClassification.from_config(config, dtype=torch.bfloat16)
+        return adapters.adapted(recipe, base, "AutoModelForSequenceClassification", outline=False)
+
+    model = made()
+    assert equal(trained(made()), trained(model)) and any("score" in name for name in trained(model))
+    loss = model(input_ids=torch.arange(1, 9).view(2, 4), labels=torch.tensor([0, 2])).loss
+    loss.backward()
+    assert loss.dtype == torch.float32 and all(each.grad is not None for each in trained(model).values())
+    with torch.device("meta"):
+        base = AutoModelForSequenceClassification.from_config(config, dtype=torch.bfloat16)
+    with pytest.raises(RecipeError, match=r"files have no score.weight.*name its module in lora_modules_to_save"):
+        adapters.adapted(recipe, base, "AutoModel", outline=False)
