@@ -210,6 +210,7 @@ def load_base(recipe: Recipe, model: Any, tensors: Mapping[str, Tensor], device:
                 state_dict=dict(tensors),
                 dtype=base_dtype(recipe),
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # a head of other labels: told, and looked at below
                 attn_implementation=bare.config._attn_implementation,
                 **options,
             )
@@ -220,11 +221,11 @@ def load_base(recipe: Recipe, model: Any, tensors: Mapping[str, Tensor], device:
             base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         fresh: Any = add_adapter(recipe, base, model.peft_config["default"].task_type)
     kept = [name for name, _ in fresh.named_parameters() if ".modules_to_save." in name]
-    for name in sorted(found["missing_keys"]):
+    for name in sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}):
         if not any(each.replace(".modules_to_save.default", "").endswith(name) for each in kept):
             raise _refuse(
                 recipe,
-                f"the base's files have no {name}, which would stay as it was drawn here",
+                f"the base's files have no {name} of its shape, which would stay as it was drawn here",
                 "name its module in lora_modules_to_save",
             )
     _adopt(model, fresh)

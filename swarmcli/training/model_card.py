@@ -102,7 +102,7 @@ By the run's recipe, which every peer has agreed to; nobody has looked at the te
 def _loading(recipe: Recipe) -> str:
     if recipe.adapter is not None:
         return (
-            "It is an adapter, beside the base with which it was trained; `swarm export --merge` makes one model of both:"
+            "It is an adapter, beside the base with which it was trained; `swarm export --merge` makes one of both:"
             f"\n\n```python\n{_ADAPTER}\n```"
         )
     if recipe.task not in BUILT_IN:

@@ -34,6 +34,7 @@ from tests.training.small_tasks import small
 __all__ = ["hub"]
 
 LLAMA = "base_model={model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2, num_attention_heads: 2}"  # noqa: E501
+HEAD = "base_model.model.score.modules_to_save.default.weight"
 CPU = torch.device("cpu")
 
 
@@ -254,7 +255,15 @@ def test_a_head_that_the_base_lacks_begins_alike_and_is_trained_in_float32(tmp_p
     loss = model(input_ids=torch.arange(1, 9).view(2, 4), labels=torch.tensor([0, 2])).loss
     loss.backward()
     assert loss.dtype == torch.float32 and all(each.grad is not None for each in trained(model).values())
+    AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(saved, num_labels=5)).save_pretrained(
+        saved
+    )
+    assert trained(made()).keys() == trained(model).keys() and trained(made())[HEAD].shape[0] == 3, (
+        "a head of other labels"
+    )
     with torch.device("meta"):
         base = AutoModelForSequenceClassification.from_config(config, dtype=torch.bfloat16)
-    with pytest.raises(RecipeError, match=r"files have no score.weight.*name its module in lora_modules_to_save"):
+    with pytest.raises(
+        RecipeError, match=r"files have no score.weight of its shape.*name its module in lora_modules_to_save"
+    ):
         adapters.adapted(recipe, base, "AutoModel", outline=False)
