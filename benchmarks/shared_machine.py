@@ -80,11 +80,11 @@ def contributes(home: Path) -> bool:
     return sum(epoch.own_samples > 0 for epoch in epochs(home)) > 3
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+def until(condition: Callable[[], bool], patience: float = PATIENCE) -> None:
+    deadline = time.monotonic() + patience
     while not condition():
         if time.monotonic() > deadline:
-            sys.exit(f"the trainers did not begin within {PATIENCE:.0f} s")
+            sys.exit(f"the trainers did not come so far within {patience:.0f} s")
         time.sleep(0.2)
 
 

@@ -26,6 +26,9 @@ SMALLER = {
     "local.host": "127.0.0.1",
 }
 OVERRIDES = [word for key, value in SMALLER.items() for word in ("--set", f"{key}={value}")]
+TASKS = {
+    "chat", "image-classification", "lora", "masked-lm", "seq2seq", "sequence-classification", "token-classification",
+}  # fmt: skip
 MODES = {"compressed", "delayed", "local-updates", "powersgd", "poweref"}
 
 
@@ -59,4 +62,5 @@ def test_every_mode_has_a_recipe() -> None:
         "wikitext-lm",
         "continue-local",
         "site",  # in test_site.py
+        *TASKS,  # in tests/training/test_shipped_recipes.py
     }

@@ -1,0 +1,133 @@
+"""Makes the small data sets that the recipes here learn from: rows from the sources of Python's own standard library,
+and drawn shapes. Needs no network; the same Python makes the same files.
+
+    python recipes/make_data.py
+
+writes them to recipes/data. By a link no data travel: each volunteer makes them below the directory that `swarm join`
+names, with `python make_data.py DIRECTORY/data`.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import keyword
+import random
+import re
+import sys
+import sysconfig
+import tokenize
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("asyncio", "email", "importlib", "unittest", "xml")  # the labels of modules.jsonl
+KINDS = ("keyword", "name", "operator", "number", "string")  # the tags of tokens.jsonl
+SHAPES = ("circle", "square", "triangle")
+MOST = 4000  # rows of a file
+ROOT = Path(sysconfig.get_path("stdlib"))
+
+
+def sources(*packages: str) -> Iterator[tuple[str, str]]:
+    """The package (or "") and the text of each file, in a fixed order."""
+    for package in packages or ("",):
+        files = sorted((ROOT / package).rglob("*.py") if package else ROOT.glob("*.py"))
+        for file in files:
+            if "test" not in file.parts:
+                yield package, file.read_text(encoding="utf-8", errors="replace")
+
+
+def modules() -> Iterator[dict[str, Any]]:
+    """Six lines of a module: of which package is it?"""
+    for package, text in sources(*PACKAGES):
+        lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+        for begin in range(0, len(lines) - 6, 6):
+            yield {"text": "\n".join(lines[begin : begin + 6]), "label": package}
+
+
+def tokens() -> Iterator[dict[str, Any]]:
+    """The tokens of a line, each with its kind."""
+    kinds = {tokenize.NUMBER: "number", tokenize.STRING: "string", tokenize.OP: "operator", tokenize.NAME: "name"}
+    for _, text in sources():
+        row: list[tuple[str, str]] = []
+        try:
+            for token in tokenize.generate_tokens(io.StringIO(text).readline):
+                if token.type == tokenize.NEWLINE:
+                    if 4 <= len(row) <= 24:
+                        yield {"tokens": [word for word, _ in row], "tags": [kind for _, kind in row]}
+                    row = []
+                elif token.type in kinds and len(token.string) <= 24 and "\n" not in token.string:
+                    kind = "keyword" if keyword.iskeyword(token.string) else kinds[token.type]
+                    row.append((token.string, kind))
+        except (tokenize.TokenError, SyntaxError):
+            continue
+
+
+def documented() -> Iterator[tuple[str, str]]:
+    """Functions and classes with the first sentence that is said of them."""
+    for _, text in sources():
+        try:
+            tree = ast.parse(text)
+        except SyntaxError:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (said := ast.get_docstring(node)):
+                sentence = re.split(r"(?<=\.)\s|\n", said.strip())[0]
+                if 20 <= len(sentence) <= 110 and not node.name.startswith("_"):
+                    yield node.name, sentence
+
+
+def names() -> Iterator[dict[str, Any]]:
+    """A sentence about a function; and its name."""
+    for name, sentence in documented():
+        yield {"source": sentence, "target": name}
+
+
+def chats() -> Iterator[dict[str, Any]]:
+    """A question for what a function does, and the answer."""
+    for name, sentence in documented():
+        asked = {"role": "user", "content": f"What does {name} do?"}
+        yield {"messages": [asked, {"role": "assistant", "content": sentence}]}
+
+
+def shapes(directory: Path) -> None:
+    """Drawn shapes of 32 pixels, a directory for each kind."""
+    from PIL import Image, ImageDraw
+
+    rng = random.Random(1)
+    for number in range(1200):
+        kind = SHAPES[number % len(SHAPES)]
+        image = Image.new("RGB", (32, 32), tuple(rng.randrange(80) for _ in range(3)))
+        draw, size = ImageDraw.Draw(image), rng.randrange(10, 22)
+        x, y = rng.randrange(32 - size), rng.randrange(32 - size)
+        color, box = tuple(rng.randrange(120, 256) for _ in range(3)), (x, y, x + size, y + size)
+        if kind == "circle":
+            draw.ellipse(box, color)
+        elif kind == "square":
+            draw.rectangle(box, color)
+        else:
+            draw.polygon([(x, y + size), (x + size, y + size), (x + size // 2, y)], color)
+        file = directory / kind / f"{number:04}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        image.save(file)
+
+
+def write(file: Path, rows: Callable[[], Iterator[dict[str, Any]]]) -> None:
+    """At most MOST rows, drawn from all of them."""
+    made = list(rows())
+    random.Random(1).shuffle(made)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in made[:MOST]), encoding="utf-8")
+    print(f"{file}: {min(MOST, len(made))} rows of {len(made)}")
+
+
+def main(directory: Path) -> None:
+    for name, rows in (("modules", modules), ("tokens", tokens), ("names", names), ("chats", chats)):
+        write(directory / f"{name}.jsonl", rows)
+    shapes(directory / "shapes")
+    print(f"{directory / 'shapes'}: 1200 images")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data")
