@@ -15,8 +15,9 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 
 from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, shared
 
-FORMATS = ("json", "parquet", "csv", "text")  # of the library `datasets`: others read files that can run code
-LOCAL_BUILDERS = (*FORMATS, "arrow", "imagefolder")  # what it reads of files
+# Of the library `datasets`: others read files that can run code.
+FORMATS = ("json", "parquet", "csv", "text", "imagefolder")
+LOCAL_BUILDERS = (*FORMATS, "arrow")  # what it reads of files
 SOURCES = ("stdlib", "files", "huggingface")
 _SUFFIXES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 _ON_HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
