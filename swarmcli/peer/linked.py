@@ -95,8 +95,8 @@ class LinkedRun:
             raise self._unwritable(error) from error
 
     def forget(self) -> None:
-        """Takes away again what `bring` put there, unless it is kept."""
-        for path in self.brought:
+        """Takes away again what `bring` put there, unless it is kept, by this process or another one."""
+        for path in () if self.recipe.exists() else self.brought:
             path.unlink(missing_ok=True)
             with suppress(OSError):  # something else lies there
                 for above in (path.parent, path.parent.parent, self.path):

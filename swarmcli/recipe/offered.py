@@ -49,6 +49,8 @@ MAX_OFFERED = 1 << 18  # bytes of a recipe; of the config and hashes beside it l
 DATA = "data"  # where datasets of files begin there: beside the peers' own files, which are not to be learned from
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_OWN_NAMES = {DATA, MODELS, "recipe.yaml", "agreed.json", "invitation"}
+_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?|.*\.")  # on Windows
 _HUB_NAME = re.compile(f"{_NAME}/{_NAME}")  # of a dataset
 _PIECES = re.compile("layer|block|expert|depth|stage")
 _LOADS = re.compile("^_|implementation|kernel|remote_code|quantization|pretrained")
@@ -158,7 +160,13 @@ def read_offered(
             "it is a saved model or tokenizer, which that peer does not hand out",
             f"ask for the link of another peer, or put it at {missing.brought} and join again",
         )
-    digest, known = digest_of(recipe) if missing is None else "", dict[str, Any]()
+    digest, known = "", dict[str, Any]()
+    if missing is None:
+        try:
+            digest = digest_of(recipe)
+        except RecipeError:  # a part of the files is here: a process was killed while it wrote them
+            if not contents:
+                raise
     if digest != link.fingerprint and wanted and contents:
         known = _read_contents(recipe, contents, f"the recipe from {link.peer_id.short}")
         digest = digest_of(recipe, known)
@@ -292,6 +300,9 @@ def _foreign(section: BaseModel, *path: str) -> Iterator[Problem]:
 
 
 def _problems(recipe: Recipe) -> Iterator[Problem]:
+    # The peers' files lie in a directory of this name, beside what a recipe reads and what is kept of a link.
+    if recipe.run_id.lower() in _OWN_NAMES or _RESERVED.fullmatch(recipe.run_id):
+        yield ("run_id",), f"is {recipe.run_id!r}, a name that this computer uses itself; the run needs another one"
     for saved in _directories(recipe):
         if not re.fullmatch(f"{MODELS}/{_NAME}", saved.text):
             yield (saved.key,), f"is a path of another computer; a link carries {MODELS}/ and a name"

@@ -24,6 +24,10 @@ def check_pattern(pattern: str) -> str:
         re.compile(pattern)
     except re.error as error:
         raise ValueError(f"{pattern!r:.80} is no regular expression ({error})") from None
+    if "(?" in pattern:  # flags could hide from the next lines what is repeated
+        raise ValueError(
+            f"{pattern!r:.80} has (? in it, which is not taken here; write it without flags and looks ahead"
+        )
     choices = len(re.findall(r"[*+?{|]", pattern))
     if len(pattern) > BOUNDS.characters or choices > BOUNDS.choices or re.search(r"\)[*+?{]", pattern):
         raise ValueError(

@@ -426,7 +426,8 @@ class SampleStream:
         while len(self._block) < self._size:
             sample, end, seen = self._ahead or next(self._samples)
             self._ahead = None
-            if (passes not in (None, seen) and len(self._block) >= self._least) or end.before.choices > most:
+            of_next = passes not in (None, seen) and len(self._block) >= self._least
+            if self._block and (of_next or end.before.choices > most):
                 self._ahead = sample, end, seen
                 break
             self._block.append(sample)

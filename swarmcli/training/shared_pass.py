@@ -52,6 +52,8 @@ class PassRecord(pydantic.BaseModel):
 @dataclass(frozen=True, slots=True)
 class PassOptions:
     volume: float = 1.0  # of a pass, by the samples that the swarm has counted, before it may end
+    least: float = 0.25  # of a pass, before others' words end it
+    latest: int = 1 << 30  # pass that a newcomer begins with: numbers go on from there, and have to fit a record
     sources: int = 16  # that are told to others: a record is some hundred bytes for each
 
 
@@ -74,6 +76,7 @@ class _Own:
     read: set[int] = field(default_factory=set)
     in_hand: set[int] = field(default_factory=set)
     before: set[int] = field(default_factory=set)
+    has_followed: bool = False  # others into their pass, by their word alone
     settled: int = 0  # parts, in all passes since this peer started …
     samples: int = 0  # … and its samples by then
 
@@ -132,9 +135,11 @@ class SharedPass:
             own.parts = parts
             own.in_hand |= set(begun) - own.read  # those too that a stream reads again after a restart
             present = self._pass_of_most(source, own)
-            if present > own.number or len(own.read | own.in_hand) >= parts or self._has_ended(source, own, of_swarm):
+            if not own.settled and not begun and present > own.number:
+                own.number, own.began = min(present, self._options.latest), of_swarm  # a newcomer goes where most are
+            elif len(own.read | own.in_hand) >= parts or self._may_end(source, own, of_swarm, present):
                 own.before, own.read, own.in_hand = own.read | own.in_hand, set(), set()
-                own.number, own.began = max(present, own.number + 1), of_swarm
+                own.number, own.began = own.number + 1, of_swarm
             # A vouched word counts more than all others together.
             held = self._holders(source, own, vouched=True) * (len(self._words) + 1)
             held += self._holders(source, own, vouched=False)
@@ -149,19 +154,32 @@ class SharedPass:
             return own.number, part
 
     def _pass_of_most(self, source: int, own: _Own) -> int:
-        """More than half of those that are vouched for are in this pass or behind it; 0: of none that is known."""
-        numbers = sorted(told.number for told in self._told_by_vouched(source, own))
+        """More than half of those that are there and vouched for are in this pass or behind it; 0: of none that is
+        known. Whoever has something in hand is there."""
+        told = (_of_source(word.in_hand, source, own.parts) for word in self._words if word.vouched)
+        numbers = sorted(each.number for each in told if each is not None)
         return numbers[(len(numbers) - 1) // 2] if numbers else 0
 
-    def _has_ended(self, source: int, own: _Own, of_swarm: int) -> bool:
+    def _may_end(self, source: int, own: _Own, of_swarm: int, present: int) -> bool:
+        """Whether this peer begins another pass. Others' words end none before a part of it is computed, by this peer's
+        own measure, or a liar would have it read the same part for ever; but one that has come at the end of a pass
+        follows once."""
+        if present > own.number and not own.has_followed:
+            own.has_followed = True
+            return True
+        if not own.settled:
+            return False  # how many samples a part takes is not known yet
+        of_pass = own.parts * own.samples / (own.settled + 1)  # the last part of a block is read, and not yet left
+        if of_swarm - own.began < self._options.least * of_pass:
+            return False
+        return present > own.number or self._has_ended(source, own, of_swarm, of_pass)
+
+    def _has_ended(self, source: int, own: _Own, of_swarm: int, of_pass: float) -> bool:
         held = self._holders(source, own, vouched=True) + self._holders(source, own, vouched=False)
         if any(not held[part] for part in range(own.parts) if part not in own.read | own.in_hand):
             return False
-        if not own.settled:
-            return False  # how many samples a part takes is not known yet
         told = [each.began for each in self._told_by_vouched(source, own) if each.number == own.number]
         began = sorted([own.began, *told])  # one that has come later than the pass began knows it by others' word
-        of_pass = own.parts * own.samples / (own.settled + 1)  # the last part of a block is read, and not yet left
         return of_swarm - began[(len(began) - 1) // 2] >= self._options.volume * of_pass
 
     def _holders(self, source: int, own: _Own, *, vouched: bool) -> npt.NDArray[np.int64]:

@@ -13,7 +13,8 @@ import numpy as np
 import pydantic
 import pytest
 
-from swarmcli.training.samples import RowByRow, SampleStream, stacked
+from swarmcli.training import ByteTokenizer
+from swarmcli.training.samples import RowByRow, SampleStream, TextRun, stacked
 from swarmcli.training.shared_pass import HeardPass, PassRecord, SharedPass, SourceRead
 from swarmcli.training.sources import WHOLE, Document, PassPart, Permutation, Place
 
@@ -219,3 +220,48 @@ def test_others_that_divide_the_data_otherwise_say_nothing() -> None:
     shared = SharedPass("swarm/1", lambda: (0, 0), rng=random.Random(1))
     shared.hear([claims(3, range(512), vouched=True)] * 5)
     assert shared.next_part(0, 100, 0, ())[0] == 0
+
+
+def test_a_member_that_is_always_a_pass_ahead_cannot_have_another_read_the_same_part_for_ever() -> None:
+    swarm = Swarm(1)
+    swarm.join()
+    (peer,) = swarm.peers
+    for _ in range(1500):
+        swarm.liars = [claims(peer.number + 1, range(1, 512), vouched=True)]
+        swarm.step()
+    read = set().union(*swarm.read.values())
+    assert len(read) > 0.7 * min(swarm.samples, ROWS) and len(swarm.read) < 12
+
+
+def test_a_newcomer_cannot_be_sent_to_a_pass_that_no_record_can_name() -> None:
+    shared = SharedPass("swarm/1", lambda: (0, 0), rng=random.Random(1))
+    shared.hear([claims((1 << 32) - 1, range(0), vouched=True)] * 5)
+    begun: tuple[int, ...] = ()
+    for _ in range(600):
+        _, part = shared.next_part(0, 512, 0, begun)
+        begun = (*begun, part)
+        for record in shared.says():
+            PassRecord.model_validate(record.model_dump())
+
+
+def test_samples_longer_than_a_block_of_parts_are_made() -> None:
+    class Short:
+        files = ()
+
+        def documents(self, seed: str, place: Place = (), part: PassPart = WHOLE) -> Iterator[Document]:
+            (begin,) = place or (0,)
+            for number in range(12)[part.slice_of(12)][begin:]:
+                yield Document(f"text {number} of twenty", True, (number % 1 + 1,))
+
+        def parts(self) -> int:
+            return 12
+
+        def identity(self) -> str:
+            return "short"
+
+    reading = SharedPass("swarm/1", lambda: (0, 0), rng=random.Random(1))
+    made = SampleStream(
+        [Short()], [1.0], TextRun(ByteTokenizer(), 200), seed=1, batch_size=1, block=64, reading=reading
+    )
+    for _ in range(5):
+        assert next(made)["input_ids"].shape == (1, 200)
