@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import io
 import json
 import logging
 import os
@@ -41,6 +42,7 @@ class DataOptions:
     most_block: int = 1 << 20  # sequences; as many as local.shuffle_buffer_size may be
     most_parts: int = 512  # of a pass that peers share
     block_parts: int = 4  # that are shuffled together: whoever dies leaves so many half read
+    most_pixels: int = 1 << 26  # of an image: 200 MB when it is decoded
     fewest_parts: int = 8  # with fewer there is nothing to share, and each peer reads in an order of its own
 
 
@@ -299,6 +301,8 @@ class HuggingFaceSource:
         }  # fmt: skip
         self._text_column = text_column
         self._held_out = held_out
+        self._images: list[str] = []  # columns
+        self._told_of_image = False
         self._dataset: Any = None
 
     def documents(self, seed: str, place: Place = (), part: PassPart = WHOLE) -> Iterator[Document]:
@@ -406,16 +410,47 @@ class HuggingFaceSource:
                 # Where a file can be read in parts (Parquet in row groups), each is a shard to begin at. The library
                 # asks every file for its parts, so this is for few files.
                 opened = opened.reshard()
-            self._dataset = opened
+            self._dataset = self._undecoded(opened)
         except Exception as error:  # as above
             raise DataError(
                 f"the dataset {self.path!r} cannot be opened: {first_words(error)}; check its keys in the recipe"
             ) from error
         return self._dataset
 
+    def _undecoded(self, dataset: Any) -> Any:
+        """The dataset, of which the library opens no file and no address: rows may name any, of this computer too.
+        Columns of images stay, as they are stored; other columns of that kind (sound, video) are left out."""
+        from datasets import Image
+
+        for name, feature in list((dataset.features or {}).items()):
+            if isinstance(feature, Image):
+                dataset = dataset.cast_column(name, Image(decode=False))
+                self._images.append(name)
+            elif _is_decoded(feature):
+                dataset = dataset.remove_columns(name)
+        return dataset
+
+    def _image_of(self, stored: Any) -> Any:
+        """An image, of which only the size was read; None for what is none."""
+        from PIL import Image
+
+        try:
+            data = stored["bytes"]
+            if data is None and self.path == "imagefolder":  # the library finds no file but those that were named
+                data = Path(stored["path"]).read_bytes()
+            image = Image.open(io.BytesIO(data))
+            if image.width * image.height > self._options.most_pixels:
+                raise ValueError(f"it has {image.width} × {image.height} pixels")
+            return image
+        except (OSError, ValueError, TypeError, KeyError, Image.DecompressionBombError) as error:
+            if not self._told_of_image:
+                self._told_of_image = True
+                logger.warning("an image of the dataset %r is passed over: %s", self.path, first_words(error))
+            return None
+
     def _content_of(self, row: dict[str, object]) -> Content:
         if self._text_column is None:
-            return row
+            return row | {name: self._image_of(row[name]) for name in self._images if name in row}
         if self._text_column not in row:
             raise DataError(
                 f"the dataset {self.path!r} has no column {self._text_column!r}; set field to one of "
@@ -423,6 +458,14 @@ class HuggingFaceSource:
             )
         text = row[self._text_column]
         return text if isinstance(text, str) else ""
+
+
+def _is_decoded(feature: Any) -> bool:
+    """Whether the library decodes something in a column: images, sound, video."""
+    if hasattr(feature, "decode_example"):
+        return True
+    inner = feature.values() if isinstance(feature, Mapping) else feature if isinstance(feature, list) else ()
+    return any(map(_is_decoded, inner)) or (hasattr(feature, "feature") and _is_decoded(feature.feature))
 
 
 def _feed(digest: hashlib.blake2b, content: object) -> None:

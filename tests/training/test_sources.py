@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import io
 import logging
 import random
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
+from PIL import Image
 
 from swarmcli.errors import DataError
 from swarmcli.training import sources
@@ -182,3 +185,53 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r"pip install 'swarmcli\[datasets\]'"):
         read(HuggingFaceSource("json"))
+
+
+def image_rows(directory: Path, rows: list[dict[str, object]]) -> str:
+    """A parquet file whose rows hold, or name, images."""
+    features = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.Value("string")})
+    file = directory / "rows.parquet"
+    datasets.Dataset.from_list(rows, features=features).cast_column("image", datasets.Image()).to_parquet(str(file))
+    return str(file)
+
+
+def png(width: int = 4, height: int = 3) -> bytes:
+    held = io.BytesIO()
+    Image.new("RGB", (width, height), (1, 2, 3)).save(held, "PNG")
+    return held.getvalue()
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_row_that_names_a_file_of_this_computer_opens_none(tmp_path: Path, streaming: bool) -> None:
+    (tmp_path / "secret.png").write_bytes(png())
+    named = {"image": {"bytes": None, "path": str(tmp_path / "secret.png")}, "label": "named"}
+    held = {"image": {"bytes": png(), "path": None}, "label": "held"}
+    file = image_rows(tmp_path, [named, held])
+    source = HuggingFaceSource("parquet", data_files=[file], text_column=None, streaming=streaming)
+    found = {
+        row["label"]: row["image"] for document in source.documents("0") if isinstance(row := document.content, dict)
+    }
+    assert found["named"] is None and found["held"].size == (4, 3)
+    texts = HuggingFaceSource("parquet", data_files=[file], text_column="label", streaming=streaming)
+    assert {document.content for document in texts.documents("0")} == {"named", "held"}
+
+
+def test_a_file_that_is_no_image_and_one_too_large_are_passed_over_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torn = {"image": {"bytes": b"no image", "path": None}, "label": "torn"}
+    large = {"image": {"bytes": png(9, 9), "path": None}, "label": "large"}
+    options = DataOptions(most_pixels=80)
+    source = HuggingFaceSource(
+        "parquet", data_files=[image_rows(tmp_path, [torn, large])], text_column=None, options=options
+    )
+    assert [document.content["image"] for document in source.documents("0")] == [None, None]  # type: ignore[index]
+    assert caplog.text.count("is passed over") == 1
+
+
+def test_images_of_a_directory_are_read(tmp_path: Path) -> None:
+    for kind in ("a", "b"):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "1.png").write_bytes(png())
+    source = HuggingFaceSource("imagefolder", data_files=[f"{tmp_path}/**"], text_column=None, streaming=False)
+    assert [document.content["image"].size for document in source.documents("0")] == [(4, 3)] * 2  # type: ignore[index]
