@@ -22,34 +22,42 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("asyncio", "email", "importlib", "unittest", "xml")  # the labels of modules.jsonl
+STATEMENTS = ("assign", "expr", "for", "if", "return", "with")  # the labels of statements.jsonl
 KINDS = ("keyword", "name", "operator", "number", "string")  # the tags of tokens.jsonl
 SHAPES = ("circle", "square", "triangle")
 MOST = 4000  # rows of a file
 ROOT = Path(sysconfig.get_path("stdlib"))
 
 
-def sources(*packages: str) -> Iterator[tuple[str, str]]:
-    """The package (or "") and the text of each file, in a fixed order."""
-    for package in packages or ("",):
-        files = sorted((ROOT / package).rglob("*.py") if package else ROOT.glob("*.py"))
-        for file in files:
-            if "test" not in file.parts:
-                yield package, file.read_text(encoding="utf-8", errors="replace")
+def sources() -> Iterator[str]:
+    """The text of each module, in a fixed order."""
+    for file in sorted(ROOT.glob("*.py")):
+        yield file.read_text(encoding="utf-8", errors="replace")
 
 
-def modules() -> Iterator[dict[str, Any]]:
-    """Six lines of a module: of which package is it?"""
-    for package, text in sources(*PACKAGES):
-        lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-        for begin in range(0, len(lines) - 6, 6):
-            yield {"text": "\n".join(lines[begin : begin + 6]), "label": package}
+def statements() -> Iterator[dict[str, Any]]:
+    """The first line of a statement: of which kind is it? As many of each kind."""
+    found: dict[str, dict[str, None]] = {kind: {} for kind in STATEMENTS}
+    for text in sources():
+        try:
+            tree = ast.parse(text)
+        except SyntaxError:
+            continue
+        lines = text.splitlines()
+        for node in ast.walk(tree):
+            kind = type(node).__name__.lower()
+            if kind in found and isinstance(node, ast.stmt):
+                found[kind][lines[node.lineno - 1].strip()[:120]] = None
+    for kind, texts in found.items():
+        chosen = list(texts)
+        random.Random(1).shuffle(chosen)
+        yield from ({"text": text, "label": kind} for text in chosen[: MOST // len(STATEMENTS)])
 
 
 def tokens() -> Iterator[dict[str, Any]]:
     """The tokens of a line, each with its kind."""
     kinds = {tokenize.NUMBER: "number", tokenize.STRING: "string", tokenize.OP: "operator", tokenize.NAME: "name"}
-    for _, text in sources():
+    for text in sources():
         row: list[tuple[str, str]] = []
         try:
             for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -66,7 +74,7 @@ def tokens() -> Iterator[dict[str, Any]]:
 
 def documented() -> Iterator[tuple[str, str]]:
     """Functions and classes with the first sentence that is said of them."""
-    for _, text in sources():
+    for text in sources():
         try:
             tree = ast.parse(text)
         except SyntaxError:
@@ -123,7 +131,7 @@ def write(file: Path, rows: Callable[[], Iterator[dict[str, Any]]]) -> None:
 
 
 def main(directory: Path) -> None:
-    for name, rows in (("modules", modules), ("tokens", tokens), ("names", names), ("chats", chats)):
+    for name, rows in (("statements", statements), ("tokens", tokens), ("names", names), ("chats", chats)):
         write(directory / f"{name}.jsonl", rows)
     shapes(directory / "shapes")
     print(f"{directory / 'shapes'}: 1200 images")

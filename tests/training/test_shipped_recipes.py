@@ -27,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(make)
     make.MOST = 600
-    make.sources, every = lambda *packages: itertools.islice(every(*packages), 0, None, 4), make.sources
+    make.sources, every = lambda: itertools.islice(every(), 0, None, 4), make.sources
     directory = tmp_path_factory.mktemp("data")
     make.main(directory / "data")
     return directory

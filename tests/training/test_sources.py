@@ -4,7 +4,6 @@ import io
 import logging
 import random
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pytest
