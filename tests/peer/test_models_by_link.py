@@ -96,6 +96,15 @@ def test_config_and_tokenizer_come_with_the_recipe(owned: Recipe, tmp_path: Path
     assert not (tmp_path / "mine").exists(), "whoever asked writes them"
 
 
+@pytest.mark.parametrize("left", [(), ("tokenizer.json",), ("config.json",)])
+def test_files_that_a_killed_process_left_half_come_again(owned: Recipe, tmp_path: Path, left: tuple[str, ...]) -> None:
+    home, mine = tmp_path / "owner" / "tiny", tmp_path / "mine" / "models" / "tiny"
+    mine.mkdir(parents=True)
+    for name in left:
+        (mine / name).write_bytes((home / name).read_bytes()[: -1 if name == "config.json" else None])
+    assert set(fetched(owned, tmp_path / "mine", serving(owned))) == {f"models/tiny/{p.name}" for p in home.iterdir()}
+
+
 def never(wanted: FileWanted, data: bytes) -> Any:
     return asyncio.Event().wait()
 
@@ -204,6 +213,17 @@ def test_who_does_not_agree_keeps_nothing(owned: Recipe, data: Path, monkeypatch
         with pytest.raises(RecipeError, match="--set changes seed"):
             recipe_named(str(link), "auxiliary", ["seed=9"], yes=True)
         assert not list(data.rglob("*"))
+
+    join(owned, action)
+
+
+def test_a_no_takes_nothing_from_another_process_that_has_agreed_meanwhile(owned: Recipe, data: Path) -> None:
+    def action(link: Link) -> None:
+        mine = LinkedRun(link)
+        mine.bring({mine.path / "models" / "tiny" / "config.json": b"{}"})
+        recipe_named(str(link), "trainer", [], yes=True)
+        mine.forget()
+        assert LinkedRun(link).kept() is not None
 
     join(owned, action)
 

@@ -332,3 +332,15 @@ def test_a_model_of_the_hub_is_asked_for_by_nobody_who_has_not_agreed(hub: Hub, 
     branch = text.replace(str(recipe.revision).encode(), b"main")
     with pytest.raises(RecipeError, match="revision is no commit, so it may change"):
         read_offered(branch, link, tmp_path / "volunteer", contents)
+
+
+@pytest.mark.parametrize("name", ["data", "Models", "recipe.yaml", "agreed.json", "invitation", "nul", "con.x", "run."])
+def test_a_run_of_a_name_that_this_computer_uses_itself_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RecipeError, match="a name that this computer uses itself; the run needs another one"):
+        offered(small(f"run_id={name}"))
+
+
+@pytest.mark.parametrize("pattern", ["(?x)([^!]+) +!", "(?x)([^!]+)\n+!", "a(?=b)"])
+def test_a_pattern_whose_flags_could_hide_what_is_repeated_is_refused(pattern: str) -> None:
+    with pytest.raises(RecipeError, match=r"has \(\? in it"):
+        small(f"unfrozen_parameters=[{json.dumps(pattern)}]")
