@@ -283,7 +283,7 @@ class Evaluated(Event):
 
     @property
     def sentence(self) -> str:
-        """What came out, for people: "loss 0.3100, accuracy 0.9100"."""
+        """The outcome, for people: "loss 0.3100, accuracy 0.9100"."""
         return ", ".join(f"{name} {value:.4f}" for name, value in {"loss": self.loss, **self.metrics}.items())
 
 

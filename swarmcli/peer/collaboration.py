@@ -284,7 +284,7 @@ def owners_word(recipe: Recipe, run_key: str) -> SignedByOwner:
 
 def compute_of(recipe: Recipe, role: Role) -> Compute:
     """On what a peer holds its model. Raises RecipeError for a trainer without the device that it asks for."""
-    # What is quantized cannot be moved, so a monitor evaluates where a trainer would compute.
+    # A quantized base cannot be moved, so a monitor evaluates where a trainer would compute.
     computes = role == "trainer" or (role == "monitor" and is_quantized(recipe))
     return choose_compute(recipe) if computes else Compute(torch.device("cpu"))
 

@@ -37,7 +37,7 @@ _MOST_NAMES, _MOST_CHARACTERS = 256, 200
 
 
 def adapter_fields(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe says of its adapter, by the names of peft's configuration; {}: nothing is left to say."""
+    """The keys of a recipe about its adapter, by the names of peft's configuration; {}: nothing is left to say."""
     own = {field: getattr(recipe, key) for key, field in KEYS.items()} if recipe.adapter == "lora" else {}
     fields = {**own, **recipe.peft}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}

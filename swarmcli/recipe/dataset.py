@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 
 from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, shared
 
-# Of the library `datasets`: others read files that can run code.
+# Formats of the library `datasets`: others read files that can run code.
 FORMATS = ("json", "parquet", "csv", "text", "imagefolder")
 LOCAL_BUILDERS = (*FORMATS, "arrow")  # what it reads of files
 SOURCES = ("stdlib", "files", "huggingface")

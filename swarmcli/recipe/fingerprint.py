@@ -52,8 +52,8 @@ def differing_keys(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[s
 
 
 def contents_of(recipe: Recipe) -> dict[str, Any]:
-    """What counts in place of the names of saved models and tokenizers: `base_model` by its config, `tokenizer` by the
-    SHA-256 of each of its files. Raises RecipeError if they cannot be read."""
+    """The values that count in place of the names of saved models and tokenizers: the config of `base_model`, and the
+    SHA-256 of each file of `tokenizer`. Raises RecipeError if they cannot be read."""
     found: dict[str, Any] = {"tokenizer": "bytes"}
     if (model := saved_model(recipe)) is not None:
         found["base_model"] = _config_of(model)

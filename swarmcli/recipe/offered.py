@@ -237,7 +237,7 @@ def _parse(data: bytes, name: str, directory: Path) -> Recipe:
 
 
 def _read_contents(recipe: Recipe, text: str, name: str) -> dict[str, Any]:
-    """What a peer says of the recipe's saved model and tokenizer, in bounds. The fingerprint tells if it is true."""
+    """A peer's word about the recipe's saved model and tokenizer, in bounds. The fingerprint tells if it is true."""
     try:
         if len(text.encode()) > MAX_OFFERED:
             raise RecipeError(f"{name}: config and hashes of more than {MAX_OFFERED >> 10} KiB, too large for a link")

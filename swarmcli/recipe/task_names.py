@@ -13,7 +13,7 @@ CUSTOM = "custom"  # a script hands the task to Collaboration(task=…)
 
 @dataclass(frozen=True, slots=True)
 class BuiltInTask:
-    """What is known of a task before its code is imported."""
+    """The facts of a task that are known before its code is imported."""
 
     where: str  # module below swarmcli.training.tasks, and class
     words: str  # what its model does
@@ -55,7 +55,7 @@ def check_task(name: str) -> str:
 
 
 def task_in_words(name: str) -> str:
-    """What the model of a task does, for people: "predicts text"."""
+    """The work of a task's model, for people: "predicts text"."""
     if name in BUILT_IN:
         return BUILT_IN[name].words
     entry = installed_tasks().get(name)

@@ -255,7 +255,7 @@ def _adopt(model: nn.Module, fresh: nn.Module) -> None:
 
 
 def quantization(recipe: Recipe) -> Any:
-    """What transformers calls a quantization config; None: the base stays whole. Raises RecipeError unless the package
+    """A quantization config of transformers; None: the base stays whole. Raises RecipeError unless the package
     is installed here that the recipe names, in its version."""
     if not is_quantized(recipe):
         return None

@@ -233,7 +233,7 @@ class ChatReader:
             begin, end = self._turn(messages, number, text)
             mark = self._end_of_turn(messages, number, text, end, must=learned) if when != "last" or last else ""
             behind = text.index(mark, end) + len(mark)
-            # What stands between the content and the mark leads to it, so it is learned as well.
+            # The text between the content and the mark leads to it, so it is learned as well.
             spans.append((begin, behind) if learned else (behind - len(mark), behind))
         return text, spans
 
@@ -265,7 +265,7 @@ class ChatReader:
         return ""
 
     def _around(self, messages: Sequence[Message], number: int, text: str) -> tuple[str, str]:
-        """What the template writes before and after the content of a message."""
+        """The text that a template writes before and after the content of a message."""
         role = messages[number]["role"]
         said = text + "".join(str(message["content"]) for message in messages)
         probe = next(word for word in (f"swarm{n}" for n in count()) if word not in said)

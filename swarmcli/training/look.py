@@ -1,4 +1,4 @@
-"""What a recipe makes of the rows of its datasets, for people to look at before anybody trains on them."""
+"""Samples that a recipe makes of the rows of its datasets, for people to look at before anybody trains on them."""
 
 from __future__ import annotations
 

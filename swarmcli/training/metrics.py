@@ -31,7 +31,7 @@ def metric_called(name: str, choices: int) -> Metric:
 
 
 def sums_of(metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
-    """What the metrics have summed up so far, by "metric.state". Those that keep more than sums are left out."""
+    """The sums of the metrics so far, by "metric.state". Those that keep more than sums are left out."""
     return {
         f"{name}.{state}": value
         for name, metric in metrics.items()

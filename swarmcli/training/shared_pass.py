@@ -59,7 +59,7 @@ class PassOptions:
 
 @dataclass(frozen=True, slots=True)
 class HeardPass:
-    """What a peer says of itself."""
+    """Another peer's word about itself."""
 
     read: PassRecord
     in_hand: PassRecord

@@ -232,7 +232,7 @@ class FileSource:
         return _parts_of(len(self._pieces([_size_of(file) for file in self.files])), self._options)
 
     def _pieces(self, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
-        """What is read at once: number of the file, first byte, bytes."""
+        """The pieces that are read at once: number of the file, first byte, bytes."""
         # 2,048 pieces at least, if they are not too small: peers with few would read the same ones.
         segment = min(self._options.segment_bytes, max(1 << 14, -(-sum(sizes) // 2048)))
         return [

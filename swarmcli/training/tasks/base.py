@@ -63,11 +63,11 @@ class ModelTask(ABC):
         """Makes samples of the rows of these datasets."""
 
     def outputs(self, model: nn.Module, batch: Batch) -> Any:
-        """What the model makes of a batch: `loss`, a scalar, and `logits`."""
+        """The model's outputs for a batch: `loss`, a scalar, and `logits`."""
         return model(**batch)
 
     def answers(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """What metrics compare: (…, choices) and (…), where IGNORED is not compared."""
+        """The pair that metrics compare: (…, choices) and (…), where IGNORED is not compared."""
         return logits, batch["labels"]
 
     @property

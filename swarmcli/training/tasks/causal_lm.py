@@ -57,7 +57,7 @@ class CausalLanguageModelling(TextTask):
         if not self.reads_rows(datasets):
             return TextRun(self.tokenizer, length)
         encoders = [self.encoder(dataset) for dataset in datasets]
-        # What is filled up stands behind all that is learned, so no attention mask has to hide it; and beside a mask
+        # Padding stands behind all that is learned, so no attention mask has to hide it; and beside a mask
         # transformers would not tell packed rows apart by their positions.
         fill = {"input_ids": 0, "labels": IGNORED, **({"position_ids": 0} if packing else {})}
         rows = RowByRow(
@@ -153,5 +153,5 @@ def _keeps_apart(model: Any) -> bool:
         return False
     finally:
         model.train(was_training)
-    # Of 31 architectures the 17 that do differ by 2e-7 of their largest logit at most, the others by 1e-3 at least.
+    # The 17 of 31 architectures that do differ by 2e-7 of their largest logit at most, the others by 1e-3 at least.
     return bool((one - other).abs().max() < 1e-4 * one.abs().max())

@@ -1,4 +1,4 @@
-"""What the tasks share that tell classes."""
+"""The part that tasks share which tell classes."""
 
 from __future__ import annotations
 
