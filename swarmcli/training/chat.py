@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from itertools import count
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from swarmcli.errors import DataError
 from swarmcli.recipe import HuggingFaceDataset
 from swarmcli.recipe.dataset import CHATML
-from swarmcli.training.samples import Example
+from swarmcli.training.samples import Example, RowByRow
 from swarmcli.training.sources import Content
 from swarmcli.training.tokenizer import Tokenizer, Tokens
 from swarmcli.words import first_words, printable
@@ -66,50 +66,64 @@ class BadRow(ValueError):
     """A row that cannot be read, with the reason."""
 
 
-class RowEncoder:
-    """Makes examples {"input_ids": (n,), "labels": (n,)} of rows, 2 ≤ n ≤ sequence_len, and counts what gives none."""
+class CountedRows:
+    """Makes examples of rows, and counts the rows that give none."""
 
-    soon = 1000  # rows after which what gives none is logged: a pass over a large dataset may take days
-
-    def __init__(self, name: str, reader: TextReader | ChatReader, sequence_len: int) -> None:
-        """`name`: of the item of the recipe, for messages."""
+    def __init__(self, name: str, encode: Callable[[Content], Iterator[Example]], advice: str) -> None:
+        """`name`: of the item of the recipe, for messages. `encode` raises BadRow before its first example. `advice` is
+        said of rows in which there is nothing to learn."""
         self.name = name
-        self.reader = reader
-        self.rows = self.bad = self.unlearned = self.cut = 0
+        self.rows = self.bad = self.unlearned = 0
+        self._encode = encode
+        self._advice = advice
         self._first = ""  # reason why a row is bad
-        self._sequence_len = sequence_len
 
     def __call__(self, row: Content) -> Iterator[Example]:
         self.rows += 1
-        if self.rows == self.soon and (found := self.skipped()):
+        if self.rows == RowByRow.soon and (found := self.skipped()):
             logger.warning("so far %s", found)
+        teaches = False
         try:
-            tokens, learned = self.reader(row)
+            for example in self._encode(row):
+                teaches = True
+                yield example
         except BadRow as error:
             self.bad += 1
             self._first = self._first or printable(str(error))
             return
-        size = self._sequence_len
-        parts = range(0, len(tokens), size) if self.reader.goes_on else (0,)
-        self.cut += len(tokens) > size and not self.reader.goes_on
-        teaches = False
-        for begin in parts:
-            # Nothing stands before the first token from which it could be told.
-            known = np.concatenate([[False], learned[begin + 1 : begin + size]])
-            if known.any():
-                teaches = True
-                ids = tokens[begin : begin + size]
-                yield {"input_ids": ids.copy(), "labels": np.where(known, ids, IGNORED)}
         self.unlearned += not teaches
 
     def skipped(self) -> str:
         """Says which rows gave no example so far; "": all gave one."""
         told = [
-            f"{self.unlearned:,} with nothing to learn{self.reader.advice}" if self.unlearned else "",
+            f"{self.unlearned:,} with nothing to learn{self._advice}" if self.unlearned else "",
             f"{self.bad:,} that cannot be read (the first: {self._first})" if self.bad else "",
         ]
         listed = " and ".join(filter(None, told))
         return f"{self.name}: of {self.rows:,} rows, {listed}" if listed else ""
+
+
+class RowEncoder(CountedRows):
+    """Makes examples {"input_ids": (n,), "labels": (n,)} of rows, 2 ≤ n ≤ sequence_len."""
+
+    def __init__(self, name: str, reader: TextReader | ChatReader, sequence_len: int) -> None:
+        """`name`: of the item of the recipe, for messages."""
+        super().__init__(name, self._examples, reader.advice)
+        self.reader = reader
+        self.cut = 0
+        self._sequence_len = sequence_len
+
+    def _examples(self, row: Content) -> Iterator[Example]:
+        tokens, learned = self.reader(row)
+        size = self._sequence_len
+        parts = range(0, len(tokens), size) if self.reader.goes_on else (0,)
+        self.cut += len(tokens) > size and not self.reader.goes_on
+        for begin in parts:
+            # Nothing stands before the first token from which it could be told.
+            known = np.concatenate([[False], learned[begin + 1 : begin + size]])
+            if known.any():
+                ids = tokens[begin : begin + size]
+                yield {"input_ids": ids.copy(), "labels": np.where(known, ids, IGNORED)}
 
 
 class TextReader:

@@ -212,11 +212,13 @@ class TextRun:
 class RowByRow:
     """Samples of one document each, or of parts of it; `encoders` make them, one for each source.
 
-    An encoder raises DataError for a row that lacks what it needs, and gives no sample for one that teaches nothing.
+    An encoder raises DataError if the data cannot have such rows at all, and gives no sample for a row that cannot be
+    read, or that teaches nothing.
     """
 
     most_rest = 0
     by_rows = True
+    soon = 1000  # rows after which it is told what gives no sample: a pass over a large dataset may take days
 
     def __init__(
         self,
@@ -237,10 +239,11 @@ class RowByRow:
         told: set[int] = set()  # sources of which it is known what gives no sample
         before, skipped = where.before, where.behind
         for document, behind in documents:
-            if none and behind.through:
+            if none and (behind.through or behind.drawn > self.soon):
                 found = "; ".join(filter(None, map(self._skipped, range(len(self._encoders)))))
+                which = "no row" if behind.through else f"none of the first {self.soon:,} rows"
                 raise DataError(
-                    f"no row of the data teaches anything; {found or 'check which columns the recipe reads'}"
+                    f"{which} of the data teaches anything; {found or 'check which columns the recipe reads'}"
                 )
             n = document.source
             if behind.passes[n] != before.passes[n] and n not in told and (found := self._skipped(n)):
@@ -251,6 +254,8 @@ class RowByRow:
                 if number > skipped:
                     yield example, Packed(before, (), number), behind.passes
             before, skipped = behind, 0
+        for found in filter(None, map(self._skipped, range(len(self._encoders)))):  # only evaluations come to an end
+            logger.warning("of the rows to evaluate on, %s", found)
 
     def identity(self) -> Any:
         return self._identity

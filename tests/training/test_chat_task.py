@@ -15,8 +15,9 @@ from transformers import AutoTokenizer
 from swarmcli.errors import DataError, RecipeError
 from swarmcli.recipe import Recipe, fingerprint_of, parse_recipe
 from swarmcli.training import build_task
-from swarmcli.training.chat import IGNORED, RowEncoder
+from swarmcli.training.chat import IGNORED
 from swarmcli.training.look import look_at_rows
+from swarmcli.training.samples import RowByRow
 
 from .chats import CHATML, MARKED, TALK, chat_tokenizer, write_rows
 
@@ -187,7 +188,7 @@ def test_rows_without_a_sample_are_told_behind_the_first_pass_or_sooner(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(RowEncoder, "soon", 10)
+    monkeypatch.setattr(RowByRow, "soon", 10)
     rows = [talk("a"), talk("b"), {"messages": [TALK[0]]}, {"messages": []}]
     list(itertools.islice(build_task(chat(tmp_path, rows=rows)).batches(0), 8))
     told = [record.getMessage() for record in caplog.records if record.name.startswith("swarmcli")]

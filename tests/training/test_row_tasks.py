@@ -16,7 +16,7 @@ import torch
 from swarmcli.errors import DataError, RecipeError
 from swarmcli.recipe import Recipe, parse_recipe
 from swarmcli.training import Compute, build_task, evaluate
-from swarmcli.training.chat import IGNORED
+from swarmcli.training.chat import IGNORED, BadRow
 
 BERT = (
     "{model_type: bert, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 32, "
@@ -266,6 +266,63 @@ def test_encoders_of_other_kinds_take_the_same_rows(tmp_path: Path, model_type: 
 
 
 @pytest.mark.parametrize(
+    ("task", "good", "bad", "words"),
+    [
+        ("sequence_classification", {"text": "a", "label": "neg"}, {"label": "poss"}, "'poss' is none of labels: neg"),
+        ("token_classification", {"tokens": ["a"], "tags": ["pos"]}, {"tags": ["bad"]}, "the label 'bad' is none of"),
+        (
+            "token_classification",
+            {"tokens": ["a"], "tags": ["pos"]},
+            {"tags": []},
+            "with one label for each of 1 words",
+        ),
+    ],
+)
+def test_a_bad_row_is_left_out_counted_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, task: str, good: dict[str, Any], bad: dict[str, Any], words: str
+) -> None:
+    write_rows(tmp_path, [good, good | bad, good, good])
+    made = build_task(recipe_for(task, BERT, tmp_path, "labels=[neg, pos]", "micro_batch_size=3"))
+    assert len(list(islice(made.batches(1), 3))) == 3
+    assert "datasets.0 (rows.jsonl): of 4 rows, 1 that cannot be read (the first: " in caplog.text
+    assert words in caplog.text
+    assert [len(batch["labels"]) for batch in made.evaluation_batches()] == [3]
+    assert "rows to evaluate on, evaluation.dataset (aside.jsonl): of 4 rows, 1 that cannot" in caplog.text
+
+
+def test_training_ends_when_the_first_thousand_rows_are_bad(tmp_path: Path) -> None:
+    write_rows(tmp_path, [{"text": "a", "label": "poss"}] * 1500)
+    recipe = recipe_for("sequence_classification", BERT, tmp_path, "labels=[neg, pos]")
+    with pytest.raises(DataError, match=r"none of the first 1,000 rows .* of 1,000 rows, 1,000 .*did you mean pos"):
+        next(build_task(recipe).batches(1))
+
+
+def test_an_image_that_cannot_be_decoded_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import io
+
+    import datasets
+    from PIL import Image
+
+    png = io.BytesIO()
+    Image.effect_noise((40, 40), 90).save(png, "PNG")
+    whole = png.getvalue()
+    rows = [{"image": {"bytes": each, "path": None}, "label": 0} for each in (whole, whole[:400], b"GIF9", b"", whole)]
+    stored = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.Value("int64")})
+    for name in ("rows", "aside"):
+        made_of = datasets.Dataset.from_list(rows, features=stored).cast_column("image", datasets.Image())
+        made_of.to_parquet(str(tmp_path / f"{name}.parquet"))
+    recipe = recipe_for("image_classification", VIT, tmp_path, "labels=[dark, bright]", "micro_batch_size=2")
+    made: Any = build_task(recipe)
+    assert [len(batch["labels"]) for batch in islice(made.batches(1), 3)] == [2] * 3
+    assert "of the dataset 'parquet' is passed over: cannot identify image file" in caplog.text
+    assert "datasets.0 (rows.parquet): of 5 rows, 2 with nothing to learn (an empty column)" in caplog.text
+    assert "1 that cannot be read (the first: an image cannot be decoded" in caplog.text
+    torn = Image.open(io.BytesIO(whole[:400]))
+    with pytest.raises(BadRow, match="truncated"):
+        made.encode({"image": torn, "label": 0})
+
+
+@pytest.mark.parametrize(
     ("overrides", "row", "message"),
     [
         ([], {"body": "a", "label": 0}, r"no column 'text' for text; it has body, label: name one .* by `field: text`"),
@@ -278,7 +335,8 @@ def test_encoders_of_other_kinds_take_the_same_rows(tmp_path: Path, model_type: 
         (
             [],
             {"text": "a", "label": "poss"},
-            r"'json': the label 'poss' is none of labels: neg, pos; numbers are 0 to 1 \(did you mean pos\?\)",
+            r"no row of .* datasets\.0 \(rows\.jsonl\): .*: the label 'poss' is none of labels: .* \(did you mean pos"
+            r"\?\)",
         ),
         (
             [],

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from swarmcli.errors import DataError, RecipeError
 from swarmcli.recipe import AnyDataset, HuggingFaceDataset, Recipe
-from swarmcli.training.chat import IGNORED
+from swarmcli.training.chat import IGNORED, BadRow, CountedRows
 from swarmcli.training.data import evaluation_batches, sample_stream
 from swarmcli.training.models import ModelKind, ModelSource
 from swarmcli.training.samples import Example, RowByRow, SampleMaker, SampleStream, padded
 from swarmcli.training.sources import Content
 from swarmcli.training.task import Batch, Reading
 from swarmcli.training.tokenizer import load_tokenizer
+from swarmcli.words import listed
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -117,6 +118,11 @@ class ModelTask(ABC):
     def save_preprocessing(self, directory: Path) -> None:
         """See Task."""
 
+    def place_of(self, dataset: AnyDataset) -> tuple[str | int, ...]:
+        """Where a dataset stands in the recipe."""
+        found = next((index for index, item in enumerate(self.recipe.datasets) if item is dataset), None)
+        return ("evaluation", "dataset") if found is None else ("datasets", found)
+
     def _check_columns(self) -> None:
         """Refuses datasets without columns, and columns that the task does not read."""
         task, known = self.recipe.task, [*self.columns, *self.optional]
@@ -210,11 +216,12 @@ class TextTask(ModelTask):
 
 
 class RowTask(ModelTask):
-    """A task each of whose samples is a row with `columns`. A row where one of them is empty (null) is left out."""
+    """A task each of whose samples is a row with `columns`. A row where one of them is empty (null), or that cannot
+    be read, is left out and counted."""
 
     @abstractmethod
     def encode(self, row: Mapping[str, Any]) -> Example:
-        """The sample of a row by our words. Raises DataError that names the value."""
+        """The sample of a row by our words. Raises BadRow that names the value."""
 
     @abstractmethod
     def collate(self, samples: Sequence[Example]) -> Batch:
@@ -225,7 +232,7 @@ class RowTask(ModelTask):
         encoders = [self._encoder(dataset, each) for dataset, each in zip(datasets, names, strict=True)]
         recipe = self.recipe
         identity = [recipe.task, list(recipe.labels), recipe.tokenizer, recipe.sequence_len, names]
-        return RowByRow(encoders, self.collate, identity)
+        return RowByRow(encoders, self.collate, identity, lambda source: encoders[source].skipped())
 
     def _names_of(self, dataset: AnyDataset) -> dict[str, str]:
         """Our words for the columns of a dataset, with its own."""
@@ -233,25 +240,25 @@ class RowTask(ModelTask):
         own = {"text": dataset.field, **dataset.columns}
         return {name: own.get(name, name) for name in (*self.columns, *self.optional)}
 
-    def _encoder(self, dataset: AnyDataset, names: Mapping[str, str]) -> Callable[[Content], Iterator[Example]]:
+    def _encoder(self, dataset: AnyDataset, names: Mapping[str, str]) -> CountedRows:
+        assert isinstance(dataset, HuggingFaceDataset)
+        files = [PurePath(file).name for file in dataset.data_files] or [dataset.path]
+        said = f"{'.'.join(map(str, self.place_of(dataset)))} ({listed(files, 1)})"
+
         def encode(content: Content) -> Iterator[Example]:
             assert isinstance(content, Mapping)
             for name in self.columns:
                 if names[name] not in content:
                     key = f"field: {names[name]}" if name == "text" else f"columns: {{{name}: …}}"
                     raise DataError(
-                        f"the dataset {dataset_name(dataset)!r} has no column {names[name]!r} for {name}; it has "
+                        f"{said} has no column {names[name]!r} for {name}; it has "
                         f"{', '.join(sorted(content))}: name one of them by `{key}`"
                     )
             row = {name: content[names[name]] for name in names if names[name] in content}
-            if None in row.values():
-                return
-            try:
+            if None not in row.values():
                 yield self.encode(row)
-            except DataError as error:
-                raise DataError(f"a row of the dataset {dataset_name(dataset)!r}: {error}") from error
 
-        return encode
+        return CountedRows(said, encode, " (an empty column)")
 
 
 class TextRowTask(RowTask, TextTask):
@@ -268,10 +275,5 @@ class TextRowTask(RowTask, TextTask):
     def text_of(self, row: Mapping[str, Any], name: str) -> str:
         text = row[name]
         if not isinstance(text, str):
-            raise DataError(f"{name} is {text!r:.80}, and should be text; name another column by `columns`")
+            raise BadRow(f"{name} is {text!r:.80}, and should be text; name another column by `columns`")
         return text
-
-
-def dataset_name(dataset: AnyDataset) -> str:
-    """As messages name it."""
-    return str(getattr(dataset, "path", dataset.source))

@@ -75,7 +75,7 @@ class CausalLanguageModelling(TextTask):
 
     def encoder(self, dataset: AnyDataset) -> RowEncoder:
         """Makes examples of the rows of a dataset."""
-        return RowEncoder(".".join(map(str, self._place(dataset))), self._of(dataset), self.recipe.sequence_len)
+        return RowEncoder(".".join(map(str, self.place_of(dataset))), self._of(dataset), self.recipe.sequence_len)
 
     def build_model(self, *, outline: bool = False) -> nn.Module:
         """See TextTask. Raises RecipeError too if rows are packed and this architecture would not keep them apart."""
@@ -119,7 +119,7 @@ class CausalLanguageModelling(TextTask):
         if not isinstance(dataset, HuggingFaceDataset) or dataset.type != "chat_template":
             return TextReader(self.tokenizer)
         template = dataset.chat_template or self.recipe.chat_template
-        place = self._place(dataset)
+        place = self.place_of(dataset)
         try:
             return ChatReader(self.tokenizer.of_transformers(), dataset, template)
         except ValueError as error:
@@ -131,11 +131,6 @@ class CausalLanguageModelling(TextTask):
 
     def _identity(self, dataset: AnyDataset) -> Any:
         return [self._of(dataset).template, dataset.model_dump(mode="json", include={"type", *CHAT_KEYS})]
-
-    def _place(self, dataset: AnyDataset) -> tuple[str | int, ...]:
-        """Where a dataset stands in the recipe."""
-        found = next((index for index, item in enumerate(self.recipe.datasets) if item is dataset), None)
-        return ("evaluation", "dataset") if found is None else ("datasets", found)
 
 
 @torch.no_grad()

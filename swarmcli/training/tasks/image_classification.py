@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from swarmcli.errors import DataError, RecipeError
+from swarmcli.errors import RecipeError
 from swarmcli.recipe.pretrained import saved_model
+from swarmcli.training.chat import BadRow
 from swarmcli.training.models import ModelKind
 from swarmcli.training.samples import Example
 from swarmcli.training.task import Batch
@@ -62,12 +63,16 @@ class ImageClassification(LabelledTask, RowTask):
     def encode(self, row: Mapping[str, Any]) -> Example:
         """Bytes until a batch is made: a shuffled block of samples takes a quarter of the memory."""
         image = row["image"]
-        if not hasattr(image, "convert"):
-            raise DataError(
-                f"image is {image!r:.80}, and should be an image; read files with `path: imagefolder`, or name another "
-                "column by `columns`"
+        try:
+            image = image.convert("RGB") if hasattr(image, "convert") else None
+        except Exception as error:  # pillow raises many kinds
+            raise BadRow(f"an image cannot be decoded ({first_words(error)})") from error
+        if image is None:
+            raise BadRow(
+                f"image is {row['image']!r:.80}, and should be an image; read files with `path: imagefolder`, or "
+                "name another column by `columns`"
             )
-        made = self.processor(image.convert("RGB"), do_rescale=False, do_normalize=False, return_tensors="np")
+        made = self.processor(image, do_rescale=False, do_normalize=False, return_tensors="np")
         return {"pixel_values": made["pixel_values"][0], "labels": np.asarray(self.number_of(row["label"]))}
 
     def collate(self, samples: Sequence[Example]) -> Batch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any
 
-from swarmcli.errors import DataError
+from swarmcli.training.chat import BadRow
 from swarmcli.training.tasks.base import ModelTask
 
 
@@ -24,7 +24,7 @@ class LabelledTask(ModelTask):
         return {"num_labels": self.choices, "id2label": names, "label2id": numbers}
 
     def number_of(self, label: Any) -> int:
-        """The number of a class in the data, which may be a name or a number. Raises DataError."""
+        """The number of a class in the data, which may be a name or a number. Raises BadRow."""
         names = self.recipe.labels
         if isinstance(label, int) and 0 <= label < len(names):
             return int(label)
@@ -33,7 +33,7 @@ class LabelledTask(ModelTask):
         near = get_close_matches(label, names, n=1) if isinstance(label, str) else []
         known = ", ".join(names[:20]) + (" …" if len(names) > 20 else f"; numbers are 0 to {len(names) - 1}")
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise DataError(
+        raise BadRow(
             f"the label {label!r:.80} is none of labels: {known}{hint}; add it to labels, or name another column by "
             "`columns`"
         )

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from swarmcli.errors import DataError, RecipeError
+from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
-from swarmcli.training.chat import IGNORED
+from swarmcli.training.chat import IGNORED, BadRow
 from swarmcli.training.models import ModelKind
 from swarmcli.training.samples import Example
 from swarmcli.training.tasks.base import TextRowTask
@@ -40,9 +40,9 @@ class TokenClassification(LabelledTask, TextRowTask):
     def encode(self, row: Mapping[str, Any]) -> Example:
         words, tags = row["tokens"], row["tags"]
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise DataError(f"tokens is {words!r:.80}, and should be a list of words")
+            raise BadRow(f"tokens is {words!r:.80}, and should be a list of words")
         if not isinstance(tags, list) or len(tags) != len(words):
-            raise DataError(f"tags is {tags!r:.80}, and should be a list with one label for each of {len(words)} words")
+            raise BadRow(f"tags is {tags!r:.80}, and should be a list with one label for each of {len(words)} words")
         inputs, of_words = self.tokenizer.encode_words(words, self.recipe.sequence_len)
         numbers = [self.number_of(tag) for tag in tags]
         firsts = [word if word not in of_words[:place] else None for place, word in enumerate(of_words)]
