@@ -50,6 +50,8 @@ def check_args(name: str, args: Mapping[str, Any]) -> None:
     """Raises ValueError, with the fix, for arguments that this optimizer does not take or that are of another kind."""
     known = OPTIMIZERS[name].args
     for key, value in args.items():
+        if key in KEYS:
+            raise ValueError(f"{key} stands one level up; write `optimizer.{key}: {value}`")
         if key not in known:
             near = get_close_matches(key, [*known, *KEYS], n=1)
             listed = ", ".join(known) or "none"

@@ -32,6 +32,12 @@ _KNOWN_ELSEWHERE = {
     "num_epochs": "max_epochs",
     "num_warmup_steps": "warmup_epochs",
     "total_steps": "total_epochs",
+    "bf16": "dtype",
+    "flash_attention": "attn_implementation",
+    "fp16": "dtype",
+    "message_field_content": "message_property_mappings",
+    "message_field_role": "message_property_mappings",
+    "tf32": "matmul_precision",
     "warmup_steps": "warmup_epochs",
     "per_device_train_batch_size": "micro_batch_size",
     "scheduler": "lr_scheduler",
@@ -160,6 +166,8 @@ def _suggest(path: Sequence[Key], model: type[pydantic.BaseModel]) -> str:
     here = sorted({name for section in sections(at(model, path[:-1])) for name in section.model_fields})
     everywhere = {name.rsplit(".", 1)[-1]: name for name in reversed(list(all_keys(model)))}
     wanted = _KNOWN_ELSEWHERE.get(key, key)
+    if wanted not in here and wanted in everywhere:  # the same word elsewhere says more than a like one here
+        here = []
     for names in (here, list(everywhere)):
         near = [wanted] if wanted in names else get_close_matches(wanted, names, n=1, cutoff=0.6)
         if near:

@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ def add_adapter(recipe: Recipe, base: nn.Module, task: str | None) -> nn.Module:
         raise _refuse(
             recipe, "the base has batch norms, whose statistics would move apart at the peers", "take another"
         )
+    _check_modules(recipe, base)
     try:
         kind: Any = PEFT_TYPE_TO_CONFIG_MAPPING[str(recipe.adapter).upper()]
         config = kind(task_type=task, **adapter_fields(recipe))
@@ -127,6 +129,19 @@ def add_adapter(recipe: Recipe, base: nn.Module, task: str | None) -> nn.Module:
     model.config.use_cache = False
     found: nn.Module = model.train()
     return found
+
+
+def _check_modules(recipe: Recipe, base: nn.Module) -> None:
+    """Refuses a name of a module that the base lacks: peft takes those that it finds, and says nothing of others."""
+    ends = {name.rpartition(".")[2] for name, _ in base.named_modules() if name}
+    whole = [name for name, _ in base.named_modules()]
+    for key in ("lora_target_modules", "lora_modules_to_save"):
+        names = getattr(recipe, key)
+        for index, name in enumerate(names if isinstance(names, tuple) else ()):
+            if name not in ends and not any(each == name or each.endswith(f".{name}") for each in whole):
+                near = get_close_matches(name, sorted(ends), n=1)
+                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(ends)[:20])}"
+                raise RecipeError(f"{recipe.origin(key, index)}: {key}: the base has no module {name!r}; {hint}")
 
 
 def adapter_text(model: nn.Module) -> str:

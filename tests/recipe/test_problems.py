@@ -85,3 +85,8 @@ def test_all_keys_names_every_leaf_once() -> None:
 def test_defaults_are_shown_as_they_would_be_written() -> None:
     values = (True, None, (0.9, 0.999), 1e-8, (), "x")
     assert list(map(as_written, values)) == ["true", "null", "[0.9, 0.999]", "1e-08", "[]", "x"]
+
+
+def test_a_word_that_stands_elsewhere_wins_over_a_like_one_here() -> None:
+    assert "did you mean lr_scheduler.warmup_epochs?" in refused(SMALL, "warmup_steps=10")
+    assert "did you mean local.matmul_precision?" in refused(SMALL, "tf32=true")

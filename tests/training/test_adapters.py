@@ -267,3 +267,23 @@ def test_a_head_that_the_base_lacks_begins_alike_and_is_trained_in_float32(tmp_p
         RecipeError, match=r"files have no score.weight of its shape.*name its module in lora_modules_to_save"
     ):
         adapters.adapted(recipe, base, "AutoModel", outline=False)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "lora_target_modules=[q_proj, v_prj]",
+            "the base has no module 'v_prj'; did you mean v_proj",
+        ),
+        ("lora_target_modules=[c_attn]", "lora_target_modules: the base has no module 'c_attn'; "),
+        (
+            "lora_modules_to_save=[lm_hed]",
+            "the base has no module 'lm_hed'; did you mean lm_head",
+        ),
+    ],
+)
+def test_a_module_that_the_base_lacks_is_refused_by_its_name(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        build(small(tmp_path, LLAMA, "adapter=lora", override))
+    assert message in str(raised.value)

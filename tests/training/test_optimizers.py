@@ -165,3 +165,8 @@ def test_a_torch_without_the_optimizer_is_told(tmp_path: Path, monkeypatch: pyte
     monkeypatch.delattr(torch.optim, "Muon")
     with pytest.raises(RecipeError, match=r"torch .* has no Muon; install a later one, or take another opt"):
         optimizer_kind(small(tmp_path, "optimizer.name=muon"))
+
+
+def test_a_key_of_the_section_among_the_arguments_is_told_where_it_stands(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"momentum stands one level up; write `optimizer.momentum: 0.9`"):
+        small(tmp_path, "optimizer={name: sgd, args: {momentum: 0.9}}")
