@@ -114,9 +114,12 @@ def mix(
     streams = [opened(n) for n in numbers]
     while True:
         n = random.Random(f"{seed}/{drawn}").choices(numbers, weights)[0] if len(sources) > 1 else 0
+        empty = 0  # parts one behind the other
         while (document := next(streams[n], None)) is None:
+            if empty > parts[n] > 1:
+                next(sources[n].documents(seed), None)  # the source says itself that nothing can be read of it
             go_on(n)
-            streams[n] = opened(n)
+            streams[n], empty = opened(n), empty + 1
         places[n], drawn = document.place, drawn + 1
         yield document._replace(source=n), Mixed(drawn, tuple(passes), tuple(places), tuple(begun), chosen)
 

@@ -110,7 +110,8 @@ class SharedPass:
     def says(self) -> tuple[PassRecord, PassRecord]:
         """This peer has read this, and has this in hand. Empty where it has chosen nothing yet."""
         with self._lock:
-            own = [self._own[n] for n in range(min(len(self._own), self._options.sources)) if n in self._own]
+            numbers = range(min(max(self._own, default=-1) + 1, self._options.sources))
+            own = [self._own.get(n, _Own(0, 0)) for n in numbers]
             return (
                 PassRecord(sources=[_told(each, each.read) for each in own]),
                 PassRecord(sources=[_told(each, each.in_hand) for each in own]),

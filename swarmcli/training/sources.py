@@ -12,6 +12,7 @@ import random
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -214,10 +215,10 @@ class FileSource:
 
     def documents(self, seed: str, place: Place = (), part: PassPart = WHOLE) -> Iterator[Document]:
         """A place is the number of pieces read. See TextSource."""
-        sizes = [_size_of(file) for file in self.files]
-        pieces = self._pieces(sizes)
-        random.Random(seed).shuffle(pieces)
-        pieces = pieces[part.slice_of(len(pieces))]
+        pieces, sizes = self._pieces, self._sizes
+        order = list(range(len(pieces)))
+        random.Random(seed).shuffle(order)
+        pieces = [pieces[number] for number in order[part.slice_of(len(order))]]
         (begin,) = place or (0,)
         found = begin > 0
         for number, (index, start, length) in enumerate(pieces[begin:], begin + 1):
@@ -229,10 +230,16 @@ class FileSource:
             raise DataError(f"none of {len(self.files)} files can be read as text, {self.files[0]} among them")
 
     def parts(self) -> int:
-        return _parts_of(len(self._pieces([_size_of(file) for file in self.files])), self._options)
+        return _parts_of(len(self._pieces), self._options)
 
-    def _pieces(self, sizes: Sequence[int]) -> list[tuple[int, int, int]]:
+    @cached_property  # a pass has hundreds of parts, and each file would be asked for its size in each
+    def _sizes(self) -> list[int]:
+        return [_size_of(file) for file in self.files]
+
+    @cached_property
+    def _pieces(self) -> list[tuple[int, int, int]]:
         """The pieces that are read at once: number of the file, first byte, bytes."""
+        sizes = self._sizes
         # 2,048 pieces at least, if they are not too small: peers with few would read the same ones.
         segment = min(self._options.segment_bytes, max(1 << 14, -(-sum(sizes) // 2048)))
         return [
@@ -461,9 +468,10 @@ class HuggingFaceSource:
 
 
 def _is_decoded(feature: Any) -> bool:
-    """Whether the library decodes something in a column: images, sound, video."""
+    """Whether the library decodes something in a column that may lie elsewhere: images, sound, video. Values of several
+    kinds are JSON, and lie in the row."""
     if hasattr(feature, "decode_example"):
-        return True
+        return type(feature).__name__ != "Json"
     inner = feature.values() if isinstance(feature, Mapping) else feature if isinstance(feature, list) else ()
     return any(map(_is_decoded, inner)) or (hasattr(feature, "feature") and _is_decoded(feature.feature))
 

@@ -7,16 +7,26 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pydantic
 import pytest
 
+from swarmcli.errors import DataError
 from swarmcli.training import ByteTokenizer
 from swarmcli.training.samples import RowByRow, SampleStream, TextRun, stacked
 from swarmcli.training.shared_pass import HeardPass, PassRecord, SharedPass, SourceRead
-from swarmcli.training.sources import WHOLE, Document, PassPart, Permutation, Place
+from swarmcli.training.sources import (
+    WHOLE,
+    Document,
+    FileSource,
+    HuggingFaceSource,
+    PassPart,
+    Permutation,
+    Place,
+)
 
 ROWS = 8000
 
@@ -265,3 +275,25 @@ def test_samples_longer_than_a_block_of_parts_are_made() -> None:
     )
     for _ in range(5):
         assert next(made)["input_ids"].shape == (1, 200)
+
+
+@pytest.mark.parametrize("kind", ["rows", "files"])
+def test_a_source_in_which_nothing_can_be_read_ends_a_shared_stream_with_its_reason(tmp_path: Path, kind: str) -> None:
+    source: FileSource | HuggingFaceSource
+    if kind == "rows":
+        (tmp_path / "a.jsonl").write_text('{"text": 1}\n' * 40)
+        source = HuggingFaceSource("json", data_files=[str(tmp_path / "a.jsonl")], streaming=False)
+    else:
+        for number in range(20):
+            (tmp_path / str(number)).write_bytes(b"\0")
+        source = FileSource.below(tmp_path)
+    reading = SharedPass("swarm/1", lambda: (0, 0), rng=random.Random(1))
+    made = SampleStream([source], [1.0], TextRun(ByteTokenizer(), 8), seed=1, batch_size=1, block=4, reading=reading)
+    with pytest.raises(DataError, match=r"has no text in its column 'text'|none of 20 files can be read as text"):
+        next(made)
+
+
+def test_what_is_said_of_a_source_stands_at_its_number() -> None:
+    shared = SharedPass("swarm/1", lambda: (0, 0), rng=random.Random(1))
+    shared.next_part(1, 64, 0, ())
+    assert [each.parts for each in shared.says()[1].sources] == [1, 64]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import random
 from pathlib import Path
@@ -11,7 +12,7 @@ from PIL import Image
 
 from swarmcli.errors import DataError
 from swarmcli.training import sources
-from swarmcli.training.sources import DataOptions, FileSource, HuggingFaceSource
+from swarmcli.training.sources import DataOptions, FileSource, HuggingFaceSource, PassPart
 
 
 @pytest.fixture(autouse=True)
@@ -234,3 +235,25 @@ def test_images_of_a_directory_are_read(tmp_path: Path) -> None:
         (tmp_path / kind / "1.png").write_bytes(png())
     source = HuggingFaceSource("imagefolder", data_files=[f"{tmp_path}/**"], text_column=None, streaming=False)
     assert [document.content["image"].size for document in source.documents("0")] == [(4, 3)] * 2  # type: ignore[index]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_values_of_several_kinds_in_a_column_are_read(tmp_path: Path, streaming: bool) -> None:
+    said = [{"role": "tool", "content": "a", "x": 1}], [{"role": "tool", "content": "b", "x": {"y": [1, "z"]}}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": each}) + "\n" for each in said))
+    source = HuggingFaceSource("json", data_files=[str(tmp_path / "a.jsonl")], text_column=None, streaming=streaming)
+    found = [document.content["messages"] for document in source.documents("0")]  # type: ignore[index]
+    assert sorted(each[0]["content"] for each in found) == ["a", "b"]
+
+
+def test_sizes_of_files_are_asked_once_however_many_parts_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(16):
+        (tmp_path / f"{number}.txt").write_text("text")
+    source, asked = FileSource.below(tmp_path), []
+    monkeypatch.setattr(sources, "_size_of", lambda file: asked.append(file) or file.stat().st_size)
+    assert source.parts() == 16
+    for number in range(16):
+        assert len(list(source.documents("0", part=PassPart(number, 16)))) == 1
+    assert len(asked) == 16
