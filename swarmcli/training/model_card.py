@@ -18,6 +18,7 @@ from swarmcli.recipe import AnyDataset, FilesDataset, HuggingFaceDataset, Recipe
 from swarmcli.recipe.dataset import LOCAL_BUILDERS
 from swarmcli.recipe.task_names import BUILT_IN
 from swarmcli.training.task import Task
+from swarmcli.training.tasks import built_in
 
 _URL = re.compile(r"([A-Za-z][\w+.-]*://)(?:[^/?#]*@)?([^?#]*)", re.ASCII)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
@@ -52,9 +53,9 @@ _USES = {
 }
 _ADAPTER = """\
 from peft import PeftModel
-from transformers import AutoModel…
+from transformers import {0}
 
-base = AutoModel….from_pretrained("path/to/the/base")  # the class of transformers for the task
+base = {0}.from_pretrained("path/to/the/base"{1})
 model = PeftModel.from_pretrained(base, "path/to/this/directory")"""
 
 
@@ -100,13 +101,16 @@ By the run's recipe, which every peer has agreed to; nobody has looked at the te
 
 
 def _loading(recipe: Recipe) -> str:
-    if recipe.adapter is not None:
-        return (
-            "It is an adapter, beside the base with which it was trained; `swarm export --merge` makes one of both:"
-            f"\n\n```python\n{_ADAPTER}\n```"
-        )
     if recipe.task not in BUILT_IN:
         return f"By the code that brings the task {_code(recipe.task)}."
+    if recipe.adapter is not None:
+        # The head of a base may have other classes.
+        head = f", num_labels={len(recipe.labels)}, ignore_mismatched_sizes=True" if recipe.labels else ""
+        use = _ADAPTER.format(built_in(recipe.task).kind.auto, head)
+        return (
+            "It is an adapter, beside the base with which it was trained; `swarm export --merge` makes one of both:"
+            f"\n\n```python\n{use}\n```"
+        )
     use = _USES.get(recipe.task, _PIPELINE.format(BUILT_IN[recipe.task].pipeline))
     return f"Nothing but transformers is needed, no code from elsewhere and no network:\n\n```python\n{use}\n```"
 

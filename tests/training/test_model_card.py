@@ -127,3 +127,23 @@ def test_no_text_leaves_its_code_span(text: str) -> None:
     inside = quoted[len(fence) : -len(fence)]
     assert fence and quoted.endswith(fence) and inside and inside[0] != "`" and inside[-1] != "`"
     assert fence not in inside
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "head"),
+    [
+        ("causal_lm", "AutoModelForCausalLM", ""),
+        ("seq2seq", "AutoModelForSeq2SeqLM", ""),
+        ("sequence_classification", "AutoModelForSequenceClassification", "num_labels=2"),
+        ("image_classification", "AutoModelForImageClassification", "num_labels=2"),
+    ],
+)
+def test_the_code_of_an_adapters_card_is_python_that_names_the_class(task: str, name: str, head: str) -> None:
+    labels = {"labels": ["a", "b"]} if head else {}
+    values = yaml.safe_load(SMALL) | {"task": task, "adapter": "lora", "datasets": [_hub("a/b")], **labels}
+    if task == "image_classification":
+        del values["sequence_len"]
+    made = parse_recipe(yaml.safe_dump(values), name="small.yaml", directory=Path("/home/me"))
+    code = model_card(made, 1, 1, 1).partition("```python\n")[2].partition("```")[0]
+    assert code.count(name) == 2 and head in code
+    compile(code, "card", "exec")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import EntryPoint
+from typing import Any
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
@@ -26,10 +27,15 @@ def build_task(recipe: Recipe) -> Task:
             "Collaboration(task=…); start that script instead"
         )
     if recipe.task in BUILT_IN:
-        module, name = BUILT_IN[recipe.task].where.split(":")
-        task: Task = getattr(import_module(f"swarmcli.training.tasks.{module}"), name)(recipe)
+        task: Task = built_in(recipe.task)(recipe)
         return task
     return _of_package(recipe, installed_tasks()[recipe.task])
+
+
+def built_in(name: str) -> Any:
+    """The class of one of the tasks in BUILT_IN, a ModelTask."""
+    module, _, kind = BUILT_IN[name].where.partition(":")
+    return getattr(import_module(f"swarmcli.training.tasks.{module}"), kind)
 
 
 def _of_package(recipe: Recipe, entry: EntryPoint) -> Task:
