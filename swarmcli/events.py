@@ -274,17 +274,25 @@ class RunObserved(Event):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
-    """This peer measured the model that it held at `epoch` on data that nobody trains on."""
+    """How good the model of `epoch` is on data that nobody trains on: what this peer measured, or what counts for the
+    run, which is the middle of what several measured."""
 
     epoch: int
     loss: float  # mean over the samples, in the unit of the task's loss
     samples: int  # that it was measured on
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the task, for example accuracy
+    lineage: str = ""  # of the model
+    peers: int = 0  # of so many it is the middle; 0: this peer's own
 
     @property
     def sentence(self) -> str:
         """The outcome, for people: "loss 0.3100, accuracy 0.9100"."""
         return ", ".join(f"{name} {value:.4f}" for name, value in {"loss": self.loss, **self.metrics}.items())
+
+    @property
+    def by(self) -> str:
+        """Whose word that is, for people; "" where it is this peer's own."""
+        return {0: "", 1: "by one peer"}.get(self.peers, f"the middle of {self.peers} peers")
 
 
 @dataclass(frozen=True, slots=True)

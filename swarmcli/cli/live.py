@@ -78,6 +78,7 @@ class Frame:
         if me is not None:
             above += [_mine(me, width)] if me.samples or me.totals.rounds_committed else []
             above += _limits(me.limits)
+        above += [_one_line(Text(f"model {printable(status.evaluated, 200)}", style="dim"))] if status.evaluated else []
         above += [_one_line(Text(printable(status.reach, 300), style="dim"))] if status.reach else []
         above += [Text(printable(status.alarm, 600), style="bold red")] if status.alarm else []
         told = [text[0].upper() + text[1:] for text in (status.seat, status.waits) if text]

@@ -107,6 +107,8 @@ def _told(state: dict[str, Any]) -> Iterator[str]:
     yield f"  run    {', '.join(filter(None, _run(run, counts)))}"
     if me["samples"] or me["share"] is not None:
         yield f"  mine   {', '.join(filter(None, _mine(me)))}"
+    if run.get("evaluated"):
+        yield f"  model  {run['evaluated']}"
     if run.get("seat"):
         yield f"  seat   {run['seat']}"
     if run.get("waits"):

@@ -140,7 +140,8 @@ def describe(event: happened.Event) -> Line | None:
         case happened.RoundFinished():
             return _describe_round(event)
         case happened.Evaluated(epoch, _, samples):
-            text = f"evaluated epoch {epoch}: {event.sentence} on {samples:,} samples that nobody trains on"
+            by = f", {event.by}" if event.by else ""
+            text = f"evaluated epoch {epoch}: {event.sentence} on {samples:,} samples that nobody trains on{by}"
             return Line("info", "evaluation", "", text)
         case happened.StateDownloaded():
             return _describe_download(event)

@@ -16,13 +16,16 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from swarmcli.checkpoints.layout import BEST, epoch_of
 from swarmcli.checkpoints.shelf import Keep
 from swarmcli.errors import CheckpointError, DataError, SwarmError
-from swarmcli.events import Evaluated, Events, Noticed
+from swarmcli.events import Evaluated, Event, Events, Noticed
 from swarmcli.optim import Optimizer
+from swarmcli.optim.core import OptimizerCore
 from swarmcli.peer.collaboration import Collaboration
 from swarmcli.peer.lending import room_for
 from swarmcli.peer.uploads import Uploads, hub
+from swarmcli.run.views import evaluated
 from swarmcli.sharding.zero.state import copied_to_cpu
 from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.threads import on_all_threads, on_one_thread
@@ -43,7 +46,10 @@ def store_of(collaboration: Collaboration) -> CheckpointStore:
         roles = [optimizer.report().role, *(report.role for report in optimizer.peers().values())]
         if (peer.home.path / STREAM).exists():
             shutil.copyfile(peer.home.path / STREAM, directory / STREAM)
-        describe_model(directory, recipe, collaboration.task, epoch, samples, trainers=roles.count("trainer"))
+        last, best = collaboration.evaluations.last, collaboration.evaluations.best
+        words = evaluated(last, last.by, best) if last else ""
+        trainers = roles.count("trainer")
+        describe_model(directory, recipe, collaboration.task, epoch, samples, trainers=trainers, evaluated=words)
 
     settings = recipe.checkpoint
     keep = Keep(settings.keep, settings.keep_every, settings.keep_best)
@@ -60,6 +66,8 @@ class Evaluation:
     def __init__(self, collaboration: Collaboration, stopped: Callable[[], bool]) -> None:
         """`stopped`: whether the peer is leaving; an evaluation that is under way ends then, without a result."""
         self.every = collaboration.peer.recipe.evaluation.every_epochs
+        self.evaluations = collaboration.evaluations
+        self._optimizer = collaboration.optimizer
         self._task = collaboration.task
         self._compute = collaboration.compute
         self._events = collaboration.peer.events
@@ -67,9 +75,14 @@ class Evaluation:
         self._batches: Sequence[Batch] = ()
         self._told = ""
 
-    def __call__(self, model: nn.Module, epoch: int) -> Evaluated | None:
-        """None where the peer leaves meanwhile, or the data cannot be read: a warning tells that, once. `model` is one
-        that nobody else uses."""
+    def is_due(self, epoch: int, lineage: str) -> bool:
+        """Whether this peer is one of those that measure this state for the run."""
+        due = self.every > 0 and epoch % self.every == 0
+        return due and self._optimizer.call(lambda core: self.evaluations.is_appointed(lineage))
+
+    def __call__(self, model: nn.Module, epoch: int, lineage: str) -> Evaluated | None:
+        """Measures, and tells the others. None where the peer leaves meanwhile, or the data cannot be read: a warning
+        tells that, once. `model` is one that nobody else uses."""
         try:
             self._batches = self._batches or self._task.evaluation_batches()
             measured = self._measure(model)
@@ -80,8 +93,16 @@ class Evaluation:
             return None
         if measured is None:
             return None
-        result = Evaluated(epoch, measured.loss, measured.samples, measured.metrics)
+        result = Evaluated(epoch, measured.loss, measured.samples, measured.metrics, lineage)
         self._events.emit(result)
+
+        def tell(core: OptimizerCore) -> None:
+            told = result.epoch, result.loss, result.samples, result.metrics, result.lineage
+            core.metrics.note_evaluation(*told)
+            core.directory.announce()
+            self.evaluations.look()
+
+        self._optimizer.call(tell)
         return result
 
     def _measure(self, model: nn.Module) -> EvaluationResult | None:
@@ -96,7 +117,7 @@ class Evaluation:
 
 class BackgroundCheckpoints:
     """Writes and evaluates a copy of the state every `every` epochs, in a thread of its own, and at the end what is not
-    written yet.
+    written yet. What counts for the run of a checkpoint's evaluation takes the place of what this peer measured.
 
     While one copy is being written or evaluated the next is left out: a slow disk, or a long evaluation, costs
     checkpoints and not rounds.
@@ -123,7 +144,8 @@ class BackgroundCheckpoints:
         `shards`: for an optimizer whose statistics are spread over the processes of a site. `offers`: others may rely
         on this peer's regular checkpoints. `yields`: this peer writes none where it can rely on another one, and at the
         end none if another one stays and holds as much. `evaluation`: of each checkpoint, and
-        as often as it says beside them. `upload(path, loss, is the best)` hears of each checkpoint and may not block.
+        of what it says is due beside them. `upload(path, loss, is the best)` hears of each checkpoint and may not
+        block.
         """
         self._store = store
         self._model = model
@@ -135,10 +157,11 @@ class BackgroundCheckpoints:
         self._events = events or Events()
         self._evaluation = evaluation
         self._upload = upload
-        self._writes = False  # what is begun next: whether a checkpoint is written, or the model only evaluated
+        self._lineages: dict[int, str] = {}  # epoch → that of the checkpoint that this process wrote
         self._seen = optimizer.local_epoch
         self._written = self._lineage  # of the last state that need not be written any more
         self._writer = ThreadPoolExecutor(1, "swarm-checkpoints", initializer=_give_way)
+        self._unsubscribe = self._events.subscribe(self._note)
         self._work: Future[bool] | None = None  # its result: whether this peer is to write a checkpoint now
         self.failed = False  # the last state could not be written
         self.path = path
@@ -156,45 +179,62 @@ class BackgroundCheckpoints:
         site is gone.
         """
         epoch = self._optimizer.local_epoch
-        writes, evaluates = self._passed(self._every), self._passed(self._evaluation.every if self._evaluation else 0)
+        writes, passed = self._passed(self._every), epoch != self._seen
         self._seen = epoch
         if self._work is not None and not self._work.done():
             return
         ended, self._work = self._work, None
-        if ended is not None and ended.result():
-            self._begin(self._writes or writes)
-        elif (writes or evaluates) and not self._yields:
-            self._begin(writes)
-        elif writes or evaluates:
-            self._writes = writes
-            self._work = self._writer.submit(
-                lambda: not self._optimizer.call(lambda core: core.checkpoints_elsewhere())
-            )
+        must = ended is not None and ended.result()
+        measures = passed and self._evaluation is not None and self._evaluation.is_due(epoch, self._lineage)
+        if must or measures or (writes and not self._yields):
+            self._begin(must or (writes and not self._yields), asks=writes and self._yields and not must)
+        elif writes:
+            self._work = self._writer.submit(self._must_write)
 
     def _passed(self, every: int) -> bool:
         return every > 0 and self._optimizer.local_epoch // every > self._seen // every
 
-    def _begin(self, writes: bool) -> None:
-        epoch, taken = self._optimizer.local_epoch, self._take()
-        state, model, lineage = copied_to_cpu(taken) if writes else None, on_host(self._model), self._lineage
+    def _must_write(self) -> bool:
+        return not self._optimizer.call(lambda core: core.checkpoints_elsewhere())
+
+    def _begin(self, writes: bool, *, asks: bool) -> None:
+        """`asks`: whether this peer finds out, once it has measured, that it has to write."""
+        taken = self._take()
+        report, model = self._optimizer.report(), on_host(self._model)
+        state = copied_to_cpu(taken) if writes else None
 
         def work() -> bool:
             """Beside the run, with a copy: first the checkpoint is safe, then its loss is measured."""
-            path = None if state is None else self._write(model, state, epoch, lineage)
-            self._evaluate(model, epoch, path)
-            return False
+            path = None if state is None else self._write(model, state, report.epoch, report.lineage)
+            self._evaluate(model, report.epoch, report.lineage, path)
+            return asks and self._must_write()
 
         # A trainer's team waits at the end of each operation for a thread that another team keeps from its core.
         self._work = self._writer.submit(on_one_thread if self._yields else on_all_threads, work)
 
-    def _evaluate(self, model: nn.Module, epoch: int, path: Path | None) -> None:
-        result = self._evaluation(model, epoch) if self._evaluation is not None else None
-        if result is not None:
-            self._optimizer.core.metrics.note_evaluation(result.epoch, result.loss, result.samples, result.metrics)
+    def _evaluate(self, model: nn.Module, epoch: int, lineage: str, path: Path | None) -> None:
+        result = self._evaluation(model, epoch, lineage) if self._evaluation is not None else None
         if path is None:
             return
-        best = result is not None and self._store.remember_loss(path, result.loss, result.samples, result.metrics)
+        best = result is not None and self._remember(path, result)
         self._upload(path, result.loss if result else None, best)
+
+    def _note(self, event: Event) -> None:
+        """From the loop's thread, which waits for no disk."""
+        if isinstance(event, Evaluated) and event.peers and self._lineages.get(event.epoch) == event.lineage:
+            with suppress(RuntimeError):  # this peer is leaving
+                self._writer.submit(self._correct, event)
+
+    def _correct(self, counted: Evaluated) -> None:
+        """What the run says of a checkpoint counts, not what this peer has measured."""
+        path = next((path for path in self._store.shelf.all() if epoch_of(path) == counted.epoch), None)
+        if path is not None:
+            was_best = self._store.shelf.linked(BEST) == path.name
+            if self._remember(path, counted) and not was_best:
+                self._upload(path, counted.loss, True)
+
+    def _remember(self, path: Path, result: Evaluated) -> bool:
+        return self._store.remember_loss(path, result.loss, result.samples, result.metrics)
 
     def _take(self) -> dict[str, Any]:
         """The state between two steps; the model has the updates for which this waits."""
@@ -209,6 +249,7 @@ class BackgroundCheckpoints:
         self.failed = path is None
         if path is not None:
             self.path, self._written = path, lineage
+            self._lineages[epoch] = lineage
         if self._offers:  # from one that cannot write the next one takes over
             self._optimizer.call(lambda core: core.offer_checkpoints(path is not None))
         return path
@@ -221,6 +262,7 @@ class BackgroundCheckpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._unsubscribe()
         self._writer.shutdown(wait=True)
         # Data that cannot be read on says nothing against the state. Of a site other processes may be gone then.
         if kind is None or (issubclass(kind, DataError) and self._yields):
@@ -242,7 +284,7 @@ class BackgroundCheckpoints:
             path = self._write(self._model, state, optimizer.local_epoch, self._lineage)
             if path is not None:
                 model = self._model if self._evaluation is None else on_host(self._model)
-                self._evaluate(model, optimizer.local_epoch, path)
+                self._evaluate(model, optimizer.local_epoch, self._lineage, path)
         if self.failed:
             self.outcome = f"epoch {optimizer.local_epoch} could not be saved in {self._store.directory}"
         elif self.path is not None:
@@ -273,8 +315,7 @@ def saving(
 
     `stopped`: whether the user has told the peer to leave; it waits for no evaluation and no upload then."""
     peer, every = collaboration.peer, collaboration.peer.recipe.checkpoint.every_epochs
-    # A trainer that leaves checkpoints to others leaves evaluations to them, too.
-    evaluates = peer.recipe.evaluation.every_epochs and (every or not yields)
+    evaluates = peer.recipe.evaluation.every_epochs
     settings = peer.recipe.checkpoint.upload
     uploads = Uploads(peer.home.path, hub(settings), peer.events) if settings.repo is not None else None
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,14 @@ from swarmcli.compression import (
     Uniform8BitQuantization,
 )
 from swarmcli.dht import DHT, DHTNode
-from swarmcli.errors import CheckpointError, RecipeError
-from swarmcli.events import Noticed
+from swarmcli.errors import CheckpointError, JournalError, RecipeError
+from swarmcli.events import Evaluated, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.optim import GradientAverager, Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.config import Role
 from swarmcli.optim.epoch.seat import before_joining
 from swarmcli.optim.peers.proofs import SignedByOwner
+from swarmcli.optim.peers.report import PeerReport
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.peer.lending import room_for
 from swarmcli.peer.peer import RunPeer
@@ -38,6 +40,7 @@ from swarmcli.recipe.run_key import is_owners_position
 from swarmcli.recipe.task_names import CUSTOM
 from swarmcli.run.bookkeeping import Attested, Bookkeeper, BookReader, RunView
 from swarmcli.run.contributions import Mark
+from swarmcli.run.evaluations import RunEvaluations
 from swarmcli.training import (
     Checkpoint,
     Compute,
@@ -135,6 +138,7 @@ class Collaboration:
         if recipe.run_key is not None:
             self.optimizer.claims.vouching.signed_by_owner = owners_word(recipe, recipe.run_key)
         self.accounts = keep_accounts(peer, self.optimizer)
+        self.evaluations = keep_evaluations(peer, self.optimizer)
         peer.take_part(self.optimizer, self.accounts)
         self.resumed: Path | None = None  # the checkpoint that this peer went on from
         if checkpoint is not None:
@@ -224,6 +228,17 @@ class Collaboration:
         if differences:
             self.peer.events.emit(Noticed("info", f"the recipe's settings hold: {differences}"))
 
+    def last_epoch(self) -> int | None:
+        """Returns the epoch behind which the run ends: the recipe's, or an earlier one that the run has agreed on since
+        its evaluations get no better; None: there is none. From any thread."""
+        ends = [end for end in (self.peer.recipe.max_epochs, self.evaluations.ends_at) if end is not None]
+        return min(ends, default=None)
+
+    def has_ended(self) -> bool:
+        """Whether this peer has come to that epoch."""
+        last = self.last_epoch()
+        return last is not None and self.optimizer.local_epoch >= last
+
     def linger(self, seconds: float = 30.0) -> None:
         """Stays at the end of a run, for peers that are still behind. 0: only says that it does."""
         self.optimizer.linger(self.optimizer.local_epoch, seconds)
@@ -270,6 +285,38 @@ def keep_accounts(peer: RunPeer, optimizer: Optimizer) -> BookReader:
         return accounts
 
     return peer.dht.run_coroutine(begin)
+
+
+def keep_evaluations(peer: RunPeer, optimizer: Optimizer) -> RunEvaluations:
+    """Hears from now on what counts as the run's evaluations, and says what this peer makes of them. What counted
+    before this process began is in its journal."""
+    earlier: Sequence[Evaluated] = ()
+    with suppress(JournalError), peer.journal.read() as reader:
+        earlier = reader.evaluations(peer.recipe.run_id)
+
+    directory, settings = optimizer.directory, peer.recipe.evaluation
+    metrics = None if optimizer.auxiliary else optimizer.core.metrics
+
+    def reports() -> Mapping[PeerID, PeerReport]:
+        return {**directory.others, peer.peer_id: directory.describe()}
+
+    evaluations = RunEvaluations(
+        settings,
+        peer.peer_id,
+        reports,
+        lambda: optimizer.claims.mates.known,
+        directory.hearing.answers,
+        peer.events.emit,
+        earlier,
+    )
+
+    def look() -> None:
+        evaluations.look()
+        if metrics is not None:
+            metrics.ends = evaluations.opinion
+
+    directory.readers.append(look)
+    return evaluations
 
 
 def owners_word(recipe: Recipe, run_key: str) -> SignedByOwner:

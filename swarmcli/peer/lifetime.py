@@ -77,7 +77,7 @@ def _holding_the_state(
 @contextmanager
 def _following(collaboration: Collaboration, watch: RunWatch) -> Iterator[None]:
     startup.over()
-    watch.follow(collaboration.optimizer)
+    watch.follow(collaboration.optimizer, collaboration.evaluations)
     try:
         yield
     finally:
@@ -94,7 +94,7 @@ def pauses_of(
         peer.activity,
         collaboration.optimizer,
         stop,
-        last_epoch=peer.recipe.max_epochs,
+        last_epoch=collaboration.last_epoch,
         after_step=after_step,
         say=lambda text: peer.events.emit(Noticed("info", text)),
     )
@@ -105,8 +105,9 @@ def come_into_step(collaboration: Collaboration, steps: Steps) -> None:
     if wrong := clock_alarm(collaboration.peer.dht.clock.uncorrected):
         collaboration.peer.events.emit(Noticed("warning", wrong))
     steps.load_state_from_peers()
-    last = collaboration.peer.recipe.max_epochs
-    if last is not None and steps.local_epoch >= last:
+    collaboration.optimizer.call(lambda core: collaboration.evaluations.look())
+    if collaboration.has_ended():
+        last = collaboration.last_epoch()
         text = f"this run has reached its last epoch, {last}, already; a new run needs another run_id"
         collaboration.peer.events.emit(Noticed("info", text))
 
@@ -141,7 +142,6 @@ def train(
         LoopSettings(
             stream_seed(recipe.seed, peer.peer_id),
             recipe.accumulation_steps,
-            recipe.max_epochs,
             stream_file=peer.home.path / STREAM,
             # A home that is new, for a peer that is not: its own last checkpoint knows. Others' are not followed.
             older_streams=[collaboration.resumed / STREAM] if collaboration.resumed else [],
@@ -152,6 +152,7 @@ def train(
         on_loss=steps.note_loss,
         on_step=after_step,
         rest=rest,
+        last_epoch=collaboration.last_epoch,
     )
     with reading_together(collaboration):
         return loop.run(stop)
@@ -173,12 +174,12 @@ def run_monitor(
     written.
     """
     with _holding_the_state(peer, watch, stop, resume, task) as collaboration:
-        optimizer, recipe = collaboration.optimizer, peer.recipe
+        optimizer = collaboration.optimizer
         with (
             saving(collaboration, stop.is_set, yields=False) as checkpoints,
             pauses_of(collaboration, stop) as pauses,
         ):
-            while not stop.is_set() and (recipe.max_epochs is None or optimizer.local_epoch < recipe.max_epochs):
+            while not (stop.is_set() or collaboration.has_ended()):
                 if not pauses.rest():
                     optimizer.step(batch_size=0)
                 checkpoints.look()
@@ -202,8 +203,7 @@ def run_monitor(
 def run_auxiliary(peer: RunPeer, watch: RunWatch, stop: threading.Event) -> None:
     """Helps in every round until told to stop, or until the run has reached its last epoch."""
     collaboration = Collaboration(peer, auxiliary=True)
-    optimizer, last = collaboration.optimizer, peer.recipe.max_epochs
     with _following(collaboration, watch), pauses_of(collaboration, stop) as pauses:
-        while not stop.is_set() and (last is None or optimizer.local_epoch < last):
+        while not (stop.is_set() or collaboration.has_ended()):
             if not pauses.rest():
-                optimizer.step()
+                collaboration.optimizer.step()

@@ -27,7 +27,7 @@ class Pauses:
         optimizer: Optimizer,
         stop: threading.Event,
         *,
-        last_epoch: int | None = None,
+        last_epoch: Callable[[], int | None] = lambda: None,
         after_step: Callable[[], object] = lambda: None,
         say: Callable[[str], object] = lambda text: None,
         clock: Callable[[], float] = time.monotonic,
@@ -134,7 +134,8 @@ class Pauses:
 
     @property
     def _is_over(self) -> bool:
-        return self._stop.is_set() or (self._last_epoch is not None and self._optimizer.local_epoch >= self._last_epoch)
+        last = self._last_epoch()
+        return self._stop.is_set() or (last is not None and self._optimizer.local_epoch >= last)
 
     @property
     def _kept(self) -> int:

@@ -254,7 +254,6 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
         settings = LoopSettings(
             seed,
             recipe.accumulation_steps,
-            recipe.max_epochs,
             stream_file=(home / STREAM).with_stem(f"stream-{site.rank}"),
             compile=recipe.local.torch_compile,
         )
@@ -263,7 +262,14 @@ def run_site_member(recipe: Recipe, site: Site, compute: Compute, stop: threadin
             limit_card(compute.device, limits.gpu_memory)
         processors.take()
         loop = TrainingLoop(
-            task, model, member, settings, compute=compute, on_loss=member.note_loss, on_step=processors.take
+            task,
+            model,
+            member,
+            settings,
+            compute=compute,
+            on_loss=member.note_loss,
+            on_step=processors.take,
+            last_epoch=lambda: recipe.max_epochs,
         )
         member.load_state_from_peers()
         if loop.run(member.stopped).reason == "data ended":

@@ -107,6 +107,7 @@ OwnPath = Annotated[
     AfterValidator(lambda path, info: beside((info.context or {}).get("directory", Path.cwd()), str(path))),
 ]
 AddressText = Annotated[str, AfterValidator(_check_address)]
+PeerText = Annotated[str, AfterValidator(lambda text: PeerID.parse(text).text)]
 
 
 class GroupSettings(Section):
@@ -249,10 +250,19 @@ class CheckpointSettings(Section):
 
 
 class EvaluationSettings(Section):
-    """Measuring the model on text that nobody trains on, by whoever writes the run's checkpoints."""
+    """Measuring the model on data that nobody trains on."""
 
-    every_epochs: int = advised(0, "evaluate every so many epochs; 0: never", ge=0)
-    samples: int = advised(256, "samples to evaluate on, or fewer if there are no more", ge=1)
+    every_epochs: int = shared(0, "evaluate every so many epochs; 0: never", ge=0)
+    samples: int = shared(256, "samples to evaluate on, or fewer if there are no more", ge=1)
+    evaluator: PeerText | None = shared(
+        None,
+        "the peer id of a monitor of yours: it alone evaluates while it is there; null: three volunteers, of whose "
+        "results the middle counts",
+    )
+    early_stopping_patience: int = shared(
+        0, "the run ends when so many evaluations in a row were no better; 0: it does not", ge=0
+    )
+    early_stopping_threshold: float = shared(0.0, "by so much less the loss is better (early_stopping_patience)", ge=0)
     held_out: float = shared(
         0.0, "this share of the texts or rows of all datasets is kept for it: nobody trains on it", ge=0, le=0.5
     )
@@ -262,6 +272,8 @@ class EvaluationSettings(Section):
     def _consistent(self) -> EvaluationSettings:
         if self.dataset is not None and self.held_out:
             raise Conflict("held_out", "the run evaluates on a dataset of its own; remove held_out, or dataset")
+        if self.early_stopping_patience and not self.every_epochs:
+            raise Conflict("early_stopping_patience", "the run is never evaluated; set every_epochs")
         return self
 
 

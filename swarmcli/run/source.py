@@ -99,16 +99,18 @@ class DashboardSource:
 
     def _compose(self, now: float) -> RunStatus:
         status = self._look()
-        if status.evaluation is not None and status.evaluation_by:
+        if status.evaluation is not None and status.evaluation_by and not status.evaluation.peers:
             self._keep_told(replace(status.evaluation, time=status.now))
         if not 0 <= now - self._read_at < REREAD_SECONDS:
             self._read_at = now
             self._read(lambda reader: self._reread(reader, status.now - GONE_SECONDS))
         present = {peer.peer_id for peer in status.peers}
         departed = [_departed(seen) for seen in self._departed if seen.peer not in present]
+        evaluation = status.evaluation or self._evaluation
         return replace(
             status,
-            evaluation=status.evaluation or self._evaluation,
+            evaluation=evaluation,
+            evaluated=views.evaluated(evaluation, status.evaluation_by, status.best) if evaluation else "",
             peers=tuple(sorted([*status.peers, *departed], key=views.listing_order)),
             own=self._totals if status.role in ("trainer", "auxiliary") else None,
             notice=self._notice(),

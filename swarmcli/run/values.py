@@ -95,6 +95,8 @@ class RunStatus:
     last_epoch: EpochAdvanced | None = None  # that was stepped here
     evaluation: Evaluated | None = None  # the last one of this process, or what others tell: most peers never evaluate
     evaluation_by: str = ""  # who tells it, where it is not this peer's own
+    evaluated: str = ""  # the same in words, with the best
+    best: Evaluated | None = None  # of those that count for the run, the one with the lowest loss
     alarm: str = ""  # what a person has to mend, with the remedy
     waits: str = ""  # where the run does not go on: whom it waits for, and what helps
     seat: str = ""  # why the samples of this trainer cannot count, in figures, and what helps; "": they can

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from swarmcli.optim import Optimizer, PeerDescription, PeerReport
     from swarmcli.optim.config import Role
     from swarmcli.recipe import Link, Recipe
+    from swarmcli.run.evaluations import RunEvaluations
     from swarmcli.run.values import Way
 
 
@@ -63,6 +64,7 @@ class RunWatch:
         self._peer = peer
         self._join_line = join_line
         self._optimizer: Optimizer | None = None
+        self._evaluations: RunEvaluations | None = None
         self._started = peer.journal.clock()
         self._history = EpochHistory()
         self._reach = peer.dht.reach.sentence()
@@ -71,8 +73,14 @@ class RunWatch:
         self._unsubscribe = peer.events.subscribe(self._note)
         self.state: State | None = None  # what the role says that it does; None: told from the optimizer
 
-    def follow(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
+    def follow(self, optimizer: Optimizer, evaluations: RunEvaluations | None = None) -> None:
+        """The peer has joined, or is about to; `evaluations`: as far as its run has any."""
+        self._optimizer, self._evaluations = optimizer, evaluations
+
+    def last_epoch(self) -> int | None:
+        """Returns the epoch behind which the run ends, as is known by now; None: there is none."""
+        agreed = self._evaluations.ends_at if self._evaluations else None
+        return min((end for end in (self._peer.recipe.max_epochs, agreed) if end is not None), default=None)
 
     def close(self) -> None:
         self._unsubscribe()
@@ -104,10 +112,12 @@ class RunWatch:
             now=peer.journal.clock(),
             started=self._started,
             name=peer.description.name,
-            max_epochs=recipe.max_epochs,
+            max_epochs=self.last_epoch(),
             losses=tuple(self._history.losses()),
             last_epoch=self._history.last,
             evaluation=self._evaluation,
+            evaluation_by=self._evaluation.by if self._evaluation else "",
+            best=self._evaluations.best if self._evaluations else None,
             mode=mode_in_words(recipe),
             join_line=command_of(link) if link else self._join_line,
             link=str(link or ""),
@@ -123,7 +133,7 @@ class RunWatch:
             return status
         epoch, expected = self._epoch(optimizer), optimizer.tracker.expected()
         peers = self._peers(optimizer, epoch, expected, status.now)
-        evaluation, evaluation_by = self._evaluation, ""
+        evaluation, evaluation_by = status.evaluation, status.evaluation_by
         if evaluation is None:
             evaluation, evaluation_by = evaluation_of_others(optimizer.peers(), epoch)
         by_text = {peer.text: each for peer, each in expected.items()}
@@ -170,7 +180,7 @@ class RunWatch:
         )
 
     def _state(self, optimizer: Optimizer, peers: Sequence[PeerStatus]) -> State:
-        last = self._peer.recipe.max_epochs
+        last = self.last_epoch()
         if self.state is not None:
             return self.state
         if last is not None and optimizer.local_epoch >= last:
@@ -211,7 +221,7 @@ class RunWatch:
 
     def _run_eta(self, epoch: int, eta: float) -> float | None:
         """By what the latest epochs took; None while none is known, nobody computes, or the run has no end."""
-        last, usual = self._peer.recipe.max_epochs, self._usual()
+        last, usual = self.last_epoch(), self._usual()
         if last is None or epoch >= last or usual is None or not math.isfinite(eta):
             return None
         return (last - epoch - 1) * usual + min(eta, usual)

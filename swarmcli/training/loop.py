@@ -49,7 +49,6 @@ class LoopSettings:
 
     stream_seed: int  # of the data (see `stream_seed`) and, with the number of starts, of dropout
     accumulation_steps: int = 1  # forward passes per step of the optimizer
-    max_epochs: int | None = None  # None: until stopped
     stream_file: Path | None = None  # remembers where the stream is; see RememberedStream
     older_streams: Sequence[Path] = ()
     compile: bool = False  # the model, for this machine
@@ -189,9 +188,10 @@ class TrainingLoop:
         on_loss: Callable[[float, int], object] = lambda loss, samples: None,
         on_step: Callable[[], object] = lambda: None,
         rest: Callable[[], bool] = lambda: False,
+        last_epoch: Callable[[], int | None] = lambda: None,
     ) -> None:
         """`rest` is called before each batch, and returns when the next one may be computed: whether it has waited for
-        that."""
+        that. `last_epoch`: behind which the run ends, as is known by now; None: it is trained until stopped."""
         self._task = task
         self._model = model
         self._optimizer = optimizer
@@ -201,6 +201,7 @@ class TrainingLoop:
         self._on_loss = on_loss
         self._on_step = on_step
         self._wait_to_go_on = rest
+        self._last_epoch = last_epoch
         self._samples = 0
         self._last_loss: float | None = None
         self._bad_steps = 0
@@ -208,7 +209,7 @@ class TrainingLoop:
         self._compiled: nn.Module | None = torch.compile(model) if settings.compile else None  # type: ignore[assignment]
 
     def run(self, stop: threading.Event) -> LoopResult:
-        """Trains until `stop` is set (the step in progress is finished), max_epochs is reached or the data ends.
+        """Trains until `stop` is set (the step in progress is finished), the last epoch is reached or the data ends.
 
         Raises TrainingError when losses are no numbers for many steps in a row, and what task and optimizer raise.
         """
@@ -241,7 +242,7 @@ class TrainingLoop:
         return LoopResult(reason, self._optimizer.local_epoch, self._samples, self._last_loss)
 
     def _reason_to_end(self, stop: threading.Event) -> StopReason | None:
-        limit = self._settings.max_epochs
+        limit = self._last_epoch()
         if limit is not None and self._optimizer.local_epoch >= limit:
             return "max_epochs"
         return "stopped" if stop.is_set() else None

@@ -60,23 +60,32 @@ model = PeftModel.from_pretrained(base, "path/to/this/directory")"""
 
 
 def describe_model(
-    directory: Path, recipe: Recipe, task: Task, epoch: int, samples: int | None, *, trainers: int | None = None
+    directory: Path,
+    recipe: Recipe,
+    task: Task,
+    epoch: int,
+    samples: int | None,
+    *,
+    trainers: int | None = None,
+    evaluated: str = "",
 ) -> None:
     """Makes a directory with a saved model one that others can use: adds what the task needs beside it, and the card.
 
     See `model_card` for the figures. Raises OSError, and what the task's tokenizer raises.
     """
     task.save_preprocessing(directory)
-    (directory / "README.md").write_text(model_card(recipe, epoch, samples, trainers), encoding="utf-8")
+    (directory / "README.md").write_text(model_card(recipe, epoch, samples, trainers, evaluated), encoding="utf-8")
 
 
-def model_card(recipe: Recipe, epoch: int, samples: int | None, trainers: int | None) -> str:
+def model_card(recipe: Recipe, epoch: int, samples: int | None, trainers: int | None, evaluated: str = "") -> str:
     """The card of the model that `recipe` had come to at `epoch`, as Markdown with YAML front matter.
 
-    `samples` of all peers so far, and `trainers` at this moment; None: not known.
+    `samples` of all peers so far, and `trainers` at this moment; None: not known. `evaluated`: how good it, or the last
+    one that was measured, is on data that nobody trains on, in words; "": nobody has measured.
     """
     header = yaml.safe_dump(_front_matter(recipe), sort_keys=False, allow_unicode=False)
-    facts = "\n".join(f"- {name}: {value}" for name, value in _facts(recipe, epoch, samples, trainers).items())
+    told = _facts(recipe, epoch, samples, trainers) | ({"on data kept aside": _code(evaluated)} if evaluated else {})
+    facts = "\n".join(f"- {name}: {value}" for name, value in told.items())
     data = "\n".join(f"- {line}" for line in _data(recipe))
     return f"""\
 ---

@@ -29,13 +29,13 @@ class FakeOptimizer:
         self.is_averaging = False
         self.statistics = torch.zeros(1)
         self.offered: list[bool] = []
-        self.told: list[tuple[int, float, int]] = []  # evaluations
+        self.told: list[tuple[int, float, int, str]] = []  # evaluations
         self.elsewhere = False  # somebody else writes
         self.heir: tuple[PeerID, int] | None = None
         self.asked = 0
 
     def report(self) -> Any:
-        return SimpleNamespace(lineage=f"lineage {self.local_epoch}")
+        return SimpleNamespace(epoch=self.local_epoch, lineage=f"lineage {self.local_epoch}")
 
     def peers(self) -> dict[PeerID, Any]:
         return {ADA: SimpleNamespace(name="Ada")}
@@ -51,8 +51,16 @@ class FakeOptimizer:
     def call(self, action: Callable[[Any], Any]) -> Any:
         return action(self)
 
-    def note_evaluation(self, epoch: int, loss: float, samples: int, metrics: Mapping[str, float]) -> None:
-        self.told.append((epoch, loss, samples))
+    @property
+    def directory(self) -> Any:
+        return self
+
+    def announce(self) -> None: ...
+
+    def note_evaluation(
+        self, epoch: int, loss: float, samples: int, metrics: Mapping[str, float], lineage: str
+    ) -> None:
+        self.told.append((epoch, loss, samples, lineage))
 
     def offer_checkpoints(self, offered: bool) -> None:
         self.offered.append(offered)
@@ -79,10 +87,17 @@ class FakeStore:
         self.full = False
         self.directory = Path("home/checkpoints")
         self.losses: dict[str, float] = {}
+        self.shelf = self  # the checkpoints that it holds
+
+    def all(self) -> list[Path]:
+        return [Path(f"epoch-{epoch:06d}") for epoch, _, _ in self.written]
+
+    def linked(self, link: str) -> str:
+        return min(self.losses, key=self.losses.__getitem__, default="")
 
     def remember_loss(self, place: Path, loss: float, samples: int, metrics: Mapping[str, float]) -> bool:
         self.losses[place.name] = loss
-        return True
+        return self.linked("best") == place.name
 
     def write(self, model: nn.Module, state: Mapping[str, Any], epoch: int, *, shards: Any = None) -> Path | None:
         self.free.wait()
@@ -108,8 +123,12 @@ class FakeEvaluation:
         self.epochs: list[int] = []
         self.leaves = False
         self.threads: list[int] = []
+        self.appointed = True
 
-    def __call__(self, model: nn.Module, epoch: int) -> Evaluated | None:
+    def is_due(self, epoch: int, lineage: str) -> bool:
+        return self.appointed and epoch % self.every == 0
+
+    def __call__(self, model: nn.Module, epoch: int, lineage: str) -> Evaluated | None:
         self.epochs.append(epoch)
         self.threads.append(torch.get_num_threads())
         return None if self.leaves else Evaluated(epoch, next(model.parameters()).item() / 10, 4)
@@ -344,25 +363,57 @@ def test_each_checkpoint_is_evaluated_and_the_model_beside_them_too() -> None:
             run.idle()
     assert run.epochs == [4, 8, 9]
     assert evaluation.epochs == [3, 4, 6, 8, 9, 9], "the last state is written when the peer leaves"
-    assert [epoch for epoch, _, _ in run.optimizer.told] == evaluation.epochs
     assert run.store.losses == {"epoch-000004": 0.4, "epoch-000008": 0.8, "epoch-000009": 0.9}
 
 
-def test_a_trainer_evaluates_only_where_it_writes() -> None:
-    evaluation = FakeEvaluation(every=1)
+def test_a_trainer_evaluates_only_where_it_writes_or_is_appointed() -> None:
+    evaluation = FakeEvaluation(every=3)
+    evaluation.appointed = False
     run = Run(every=2, offers=True, yields=True, evaluation=evaluation)
     with run.checkpoints:
         run.optimizer.elsewhere = True
         for epoch in (1, 2):
             run.come_to(epoch)
             run.idle()
-        assert run.optimizer.asked == 2 and not evaluation.epochs
-        run.optimizer.elsewhere = False
+        assert run.optimizer.asked == 1 and not evaluation.epochs
+        evaluation.appointed = True
         run.come_to(3)
         run.idle()
-        run.checkpoints.look()
-        run.idle()
         assert (evaluation.epochs, run.epochs) == ([3], []), "no checkpoint is due at epoch 3"
+        run.optimizer.elsewhere = False  # the other one has died
+        run.come_to(4)
+        run.idle()
+        run.come_to(5)
+        run.idle()
+        assert (evaluation.epochs, run.epochs) == ([3, 5], [5])
+        run.come_to(6)
+        run.idle()
+        run.come_to(7)
+        run.idle()
+        assert evaluation.epochs == [3, 5, 6, 7] and run.epochs == [5, 7], "it measures first, and finds out meanwhile"
+
+
+def test_what_counts_for_the_run_takes_the_place_of_what_this_peer_measured() -> None:
+    events, uploaded = Events(), []
+    evaluation = FakeEvaluation(every=1)
+
+    def upload(path: Path, loss: float | None, best: bool) -> None:
+        uploaded.append((path.name, loss, best))
+
+    run = Run(evaluation=evaluation, events=events, upload=upload)
+    with run.checkpoints:
+        for epoch in (1, 2):
+            run.come_to(epoch)
+            run.idle()
+        assert uploaded == [("epoch-000001", 0.1, True), ("epoch-000002", 0.2, False)]
+        events.emit(Evaluated(1, 0.9, 4, {}, "lineage 1", 3))
+        events.emit(Evaluated(2, 0.3, 4, {}, "another lineage", 3))
+        events.emit(Evaluated(7, 0.3, 4, {}, "lineage 7", 3))
+        run.idle()
+        assert run.store.losses == {"epoch-000001": 0.9, "epoch-000002": 0.2}
+        events.emit(Evaluated(1, 0.05, 4, {}, "lineage 1", 3))
+        run.idle()
+    assert uploaded[2:] == [("epoch-000001", 0.05, True)], "it is the best one since then"
 
 
 @pytest.mark.parametrize(("trains", "threads"), [(True, 1), (False, 3)])
@@ -412,15 +463,20 @@ class FakeTask:
 def test_an_evaluation_that_fails_is_told_once_and_tried_again() -> None:
     events, told = Events(), []
     events.subscribe(told.append)
-    task, recipe = FakeTask(), SimpleNamespace(evaluation=SimpleNamespace(every_epochs=1))
-    peer = SimpleNamespace(recipe=recipe, events=events)
-    collaboration = SimpleNamespace(peer=peer, task=task, compute=Compute(torch.device("cpu")))
+    task, recipe = FakeTask(), SimpleNamespace(evaluation=SimpleNamespace(every_epochs=2))
+    peer, optimizer, looks = SimpleNamespace(recipe=recipe, events=events), FakeOptimizer(), []
+    evaluations = SimpleNamespace(look=lambda: looks.append(1), is_appointed=lambda lineage: lineage == "ours")
+    collaboration = SimpleNamespace(
+        peer=peer, task=task, compute=Compute(torch.device("cpu")), optimizer=optimizer, evaluations=evaluations
+    )
     evaluation = Evaluation(cast(Any, collaboration), lambda: False)
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 1.0)
     task.error = DataError("the texts are gone")
-    assert evaluation(model, 1) is None and evaluation(model, 2) is None
-    assert told == [Noticed("warning", "epoch 1 was not evaluated: the texts are gone")]
+    assert evaluation(model, 1, "ours") is None and evaluation(model, 2, "ours") is None
+    assert told == [Noticed("warning", "epoch 1 was not evaluated: the texts are gone")] and not looks
     task.error = None
-    assert evaluation(model, 3) == evaluation(model, 3) == told[-1] == Evaluated(3, 4.0, 3)
+    assert evaluation(model, 3, "ours") == evaluation(model, 3, "ours") == told[-1] == Evaluated(3, 4.0, 3, {}, "ours")
     assert task.read == 3, "what was read once is kept"
+    assert optimizer.told[-1] == (3, 4.0, 3, "ours") and len(looks) == 2, "the others hear of it"
+    assert evaluation.is_due(4, "ours") and not evaluation.is_due(3, "ours") and not evaluation.is_due(4, "theirs")

@@ -200,7 +200,7 @@ def test_around_the_loop_a_wish_to_stop_holds_at_once() -> None:
 
 def test_a_run_that_ends_during_a_pause_ends_the_role() -> None:
     optimizer, activity = FakeOptimizer(), Activity()
-    pauses, stop = pauses_of(optimizer, activity, last_epoch=3)
+    pauses, stop = pauses_of(optimizer, activity, last_epoch=lambda: 3)
     optimizer.in_step = lambda: setattr(optimizer, "local_epoch", 3)
     activity.hold(BATTERY)  # before there was a loop
     with pauses:

@@ -20,8 +20,8 @@ def make(
 ) -> tuple[TrainingLoop, nn.Module, SoloOptimizer]:
     model = task.build_model()
     optimizer = SoloOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), target)
-    settings = LoopSettings(stream_seed=1, accumulation_steps=steps, max_epochs=epochs)
-    return TrainingLoop(task, model, optimizer, settings, **callbacks), model, optimizer
+    settings = LoopSettings(stream_seed=1, accumulation_steps=steps)
+    return TrainingLoop(task, model, optimizer, settings, last_epoch=lambda: epochs, **callbacks), model, optimizer
 
 
 def test_it_trains_until_max_epochs() -> None:
@@ -161,7 +161,8 @@ def test_a_language_model_learns_by_it(tmp_path: Path) -> None:
         task,
         model,
         SoloOptimizer(torch.optim.Adam(model.parameters(), lr=1e-2), 8),
-        LoopSettings(1, max_epochs=20),
+        LoopSettings(1),
+        last_epoch=lambda: 20,
         on_loss=lambda loss, samples: losses.append(loss),
     )
     loop.run(threading.Event())
@@ -173,7 +174,7 @@ def test_dropout_is_the_same_for_the_same_peer(tmp_path: Path) -> None:
         task = build_task(small(tmp_path, "base_model.resid_pdrop=0.5"))
         model = task.build_model()
         solo = SoloOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), 8)
-        TrainingLoop(task, model, solo, LoopSettings(3, max_epochs=2)).run(threading.Event())
+        TrainingLoop(task, model, solo, LoopSettings(3), last_epoch=lambda: 2).run(threading.Event())
         return list(model.parameters())
 
     first = trained()

@@ -33,7 +33,8 @@ def trained(
         task,
         model,
         SoloOptimizer(build_optimizer(recipe, model), 2),
-        LoopSettings(1, 1, epochs, compile=compiled),
+        LoopSettings(1, 1, compile=compiled),
+        last_epoch=lambda: epochs,
         compute=compute or Compute(CPU),
         on_loss=lambda loss, samples: losses.append(loss),
     ).run(threading.Event())

@@ -142,8 +142,8 @@ def run(file: Path, epochs: int, *, killed: bool = False) -> Watched:
         if len(task.seen) == 2 * epochs - 1:
             saved[0] = file.read_bytes()
 
-    settings = LoopSettings(stream_seed=1, max_epochs=epochs, stream_file=file)
-    TrainingLoop(task, model, optimizer, settings, on_step=on_step).run(threading.Event())
+    settings = LoopSettings(stream_seed=1, stream_file=file)
+    TrainingLoop(task, model, optimizer, settings, on_step=on_step, last_epoch=lambda: epochs).run(threading.Event())
     if killed:
         file.write_bytes(saved[0])
     return task

@@ -79,6 +79,7 @@ class ReportedEvaluation(ReportedLoss):
     """The last one of a peer: the loss of the model of `epoch` on data that nobody trains on, over so many samples, and
     the metrics of the run's task."""
 
+    lineage: str = Field("", pattern=re.compile(r"^([0-9a-f]{64})?\Z"))  # "": it is of no state that others had
     metrics: dict[_MetricName, _Loss] = Field(default_factory=dict, max_length=MAX_METRICS)
 
 
@@ -90,6 +91,7 @@ class PeerMetrics:
         self.last_loss: float | None = None  # mean of the last epoch that had one
         self.recent: deque[ReportedLoss] = deque(maxlen=MAX_RECENT)  # of the latest epochs that had one, oldest first
         self.evaluation: ReportedEvaluation | None = None
+        self.ends: int | None = None  # as reports tell it
         self.last_outcome: LastOutcome = ""
         self.last_reason = ""
         self._peer_id = peer_id
@@ -124,13 +126,15 @@ class PeerMetrics:
             self._loss_sum += loss * samples
             self._loss_samples += samples
 
-    def note_evaluation(self, epoch: int, loss: float, samples: int, metrics: Mapping[str, float]) -> None:
+    def note_evaluation(
+        self, epoch: int, loss: float, samples: int, metrics: Mapping[str, float], lineage: str = ""
+    ) -> None:
         """A loss or metric beyond MOST_LOSS, or that is no number, is told to nobody, nor are metrics with other names
         or more of them than reports have. From any thread."""
         if abs(loss) < MOST_LOSS:
             told = [(n, value) for n, value in metrics.items() if METRIC_NAME.match(n) and abs(value) < MOST_LOSS]
             self.evaluation = ReportedEvaluation(
-                epoch=epoch, loss=loss, samples=samples, metrics=dict(told[:MAX_METRICS])
+                epoch=epoch, loss=loss, samples=samples, metrics=dict(told[:MAX_METRICS]), lineage=lineage
             )
 
     def note_outcome(self, outcome: LastOutcome, reason: str = "") -> None:
@@ -213,6 +217,8 @@ class PeerReport(pydantic.BaseModel):
     # The latest epochs, oldest first.
     recent: list[ReportedLoss] = Field(default_factory=list, max_length=MAX_RECENT)
     evaluation: ReportedEvaluation | None = None
+    # The epoch behind which the run ends, as this peer takes its evaluations; 0: it goes on, None: too few were heard.
+    ends: _Count | None = None
     drift: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None  # from the others' parameters, relative
     keeps: bool = False  # writes checkpoints as the run goes on, unless somebody does who comes before it
     team: _Name = ""  # for which its contribution counts; "": none
@@ -263,6 +269,7 @@ def describe(
         loss=metrics.last_loss,
         recent=list(metrics.recent),
         evaluation=metrics.evaluation,
+        ends=metrics.ends,
         team=description.team[:64],
         last_outcome=metrics.last_outcome,
         last_reason=metrics.last_reason[:MAX_REASON],
