@@ -124,11 +124,13 @@ def sentence(status: RunStatus, activity: ActivityShown, rate: float) -> str:
 
 
 def evaluated(evaluation: Evaluated, by: str, best: Evaluated | None) -> str:
-    """How good the model is, for people: "epoch 40: loss 2.3100, the middle of 3 peers; best 2.2900 at epoch 30"."""
+    """How good the model is, for people: "epoch 40: loss 2.3100, the middle of 3 peers; best 2.2900 at epoch 30".
+
+    It may be this peer's own word, and better than what counted so far."""
     words = ", ".join(filter(None, [f"epoch {evaluation.epoch:,}: {evaluation.sentence}", by]))
-    return words + (
-        f"; best {best.loss:.4f} at epoch {best.epoch:,}" if best and best.epoch != evaluation.epoch else ""
-    )
+    if best is None or best.loss >= evaluation.loss:
+        return words
+    return f"{words}; best {best.loss:.4f} at epoch {best.epoch:,}"
 
 
 def rank(contributions: Iterable[Contribution], peer: str) -> tuple[int | None, int]:

@@ -289,6 +289,11 @@ def test_on_a_terminal_the_view_is_redrawn_and_warnings_stay_above_it() -> None:
     assert "4,096 samples of 2 peers" not in text  # epochs show in the view, not line by line
 
 
+def test_a_frame_shows_how_good_the_model_is() -> None:
+    assert "model epoch 5: loss 2.0" in drawn(Frame(replace(STATUS, evaluated="epoch 5: loss 2.0")))
+    assert "model" not in drawn(Frame(STATUS))
+
+
 def test_a_frame_shows_progress_figures_and_peers() -> None:
     text = drawn(Frame(replace(STATUS, last_epoch=epoch(7), losses=(4.0, 3.0, 2.0))))
     for expected in (

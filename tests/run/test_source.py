@@ -198,6 +198,7 @@ def test_the_past_is_told_over_time_with_evaluations(world: World) -> None:
     assert part.points[-1].epoch == 6 and len(part.points) == 2 and [each.loss for each in part.evaluations] == [3.9]
     overview = world.source.overview()
     assert overview.evaluation is not None and overview.evaluation.epoch == 4
+    assert overview.run.evaluated.startswith("epoch 4: loss ")
 
 
 def test_what_others_tell_of_evaluations_is_a_curve_until_this_peer_has_its_own(world: World) -> None:

@@ -11,6 +11,7 @@ from swarmcli.events import EpochAdvanced, EpochCredited, EpochReported, Evaluat
 from swarmcli.network.endpoint import SeenPeer
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.epoch.seat import SeatLost
+from swarmcli.run.views import evaluated
 from swarmcli.run.watch import RunWatch, alarm, clock_alarm, mode_in_words
 from tests.recipe.recipes import small
 
@@ -137,6 +138,23 @@ def test_it_tells_the_last_evaluation_of_this_peer() -> None:
         hear(watch, Evaluated(epoch_number, 2.5, 256))
     found = watch.look().evaluation
     assert found is not None and (found.epoch, found.loss) == (20, 2.5)
+
+
+def test_what_counts_for_the_run_is_shown_with_the_best_and_an_end_that_it_has_agreed_on() -> None:
+    optimizer = FakeOptimizer(0, epoch=20)
+    watch = watching(optimizer)
+    best = Evaluated(10, 2.0, 256, {}, "ab", 3)
+    evaluations = SimpleNamespace(ends_at=None, best=best)
+    watch.follow(cast(Any, optimizer), cast(Any, evaluations))
+    hear(watch, Evaluated(20, 2.5, 256, {"f1": 0.5}, "cd", 3))
+    status = watch.look()
+    assert (status.evaluation_by, status.best) == ("the middle of 3 peers", best)
+    shown = evaluated(cast(Evaluated, status.evaluation), status.evaluation_by, status.best)
+    assert shown == "epoch 20: loss 2.5000, f1 0.5000, the middle of 3 peers; best 2.0000 at epoch 10"
+    assert evaluated(best, best.by, best) == "epoch 10: loss 2.0000, the middle of 3 peers"
+    assert watch.last_epoch() == watch._peer.recipe.max_epochs
+    evaluations.ends_at = 20
+    assert watch.look().max_epochs == 20 and watch.look().state == "finished"
 
 
 def test_the_evaluations_of_others_are_shown_with_whose_word_they_are() -> None:

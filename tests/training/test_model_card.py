@@ -51,6 +51,12 @@ def test_it_tells_the_run_the_data_and_how_far_it_came() -> None:
         assert words in body, words
 
 
+def test_it_tells_how_good_the_model_is_where_somebody_has_measured() -> None:
+    _, body = read(model_card(recipe(), 12, 34567, 3, "epoch 10: loss 2.0000, the middle of 3 peers"))
+    assert "- on data kept aside: `epoch 10: loss 2.0000, the middle of 3 peers`" in body
+    assert "kept aside" not in read(model_card(recipe(), 12, 34567, 3))[1]
+
+
 def test_what_is_not_known_is_said() -> None:
     _, body = read(model_card(recipe(), 1, None, None))
     assert "- samples: unknown" in body and "- trainers: unknown" in body
