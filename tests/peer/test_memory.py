@@ -59,9 +59,10 @@ def test_a_monitor_holds_the_model_in_host_memory(
 class FakeOptimizer:
     """Of a peer that is alone."""
 
-    use_gradient_averaging = True
+    use_gradient_averaging, auxiliary = True, False
     param_groups = ()
-    directory = SimpleNamespace(hearing=SimpleNamespace(answers=lambda peer: False))
+    directory = SimpleNamespace(hearing=SimpleNamespace(answers=lambda peer: False), readers=[])
+    core = SimpleNamespace(metrics=None)
 
     def report(self) -> SimpleNamespace:
         return SimpleNamespace(name="me", team="")

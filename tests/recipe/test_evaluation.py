@@ -14,10 +14,13 @@ def test_left_alone_nothing_is_evaluated_and_nothing_held_out() -> None:
     assert (evaluation.every_epochs, evaluation.held_out, evaluation.dataset) == (0, 0.0, None)
 
 
-def test_how_often_is_for_each_to_choose_and_on_what_must_agree() -> None:
-    held = "evaluation.held_out=0.02"
-    assert digest_of(small(held)) == digest_of(small(held, "evaluation.every_epochs=5", "evaluation.samples=9"))
-    assert digest_of(small(held)) != digest_of(small())
+@pytest.mark.parametrize(
+    "differs", ["every_epochs=6", "samples=9", "early_stopping_patience=2", f"evaluator={'a' * 52}"]
+)
+def test_what_three_measure_and_by_what_the_run_ends_must_agree(differs: str) -> None:
+    held = "evaluation={held_out: 0.02, every_epochs: 5}"
+    assert digest_of(small(held)) != digest_of(small(held, f"evaluation.{differs}"))
+    assert digest_of(small("evaluation.held_out=0.02")) != digest_of(small())
     assert digest_of(small(SPLIT)) != digest_of(small())
 
 
@@ -31,6 +34,11 @@ def test_another_split_of_the_training_data_may_be_named() -> None:
     [
         (["evaluation.every_epochs=5"], "an evaluation needs data that nobody trains on; add `held_out: 0.02`"),
         (["evaluation={held_out: 0.1, dataset: {source: stdlib}}"], "remove held_out, or dataset"),
+        (["evaluation.early_stopping_patience=3"], "the run is never evaluated; set every_epochs"),
+        (
+            ["evaluation={held_out: 0.1, every_epochs: 5, evaluator: ada}"],
+            "'ada' is no peer id: expected 52 characters",
+        ),
         (["evaluation.held_out=0.6"], "evaluation.held_out should be at most 0.5"),
         (["val_set_size=0.1"], "nothing evaluates on what it holds out; add `evaluation: {every_epochs"),
         (
