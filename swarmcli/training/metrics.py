@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
-from torchmetrics.text import Perplexity
+from torchmetrics.text import Perplexity, ROUGEScore
 from torchmetrics.utilities import dim_zero_sum
 
 
@@ -19,13 +19,26 @@ class TokenPerplexity(Perplexity):
         super().update(preds[None], target[None])
 
 
+class RougeL(ROUGEScore):
+    """The F measure of the longest common subsequences of words. It keeps a number for each text, and no sums."""
+
+    def __init__(self) -> None:
+        super().__init__(rouge_keys="rougeL")
+
+    def compute(self) -> Tensor:
+        return super().compute()["rougeL_fmeasure"]
+
+
 def metric_called(name: str, choices: int) -> Metric:
-    """perplexity; accuracy: the share of right answers; f1: the mean over all classes that data or answers have."""
+    """perplexity; accuracy: the share of right answers; f1: the mean over all classes that data or answers have;
+    rouge_l: of texts that the model writes, beside those that it should have written."""
     match name:
         case "perplexity":
             return TokenPerplexity()
         case "accuracy":
             return MulticlassAccuracy(choices, average="micro", validate_args=False)
+        case "rouge_l":
+            return RougeL()
         case _:
             return MulticlassF1Score(choices, average="macro", validate_args=False)
 

@@ -99,6 +99,16 @@ def test_masked_lm_learns_and_its_gaps_come_again(tmp_path: Path) -> None:
     assert measured.metrics["perplexity"] == pytest.approx(math.exp(measured.loss), rel=0.05)
 
 
+def test_where_one_evaluates_alone_what_a_model_writes_is_compared(tmp_path: Path) -> None:
+    write_rows(tmp_path, [{"source": f"{a * 2} {b * 2}", "target": f"{a} {b}"} for a in "abcd" for b in "abcd"] * 5)
+    alone = f"evaluation.evaluator={'a' * 52}"
+    task, model, _ = trained(recipe_for("seq2seq", T5, tmp_path, alone), 150, 1e-2)
+    measured = evaluate(task, model, task.evaluation_batches(), CPU, lambda: False)
+    assert measured is not None and measured.metrics["rouge_l"] > 0.8
+    untrained = evaluate(task, task.build_model(), task.evaluation_batches(), CPU, lambda: False)
+    assert untrained is not None and untrained.metrics["rouge_l"] < 0.3
+
+
 def test_gaps_are_berts(tmp_path: Path) -> None:
     write_rows(tmp_path, [{"text": "abcdefgh" * 500}] * 9)
     recipe = recipe_for("masked_lm", BERT, tmp_path, "sequence_len=500", "micro_batch_size=8")

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from itertools import dropwhile, takewhile
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from torch import Tensor, nn
+
+from swarmcli.training.chat import IGNORED
 from swarmcli.training.models import ModelKind
 from swarmcli.training.samples import Example
+from swarmcli.training.task import Batch
 from swarmcli.training.tasks.base import TextRowTask
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 
 class SequenceToSequence(TextRowTask):
@@ -20,10 +29,33 @@ class SequenceToSequence(TextRowTask):
         usual=("bart", "marian", "mbart", "pegasus", "t5"),
     )
     measures = ("perplexity", "accuracy")
+    written = "rouge_l"  # of what the model writes, which takes a pass for each token: where one peer evaluates alone
     columns = ("source", "target")
 
     def defaults(self) -> dict[str, Any]:
         return {**super().defaults(), "decoder_start_token_id": self.tokenizer.padding}
+
+    def metrics(self) -> dict[str, Metric]:
+        from swarmcli.training.metrics import metric_called
+
+        alone = self.recipe.evaluation.evaluator is not None
+        return super().metrics() | ({self.written: metric_called(self.written, 0)} if alone else {})
+
+    def measure(self, model: nn.Module, batch: Batch, metrics: Mapping[str, Metric]) -> Tensor:
+        loss = super().measure(model, batch, {name: each for name, each in metrics.items() if name != self.written})
+        if self.written in metrics:
+            inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+            length = batch["labels"].shape[1]
+            wrote = model.generate(**inputs, max_new_tokens=length, do_sample=False)  # type: ignore[operator]
+            right = batch["labels"].masked_fill(batch["labels"] == IGNORED, self.tokenizer.padding)
+            metrics[self.written].update(*([self._text(each) for each in texts.tolist()] for texts in (wrote, right)))
+        return loss
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        """Without padding, with which an answer begins, and all that follows its end."""
+        end = {self.tokenizer.padding, self.tokenizer.end_of_text}
+        text = takewhile(lambda token: token not in end, dropwhile(end.__contains__, tokens))
+        return self.tokenizer.decode(np.fromiter(text, np.int32))
 
     def encode(self, row: Mapping[str, Any]) -> Example:
         length = self.recipe.sequence_len
