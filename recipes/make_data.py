@@ -4,7 +4,7 @@ and drawn shapes. Needs no network; the same Python makes the same files.
     python recipes/make_data.py
 
 writes them to recipes/data. By a link no data travel: each volunteer makes them below the directory that `swarm join`
-names, with `python make_data.py DIRECTORY/data`.
+names, with `python -m swarmcli.shipped.make_data DIRECTORY/data`; names of files behind it choose some of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 import sys
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +127,23 @@ def write(file: Path, rows: Callable[[], Iterator[dict[str, Any]]]) -> None:
     random.Random(1).shuffle(made)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in made[:MOST]), encoding="utf-8")
-    print(f"{file}: {min(MOST, len(made))} rows of {len(made)}")
+    print(f"{file}: {min(MOST, len(made))} rows of {len(made)}", file=sys.stderr)
 
 
-def main(directory: Path) -> None:
-    for name, rows in (("statements", statements), ("tokens", tokens), ("names", names), ("chats", chats)):
-        write(directory / f"{name}.jsonl", rows)
-    shapes(directory / "shapes")
-    print(f"{directory / 'shapes'}: 1200 images")
+ROWS = {"statements.jsonl": statements, "tokens.jsonl": tokens, "names.jsonl": names, "chats.jsonl": chats}
+
+
+def main(directory: Path, chosen: Sequence[str] = (*ROWS, "shapes")) -> None:
+    for name in chosen:
+        if name in ROWS:
+            write(directory / name, ROWS[name])
+        elif name == "shapes":
+            shapes(directory / name)
+            print(f"{directory / name}: 1200 images", file=sys.stderr)
+        else:
+            sys.exit(f"{name} is none of {', '.join(ROWS)} and shapes")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data")
+    here = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "data"
+    main(here, sys.argv[2:] or (*ROWS, "shapes"))

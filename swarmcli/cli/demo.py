@@ -14,13 +14,14 @@ from swarmcli.cli.demo_run import ActorReport, DemoPlan, DemoRun, Expectation, e
 from swarmcli.cli.peers import Overrides
 from swarmcli.errors import SwarmError
 from swarmcli.recipe import load_recipe
+from swarmcli.recipe.templates import SHIPPED
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 MARK = ".swarm-demo"  # in a directory that a demo made, and that the next may remove
-RECIPE = Path(__file__).with_name("demo.yaml")  # recipes/stdlib-lm.yaml, for those who have no checkout
+RECIPE = SHIPPED / "stdlib-lm.yaml"
 
 
 def demo(

@@ -1,28 +1,32 @@
-"""`swarm init`: a recipe with comments after four questions, and for a closed run its key."""
+"""`swarm init`: a recipe with comments after a few questions, and for a closed run its key."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
 from swarmcli.cli.console import aloud, err, out
 from swarmcli.errors import RecipeError, UsageError
 from swarmcli.recipe import load_recipe, parse_recipe
+from swarmcli.recipe.dataset import DATA_SUFFIXES
 from swarmcli.recipe.pretrained import commit_of
 from swarmcli.recipe.run_key import RunKey
 from swarmcli.recipe.schema import HUB_NAME, RUN_ID
-from swarmcli.recipe.templates import STDLIB, TEMPLATES, TemplateName, compose
+from swarmcli.recipe.templates import STDLIB, TASK_TEMPLATES, TEMPLATES, TemplateName, compose
 
 RECIPE = "recipe.yaml"  # in a directory
 SUFFIXES = (".yaml", ".yml")
 USUAL: TemplateName = "small"
+TEXT = "text"  # the answer that asks for a size next
 LOOK_BYTES = 4096  # of a file, whether it is text
 Answer = TypeVar("Answer")
 
@@ -34,6 +38,7 @@ class Data(NamedTuple):
     path: str
     begins: str = ""
     is_of_files: bool = False
+    labels: tuple[str, ...] = ()  # of the classes in it, as far as they were found
 
 
 class Answers(NamedTuple):
@@ -43,6 +48,13 @@ class Answers(NamedTuple):
     invite: bool
     base_model: str = ""
     revision: str = ""
+
+
+WHERE = {
+    "texts": "A directory with texts, of which each volunteer needs a copy",
+    "rows": "A file of rows (.jsonl, .csv, .parquet), of which each volunteer needs a copy",
+    "images": "A directory of images, with one below it for each class, of which each volunteer needs a copy",
+}
 
 
 def init(
@@ -57,8 +69,9 @@ def init(
         str | None,
         typer.Option(
             metavar="DIR|NAME",
-            help="What the model learns from: a directory with texts, a dataset of the Hugging Face Hub "
-            f"(owner/name), or {STDLIB}: the sources of Python's own standard library. Default: {STDLIB}.",
+            help="What the model learns from: a directory with texts (or what else the task reads), a dataset of the "
+            f"Hugging Face Hub (owner/name), or {STDLIB}: the sources of Python's own standard library, and small data "
+            f"made of them. Default: {STDLIB}.",
         ),
     ] = None,
     base_model: Annotated[
@@ -79,34 +92,39 @@ def init(
 ) -> None:
     """Begin a run of your own: write a recipe with comments, and for a closed run its key.
 
-    At a terminal it asks four questions: what the run is called, what the model learns from, how large it is, and who
-    takes part.
+    At a terminal it asks what the run is called, what the model should learn and from which data, how large it is, and
+    who takes part.
 
-    Templates: small (any laptop trains it in minutes, to see how everything works), medium (11 million parameters, for
-    laptops and desktop computers), gpt2 (86 million, for graphics cards), slow-links (as medium, with one exchange of
-    models per epoch instead of gradients).
+    Templates that go on with texts: small (any laptop trains it in minutes, to see how everything works), medium (11
+    million parameters, for laptops and desktop computers), gpt2 (86 million, for graphics cards), slow-links (as
+    medium, with one exchange of models per epoch instead of gradients). One for each other task, small, with what to
+    change for real size: chat, lora (needs --base-model), sequence-classification, token-classification, seq2seq,
+    masked-lm, image-classification.
 
     Examples:
 
     swarm init my-run
 
     swarm init my-run.yaml --template medium --data ./texts --invite
+
+    swarm init my-chat --template chat --data ./chats.jsonl --base-model owner/name
     """
     path = Path(place)
     file = path if path.suffix in SUFFIXES and not path.is_dir() else path / RECIPE
     if file.exists():
         raise UsageError(f"{file} is there already; name another directory or file, or remove it")
     asks = not yes and sys.stdin.isatty()
-    commit = "" if base_model is None else _commit_of(base_model)
-    if base_model is not None:
-        template = template or USUAL  # how large the model is has been said
-    chosen = _ask(file, run_id, data, template, invite, asks)._replace(base_model=base_model or "", revision=commit)
+    base = None if base_model is None else _commit_of(base_model)
+    chosen = _ask(file, run_id, data, template, invite, base, asks)
     key = _write(file, chosen)
     shown = shlex.quote(str(file))
     err.print(f"wrote {file}" + (f" and the run key {key}, which is yours alone" if key else ""), soft_wrap=True)
+    task = TASK_TEMPLATES.get(chosen.template)
+    if task and task.labels and chosen.data.path != STDLIB and not chosen.data.labels:
+        err.print("Write the names of the classes in your data into it: labels.", soft_wrap=not err.is_terminal)
     if chosen.data.is_of_files:
         err.print(
-            "Each volunteer needs a copy of these texts; the page that `swarm join` shows says where it belongs.",
+            "Each volunteer needs a copy of these data; the page that `swarm join` shows says where it belongs.",
             soft_wrap=not err.is_terminal,
         )
     err.print(
@@ -120,27 +138,56 @@ def init(
 
 
 def _ask(
-    file: Path, run_id: str | None, data: str | None, template: TemplateName | None, invite: bool | None, asks: bool
+    file: Path,
+    run_id: str | None,
+    data: str | None,
+    template: TemplateName | None,
+    invite: bool | None,
+    base: tuple[str, str] | None,
+    asks: bool,
 ) -> Answers:
-    """Four questions, those aside that the command line has answered; what it says is checked before any is asked."""
+    """Asks what the command line has not answered. `base`: a model of the Hub and its commit."""
     name = _usual_name(file) if run_id is None else _name(run_id)
-    texts = Data(STDLIB) if data is None else _data_for(file, data)
     if run_id is None and asks:
         name = _answer("What is the run called?", name, _name)
+    chosen: Any = template or USUAL
+    if template is None and asks:
+        kinds = {TEXT: "continue texts"} | {kind: each.learned for kind, each in TASK_TEMPLATES.items()}
+        chosen = _chosen("What should the model learn?", kinds)
+    if chosen == "lora" and base is None:
+        if not asks:
+            raise UsageError("lora trains beside a model that is there; name one of the Hub: --base-model owner/name")
+        base = _answer("Beside which model? The owner/name of one of the Hugging Face Hub.", "", _commit_of)
+    reads = TASK_TEMPLATES[chosen].reads if chosen in TASK_TEMPLATES else "texts"
+    texts = Data(STDLIB) if data is None else _data_for(file, data, chosen)
     if data is None and asks:
         question = (
-            "What shall it learn from? A directory with texts, of which each volunteer needs a copy; a dataset of the "
-            f"Hugging Face Hub (owner/name); or {STDLIB}: the sources of Python, to try it at once."
+            f"Where are the data? {WHERE[reads]}; a dataset of the Hugging Face Hub (owner/name); or {STDLIB}: the "
+            "sources of Python or small data made here, to try it at once."
         )
-        texts = _answer(question, STDLIB, lambda said: _data_for(file, said))
-    if template is None and asks:
-        kinds = "".join(f"\n  {name}: {each.about}" for name, each in TEMPLATES.items())
-        template = _answer(f"How large is the model?{kinds}", USUAL, _template)
+        texts = _answer(question, STDLIB, lambda said: _data_for(file, said, chosen))
+    if chosen == TEXT:
+        sizes = {size: each.about for size, each in TEMPLATES.items()}
+        chosen = _chosen("How large is the model?", sizes) if base is None else USUAL
     if invite is None and asks:
         invite = _answer(
             "Who takes part: whoever has the link (open), or only whom you invite (invite)?", "open", _access
         )
-    return Answers(name, texts, template or USUAL, bool(invite))
+    return Answers(name, texts, chosen, bool(invite), *(base or ()))
+
+
+def _chosen(question: str, choices: Mapping[str, str]) -> str:
+    """A key of `choices`, of which the first is usual, by its number or its beginning."""
+    names = list(choices)
+    listed = "".join(f"\n  {number}  {name}: {choices[name]}" for number, name in enumerate(names, 1))
+
+    def read(text: str) -> str:
+        found = [name for n, name in enumerate(names, 1) if text and (name.startswith(text.lower()) or text == str(n))]
+        if len(found) == 1 or text in found:
+            return text if text in found else found[0]
+        raise UsageError(f"{text!r} is none of {', '.join(names)}")
+
+    return _answer(question + listed, names[0], read)
 
 
 def _answer(question: str, default: str, read: Callable[[str], Answer]) -> Answer:
@@ -171,13 +218,6 @@ def _name(text: str) -> str:
     return text
 
 
-def _template(text: str) -> TemplateName:
-    found = [name for name in TEMPLATES if text and name.startswith(text.lower())]
-    if len(found) == 1:
-        return found[0]
-    raise UsageError(f"{text!r} is none of {', '.join(TEMPLATES)}")
-
-
 def _access(text: str) -> bool:
     """Whether the run is closed. A word that is neither is asked for again: a run that should be closed is not opened
     by a guess."""
@@ -189,26 +229,45 @@ def _access(text: str) -> bool:
     raise UsageError(f"{text!r} is neither open nor invite")
 
 
-def _data_for(file: Path, data: str) -> Data:
+def _data_for(file: Path, data: str, template: str) -> Data:
     if data == STDLIB:
         return Data(data)
-    path = Path(data).expanduser()
+    path, task = Path(data).expanduser(), TASK_TEMPLATES.get(template)
+    reads = task.reads if task else "texts"
     if not path.exists():
         if re.fullmatch(r"[\w.-]+/[\w.-]+", data) and not data.startswith("."):
             return Data(data)  # a dataset of the Hub
-        raise UsageError(f"{data} is no directory with texts on this computer, nor the name of a dataset (owner/name)")
-    if not _holds_text(path):
+        thing = WHERE[reads].partition(", of which")[0].removeprefix("A ")
+        raise UsageError(f"{data} is no {thing} on this computer, nor the name of a dataset (owner/name)")
+    if reads == "rows" and path.suffix not in DATA_SUFFIXES:
+        raise UsageError(f"{data} is no file of rows, as {template} reads them; name a {', '.join(DATA_SUFFIXES)}")
+    if reads == "images" and not any(each.is_dir() for each in path.glob("*")):
+        raise UsageError(f"{data} has no directory for each class below it; put the images there so")
+    if reads == "texts" and not _holds_text(path):
         raise UsageError(f"{data} holds no text; put text files there, or name another directory")
+    labels = _labels_in(path, task.labels) if task and task.labels else ()
     absolute, base = path.resolve(), file.absolute().parent.resolve()
     if absolute.is_relative_to(base):
-        return Data(f"./{absolute.relative_to(base).as_posix()}", is_of_files=True)
-    return Data(f"./{absolute.name}", absolute.parent.as_posix(), is_of_files=True)
+        return Data(f"./{absolute.relative_to(base).as_posix()}", "", True, labels)
+    return Data(f"./{absolute.name}", absolute.parent.as_posix(), True, labels)
 
 
-def _commit_of(model: str) -> str:
+def _labels_in(path: Path, column: str) -> tuple[str, ...]:
+    """The names of the classes in directories of images or in JSON lines; (): they are not told there."""
+    if path.is_dir():
+        return tuple(sorted(each.name for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")))
+    found: set[str] = set()
+    with suppress(ValueError, TypeError, AttributeError, OSError), path.open(encoding="utf-8") as lines:
+        for line in lines:
+            value = json.loads(line).get(column)
+            found.update([value] if isinstance(value, str) else value)
+    return tuple(sorted(found)) if all(isinstance(each, str) for each in found) and len(found) > 1 else ()
+
+
+def _commit_of(model: str) -> tuple[str, str]:
     if not HUB_NAME.fullmatch(model):
         raise UsageError(f"--base-model {model!r} is no model of the Hugging Face Hub: those are called owner/name")
-    return commit_of(model)
+    return model, commit_of(model)
 
 
 def _holds_text(path: Path) -> bool:
@@ -232,7 +291,7 @@ def _is_text(file: Path) -> bool:
 
 def _write(file: Path, chosen: Answers) -> Path | None:
     """Writes the recipe; of a closed run the key first, whose path it gives."""
-    texts = {"data": chosen.data.path, "data_dir": chosen.data.begins}
+    texts: dict[str, Any] = {"data": chosen.data.path, "data_dir": chosen.data.begins, "labels": chosen.data.labels}
     texts |= {"base_model": chosen.base_model, "revision": chosen.revision}
     parse_recipe(compose(file.name, chosen.run_id, template=chosen.template, **texts))  # before anything is written
     key: Path | None = None
@@ -247,7 +306,20 @@ def _write(file: Path, chosen: Answers) -> Path | None:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)
             os.fsync(stream.fileno())
+        if chosen.data.path == STDLIB and (task := TASK_TEMPLATES.get(chosen.template)) and task.toy:
+            _make_data(file.parent / "data", task.toy)
     except OSError as error:
         raise RecipeError(f"{file} cannot be written: {error.strerror}") from error
     load_recipe(file)
     return key
+
+
+def _make_data(directory: Path, name: str) -> None:
+    from swarmcli.shipped import make_data
+
+    if (directory / name).exists():
+        return  # nothing is written over
+    try:
+        make_data.main(directory, [name])
+    except ImportError as error:
+        raise UsageError(f"drawing images needs pillow ({error}); pip install 'swarmcli[datasets]'") from error

@@ -19,7 +19,7 @@ from swarmcli.recipe.section import REQUIRED, Conflict, Section, advised, shared
 FORMATS = ("json", "parquet", "csv", "text", "imagefolder")
 LOCAL_BUILDERS = (*FORMATS, "arrow")  # what it reads of files
 SOURCES = ("stdlib", "files", "huggingface")
-_SUFFIXES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
+DATA_SUFFIXES = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 _ON_HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
@@ -132,7 +132,7 @@ def with_source(value: Any) -> Any:
     path = item.get("path")
     if "source" in item or not isinstance(path, str):
         return item
-    suffix = _SUFFIXES.get(PurePosixPath(path).suffix)
+    suffix = DATA_SUFFIXES.get(PurePosixPath(path).suffix)
     if suffix is not None and "data_files" not in item:
         return {**item, "source": "huggingface", "path": suffix, "data_files": [path]}
     on_hub = _ON_HUB.fullmatch(path) or (path in LOCAL_BUILDERS and "data_files" in item)

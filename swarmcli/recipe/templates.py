@@ -1,13 +1,45 @@
-"""Recipes with comments, as `swarm init` writes them: one text, and what its templates put into it."""
+"""Recipes with comments, as `swarm init` writes them: one text for models of several sizes that go on with texts, and
+the shipped recipe of each other task, with what is the run's own in its places."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Literal
 
-TemplateName = Literal["small", "medium", "gpt2", "slow-links"]
-STDLIB = "stdlib"  # what `data` says for the sources of Python's own standard library
+SizeName = Literal["small", "medium", "gpt2", "slow-links"]
+TaskTemplateName = Literal[
+    "chat", "lora", "sequence-classification", "token-classification", "seq2seq", "masked-lm", "image-classification"
+]
+TemplateName = Literal[SizeName, TaskTemplateName]
+STDLIB = "stdlib"  # what `data` says for the sources of Python's own standard library, and for rows made of them
+SHIPPED = Path(__file__).parents[1] / "shipped"  # recipes/, which a checkout links to and a wheel brings along
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTemplate:
+    """A shipped recipe that is one to begin with."""
+
+    learned: str  # in words, as an answer to the question what the model should learn
+    toy: str = ""  # its small data, a file or directory that make_data makes; "": it reads the standard library itself
+    labels: str = ""  # the column that holds names of classes
+    reads: Literal["texts", "rows", "images"] = "rows"
+
+
+TASK_TEMPLATES: Mapping[str, TaskTemplate] = {
+    "chat": TaskTemplate("follow instructions (chat)", "chats.jsonl"),
+    "lora": TaskTemplate(
+        "something more beside a saved model, which stays as it is (LoRA)", "names.jsonl", "", "texts"
+    ),
+    "sequence-classification": TaskTemplate("classify texts", "statements.jsonl", "label"),
+    "token-classification": TaskTemplate("label the words of texts", "tokens.jsonl", "tags"),
+    "seq2seq": TaskTemplate("turn a text into another", "names.jsonl"),
+    "masked-lm": TaskTemplate("fill gaps in texts", reads="texts"),
+    "image-classification": TaskTemplate("classify images", "shapes", "label", "images"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +92,7 @@ MEDIUM = Template(
     saved_every=50,
     evaluated_every=25,
 )
-TEMPLATES: dict[TemplateName, Template] = {
+TEMPLATES: Mapping[str, Template] = {
     "small": SMALL,
     "medium": MEDIUM,
     "gpt2": Template(
@@ -102,28 +134,75 @@ def compose(
     revision: str = "",
     public: str = "",
     key: str = "",
+    labels: Sequence[str] = (),
 ) -> str:
     """The text of a recipe. `file`: as which it is spoken of in comments. `data`: STDLIB, a directory with texts
     ("./texts"), or else the name of a dataset on the Hub ("owner/name"). `data_dir`: where "./texts" begins on this
     computer; "": beside the recipe. `base_model`: a model of the Hub, at the commit `revision`; "": one of the
     template's size with random weights. `public`: the run key of a closed run, the other half of which is in the file
-    `key`; "" for an open one."""
+    `key`; "" for an open one. `labels`: of the classes in `data`, for a task that has such; (): they are not known."""
+    access = _INVITE.format(file=file, key=key, public=public) if public else _OPEN
+    local = _LOCAL.format(data_dir=json.dumps(data_dir, ensure_ascii=False)) if data_dir else ""
+    if template in TASK_TEMPLATES:
+        text = _of_task(template, file, data, labels, base_model, revision)
+        return text.replace(f"run_id: {template}\n", f"run_id: {run_id}\n\n{access}\n", 1) + local
     chosen = TEMPLATES[template]
     if base_model:
         chosen = replace(chosen, about=f"{base_model} of the Hugging Face Hub, trained further", learning_rate="2e-5")
     return _TEXT.format(
         file=file,
         run_id=run_id,
-        access=_INVITE.format(file=file, key=key, public=public) if public else _OPEN,
+        access=access,
         model=(_PRETRAINED if base_model else _CONFIG).format(
             base_model=base_model, revision=revision, **asdict(chosen)
         ),
         data=_data(data),
         evaluation="" if _on_hub(data) else _EVALUATION.format(every=chosen.evaluated_every),
         averaging=_LOCAL_UPDATES if chosen.local_updates else "",
-        local=_LOCAL.format(data_dir=json.dumps(data_dir, ensure_ascii=False)) if data_dir else "",
+        local=local,
         **asdict(chosen),
     )
+
+
+def _of_task(template: str, file: str, data: str, labels: Sequence[str], base_model: str, revision: str) -> str:
+    """The shipped recipe, without the line for editors and what one does first in a checkout."""
+    task = TASK_TEMPLATES[template]
+    text = (SHIPPED / f"{template}.yaml").read_text(encoding="utf-8").partition("\n")[2]
+    first = f"# docs/recipes.md tells every key; `swarm validate {file}` checks this file without any network.\n"
+    if data == STDLIB and task.toy:
+        first += f"# Its small data are made by: python -m swarmcli.shipped.make_data DIRECTORY/data {task.toy}\n"
+    elif not _on_hub(data) and data != STDLIB:
+        first += "# Each trainer needs the data on its own computer; `swarm join` says where.\n"
+    if template == "lora":
+        first += "# What the base is, all peers have to agree on: it tells the line frozen_weights, to be added here.\n"
+    text = re.sub("(?m)^# First: .*\n(?:#(?! Of real size).*\n)*", "", text)
+    text = _replaced("(?=# Of real size)", first, text)
+    text = _replaced("output_dir: .*", "output_dir: runs", text)
+    if data != STDLIB and task.reads == "texts":
+        text = _replaced("(?<=datasets:\n)(?:  .*\n)+", _data(data) + "\n", text)
+    elif data != STDLIB:
+        path = json.dumps(data, ensure_ascii=False)
+        images = (
+            f"path: {path}" if _on_hub(data) else f"path: imagefolder\n    data_files: [{json.dumps(data + '/**')}]"
+        )
+        at = r"path: imagefolder.*\n    data_files: .*" if task.reads == "images" else r"path: data/\S+"
+        text = _replaced(at, images if task.reads == "images" else f"path: {path}", text)
+    if data != STDLIB and task.labels:
+        names = json.dumps(list(labels), ensure_ascii=False) if labels else _LABELS
+        text = _replaced("labels: .*", f"labels: {names}", text)
+    if base_model:
+        model = _PRETRAINED.format(base_model=base_model, revision=revision).rstrip()
+        text = _replaced("base_model:.*(?:\n  .*)*", model, text)
+        text = re.sub("(?m)^tokenizer: bytes\n", "", text)
+        text = re.sub("(?m)^chat_template: ", "# if the model has no template of its own: chat_template: ", text)
+        text = re.sub("(?m)^lora_target_modules: .*", "lora_target_modules: all-linear", text)
+        text = _replaced("  learning_rate: .*", f"  learning_rate: {'2e-4' if template == 'lora' else '2e-5'}", text)
+    return text
+
+
+def _replaced(pattern: str, new: str, text: str) -> str:
+    """Replaces the first place that fits, which a shipped recipe always has (tests/cli/test_init.py)."""
+    return re.sub(f"(?m){pattern}", lambda _: new, text, count=1)
 
 
 def _on_hub(data: str) -> bool:
@@ -195,6 +274,7 @@ _PRETRAINED = """\
 base_model: {base_model}
 revision: {revision}
 """
+_LABELS = "[first, second]   # write the names of the classes in your data"
 _OPEN = """\
 # Whoever has a link takes part. `swarm init --invite` begins a run that asks for invitations.
 access: open

@@ -1,22 +1,28 @@
-"""`swarm init`: recipes that are in order, four questions, and nothing written over."""
+"""`swarm init`: recipes that are in order, a few questions, and nothing written over."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from swarmcli.cli.init import init
-from swarmcli.errors import HubError, UsageError
-from swarmcli.recipe import load_recipe
+from swarmcli.cli.validate import validate
+from swarmcli.errors import HubError, RecipeError, UsageError
+from swarmcli.recipe import Recipe, load_recipe
 from swarmcli.recipe.offered import offered
 from swarmcli.recipe.run_key import RunKey
-from swarmcli.recipe.templates import TEMPLATES, TemplateName
+from swarmcli.recipe.templates import SHIPPED, TASK_TEMPLATES, TEMPLATES, SizeName, TaskTemplateName
+from swarmcli.shipped import make_data
+from swarmcli.training import build_task, optimizer_factory, parameter_groups
+from swarmcli.training.tokenizer import ByteTokenizer
 from tests.hub_stand_in import Hub, hub
 
 __all__ = ["hub"]
@@ -53,8 +59,8 @@ def test_a_run_is_begun_with_a_recipe_that_is_in_order_and_nothing_is_written_ov
     assert Path("closed.yaml").read_text() == before and not Path("other.yaml").exists()
 
 
-@pytest.mark.parametrize("template", get_args(TemplateName))
-def test_each_template_is_in_order_open_or_closed_and_with_each_kind_of_data(template: TemplateName) -> None:
+@pytest.mark.parametrize("template", get_args(SizeName))
+def test_each_size_is_in_order_open_or_closed_and_with_each_kind_of_data(template: SizeName) -> None:
     for number, (data, kind) in enumerate([("stdlib", "stdlib"), ("my texts", "files"), ("owner/name", "huggingface")]):
         said(f"{template}-{number}", "--template", template, "--data", data, *(["--invite"] if number else []))
         recipe = load_recipe(f"{template}-{number}/recipe.yaml")
@@ -76,6 +82,129 @@ def test_texts_lie_where_the_recipe_says_and_the_recipe_can_travel_in_a_link(her
     assert "data_dir" not in Path("beside.yaml").read_text()
     with pytest.raises(UsageError, match="no directory with texts"):
         said("missing.yaml", "--data", "./missing")
+
+
+def a_step_of(recipe: Recipe) -> None:
+    task = build_task(recipe)
+    model = task.build_model()
+    optimizer = optimizer_factory(recipe)(parameter_groups(recipe, model))
+    before = [each.detach().clone() for each in model.parameters() if each.requires_grad]
+    task.loss(model, next(iter(task.batches(1)))).backward()
+    optimizer.step()
+    after = [each for each in model.parameters() if each.requires_grad]
+    assert any(not one.equal(other) for one, other in zip(before, after, strict=True))
+
+
+@pytest.fixture
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = make_data.sources
+    monkeypatch.setattr(make_data, "sources", lambda: itertools.islice(every(), 0, None, 8))
+    monkeypatch.setattr(make_data, "MOST", 400)
+
+
+OF_TASKS = [name for name in get_args(TaskTemplateName) if name != "lora"]
+
+
+@pytest.mark.parametrize("template", OF_TASKS)
+def test_each_task_is_written_with_its_small_data_validated_and_trained_a_step(template: str, few_rows: None) -> None:
+    said("run", "--template", template, "--invite")
+    file, shipped = Path("run/recipe.yaml"), load_recipe(SHIPPED / f"{template}.yaml")
+    recipe = load_recipe(file)
+    assert (recipe.run_id, recipe.access, recipe.task) == ("run", "invite", shipped.task)
+    assert (recipe.base_model, recipe.optimizer, recipe.datasets) == (
+        shipped.base_model, shipped.optimizer, shipped.datasets,
+    )  # fmt: skip
+    assert recipe.output_dir == file.parent.absolute() / "runs"
+    text = file.read_text()
+    assert "# Of real size: " in text and "recipes/" not in text
+    assert (f"make_data DIRECTORY/data {TASK_TEMPLATES[template].toy}\n" in text) is bool(TASK_TEMPLATES[template].toy)
+    validate(str(file), None, False, False)
+    offered(recipe)
+    a_step_of(recipe)
+
+
+def test_small_data_are_made_once_and_written_over_by_nothing(few_rows: None) -> None:
+    said("chat.yaml", "--template", "chat")
+    before = Path("data/chats.jsonl").read_bytes()
+    Path("data/names.jsonl").write_text("mine")
+    said("names.yaml", "--template", "seq2seq")
+    assert Path("data/names.jsonl").read_text() == "mine" and Path("data/chats.jsonl").read_bytes() == before
+    assert {each.name for each in Path("data").iterdir()} == {"chats.jsonl", "names.jsonl"}
+
+
+ROW: dict[str, dict[str, Any]] = {
+    "chat": {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+    "sequence-classification": {"text": "a", "label": "red"},
+    "token-classification": {"tokens": ["a", "b"], "tags": ["red", "blue"]},
+    "seq2seq": {"source": "a", "target": "b"},
+}
+
+
+@pytest.mark.parametrize("template", OF_TASKS)
+def test_data_of_ones_own_take_the_place_of_the_small_ones(template: str, here: Path) -> None:
+    from PIL import Image
+
+    rows = [json.dumps({**ROW.get(template, {}), **more}) for more in ({}, {"label": "blue"})]
+    data = {"masked-lm": "my texts", "image-classification": "pictures"}.get(template, "rows.jsonl")
+    lines = (row.replace('"a"', f'"a{number}"') + "\n" for number in range(40) for row in rows)
+    (here / "rows.jsonl").write_text("".join(lines))
+    for name in ("red", "blue"):
+        (here / "pictures" / name).mkdir(parents=True)
+        for number in range(20):
+            Image.new("RGB", (32, 32), name).save(here / "pictures" / name / f"{number}.png")
+    (here / "my texts" / "a.txt").write_text("some text of mine " * 20_000)
+    said("mine", "--template", template, "--data", data)
+    recipe = load_recipe("mine/recipe.yaml")
+    if TASK_TEMPLATES[template].labels:
+        assert recipe.labels == ("blue", "red")
+    validate("mine/recipe.yaml", None, False, False)
+    offered(recipe)
+    said("hub", "--template", template, "--data", "owner/name")
+    dataset: Any = load_recipe("hub/recipe.yaml").datasets[0]
+    assert (dataset.source, dataset.path, dataset.data_files) == ("huggingface", "owner/name", ())
+    assert not list(Path().glob("*/data"))
+
+
+def test_data_of_another_kind_than_the_task_reads_are_refused(here: Path) -> None:
+    for template, named, reason in (
+        ("chat", "my texts", "my texts is no file of rows, as chat reads them; name a .json, .jsonl, .parquet, .csv"),
+        ("chat", "none.jsonl", r"none.jsonl is no file of rows \(.jsonl, .csv"),
+        ("image-classification", "my texts", "my texts has no directory for each class below it"),
+        ("masked-lm", "none", "none is no directory with texts on this computer"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            said("run", "--template", template, "--data", named)
+    (here / "rows.jsonl").write_text('{"text": "a", "label": 0}\n' * 3)
+    result = CliRunner().invoke(app, ["run", "--template", "sequence-classification", "--data", "rows.jsonl"])
+    assert "Write the names of the classes in your data into it: labels." in result.stderr
+    assert "# write the names of the classes in your data" in Path("run/recipe.yaml").read_text()
+
+
+def test_an_adapter_is_trained_beside_a_model_of_the_hub(hub: Hub, few_rows: None) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, n_positions=64, vocab_size=259)).save_pretrained("tiny")
+    ByteTokenizer().save(Path("tiny"))
+    commit = hub.push("acme/tiny", Path("tiny"))
+    with pytest.raises(UsageError, match=r"lora trains beside a model that is there; .*--base-model owner/name"):
+        said("mine", "--template", "lora")
+    said("mine", "--template", "lora", "--base-model", "acme/tiny")
+    file = Path("mine/recipe.yaml")
+    assert "it tells the line frozen_weights" in file.read_text() and "recipes/" not in file.read_text()
+    with pytest.raises(RecipeError, match=r"frozen_weights: [0-9a-f]{64}") as told:
+        validate(str(file), None, False, False)
+    line = "frozen_weights: " + str(told.value).partition("frozen_weights: ")[2][:64]
+    file.write_text(f"{file.read_text()}{line}\n")
+    validate(str(file), None, False, False)
+    recipe = load_recipe(file)
+    assert (recipe.base_model, recipe.revision, recipe.tokenizer) == ("acme/tiny", commit, None)
+    assert (recipe.adapter, recipe.lora_target_modules) == ("lora", "all-linear")
+    a_step_of(recipe)
+    said("chat", "--template", "chat", "--base-model", "acme/tiny")
+    chat = load_recipe("chat/recipe.yaml")
+    assert (chat.base_model, chat.tokenizer, chat.chat_template, chat.optimizer.learning_rate) == (
+        "acme/tiny", None, None, 2e-5,
+    )  # fmt: skip
 
 
 class Asked(list[str]):
@@ -115,13 +244,24 @@ def test_a_directory_without_text_is_refused_before_anything_is_written(here: Pa
     assert said("run", "--data", "other")
 
 
-def test_four_questions_are_asked_at_a_terminal_and_those_that_are_answered_are_not(asked: Asked) -> None:
-    asked.answers = iter(["called-so", "my texts", "medium", "invited"])
+def test_questions_are_asked_at_a_terminal_and_those_that_are_answered_are_not(asked: Asked, few_rows: None) -> None:
+    asked.answers = iter(["called-so", "1", "my texts", "medium", "invited"])
     said("a")
     recipe = load_recipe("a/recipe.yaml")
-    assert len(asked) == 4 and (recipe.run_id, recipe.access) == ("called-so", "invite")
+    assert len(asked) == 5 and (recipe.run_id, recipe.access) == ("called-so", "invite")
     assert recipe.sequence_len == TEMPLATES["medium"].sequence_len
-    assert all(f"{name}: {template.about}" in asked[2] for name, template in TEMPLATES.items())
+    assert asked[1].startswith(
+        "What should the model learn?\n  1  text: continue texts\n  2  chat: follow instructions"
+    )
+    assert all(f"{name}: {template.learned}" in asked[1] for name, template in TASK_TEMPLATES.items())
+    assert asked[2].startswith("Where are the data? A directory with texts")
+    assert all(f"{name}: {template.about}" in asked[3] for name, template in TEMPLATES.items())
+    asked.clear()
+    asked.answers = iter(["e", "chat", "stdlib", "open"])
+    said("e")
+    assert len(asked) == 4 and "A file of rows (.jsonl" in asked[2] and load_recipe("e/recipe.yaml").chat_template
+    asked.clear()
+    assert [*get_args(TaskTemplateName)] == [*TASK_TEMPLATES]
     asked.clear()
     asked.answers = iter(["open"])
     said("b", "--run-id", "b", "--data", "stdlib", "--template", "small")
@@ -132,10 +272,25 @@ def test_four_questions_are_asked_at_a_terminal_and_those_that_are_answered_are_
 
 def test_an_answer_that_is_not_understood_is_asked_for_again_and_opens_no_run(asked: Asked) -> None:
     asked.answers = iter(
-        ["no name!", "d", "?", "stdlib", "huge", "s", "sm", "only whom I invite", "", "private", "closed"]
+        [
+            "no name!",
+            "d",
+            "poems",
+            "s",
+            "te",
+            "?",
+            "stdlib",
+            "huge",
+            "s",
+            "sm",
+            "whom I invite",
+            "",
+            "private",
+            "closed",
+        ]
     )
     said("d")
-    assert len(asked) == 11 and load_recipe("d/recipe.yaml").access == "invite"
+    assert len(asked) == 14 and load_recipe("d/recipe.yaml").access == "invite"
 
 
 def test_of_a_closed_run_it_does_not_promise_that_its_link_is_enough() -> None:

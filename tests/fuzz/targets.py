@@ -85,6 +85,7 @@ from swarmcli.recipe import digest_of
 from swarmcli.recipe.link import Link, parse_link
 from swarmcli.recipe.load import parse_recipe
 from swarmcli.recipe.offered import offered, read_offered
+from swarmcli.recipe.templates import SHIPPED
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.state.snapshot import ChunkLayout, Manifest, read_manifest
 from swarmcli.training import load_checkpoint
@@ -194,7 +195,7 @@ def _manifest() -> bytes:
 
 @cache
 def _recipe() -> str:
-    return (Path(swarmcli.__file__).parent / "cli" / "demo.yaml").read_text()
+    return (SHIPPED / "stdlib-lm.yaml").read_text()
 
 
 def read_recipe(data: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe, load_recipe
+from swarmcli.shipped import make_data
 from swarmcli.training import build_task, optimizer_factory, parameter_groups
 from swarmcli.training.freezing import check_frozen
 
@@ -22,14 +22,11 @@ STEPS = 24
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few hundred rows of each file, in the directory where datasets begin."""
-    spec = importlib.util.spec_from_file_location("make_data", RECIPES / "make_data.py")
-    assert spec is not None and spec.loader is not None
-    make: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make)
-    make.MOST = 600
-    make.sources, every = lambda: itertools.islice(every(), 0, None, 4), make.sources
-    directory = tmp_path_factory.mktemp("data")
-    make.main(directory / "data")
+    every, directory = make_data.sources, tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(make_data, "MOST", 600)
+        patch.setattr(make_data, "sources", lambda: itertools.islice(every(), 0, None, 4))
+        make_data.main(directory / "data")
     return directory
 
 

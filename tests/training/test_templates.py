@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swarmcli.recipe import Recipe, parse_recipe
-from swarmcli.recipe.templates import TEMPLATES, TemplateName, compose
+from swarmcli.recipe.templates import TEMPLATES, SizeName, compose
 from swarmcli.training import Compute, build_scheduler, build_task, evaluate, optimizer_factory, parameter_groups
 from swarmcli.training.task import samples_in
 from swarmcli.training.tasks.causal_lm import CausalLanguageModelling
@@ -75,7 +75,7 @@ SHORT = (
     "lr_scheduler.warmup_epochs=20",
     "evaluation.samples=64",
 )
-SHORTENED: dict[TemplateName, tuple[str, ...]] = {
+SHORTENED: dict[SizeName, tuple[str, ...]] = {
     "small": (),
     "medium": SHORT,
     "gpt2": (*SHORT, "base_model.n_layer=4"),
@@ -86,7 +86,7 @@ SHORTENED: dict[TemplateName, tuple[str, ...]] = {
 @pytest.mark.soak
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_template_has_jumps_of_the_loss(template: TemplateName, seed: int) -> None:
+def test_no_template_has_jumps_of_the_loss(template: SizeName, seed: int) -> None:
     recipe = parse_recipe(compose("recipe.yaml", "run", template=template), SHORTENED[template])
     losses = losses_of(recipe, seed)
     assert not spikes(losses), losses
