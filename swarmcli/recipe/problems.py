@@ -11,39 +11,14 @@ import pydantic
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe.document import RecipeEntry, at, sections
+from swarmcli.recipe.document import RecipeEntry, Word, at, is_section, sections
+from swarmcli.recipe.elsewhere import HINTS, RENAMED, VALUES
 from swarmcli.recipe.section import Conflict
+from swarmcli.words import printable
 
 Key = str | int
 
-# Other trainers call the same things so.
-_KNOWN_ELSEWHERE = {
-    "batch_size": "micro_batch_size",
-    "averager_rank": "rank",
-    "block_size": "sequence_len",
-    "compression": "gradients",
-    "epochs": "max_epochs",
-    "lora_target_linear": "lora_target_modules",
-    "lr": "learning_rate",
-    "max_seq_length": "sequence_len",
-    "max_steps": "max_epochs",
-    "model": "base_model",
-    "revision_of_model": "revision",
-    "num_epochs": "max_epochs",
-    "num_warmup_steps": "warmup_epochs",
-    "total_steps": "total_epochs",
-    "bf16": "dtype",
-    "flash_attention": "attn_implementation",
-    "fp16": "dtype",
-    "message_field_content": "message_property_mappings",
-    "message_field_role": "message_property_mappings",
-    "tf32": "matmul_precision",
-    "warmup_steps": "warmup_epochs",
-    "per_device_train_batch_size": "micro_batch_size",
-    "scheduler": "lr_scheduler",
-    "dataset": "datasets",
-}
-
+_KNOWN_HERE = "; known here: "
 _EXPECTED = {
     "int_": "a whole number",
     "float_": "a number",
@@ -65,8 +40,28 @@ def recipe_error(error: pydantic.ValidationError, root: RecipeEntry, model: type
     """One RecipeError with a line for everything that is wrong."""
     # pydantic also reports a list without a valid item as too short; only the items are worth reading.
     found = [one for one in error.errors(include_url=False) if not (one["type"] == "too_short" and one["input"])]
-    lines = dict.fromkeys(_describe(details, root, model) for details in found)
-    return RecipeError("\n".join(lines))
+    found.sort(key=lambda details: _line(_place(details, root)[1]))
+    lines: dict[str, None] = {}
+    for details in found:
+        line, mark, keys = _describe(details, root, model).partition(_KNOWN_HERE)
+        listed = any(each.endswith(mark + keys) for each in lines)
+        lines[line + ("; it is like none of the keys listed above" if mark and listed else mark + keys)] = None
+    return RecipeError("\n".join([*lines, *_kept(found, root)]))
+
+
+def _line(entry: RecipeEntry) -> int:
+    number = entry.origin.rpartition(":")[2]
+    return int(number) if number.isdigit() else 0
+
+
+def _kept(found: Sequence[ErrorDetails], root: RecipeEntry) -> list[str]:
+    """Says of a file of another trainer which of its keys stay."""
+    wrong = {str(details["loc"][0]) for details in found if details["loc"]}
+    if len(wrong & HINTS.keys()) < 3 or not isinstance(root.value, dict):
+        return []
+    return [
+        f"{root.origin}: these keys can stay as they are: {', '.join(key for key in root.value if key not in wrong)}"
+    ]
 
 
 def _describe(details: ErrorDetails, root: RecipeEntry, model: type[pydantic.BaseModel]) -> str:
@@ -78,14 +73,26 @@ def _describe(details: ErrorDetails, root: RecipeEntry, model: type[pydantic.Bas
         meaning = f" ({info.description})" if info is not None and info.description else ""
         return f"{here.origin}: {name} is missing; add `{path[-1]}: …`{meaning}"
     if kind == "extra_forbidden":
-        return f"{here.origin}: unknown key {name}; {_suggest(path, model)}"
+        return f"{here.origin}: unknown key {name}; {_suggest(path, model, here)}"
     if kind.startswith("union_tag"):
         known = [get_args(section.model_fields["source"].annotation)[0] for section in sections(at(model, path))]
         return f"{here.origin}: {name} needs a source that is known; write `source:` with one of {', '.join(known)}"
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, ValueError):
         return f"{here.origin}: {cause if isinstance(cause, Conflict) else f'{name}: {cause}'}"
-    return f"{here.origin}: {name} should be {_expected(details)}, not {_shown(details)}; {_how_to_fix(path, model)}"
+    word = details["input"] if isinstance(details["input"], str) else ""
+    fix = _for_word(path, word, model) or _how_to_fix(path, model)
+    return f"{here.origin}: {name} should be {_expected(details)}, not {_shown(details)}; {fix}"
+
+
+def _for_word(path: Sequence[Key], word: str, model: type[pydantic.BaseModel]) -> str:
+    """The line to write for a word that other trainers have there, or that names what a section is about; "": none."""
+    for section in sections(at(model, path)):
+        names = [each for each in get_args(at(section, ["name"])) if isinstance(each, str)]
+        near = max((each for each in names if each in word.lower()), key=len, default=None)
+        if names:
+            return f"write `{path[-1]}: {{name: {near or '…'}}}`" + ("" if near else f" with one of {', '.join(names)}")
+    return VALUES.get((str(path[-1]), word), "")
 
 
 def _place(details: ErrorDetails, root: RecipeEntry) -> tuple[list[Key], RecipeEntry]:
@@ -160,19 +167,26 @@ def _how_to_fix(path: Sequence[Key], model: type[pydantic.BaseModel]) -> str:
     return f"{path[-1]}: {info.description}{usual}" if info.description else "see docs/recipes.md"
 
 
-def _suggest(path: Sequence[Key], model: type[pydantic.BaseModel]) -> str:
-    """The nearest key in the same section, else the same or a near one anywhere else."""
+def _suggest(path: Sequence[Key], model: type[pydantic.BaseModel], entry: RecipeEntry) -> str:
+    """The line to write for another trainer's key, else the nearest key in the same section, else the same or a near
+    one anywhere else."""
     key = str(path[-1])
+    value = printable(entry.value.text, 80) if isinstance(entry.value, Word) and entry.value.text else "…"
+    if key in HINTS:
+        return HINTS[key].format(value)
     here = sorted({name for section in sections(at(model, path[:-1])) for name in section.model_fields})
     everywhere = {name.rsplit(".", 1)[-1]: name for name in reversed(list(all_keys(model)))}
-    wanted = _KNOWN_ELSEWHERE.get(key, key)
+    wanted = RENAMED.get(key, key)
     if wanted not in here and wanted in everywhere:  # the same word elsewhere says more than a like one here
         here = []
     for names in (here, list(everywhere)):
-        near = [wanted] if wanted in names else get_close_matches(wanted, names, n=1, cutoff=0.6)
+        near = [wanted] if wanted in names else get_close_matches(wanted, names, n=1, cutoff=0.75)
         if near:
-            return f"did you mean {near[0] if names is here else everywhere[near[0]]}?"
-    return f"known here: {', '.join(here)}" if here else "nothing can stand here"
+            full = near[0] if names is here else everywhere[near[0]]
+            section, _, last = full.rpartition(".")
+            said = is_section(at(model, [section])) and last == wanted and value != "…"
+            return f"did you mean {full}?" + (f" write `{section}: {{{last}: {value}}}`" if said else "")
+    return f"{_KNOWN_HERE}{', '.join(here)}"[2:] if here else "nothing can stand here"
 
 
 def all_keys(model: type[pydantic.BaseModel], prefix: str = "") -> dict[str, pydantic.fields.FieldInfo]:

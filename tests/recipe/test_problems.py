@@ -16,7 +16,7 @@ from .recipes import SMALL, refused
         ("warmup_step", "did you mean lr_scheduler.warmup_epochs?"),
         ("lr", "did you mean optimizer.learning_rate?"),
         ("batch_size", "did you mean micro_batch_size?"),
-        ("num_epochs", "did you mean max_epochs?"),
+        ("num_epochs", "an epoch here is one optimizer step of the whole swarm"),
         ("initial_peers", "did you mean network.initial_peers?"),
         ("averager_rank", "did you mean gradient_averaging.rank?"),
         ("zzzz", "known here: access, adapter, averaging, base_model, chat_template, checkpoint"),
@@ -89,4 +89,4 @@ def test_defaults_are_shown_as_they_would_be_written() -> None:
 
 def test_a_word_that_stands_elsewhere_wins_over_a_like_one_here() -> None:
     assert "did you mean lr_scheduler.warmup_epochs?" in refused(SMALL, "warmup_steps=10")
-    assert "did you mean local.matmul_precision?" in refused(SMALL, "tf32=true")
+    assert "or write `local: {matmul_precision: high}`" in refused(SMALL, "tf32=true")
