@@ -170,7 +170,8 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
         held_out = task.evaluation_batches() if recipe.evaluation.every_epochs else []
         looks = list(look_at_rows(task))
     except DataError as error:
-        raise RecipeError(f"{recipe.origin('datasets')}: {error}") from error
+        placed = str(error).startswith((f"{recipe.file}:", "--set "))
+        raise RecipeError(str(error) if placed else f"{recipe.origin('datasets')}: {error}") from error
     told = {
         "parameters": f"{demand.parameters:,}"
         + (f", of which {demand.trained:,} are trained" if demand.trained < demand.parameters else ""),

@@ -7,6 +7,7 @@ first contacts when a peer joins. A contact answers with the keys that differ; h
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -15,6 +16,7 @@ from swarmcli.events import PeerRefused
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.recipe import differing_keys
+from swarmcli.words import printable
 
 METHOD = "run.hello"
 MAX_KEYS = 512
@@ -38,10 +40,14 @@ class Welcome(msgspec.Struct, frozen=True):
 class Admission:
     """Answers newcomers and asks first contacts, for one run."""
 
-    def __init__(self, endpoint: Endpoint, run_id: str, fingerprint: Mapping[str, str]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, run_id: str, fingerprint: Mapping[str, str], values: Mapping[str, Any] | None = None
+    ) -> None:
+        """`values`: this peer's own, by the keys of the fingerprint: what it is told of a refusal names them."""
         self._endpoint = endpoint
         self._run_id = run_id
         self._fingerprint = dict(fingerprint)
+        self._values = values or {}
         endpoint.serve(METHOD, Hello, self._greet)
 
     async def _greet(self, peer: PeerID, hello: Hello) -> Welcome:
@@ -82,12 +88,16 @@ class Admission:
                 ["run_id"],
             )
         if welcome.differing:
-            keys = ", ".join(key[:MAX_TEXT] for key in welcome.differing[:16])
+            keys = ", ".join(map(self._told, welcome.differing[:16]))
             raise FingerprintError(
                 f"the run {self._run_id!r} refused this recipe: it differs in {keys}; "
                 "use the recipe file that the others use (what a volunteer may choose stands under local:)",
                 welcome.differing,
             )
+
+    def _told(self, key: str) -> str:
+        mine = f" (here {printable(str(self._values[key]), 60)})" if key in self._values else ""
+        return key[:MAX_TEXT] + mine
 
     def close(self) -> None:
         self._endpoint.withdraw(METHOD)

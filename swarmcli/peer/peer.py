@@ -49,6 +49,7 @@ from swarmcli.peer.lending import Lending, files_of
 from swarmcli.peer.offering import RecipeService
 from swarmcli.peer.processors import sharing_processors
 from swarmcli.recipe import Link, Recipe, digest_of, fingerprint_of, offered
+from swarmcli.recipe.fingerprint import agreed_leaves
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.link import BOUNDS, access_in_words, places_of, scope_of_places
 from swarmcli.recipe.offered import offered_contents, offered_files
@@ -278,7 +279,7 @@ class RunPeer:
 
     async def _ask_for_admission(self) -> None:
         endpoint = self.dht.endpoint
-        admission = Admission(endpoint, self.recipe.run_id, self.fingerprint)
+        admission = Admission(endpoint, self.recipe.run_id, self.fingerprint, agreed_leaves(self.recipe))
         if self._offered:
             service = RecipeService(
                 endpoint,

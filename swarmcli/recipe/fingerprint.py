@@ -30,7 +30,7 @@ def fingerprint_of(recipe: Recipe) -> dict[str, str]:
     not trained by the digest that `frozen_weights` names.
     Raises RecipeError when it cannot be read, or be had from the Hub.
     """
-    values = {**dict(_leaves(agreed_values(recipe))), **contents_of(recipe)}
+    values = {**agreed_leaves(recipe), **contents_of(recipe)}
     hashes = {key: _hash(value) for key, value in values.items()}
     return {"protocol": _hash(PROTOCOL), **dict(sorted(hashes.items()))}
 
@@ -60,6 +60,11 @@ def contents_of(recipe: Recipe) -> dict[str, Any]:
     if (tokenizer := saved_tokenizer(recipe)) is not None:
         found["tokenizer"] = {name: sha256_of(path) for name, path in preprocessing_of(tokenizer).items()}
     return found
+
+
+def agreed_leaves(recipe: Recipe) -> dict[str, Any]:
+    """The fields that must agree, by their dotted keys."""
+    return dict(_leaves(agreed_values(recipe)))
 
 
 def agreed_values(recipe: Recipe) -> dict[str, Any]:

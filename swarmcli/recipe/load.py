@@ -109,8 +109,15 @@ def parse_recipe(
     recipe._text, recipe._root = text, root
     recipe._directory = home
     recipe._file, recipe._overrides = name, tuple(overrides)
-    recipe._notes = tuple(_notes(root))
+    recipe._notes = (*_notes(root), *_never_evaluated(recipe))
     return recipe
+
+
+def _never_evaluated(recipe: Recipe) -> Iterator[str]:
+    every, end = recipe.evaluation.every_epochs, recipe.max_epochs
+    if end and every > end:
+        where = recipe.origin("evaluation", "every_epochs")
+        yield f"{where}: evaluation.every_epochs is {every}, and the run ends at {end}: nothing is evaluated; lower it"
 
 
 def _include(root: RecipeEntry, directory: Path, within: tuple[Path, ...]) -> None:

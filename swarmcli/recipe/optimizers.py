@@ -55,7 +55,7 @@ def check_args(name: str, args: Mapping[str, Any]) -> None:
         if key not in known:
             near = get_close_matches(key, [*known, *KEYS], n=1)
             listed = ", ".join(known) or "none"
-            hint = f"did you mean {near[0]}?" if near else f"it takes {listed}"
+            hint = f"did you mean {near[0]}?" if near else f"remove it; it takes {listed}"
             raise ValueError(f"{name} takes no argument {key!r:.80} here; {hint}")
         usual = known[key]
         fits = (

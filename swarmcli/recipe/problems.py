@@ -18,7 +18,7 @@ from swarmcli.words import printable
 
 Key = str | int
 
-_KNOWN_HERE = "; known here: "
+_KNOWN_HERE = "; remove it, or take one that is known here: "
 _EXPECTED = {
     "int_": "a whole number",
     "float_": "a number",

@@ -194,7 +194,8 @@ class Recipe(Section):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Keys that have another name now and are read all the same, each with its line and what to write."""
+        """Advice, each with its line and what to write: a key that has another name now, an evaluation that the run
+        ends before."""
         return self._notes
 
     @property
@@ -294,7 +295,8 @@ def _check_schedule(schedule: SchedulerSettings, max_epochs: int | None) -> None
     end = schedule.total_epochs or max_epochs
     if end is None:
         raise Conflict(
-            "lr_scheduler.name", f"a {schedule.name} schedule needs an end; set max_epochs or lr_scheduler.total_epochs"
+            "lr_scheduler.name",
+            f"lr_scheduler.name: a {schedule.name} schedule needs an end; add max_epochs or lr_scheduler.total_epochs",
         )
     if schedule.warmup_epochs + (schedule.decay_epochs or 0) >= end:
         key = "decay_epochs" if schedule.warmup_epochs < end else "warmup_epochs"
@@ -390,7 +392,10 @@ def _check_evaluation(recipe: Recipe) -> None:
         key = "held_out" if evaluation.held_out else "dataset"
         raise Conflict("val_set_size", f"it says the same as evaluation.{key}; remove one of the two")
     if recipe.val_set_size and not evaluation.every_epochs:
-        raise Conflict("val_set_size", "nothing evaluates on what it holds out; add `evaluation: {every_epochs: 50}`")
+        every = min(50, recipe.max_epochs or 50)  # above max_epochs it would never come
+        raise Conflict(
+            "val_set_size", f"nothing evaluates on what it holds out; add `evaluation: {{every_epochs: {every}}}`"
+        )
     if evaluation.every_epochs and not recipe.held_out and evaluation.dataset is None:
         raise Conflict(
             "evaluation.every_epochs",
@@ -420,6 +425,13 @@ def _check_rows(recipe: Recipe) -> None:
     items = {f"datasets.{index}": dataset for index, dataset in enumerate(recipe.datasets)}
     if recipe.evaluation.dataset is not None:
         items["evaluation.dataset"] = recipe.evaluation.dataset
+    for name, item in items.items() if recipe.task in BUILT_IN and BUILT_IN[recipe.task].texts else ():
+        if getattr(item, "path", "") == "imagefolder":
+            raise Conflict(
+                f"{name}.path",
+                f"{name}.path: imagefolder gives images, and {recipe.task} reads texts; name texts, or take "
+                "task: image_classification",
+            )
     if recipe.task in BUILT_IN and recipe.task != "causal_lm":
         learned = next((f"{name}.type" for name, item in items.items() if item.type != "text"), None)
         if key := "sample_packing" if recipe.sample_packing else learned:

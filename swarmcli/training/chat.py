@@ -147,9 +147,11 @@ class ChatReader:
 
     goes_on = False
 
-    def __init__(self, tokenizer: Any, dataset: HuggingFaceDataset, template: str | None) -> None:
-        """`tokenizer`: transformers' own. Raises ValueError, with the fix, if the template or the tokenizer cannot
-        show what is to be learned."""
+    def __init__(
+        self, tokenizer: Any, dataset: HuggingFaceDataset, template: str | None, called: str = "the data"
+    ) -> None:
+        """`tokenizer`: transformers' own. `called`: the dataset, in messages. Raises ValueError, with the fix, if the
+        template or the tokenizer cannot show what is to be learned."""
         if not tokenizer.is_fast:
             raise ValueError("the tokenizer cannot say which characters its tokens are; save it as tokenizer.json")
         try:
@@ -160,6 +162,7 @@ class ChatReader:
             ) from None
         self._tokenizer = tokenizer
         self._dataset = dataset
+        self._called = called
         self._names = {"role": "role", "content": "content", **dataset.message_property_mappings}
         self._roles = _ROLES | {role: role for role in dataset.roles_to_train}
         usual = dataset.roles_to_train == ("assistant",) and dataset.train_on_eos == "turn"
@@ -192,7 +195,10 @@ class ChatReader:
         try:
             _, spans = self._learned(probe)
         except BadRow as error:
-            raise ValueError(f"the chat template does not tell what is to be learned: {error}") from None
+            raise ValueError(
+                f"the chat template does not tell what is to be learned: {error}; mark what the assistant says, and "
+                "its end, by {% generation %} and {% endgeneration %}, or write `chat_template: chatml`"
+            ) from None
         if not any(first < behind for first, behind in spans):
             raise ValueError(
                 "the chat template marks nothing of a conversation by {% generation %}; mark what the assistant says, "
@@ -213,7 +219,7 @@ class ChatReader:
         field = self._dataset.field_messages
         if not isinstance(row, Mapping) or field not in row:
             columns = ", ".join(sorted(map(str, row))) if isinstance(row, Mapping) else "none"
-            raise DataError(f"the data have no column {field!r}; set field_messages to one of {columns}")
+            raise DataError(f"{self._called}: there is no column {field!r}; set field_messages to one of {columns}")
         value = row[field]
         if not isinstance(value, Sequence) or isinstance(value, str) or not value:
             raise BadRow(f"{field} is {value!r:.60}, and not a list of messages")

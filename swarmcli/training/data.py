@@ -16,6 +16,12 @@ from swarmcli.training.sources import USUAL, DataOptions, FileSource, HuggingFac
 from swarmcli.training.task import Batch, Reading
 
 
+def place_of(recipe: Recipe, dataset: AnyDataset) -> tuple[str | int, ...]:
+    """Where a dataset stands in the recipe."""
+    found = next((index for index, item in enumerate(recipe.datasets) if item is dataset), None)
+    return ("evaluation", "dataset") if found is None else ("datasets", found)
+
+
 def open_source(
     recipe: Recipe,
     dataset: AnyDataset,
@@ -50,6 +56,7 @@ def open_source(
         streaming=dataset.streaming,
         held_out=split,
         options=options,
+        called=f"{recipe.origin(*place_of(recipe, dataset))}: the dataset {(files or [dataset.path])[0]!r}",
         # Strangers have written a recipe that lies where those are kept that links have brought.
         public_only=recipe.directory.resolve().parent == data_directory().resolve(),
     )

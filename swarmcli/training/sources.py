@@ -294,10 +294,13 @@ class HuggingFaceSource:
         public_only: bool = False,
         held_out: Split | None = None,
         options: DataOptions = USUAL,
+        called: str = "",
     ) -> None:
         """`text_column`: None for whole rows. `public_only`: whatever it names, nothing is downloaded from this
-        computer or its network. `held_out`: which part of the rows; None: all of them."""
+        computer or its network. `held_out`: which part of the rows; None: all of them. `called`: how messages name it;
+        "": by its path."""
         self.path = path
+        self._called = called or f"the dataset {path!r}"
         self._public_only = public_only
         self._options = options
         self._data_files = list(data_files)
@@ -325,12 +328,12 @@ class HuggingFaceSource:
         except (DataError, GeneratorExit):
             raise
         except Exception as error:  # each storage and file format brings its own kinds
-            raise DataError(f"the dataset {self.path!r} cannot be read on: {first_words(error)}") from error
+            raise DataError(f"{self._called} cannot be read on: {first_words(error)}") from error
         if not found:
             none = f"text in its column {self._text_column!r}" if self._text_column is not None else "row"
             evaluates = self._held_out is not None and self._held_out.evaluates
             kept = " of those that are held out; raise evaluation.held_out" if evaluates else ""
-            raise DataError(f"the dataset {self.path!r} has no {none}{kept}")
+            raise DataError(f"{self._called} has no {none}{kept}")
 
     def parts(self) -> int:
         """Parts of a streamed dataset are its shards: there is no other place to begin at."""
@@ -400,9 +403,7 @@ class HuggingFaceSource:
         try:
             import datasets
         except ImportError as error:
-            raise DataError(
-                f"the dataset {self.path!r} needs the library datasets; pip install 'swarmcli[datasets]'"
-            ) from error
+            raise DataError(f"{self._called} needs the library datasets; pip install 'swarmcli[datasets]'") from error
         if self._public_only:
             from swarmcli.training.public_web import only_public_hosts
 
@@ -420,7 +421,7 @@ class HuggingFaceSource:
             self._dataset = self._undecoded(opened)
         except Exception as error:  # as above
             raise DataError(
-                f"the dataset {self.path!r} cannot be opened: {first_words(error)}; check its keys in the recipe"
+                f"{self._called} cannot be opened: {first_words(error)}; check its keys in the recipe"
             ) from error
         return self._dataset
 
@@ -460,8 +461,7 @@ class HuggingFaceSource:
             return row | {name: self._image_of(row[name]) for name in self._images if name in row}
         if self._text_column not in row:
             raise DataError(
-                f"the dataset {self.path!r} has no column {self._text_column!r}; set field to one of "
-                + ", ".join(sorted(row))
+                f"{self._called} has no column {self._text_column!r}; set field to one of " + ", ".join(sorted(row))
             )
         text = row[self._text_column]
         return text if isinstance(text, str) else ""

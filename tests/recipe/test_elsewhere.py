@@ -91,7 +91,7 @@ SAID = {
         27: "unknown key evals_per_epoch; an epoch here is one optimizer step; write `evaluation: {every_epochs: …}`",
         28: "unknown key deepspeed; a peer holds the whole model, and `local.site` has several devices work",
         29: "unknown key special_tokens; they are the tokenizer's; remove it",
-        31: "unknown key mystery; known here: access, adapter, ",
+        31: "unknown key mystery; remove it, or take one that is known here: access, adapter, ",
         32: "unknown key riddle; it is like none of the keys listed above",
         1: "these keys can stay as they are: base_model, val_set_size, output_dir, sequence_len, sample_packing, "
         "gradient_accumulation_steps, micro_batch_size, gradient_checkpointing",

@@ -19,7 +19,10 @@ from .recipes import SMALL, refused
         ("num_epochs", "an epoch here is one optimizer step of the whole swarm"),
         ("initial_peers", "did you mean network.initial_peers?"),
         ("averager_rank", "did you mean gradient_averaging.rank?"),
-        ("zzzz", "known here: access, adapter, averaging, base_model, chat_template, checkpoint"),
+        (
+            "zzzz",
+            "remove it, or take one that is known here: access, adapter, averaging, base_model, chat_template",
+        ),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, suggestion: str) -> None:

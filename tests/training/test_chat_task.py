@@ -205,7 +205,7 @@ def test_rows_without_a_sample_are_told_behind_the_first_pass_or_sooner(
         ([{"messages": [TALK[0]]}], (), "no row of the data teaches anything; datasets.0: of 1 rows, 1 with nothing"),
         (ROWS, ("sequence_len=4",), "5 with nothing to learn, no turn of assistant in what is not cut off"),
         ([{"messages": "a"}], (), "1 that cannot be read (the first: messages is 'a', and not a list of messages)"),
-        ([{"talk": []}], (), "the data have no column 'messages'; set field_messages to one of talk"),
+        ([{"talk": []}], (), "datasets.0: there is no column 'messages'; set field_messages to one of talk"),
         (ROWS, ("datasets.0.roles_to_train=[tool]",), "no turn of tool in what is not cut off"),
     ],
 )

@@ -72,7 +72,10 @@ def test_further_arguments_reach_torch(tmp_path: Path, name: str, args: str) -> 
             "optimizer={name: adamw, args: {amsgard: true}}",
             "adamw takes no argument 'amsgard' here; did you mean amsgrad?",
         ),
-        ("optimizer={name: adamw, args: {fused: true}}", "adamw takes no argument 'fused' here; it takes amsgrad"),
+        (
+            "optimizer={name: adamw, args: {fused: true}}",
+            "adamw takes no argument 'fused' here; remove it; it takes amsgrad",
+        ),
         ("optimizer={name: adamw, args: {amsgrad: 1}}", "amsgrad is 1; it is usually False"),
         ("optimizer={name: muon, args: {ns_steps: 2.5}}", "ns_steps is 2.5; it is usually 5"),
         (

@@ -335,7 +335,7 @@ def test_an_image_that_cannot_be_decoded_is_left_out(tmp_path: Path, caplog: pyt
 @pytest.mark.parametrize(
     ("overrides", "row", "message"),
     [
-        ([], {"body": "a", "label": 0}, r"no column 'text' for text; it has body, label: name one .* by `field: text`"),
+        ([], {"body": "a", "label": 0}, r"no column 'text' for text; it has body, label: name one .* by `field: …`"),
         (["datasets.0.field=body"], {"text": "a", "label": 0}, r"no column 'body' for text; it has label, text"),
         (
             ["datasets.0.columns={label: topic}"],

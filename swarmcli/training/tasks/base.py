@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from swarmcli.errors import DataError, RecipeError
 from swarmcli.recipe import AnyDataset, HuggingFaceDataset, Recipe
 from swarmcli.training.chat import IGNORED, BadRow, CountedRows
-from swarmcli.training.data import evaluation_batches, sample_stream
+from swarmcli.training.data import evaluation_batches, place_of, sample_stream
 from swarmcli.training.models import ModelKind, ModelSource
 from swarmcli.training.samples import Example, RowByRow, SampleMaker, SampleStream, padded
 from swarmcli.training.sources import Content
@@ -120,8 +120,7 @@ class ModelTask(ABC):
 
     def place_of(self, dataset: AnyDataset) -> tuple[str | int, ...]:
         """Where a dataset stands in the recipe."""
-        found = next((index for index, item in enumerate(self.recipe.datasets) if item is dataset), None)
-        return ("evaluation", "dataset") if found is None else ("datasets", found)
+        return place_of(self.recipe, dataset)
 
     def _check_columns(self) -> None:
         """Refuses datasets without columns, and columns that the task does not read."""
@@ -188,6 +187,12 @@ class TextTask(ModelTask):
     def _check_sizes(self, config: Any) -> None:
         words = getattr(config, "vocab_size", None)
         if isinstance(words, int) and words < self.tokenizer.vocab_size:
+            if isinstance(self.recipe.base_model, str):
+                raise RecipeError(
+                    f"{self.recipe.origin('tokenizer')}: tokenizer: {self.recipe.tokenizer} has "
+                    f"{self.tokenizer.vocab_size} tokens, and the saved model {self.recipe.base_model} knows {words}; "
+                    "remove tokenizer, to take the model's own"
+                )
             raise self._refuse(
                 f"the model knows {words} tokens, the tokenizer has {self.tokenizer.vocab_size}",
                 "raise vocab_size, or leave it out to have it follow the tokenizer",
@@ -249,10 +254,10 @@ class RowTask(ModelTask):
             assert isinstance(content, Mapping)
             for name in self.columns:
                 if names[name] not in content:
-                    key = f"field: {names[name]}" if name == "text" else f"columns: {{{name}: …}}"
+                    key = "field: …" if name == "text" else f"columns: {{{name}: …}}"
                     raise DataError(
-                        f"{said} has no column {names[name]!r} for {name}; it has "
-                        f"{', '.join(sorted(content))}: name one of them by `{key}`"
+                        f"{self.recipe.origin(*self.place_of(dataset))}: {said} has no column {names[name]!r} for "
+                        f"{name}; it has {', '.join(sorted(content))}: name one of them by `{key}`"
                     )
             row = {name: content[names[name]] for name in names if names[name] in content}
             if None not in row.values():

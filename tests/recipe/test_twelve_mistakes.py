@@ -1,0 +1,194 @@
+"""A recipe with one mistake: what `swarm validate` says of it names the line, the key, the value and the fix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmcli.cli.validate import validate
+from swarmcli.errors import FingerprintError, RecipeError
+from swarmcli.network.endpoint import Endpoint
+from swarmcli.network.identity import Identity
+from swarmcli.peer.admission import Admission
+from swarmcli.recipe import fingerprint_of, load_recipe
+from swarmcli.recipe.fingerprint import agreed_leaves
+from swarmcli.testing.memory_network import MemoryNetwork
+from swarmcli.testing.virtual_time import run
+from swarmcli.training.tokenizer import ByteTokenizer
+from tests.hub_stand_in import Hub, hub
+from tests.training.chats import ENDLESS
+
+__all__ = ["hub"]
+
+RIGHT = {
+    "run_id": "mine",
+    "task": "causal_lm",
+    "base_model": "{model_type: gpt2, n_layer: 1, n_head: 2, n_embd: 16}",
+    "datasets": "[{path: texts}]",
+    "sequence_len": "16",
+    "target_batch_size": "8",
+    "local": "{device: cpu}",
+}
+BERT = "{model_type: bert, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 16}"
+BLOOM = "{model_type: bloom, n_layer: 1, n_head: 2, hidden_size: 16}"
+SORTS = {"task": "sequence_classification", "base_model": BERT, "labels": "[red, blue]"}
+CHAT = {"datasets": "[{path: chats.jsonl, type: chat_template}]"}
+MISTAKES: dict[str, tuple[dict[str, str], str, list[str]]] = {  # changed keys, the one to point at, words
+    "an unknown key": ({"dropout": "0.1"}, "dropout", ["unknown key dropout; remove it, or take one that is known"]),
+    "a key that nothing would read": (
+        {"lora_r": "32"}, "lora_r", ["lora_r is of an adapter, and the recipe names none", "add `adapter: lora`"],
+    ),
+    "a column that is not there": (
+        {**SORTS, "datasets": "[{path: rows.jsonl}]"},
+        "datasets",
+        ["datasets.0 (rows.jsonl) has no column 'text'", "it has label, review", "name one of them by `field: …`"],
+    ),
+    "a column of texts that is not there": (
+        {"datasets": "[{path: rows.jsonl}]"},
+        "datasets",
+        ["rows.jsonl' has no column 'text'", "set field to one of label, review"],
+    ),
+    "a column of conversations that is not there": (
+        {"datasets": "[{path: rows.jsonl, type: chat_template}]", "chat_template": "chatml"},
+        "datasets",
+        ["datasets.0: there is no column 'messages'", "set field_messages to one of label, review"],
+    ),
+    "a template whose masks cannot be derived": (
+        {**CHAT, "chat_template": json.dumps(ENDLESS)},
+        "chat_template",
+        ["chat_template: ", "ends a message of assistant with", "by {% generation %}", "`chat_template: chatml`"],
+    ),
+    "a tokenizer of another model": (
+        {"base_model": "small", "tokenizer": "bytes"},
+        "tokenizer",
+        ["tokenizer: bytes has 259 tokens, and the saved model small knows 40", "remove tokenizer"],
+    ),
+    "a module that does not exist": (
+        {"base_model": "base", "adapter": "lora", "lora_target_modules": "[q_proj]"},
+        "lora_target_modules",
+        ["lora_target_modules: the base has no module 'q_proj'", "did you mean c_proj?"],
+    ),
+    "no labels": (
+        {**SORTS, "labels": "[]"},
+        "labels",
+        ["labels: sequence_classification needs the names of two classes or more", "`labels: [negative, positive]`"],
+    ),
+    "more tokens than the model has positions": (
+        {"base_model": "base", "sequence_len": "64"},
+        "base_model",
+        ["the model reads 32 tokens at most, sequence_len is 64", "lower sequence_len to 32"],
+    ),
+    "a schedule without an end": (
+        {"lr_scheduler": "{name: cosine}"},
+        "lr_scheduler",
+        ["lr_scheduler.name: a cosine schedule needs an end", "add max_epochs or lr_scheduler.total_epochs"],
+    ),
+    "packing where rows would mix": (
+        {"sample_packing": "true", "base_model": BLOOM},
+        "sample_packing",
+        ["sample_packing: a bloom model does not keep the rows of a sample apart", "remove it, or take a model"],
+    ),
+    "an argument that the optimizer does not take": (
+        {"optimizer": "{args: {nesterov: true}}"},
+        "optimizer",
+        ["optimizer.args: adamw takes no argument 'nesterov' here", "remove it; it takes amsgrad"],
+    ),
+    "images for a task of texts": (
+        {"datasets": "[{path: imagefolder, data_files: [pictures/**]}]"},
+        "datasets",
+        ["datasets.0.path: imagefolder gives images, and causal_lm reads texts", "take task: image_classification"],
+    ),
+    "rows held out that nobody looks at": (
+        {"val_set_size": "0.1", "max_epochs": "5"},
+        "val_set_size",
+        ["nothing evaluates on what it holds out", "add `evaluation: {every_epochs: 5}`"],
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts, rows, conversations and two saved models, with which RIGHT and all corrected recipes are in order."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    here = tmp_path_factory.mktemp("mistakes")
+    (here / "texts").mkdir()
+    (here / "texts" / "a.txt").write_text("some text " * 20_000)
+    rows: list[dict[str, Any]] = [{"review": f"a {n}", "label": "red"} for n in range(40)]
+    said = [[{"role": "user", "content": f"a {n}"}, {"role": "assistant", "content": "b"}] for n in range(40)]
+    (here / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (here / "chats.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in said))
+    for name, words in (("base", 259), ("small", 40)):
+        config = GPT2Config(n_layer=1, n_head=2, n_embd=16, n_positions=32, vocab_size=words)
+        GPT2LMHeadModel(config).save_pretrained(here / name)
+    ByteTokenizer().save(here / "base")
+    return here
+
+
+def written(place: Path, changes: dict[str, str]) -> tuple[Path, list[str]]:
+    lines = [f"{key}: {value}" for key, value in (RIGHT | changes).items()]
+    file = place / "recipe.yaml"
+    file.write_text("\n".join(lines) + "\n")
+    return file, list(RIGHT | changes)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_one_mistake_is_told_with_its_line_key_value_and_fix(mistake: str, place: Path) -> None:
+    changes, key, words = MISTAKES[mistake]
+    file, keys = written(place, changes)
+    with pytest.raises(RecipeError) as told:
+        validate(str(file), None, False, False)
+    assert str(told.value).startswith(f"{file}:{keys.index(key) + 1}: ")
+    for each in words:
+        assert each in str(told.value)
+    assert str(told.value).count(str(file)) <= 2, "the line once, and a file of data below the same directory"
+
+
+def test_without_the_mistake_it_is_in_order(place: Path) -> None:
+    for changes in (
+        {},
+        {**SORTS, "datasets": "[{path: rows.jsonl, field: review}]"},
+        {**CHAT, "chat_template": "chatml", "sequence_len": "128"},
+        {"base_model": "base", "sequence_len": "32"},
+    ):
+        validate(str(written(place, changes)[0]), None, False, False)
+
+
+def test_an_evaluation_that_never_comes_is_told_and_stops_nobody(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"max_epochs": "5", "evaluation": "{every_epochs: 50, held_out: 0.5}"}
+    file, keys = written(place, changes)
+    validate(str(file), None, True, False)
+    assert (
+        f"note: {file}:{keys.index('evaluation') + 1}: evaluation.every_epochs is 50, and the run ends at 5: "
+        "nothing is evaluated; lower it"
+    ) in capsys.readouterr().out
+    assert load_recipe(written(place, changes | {"max_epochs": "50"})[0]).notes == ()
+
+
+def test_a_base_of_another_revision_is_refused_with_the_one_that_is_here(hub: Hub, place: Path) -> None:
+    commits = [hub.push("acme/base", place / "base"), hub.push("acme/base", place / "base")]
+    theirs, mine = (
+        load_recipe(written(place, {"base_model": "acme/base", "revision": commit})[0]) for commit in commits
+    )
+
+    async def meet() -> None:
+        network = MemoryNetwork()
+        old, new = (Endpoint(network.transport(Identity.from_seed(seed))) for seed in (1, 2))
+        await old.start()
+        await new.start()
+        try:
+            Admission(old, "mine", fingerprint_of(theirs), agreed_leaves(theirs))
+            contact = await new.connect(old.addresses[0], timeout=5.0)
+            await Admission(new, "mine", fingerprint_of(mine), agreed_leaves(mine)).ask([contact])
+        finally:
+            await new.close()
+            await old.close()
+
+    with pytest.raises(FingerprintError) as told:
+        run(meet())
+    assert f"it differs in revision (here {commits[1]}); use the recipe file that the others use" in str(told.value)
