@@ -46,9 +46,17 @@ Period = Annotated[int, Field(ge=1)]
 GroupSize = Annotated[int, Field(ge=2)]
 
 
-def _lower(value: Any) -> Any:
-    """torch writes AdamW, most recipes adamw."""
-    return value.lower() if isinstance(value, str) else value
+def _optimizer_name(value: Any) -> Any:
+    """torch writes AdamW, most recipes adamw. Raises ValueError for those of torchao, which no newcomer could go on
+    with."""
+    name = value.lower() if isinstance(value, str) else value
+    if name in ("adam8bit", "adamw8bit", "adam4bit", "adamw4bit", "adamfp8", "adamwfp8"):
+        raise ValueError(
+            f"{value} keeps statistics in fewer bits, and a newcomer gets them in float32: it would round otherwise "
+            "than the others, and its parameters would differ from theirs; for less memory take adafactor, or adamw "
+            "with local.offload_optimizer or local.site.zero"
+        )
+    return name
 
 
 def _takers(key: str) -> str:
@@ -123,7 +131,7 @@ class GroupSettings(Section):
 class OptimizerSettings(Section):
     """The optimizer that every peer steps with the average gradient."""
 
-    name: Annotated[OptimizerName, BeforeValidator(_lower)] = shared("adamw", "which optimizer of torch")
+    name: Annotated[OptimizerName, BeforeValidator(_optimizer_name)] = shared("adamw", "which optimizer of torch")
     learning_rate: float = shared(1e-3, "the peak of the schedule", gt=0)
     weight_decay: float = shared(0.0, "decay of matrices and embeddings; biases and norms have none", ge=0)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = shared(

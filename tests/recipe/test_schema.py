@@ -66,6 +66,7 @@ def test_values_know_where_they_were_written() -> None:
         ("optimizer.betas=[0.9, 1.0]", "optimizer.betas.1 should be below 1"),
         ("optimizer.betas=0.9", "should be a list like [a, b]"),
         ("optimizer=adamw", "optimizer should be a section: keys indented below it, not 'adamw'"),
+        ("optimizer.name=AdamW8bit", "AdamW8bit keeps statistics in fewer bits, and a newcomer gets them in float32"),
         ("optimizer.name=adamx", "optimizer.name should be one of 'adamw', 'adam', 'sgd', 'muon', "),
         ("run_id=a b", "run_id should be of another form, not 'a b'; run_id: the name of the run: up to 64 letters"),
         ("run_id=../x", "run_id should be of another form"),
