@@ -436,6 +436,13 @@ def _check_rows(recipe: Recipe) -> None:
         learned = next((f"{name}.type" for name, item in items.items() if item.type != "text"), None)
         if key := "sample_packing" if recipe.sample_packing else learned:
             raise Conflict(key, f"{recipe.task} reads no rows so; remove {key}, or take task: causal_lm")
+    # transformers looks for the borders of rows in the positions of a single sample alone.
+    if recipe.sample_packing and recipe.local.attn_implementation == "flash_attention_2" and recipe.micro_batch > 1:
+        raise Conflict(
+            "local.attn_implementation",
+            "flash_attention_2 keeps the rows of packed samples apart only where a batch is one sample; set "
+            "local.micro_batch_size: 1 (and raise local.gradient_accumulation_steps), or take sdpa or flex_attention",
+        )
     chats = [item for item in items.values() if isinstance(item, HuggingFaceDataset) and item.type == "chat_template"]
     if recipe.chat_template is not None and all(chat.chat_template is not None for chat in chats):
         raise Conflict(

@@ -50,6 +50,13 @@ def test_keys_that_do_not_fit_a_type_are_refused(overrides: list[str], words: st
     assert words in refused(SMALL, *overrides)
 
 
+def test_flash_attention_takes_packs_one_by_one() -> None:
+    packed = "sample_packing=true", "local.attn_implementation=flash_attention_2"
+    assert "keeps the rows of packed samples apart only where a batch is one sample" in refused(SMALL, *packed)
+    assert small(*packed, "local.micro_batch_size=1").micro_batch == 1
+    assert small(*packed[:1], "local.attn_implementation=sdpa").micro_batch > 1
+
+
 def test_conversations_may_be_what_is_evaluated_alone() -> None:
     named = "evaluation={every_epochs: 1, dataset: {path: chats.jsonl, type: chat_template}}"
     assert small(named, "chat_template=chatml").chat_template == "chatml"
