@@ -47,6 +47,7 @@ from swarmcli.training import (
     Task,
     build_scheduler,
     build_task,
+    check_smoothing,
     choose_compute,
     load_checkpoint,
     optimizer_factory,
@@ -108,6 +109,7 @@ class Collaboration:
             )
         if task is not None or not auxiliary:
             self.task = task or build_task(recipe)
+            check_smoothing(recipe, self.task)
         if task is not None:
             outline = task.build_model(outline=True)
         else:

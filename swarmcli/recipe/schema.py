@@ -121,6 +121,9 @@ class Recipe(Section):
         False,
         "keep only what layers begin with, and compute the rest again: slower by a third, with far less memory",
     )
+    label_smoothing_factor: float = shared(
+        0.0, "this share of each label is spread over all classes or tokens; evaluations measure without", ge=0, lt=1
+    )
     val_set_size: float = shared(0.0, "the same as evaluation.held_out, by axolotl's name", ge=0, le=0.5)
     seed: int = shared(0, "initial weights, and with the peer id the order of the data", ge=0, lt=1 << 63)
     max_epochs: int | None = shared(None, "the run ends behind this epoch; null: when it is stopped", ge=1)

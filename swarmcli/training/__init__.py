@@ -18,7 +18,7 @@ from swarmcli.training.schedule import (
 )
 from swarmcli.training.stream import STREAM
 from swarmcli.training.task import Batch, MeasuredTask, Task, stream_seed
-from swarmcli.training.tasks import build_task
+from swarmcli.training.tasks import build_task, check_smoothing
 from swarmcli.training.tokenizer import ByteTokenizer
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "TrainingLoop",
     "build_scheduler",
     "build_task",
+    "check_smoothing",
     "choose_compute",
     "evaluate",
     "load_checkpoint",

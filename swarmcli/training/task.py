@@ -44,7 +44,8 @@ class Task(Protocol):
         """Micro-batches of what nobody trains on, always the same. Raises DataError where there is none."""
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean loss over the samples of a batch, a scalar that gradients flow from."""
+        """The mean loss over the samples of a batch, a scalar that gradients flow from. A task whose loss minds the
+        recipe's `label_smoothing_factor` says so by an attribute `smooths_labels = True`."""
 
     def save_preprocessing(self, directory: Path) -> None:
         """Writes what makes a model's inputs of raw data, say a tokenizer, beside the saved model. Raises OSError."""
@@ -81,7 +82,7 @@ class MeasuredTask(Task, Protocol):
         """New ones by their names (up to 8, of small letters, digits and _), with nothing in them."""
 
     def measure(self, model: nn.Module, batch: Batch, metrics: Mapping[str, Metric]) -> Tensor:
-        """The loss as `loss` tells it, while what the model answers goes into `metrics`."""
+        """The loss as `loss` tells it, without smoothing, while what the model answers goes into `metrics`."""
 
 
 def samples_in(batch: Batch) -> int:

@@ -47,3 +47,15 @@ def test_recipe_and_script_have_to_agree_on_whose_task_it_is(tmp_path: Path) -> 
         Collaboration(peer, task=task)
     with pytest.raises(RecipeError, match="the task of this recipe comes with a script"):
         build_task(custom(tmp_path))
+
+
+def test_a_task_that_does_not_smooth_labels_refuses_to_be_told_so(tmp_path: Path) -> None:
+    task: Any = Sums()
+    with (
+        Home.at(tmp_path / "home") as home,
+        RunPeer(custom(tmp_path, "label_smoothing_factor=0.1"), "trainer", home) as peer,
+        pytest.raises(
+            RecipeError, match=r"label_smoothing_factor: the loss of Sums is its own affair, and .*; remove it"
+        ),
+    ):
+        Collaboration(peer, task=task)

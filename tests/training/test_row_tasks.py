@@ -22,6 +22,7 @@ BERT = (
     "{model_type: bert, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 32, "
     "hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0}"
 )
+GPT2 = "{model_type: gpt2, n_layer: 1, n_head: 2, n_embd: 16, resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0}"
 T5 = "{model_type: t5, d_model: 32, d_kv: 16, d_ff: 32, num_layers: 1, num_heads: 2, dropout_rate: 0.0}"
 VIT = (
     "{model_type: vit, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 32, "
@@ -143,6 +144,40 @@ def test_sequence_classification_learns_and_its_metrics_are_those_of_a_hand_coun
     assert measured.metrics["f1"] == pytest.approx(float(sum(each)) / 2)
     after = evaluate(task, model, batches, CPU, lambda: False)
     assert after is not None and after.metrics == {"accuracy": 1.0, "f1": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "row"),
+    [
+        ("causal_lm", GPT2, {"text": "ab ab"}),
+        ("masked_lm", BERT, {"text": "ab ab" * 20}),
+        ("seq2seq", T5, {"source": "abc", "target": "cb"}),
+        ("sequence_classification", BERT, {"text": "ab", "label": 1}),
+        ("token_classification", BERT, {"tokens": ["ab", "c"], "tags": [1, 0]}),
+    ],
+)
+def test_smoothed_labels_are_those_of_torch_in_training_alone(
+    tmp_path: Path, task: str, model: str, row: dict[str, Any]
+) -> None:
+    """Rows are of two lengths, so that some labels are left out."""
+    longer = {name: value * 2 if name != "label" else value for name, value in row.items()}
+    write_rows(tmp_path, [row, longer] * 8)
+    labels = ["labels=[x, y]"] if "classification" in task else []
+    type_of = ["datasets=[{path: rows.jsonl, type: completion}]"] if task == "causal_lm" else []
+    recipe = recipe_for(task, model, tmp_path, "label_smoothing_factor=0.1", *labels, *type_of)
+    made: Any = build_task(recipe)
+    net, batch = made.build_model(), next(made.batches(1))
+    logits, right = made.answers(made.outputs(net, batch).logits, batch)
+    # Of causal_lm the loss is each sample's own mean, of the others that of all labels.
+    parts = list(zip(logits, right, strict=True)) if task == "causal_lm" else [(logits, right)]
+    for smoothing, told in ((0.1, made.loss(net, batch)), (0.0, made.measure(net, batch, {}))):
+        losses = [
+            torch.nn.functional.cross_entropy(
+                said.flatten(0, -2), wanted.flatten().long(), ignore_index=IGNORED, label_smoothing=smoothing
+            )
+            for said, wanted in parts
+        ]
+        torch.testing.assert_close(told, torch.stack(losses).mean())
 
 
 def test_a_share_of_rows_and_of_images_is_held_out(tmp_path: Path) -> None:

@@ -48,4 +48,14 @@ def _of_package(recipe: Recipe, entry: EntryPoint) -> Task:
             f"({first_words(error)}); mend or reinstall it"
         ) from error
     task: Task = kind(recipe)
+    check_smoothing(recipe, task)
     return task
+
+
+def check_smoothing(recipe: Recipe, task: Task) -> None:
+    """Raises RecipeError for `label_smoothing_factor` where the task does not say that it smooths labels."""
+    if recipe.label_smoothing_factor and not getattr(task, "smooths_labels", False):
+        raise RecipeError(
+            f"{recipe.origin('label_smoothing_factor')}: label_smoothing_factor: the loss of {type(task).__name__} is "
+            "its own affair, and it does not say that it smooths labels (smooths_labels = True); remove it"
+        )

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from swarmcli.errors import DataError, RecipeError
@@ -38,6 +39,7 @@ class ModelTask(ABC):
     measures: tuple[str, ...]  # the metrics of its evaluations
     columns: tuple[str, ...] = ()  # of a row, in our words; none: the task reads texts, and not rows
     optional: tuple[str, ...] = ()  # columns that a dataset need not have
+    smooths_labels = True
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -82,12 +84,23 @@ class ModelTask(ABC):
 
         return {name: metric_called(name, self.choices) for name in self.measures}
 
+    def mean(self, losses: Tensor, learned: Tensor) -> Tensor:
+        """The loss of a batch by those of its labels, both (…): of those that are learned."""
+        return losses.where(learned, 0.0).sum() / learned.sum()
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The loss of the model itself, in nats."""
-        loss: Tensor = self.outputs(model, batch).loss
+        """The loss of the model itself, in nats, with `label_smoothing_factor` as torch's cross_entropy has it."""
+        outputs = self.outputs(model, batch)
+        loss: Tensor = outputs.loss
+        if smoothing := self.recipe.label_smoothing_factor:
+            logits, labels = self.answers(outputs.logits, batch)
+            # (1 - s)·(-log p of the label) + s·(mean of -log p) is the plain loss and this: softmax's norm cancels out.
+            right = logits.gather(-1, labels.long().clamp(min=0).unsqueeze(-1)).squeeze(-1)
+            loss = loss + smoothing * self.mean(right.float() - logits.mean(-1, dtype=torch.float32), labels != IGNORED)
         return loss
 
     def measure(self, model: nn.Module, batch: Batch, metrics: Mapping[str, Metric]) -> Tensor:
+        """See MeasuredTask; labels are not smoothed."""
         outputs = self.outputs(model, batch)
         answers = self.answers(outputs.logits, batch)
         # One sample at a time: metrics make copies in float32, and logits over a vocabulary are large.

@@ -101,8 +101,12 @@ class CausalLanguageModelling(TextTask):
         losses = functional.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
         ).view(labels.shape)
-        outputs.loss = (losses.sum(1) / (labels != IGNORED).sum(1)).mean()
+        outputs.loss = self.mean(losses, labels != IGNORED)
         return outputs
+
+    def mean(self, losses: Tensor, learned: Tensor) -> Tensor:
+        """Of each sample by itself, and then over the samples; both are (samples, tokens)."""
+        return (losses.where(learned, 0.0).sum(1) / learned.sum(1)).mean()
 
     def answers(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return logits[:, :-1], batch.get("labels", batch["input_ids"])[:, 1:]
