@@ -166,6 +166,5 @@ class RunEvaluations:
         agreed = 2 * count > said.total() and count >= (enough(len(votes)) if len(votes) > 3 else len(votes) // 2 + 1)
         if epoch and agreed and self.ends_at is None and self._settings.early_stopping_patience:
             self.ends_at = epoch
-            lowest = f" than {self.best.loss:.4f}, of epoch {self.best.epoch}" if self.best else ""
-            text = f"the run ends behind epoch {epoch}: the loss of its evaluations has not become lower{lowest}"
-            self._emit(Noticed("info", text))
+            times = self._settings.early_stopping_patience
+            self._emit(Noticed("info", f"the run ends behind epoch {epoch}: it got no better (evaluations: {times})"))

@@ -205,9 +205,7 @@ def test_a_run_that_gets_no_better_ends_at_the_next_evaluation_for_everybody() -
     swarm.look()
     assert {view.ends_at for view in swarm.views.values()} == {35}
     told = [event.text for event in swarm.heard[PEERS[0]] if isinstance(event, Noticed)]
-    assert told == [
-        "the run ends behind epoch 35: the loss of its evaluations has not become lower than 0.2900, of epoch 20"
-    ]
+    assert told == ["the run ends behind epoch 35: it got no better (evaluations: 2)"]
 
 
 def test_better_by_less_than_the_threshold_is_no_better() -> None:
