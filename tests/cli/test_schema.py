@@ -36,8 +36,8 @@ def test_the_file_beside_the_recipes_is_what_the_verb_prints() -> None:
     app.command()(schema)
     printed = CliRunner().invoke(app, []).output
     assert json.loads(printed) == recipe_schema()
-    kept = (RECIPES[0].parent / "recipe.schema.json").read_text()
-    assert kept == printed, "run: swarm schema > recipes/recipe.schema.json"
+    kept = json.loads((RECIPES[0].parent / "recipe.schema.json").read_text())
+    assert kept == json.loads(printed), "run: swarm schema > recipes/recipe.schema.json"
 
 
 @pytest.mark.parametrize(

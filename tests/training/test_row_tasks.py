@@ -105,7 +105,7 @@ def test_where_one_evaluates_alone_what_a_model_writes_is_compared(tmp_path: Pat
     alone = f"evaluation.evaluator={'a' * 52}"
     task, model, _ = trained(recipe_for("seq2seq", T5, tmp_path, alone), 150, 1e-2)
     measured = evaluate(task, model, task.evaluation_batches(), CPU, lambda: False)
-    assert measured is not None and measured.metrics["rouge_l"] > 0.8
+    assert measured is not None and measured.metrics["rouge_l"] > 0.6
     untrained = evaluate(task, task.build_model(), task.evaluation_batches(), CPU, lambda: False)
     assert untrained is not None and untrained.metrics["rouge_l"] < 0.3
 
