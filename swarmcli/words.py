@@ -52,7 +52,7 @@ def amount(nbytes: float, digits: int = 3) -> str:
     """Bytes as people write them, in decimal units: 10 kB, 1.77 MB."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size:
-            return f"{nbytes / size:.{digits}g} {unit}"
+            return f"{float(f'{nbytes / size:.{digits}g}'):g} {unit}"  # 460 kB, and not 4.6e+02
     return f"{nbytes:g} B"
 
 

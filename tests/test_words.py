@@ -8,7 +8,7 @@ from swarmcli.events import Event, Events, PeerDisconnected
 from swarmcli.network import Identity
 from swarmcli.network.wire.codec import decode
 from swarmcli.network.wire.messages import HandlerFailed, raised
-from swarmcli.words import harmless, listed, printable, some
+from swarmcli.words import amount, harmless, listed, printable, some
 
 EVIL = "\x1b[2J\x07safe\u202eevil\u2066\u200b\x9b31m"
 TAME = "[2Jsafeevil31m"
@@ -56,3 +56,8 @@ def test_names_in_a_row() -> None:
     assert [listed(names[:count]) for count in (0, 1, 2, 4)] == ["", "Ada", "Ada and Bob", "Ada, Bob, Cem and Dan"]
     assert listed(names) == some(names) == "Ada, Bob, Cem, Dan and 2 more"
     assert (some(names[:1]), some(names[:3]), some(names, 2)) == ("Ada", "Ada, Bob, Cem", "Ada, Bob and 4 more")
+
+
+def test_an_amount_of_bytes_is_written_out() -> None:
+    assert [amount(size, 2) for size in (12, 463e3, 1.77e6)] == ["12 B", "460 kB", "1.8 MB"]
+    assert amount(463e3) == "463 kB"

@@ -125,8 +125,7 @@ def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
             said.append(f"all of {printable(', '.join(whole), 200)} before it begins (its page tells how large it is)")
         if any(dataset.streaming for dataset in hub):
             nbytes = recipe.sequence_len * (1 if saved_tokenizer(recipe) is None else 4)
-            size = f"{nbytes / 1024:.1f} KiB" if nbytes < 1 << 20 else format_bytes(nbytes)
-            size = f"about {size}" if nbytes else "an image"
+            size = f"about {format_bytes(nbytes)}" if nbytes else "an image"
             said.append(f"data while it trains, {size} for each sample that it computes")
     return "; ".join(said) or "nothing"
 

@@ -314,7 +314,8 @@ def _limit(group: Path, limit: str, used: str) -> tuple[int, int] | None:
 
 
 def format_bytes(nbytes: int) -> str:
-    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30)):
+    """Bytes in words, in binary units: 12 B, 1.5 KiB, 540 MiB, 3.0 GiB."""
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes / (1 << 20):.0f} MiB"
+            return f"{nbytes / size:.{1 if size >= 1 << 30 or nbytes < 10 * size else 0}f} {unit}"
+    return f"{nbytes:.0f} B"

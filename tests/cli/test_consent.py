@@ -81,7 +81,7 @@ def test_weights_that_are_not_trained_are_a_download_of_their_own(monkeypatch: p
     assert "not trained" not in whole["download"]
     monkeypatch.setattr(OUTLINE.weight, "requires_grad", False)
     lines = sheet(small())
-    assert "the weights that are not trained, once, if it lacks them: 0 MiB" in lines["download"]
+    assert "the weights that are not trained, once, if it lacks them: 78 KiB" in lines["download"]
     assert "at most 96.0 kB an hour each way" in lines["traffic"]
     assert "not trained" not in sheet(small(), "auxiliary")["download"]
 
@@ -89,8 +89,8 @@ def test_weights_that_are_not_trained_are_a_download_of_their_own(monkeypatch: p
 def test_a_disk_on_which_the_checkpoints_have_no_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sheet(small())["disk"].endswith(" are free")
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=3e5))
-    assert sheet(small())["disk"].endswith("only 0 MiB are free, which is too little")
-    assert sheet(small(), "auxiliary")["disk"].endswith("; 0 MiB are free")
+    assert sheet(small())["disk"].endswith("only 293 KiB are free, which is too little")
+    assert sheet(small(), "auxiliary")["disk"].endswith("; 293 KiB are free")
 
 
 def test_limits_are_told_or_how_to_set_them() -> None:
@@ -124,7 +124,7 @@ def test_data_are_told_by_where_they_come_from() -> None:
     assert "below /mine/texts" in sheet(data(files, more="local.data_dir=/mine"))["data"]
     hub = {"source": "huggingface", "path": "a/b", "name": "c"}
     assert "the dataset a/b (c, train) from huggingface.co" in sheet(data(hub))["data"]
-    assert "about 0.0 KiB for each sample" in sheet(data(hub))["download"]  # of 16 tokens
+    assert "about 16 B for each sample" in sheet(data(hub))["download"]  # of 16 tokens
     assert "all of a/b before it begins" in sheet(data({**hub, "streaming": False}))["download"]
     web = {"source": "huggingface", "path": "json", "data_files": ["https://example.org/a.jsonl"]}
     assert "https://example.org/a.jsonl" in sheet(data(web))["data"]

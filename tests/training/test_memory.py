@@ -59,7 +59,7 @@ def test_what_is_free_counts_when_joining_and_what_there_is_when_validating(
         "540 MiB of the 1.0 TiB of this machine's memory"
     )
     with pytest.raises(
-        RecipeError, match=r"needs about 540 MiB of this machine's memory, which has 1\.0 TiB, 1 MiB of"
+        RecipeError, match=r"needs about 540 MiB of this machine's memory, which has 1\.0 TiB, 1\.0 MiB of"
     ):
         check_memory(recipe, build_task(recipe).build_model(outline=True), "trainer", CPU)
 
@@ -155,7 +155,9 @@ def test_control_groups_limit_a_machine(tmp_path: Path) -> None:
 
 
 def test_sizes_in_words() -> None:
-    assert [format_bytes(size) for size in (3 << 20, 3 << 30, 3 << 40)] == ["3 MiB", "3.0 GiB", "3.0 TiB"]
+    assert [format_bytes(size) for size in (7, 3 << 9, 30 << 20, 3 << 30, 3 << 40)] == [
+        "7 B", "1.5 KiB", "30 MiB", "3.0 GiB", "3.0 TiB",
+    ]  # fmt: skip
 
 
 def test_what_is_lent_is_a_limit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
