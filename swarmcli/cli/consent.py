@@ -6,6 +6,8 @@ the recipe come from a stranger and are shown as `printable` leaves them.
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +25,7 @@ from swarmcli.optim.config import Role
 from swarmcli.optim.epoch.seat import before_joining
 from swarmcli.reach.relaying import RelayBudgets
 from swarmcli.recipe import AnyDataset, FilesDataset, HuggingFaceDataset, Limits, Recipe
+from swarmcli.recipe.dataset import LOCAL_BUILDERS
 from swarmcli.recipe.limits import in_words
 from swarmcli.recipe.offered import web_host
 from swarmcli.recipe.pretrained import saved_tokenizer
@@ -86,13 +89,35 @@ def _model(recipe: Recipe, demand: Demand) -> str:
 
 
 def _data(recipe: Recipe, role: Role) -> str:
-    if role == "trainer":
-        return "; ".join(_datasets(recipe, recipe.datasets))
     evaluation = recipe.evaluation
-    if role == "auxiliary" or not evaluation.every_epochs:
+    if role != "trainer" and (role == "auxiliary" or not evaluation.every_epochs):
         return ""
-    read = recipe.datasets if evaluation.dataset is None else (evaluation.dataset,)
-    return "for evaluations alone: " + "; ".join(_datasets(recipe, read))
+    named = role != "trainer" and evaluation.dataset
+    read = (named,) if named else recipe.datasets
+    said = ("" if role == "trainer" else "for evaluations alone: ") + "; ".join(_datasets(recipe, read))
+    gone = ", ".join(printable(str(place), 200) for place in lacking(recipe, read)[:4])
+    return f"{said}; nothing is at {gone}" if gone else said
+
+
+def lacking(recipe: Recipe, datasets: Iterable[AnyDataset]) -> list[Path]:
+    """The places of this computer that datasets name and where nothing is; of a pattern its fixed beginning counts. It
+    looks whether something is there, opens nothing, and tells nobody but who asked."""
+    named = [file for dataset in datasets for file in _of_this_computer(dataset)]
+    places = [(recipe.locate(file, data=True), re.sub(r"[^/]*[*?[].*", "", file) or ".") for file in named]
+    return [
+        place
+        for place, fixed in places
+        if not os.path.exists(recipe.locate(fixed, data=True))  # noqa: PTH110  # no error for names that are too long
+    ]
+
+
+def _of_this_computer(dataset: AnyDataset) -> list[str]:
+    """The files, directories and patterns that a dataset names here, as the recipe writes them."""
+    if isinstance(dataset, FilesDataset):
+        return [dataset.path]
+    if isinstance(dataset, HuggingFaceDataset) and dataset.path in LOCAL_BUILDERS:  # else they are the Hub's
+        return [file for file in dataset.data_files if not web_host(file)]
+    return []
 
 
 def _datasets(recipe: Recipe, datasets: Iterable[AnyDataset]) -> Iterator[str]:
@@ -102,14 +127,14 @@ def _datasets(recipe: Recipe, datasets: Iterable[AnyDataset]) -> Iterator[str]:
             yield f"text files of this computer: {printable(dataset.glob, 60)} below {printable(str(where), 200)}"
         elif not isinstance(dataset, HuggingFaceDataset):
             yield "the source files of Python's standard library, on this computer"
-        elif dataset.data_files:
+        elif dataset.data_files and dataset.path in LOCAL_BUILDERS:
             named = [
                 printable(file, 80) if web_host(file) else printable(str(recipe.locate(file, data=True)), 200)
                 for file in dataset.data_files
             ]
             yield f"{', '.join(named[:4])}{f' and {len(named) - 4} more' if len(named) > 4 else ''}"
         else:
-            part = ", ".join(filter(None, [dataset.name, dataset.split]))
+            part = ", ".join(filter(None, [dataset.name, dataset.split, *dataset.data_files[:4]]))
             yield f"the dataset {dataset.path} ({printable(part, 80)}) from huggingface.co"
 
 
@@ -118,7 +143,11 @@ def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
     if demand.frozen:
         whence = ", from huggingface.co or other peers" if recipe.revision else ""
         said.append(f"the weights that are not trained, once{whence}, if it lacks them: {format_bytes(demand.frozen)}")
-    hub = [dataset for dataset in recipe.datasets if isinstance(dataset, HuggingFaceDataset)]
+    hub = [
+        dataset
+        for dataset in recipe.datasets
+        if isinstance(dataset, HuggingFaceDataset) and len(_of_this_computer(dataset)) < max(1, len(dataset.data_files))
+    ]
     if role == "trainer" and hub:
         whole = sorted({dataset.path for dataset in hub if not dataset.streaming})
         if whole:

@@ -32,6 +32,7 @@ from swarmcli.recipe import (
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.recipe.ticket import Ticket
+from swarmcli.words import printable, some
 
 if TYPE_CHECKING:
     from torch import nn
@@ -182,6 +183,12 @@ def show_sheet(run: LinkedRun, role: Role, recipe: Recipe, going: Going) -> nn.M
         came = megabytes(sum(run.brought.values()))
         lines.append(("came already", f"{came} of config and tokenizer, from that peer, checked by the link"))
     consent.show(recipe, run.link.peer_id.short, lines)
+    if role == "trainer" and (gone := consent.lacking(recipe, recipe.datasets)):
+        raise RecipeError(
+            f"no data come by a link, and this run's are not on this computer: nothing is at "
+            f"{printable(some(list(map(str, gone))), 1000)}; put them there, or name the directory in which they begin "
+            "by --set local.data_dir=DIRECTORY, or help without data by `swarm aux`"
+        )
     return outline
 
 

@@ -130,6 +130,36 @@ def test_data_are_told_by_where_they_come_from() -> None:
     assert "https://example.org/a.jsonl" in sheet(data(web))["data"]
 
 
+def of_files(directory: Path) -> Recipe:
+    files: list[object] = [
+        {"source": "files", "path": "texts"},
+        {"source": "huggingface", "path": "json", "data_files": ["rows/*.jsonl", "https://example.org/a.jsonl"]},
+        {"source": "huggingface", "path": "a/b", "data_files": ["of-the-hub.jsonl"]},
+    ]
+    return data(*files, more=f"local.data_dir={directory}")
+
+
+def test_data_that_are_not_here_are_told(tmp_path: Path) -> None:
+    lines = sheet(of_files(tmp_path))["data"]
+    assert f"; nothing is at {tmp_path}/texts, {tmp_path}/rows/" in lines and "hub.jsonl, " not in lines
+    assert "a/b (train, of-the-hub.jsonl) from huggingface.co" in lines
+    for name in ("texts", "rows"):
+        (tmp_path / name).mkdir()
+    assert "nothing is at" not in sheet(of_files(tmp_path))["data"]
+
+
+def test_a_trainer_without_the_data_is_not_asked(contact: SimpleNamespace, tmp_path: Path) -> None:
+    recipe = of_files(tmp_path)
+    run = LinkedRun(replace(LINK, fingerprint=digest_of(recipe)))
+    with pytest.raises(RecipeError, match=f"nothing is at {tmp_path}/texts, {tmp_path}/rows/.*local.data_dir=DIR"):
+        linking.show_sheet(run, "trainer", recipe, UNKNOWN)
+    assert contact.shown == 1
+    linking.show_sheet(run, "auxiliary", recipe, UNKNOWN)
+    for name in ("texts", "rows"):
+        (tmp_path / name).mkdir()
+    linking.show_sheet(run, "trainer", recipe, UNKNOWN)
+
+
 def test_a_strangers_words_steer_no_terminal() -> None:
     glob = {"source": "files", "path": "texts", "glob": "\x1b[2J*\u202e"}
     assert "\x1b" not in sheet(data(glob))["data"] and "\u202e" not in sheet(data(glob))["data"]
