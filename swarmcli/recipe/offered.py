@@ -214,7 +214,7 @@ def _parse(data: bytes, name: str, directory: Path) -> Recipe:
         if len(data) > MAX_OFFERED:
             raise RecipeError(f"{name}: larger than {MAX_OFFERED >> 10} KiB, so this is no recipe")
         text = data.decode()
-        values = json.loads(text, object_pairs_hook=partial(_object, name))
+        values = _read_json(text, name)
         if not isinstance(values, dict):
             raise ValueError
         # Told here, since reading so many as YAML takes ten seconds, and more where they are nested.
@@ -241,7 +241,7 @@ def _read_contents(recipe: Recipe, text: str, name: str) -> dict[str, Any]:
     try:
         if len(text.encode()) > MAX_OFFERED:
             raise RecipeError(f"{name}: config and hashes of more than {MAX_OFFERED >> 10} KiB, too large for a link")
-        found = json.loads(text, object_pairs_hook=partial(_object, name))
+        found = _read_json(text, name)
         if _depth(found) > MAX_DEPTH:
             raise RecipeError(f"{name}: a config that is nested too deeply")
         files, config = found["tokenizer"], found.get("base_model")
@@ -261,6 +261,19 @@ def _read_contents(recipe: Recipe, text: str, name: str) -> dict[str, Any]:
     if problems:
         raise RecipeError(harmless(f"{name}: {CONFIG}: {'; '.join(problems)[: BOUNDS.words]}"))
     return dict(found)
+
+
+def _read_json(text: str, name: str) -> Any:
+    """Raises ValueError or RecursionError for what is no JSON. An escape may write half a character, which no file and
+    no hash can hold."""
+    found = json.loads(text, object_pairs_hook=partial(_object, name))
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise RecipeError(
+            f"{name}: a text in it is no Unicode (half of a surrogate pair), so this is no recipe that a peer hands out"
+        ) from None
+    return found
 
 
 def _object(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -195,9 +195,11 @@ def test_what_is_no_recipe_is_refused_soon(data: bytes, tmp_path: Path) -> None:
     [
         (b'{"x": [' + b"1," * 9000 + b'1], "x": 1}', "the key 'x' is given twice, so"),
         (b'{"a": {"x": [' + b"{}," * 9000 + b'1], "x": 1}}', "the key 'x' is given twice, so"),
+        (b'{"run_id": "a\\ud800"}', "a text in it is no Unicode"),
+        (b'{"a": ["\\ud800"]}', "a text in it is no Unicode"),
         (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", "nested too deeply, so"),
     ],
-    ids=["hidden", "hidden below", "deep"],
+    ids=["hidden", "hidden below", "half a character", "half below", "deep"],
 )
 def test_what_would_take_yaml_long_is_refused_before_yaml_reads_it(data: bytes, words: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=words):
