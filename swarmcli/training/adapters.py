@@ -65,6 +65,15 @@ def most_stored(shapes: nn.Module) -> int:
     return 5 * sum(each.numel() for each in shapes.parameters()) + (16 << 20)
 
 
+def load_quietly(kind: Any, place: str | None, **options: Any) -> Any:
+    """Returns what `kind.from_pretrained` of transformers loads. Its bar stays away: it would be drawn into the view on
+    the terminal. Raises whatever architectures raise."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return kind.from_pretrained(place, **options)
+
+
 def is_adapted(model: nn.Module) -> bool:
     """Whether an adapter of peft is all that is trained of it."""
     return hasattr(model, "peft_config")
@@ -219,7 +228,8 @@ def load_base(recipe: Recipe, model: Any, tensors: Mapping[str, Tensor], device:
     with BUILDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         try:
-            base, found = type(bare).from_pretrained(
+            base, found = load_quietly(
+                type(bare),
                 None,
                 config=bare.config,
                 state_dict=dict(tensors),

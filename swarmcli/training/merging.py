@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +27,7 @@ from swarmcli.errors import CheckpointError
 from swarmcli.files.tensor_file import mapped
 from swarmcli.optim.state.frozen import FILE, FrozenWeights
 from swarmcli.recipe import Recipe
-from swarmcli.training.adapters import base_files, stored_tensors
+from swarmcli.training.adapters import base_files, load_quietly, stored_tensors
 from swarmcli.training.stream import STREAM
 from swarmcli.words import first_words
 
@@ -59,8 +60,9 @@ def load_adapted(checkpoint: Path, tensors: Mapping[str, Tensor], dtype: torch.d
     try:
         config = transformers.AutoConfig.from_pretrained(str(checkpoint), local_files_only=True)
         kind = getattr(transformers, config.architectures[0])
-        base = kind.from_pretrained(None, config=config, state_dict=dict(tensors), dtype=dtype or _type_of(tensors))
-        return PeftModel.from_pretrained(base, str(checkpoint)).eval()
+        base = load_quietly(kind, None, config=config, state_dict=dict(tensors), dtype=dtype or _type_of(tensors))
+        with warnings.catch_warnings(action="ignore"):  # of what peft calls in transformers
+            return PeftModel.from_pretrained(base, str(checkpoint)).eval()
     except Exception as error:  # architectures and peft raise whatever they meet
         raise CheckpointError(f"{checkpoint} cannot be put beside its base: {first_words(error)}") from error
 

@@ -16,7 +16,7 @@ from swarmcli.checkpoints.layout import ADAPTER_CONFIG
 from swarmcli.errors import RecipeError
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.pretrained import CONFIG, Pretrained, saved_model
-from swarmcli.training.adapters import BUILDING, adapted, base_dtype
+from swarmcli.training.adapters import BUILDING, adapted, base_dtype, load_quietly
 from swarmcli.training.freezing import freeze
 from swarmcli.words import first_words
 
@@ -238,7 +238,8 @@ class ModelSource:
                 model = self._auto().from_config(config, trust_remote_code=trusted, dtype=base_dtype(self._recipe))
                 model.lacks_weights = not outline  # type: ignore[assignment]  # no module, as modules may hold
             else:
-                model = self._auto().from_pretrained(
+                model = load_quietly(
+                    self._auto(),
                     str(weights),
                     config=config,  # the one that counts in the fingerprint
                     ignore_mismatched_sizes=bool(self._decided),
