@@ -150,7 +150,7 @@ def _add(text: Text, words: str, colour: str, before: str, behind: str, coloured
 
 def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
     """Checks what only the model and the data themselves can tell; raises what joining would raise."""
-    from swarmcli.training import build_task, choose_compute
+    from swarmcli.training import build_task, choose_compute, parameter_groups
     from swarmcli.training.demand import demand_of
     from swarmcli.training.freezing import frozen_in_words
     from swarmcli.training.look import look_at_rows
@@ -164,6 +164,7 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
     memory = check_memory(recipe, outline, "trainer", compute, limits=limits, now=False)
     demand = demand_of(recipe, outline, "trainer", compute)
     model = task.build_model()
+    parameter_groups(recipe, model)
     frozen, lacking = frozen_in_words(recipe, model), getattr(model, "lacks_weights", False)
     try:
         batch = next(task.batches(recipe.seed))

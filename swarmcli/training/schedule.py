@@ -16,6 +16,7 @@ from swarmcli.errors import RecipeError
 from swarmcli.recipe import PieceSettings, Recipe, SchedulerSettings
 from swarmcli.recipe.optimizers import OPTIMIZERS
 from swarmcli.training.muon import BY_MUON, MuonWithAdamW
+from swarmcli.words import some
 
 
 def optimizer_factory(
@@ -94,11 +95,12 @@ def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
             group["lr"] = own.learning_rate
         if settings.name == "muon":
             group[BY_MUON] = by_muon
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     for number, of_recipe in enumerate(settings.groups):
         if not any(rule == number for rule, *_ in groups):
             raise RecipeError(
                 f"{recipe.origin('optimizer', 'groups', number)}: optimizer.groups: {of_recipe.match!r} begins no name "
-                "of a parameter that is trained, or those before it take all; correct or remove it"
+                f"of a parameter that is trained ({some(trained)}), or those before it take all; correct or remove it"
             )
     return [groups[key] for key in keys if key in groups]
 

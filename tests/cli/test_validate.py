@@ -91,6 +91,11 @@ def test_what_is_wrong_is_raised_for_the_command_to_show(recipe: Path) -> None:
         run(recipe, "--set", "sequence_len=65536", "--set", "local.check_memory=false")
 
 
+def test_a_group_of_parameters_that_fits_none_is_told_before_anybody_joins(recipe: Path) -> None:
+    with pytest.raises(RecipeError, match=r"groups: 'lora_B' begins no name .* \(transformer\.wte\.weight"):
+        run(recipe, "--set", "optimizer.groups=[{match: lora_B}]")
+
+
 def test_checking_the_file_alone_needs_no_torch(recipe: Path) -> None:
     code = (
         "import sys; from swarmcli.cli.validate import validate;"
