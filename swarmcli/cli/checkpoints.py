@@ -23,8 +23,8 @@ from swarmcli.words import megabytes, printable
 CheckpointsPath = Annotated[
     Path | None,
     typer.Argument(
-        metavar="PATH",
-        help="A checkpoint, or a directory that holds some at any depth. Default: your runs on this computer.",
+        metavar="RUN_ID|PATH",
+        help="A run, a checkpoint, or a directory that holds some at any depth. Default: your runs on this computer.",
     ),
 ]
 NONE_HERE = (
@@ -48,6 +48,7 @@ def list_(path: CheckpointsPath = None, as_json: Json = False, quiet: Quiet = Fa
 
     \b
     swarm checkpoints list                 of your runs
+    swarm checkpoints list my-run          of one of them
     swarm checkpoints list runs/stdlib-lm  below a directory
     swarm checkpoints list --json          for programs: a list, one object for each
     """
@@ -150,12 +151,19 @@ def _some(path: Path | None) -> list[CheckpointInfo]:
 
 
 def looked_for(path: Path | None) -> list[CheckpointInfo]:
-    """Those at or below a path, or this user's; of each peer the newest first. Raises CheckpointError for a path that
-    is not there."""
+    """Those at or below a path, of a run if the path is its id, or this user's; of each peer the newest first. Raises
+    CheckpointError for what is neither."""
     if path is None:
         return [info for place in places_of_runs() for info in listing(place)]
     if not path.exists():
-        raise CheckpointError(f"{path} does not exist; give a checkpoint, or a directory that holds some")
+        found = looked_for(None)
+        if of_run := [info for info in found if info.run_id == str(path)]:
+            return of_run
+        runs = ", ".join(sorted({info.run_id for info in found if info.run_id})) or "none"
+        raise CheckpointError(
+            f"{str(path)!r} is neither a path nor one of your runs with checkpoints ({printable(runs, 500)}); give one "
+            "of these, a checkpoint, or a directory that holds some"
+        )
     one = find_checkpoint(path) if path.name in (LATEST, BEST) else path
     below = listing(one)
     return below or [info for info in listing(one.parent) if info.path == one]

@@ -46,6 +46,14 @@ def test_a_list_says_what_there_is_and_why_it_stays(runs: Path) -> None:
     assert [(info["epoch"], info["kept"], info["problem"]) for info in found] == [(25, ["newest", "best"], "")]
 
 
+def test_a_run_is_named_by_its_id(runs: Path) -> None:
+    put(Shelf(runs / "other" / "monitor-1" / "checkpoints"), 5, 1.0, "other")
+    assert [info["epoch"] for info in json.loads(run("list", "--json", "other"))] == [5]
+    assert {info["run_id"] for info in json.loads(run("verify", "--json", "small"))} == {"small"}
+    with pytest.raises(CheckpointError, match=r"'smal' is neither a path nor one .* \(other, small\)"):
+        run("list", "smal")
+
+
 def test_a_link_and_a_checkpoint_itself_can_be_named(runs: Path) -> None:
     for name, epoch in (("latest", 30), ("best", 20), ("epoch-000010", 10)):
         (info,) = json.loads(run("list", "--json", f"runs/small/monitor-1/checkpoints/{name}"))
@@ -94,7 +102,9 @@ def test_where_there_is_none_it_says_where_it_looked(
     assert (ended.exit_code, ended.stdout) == (0, "") and NONE_HERE in ended.output
     with pytest.raises(CheckpointError, match=r"below \./runs or \./\*/runs; give the path"):
         CliRunner().invoke(app, ["verify"], catch_exceptions=False)
-    with pytest.raises(CheckpointError, match="nowhere does not exist; give a checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=r"'nowhere' is neither a path nor one of your runs with checkpoints \(none\)"
+    ):
         CliRunner().invoke(app, ["list", "nowhere"], catch_exceptions=False)
 
 
