@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,22 +35,31 @@ class Wish:
     tokens: int
     temperature: float  # 0: always the likeliest token
     seed: int | None
+    end: str = ""  # the text ends before it
+    whole: bool = False  # whether the prompt has its special tokens already
 
 
 def generate(
     words: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="[CHECKPOINT] PROMPT",
-            help="The text to go on from; before it a checkpoint, a directory that holds some, a run id, latest or "
-            "best. Default: the latest of your runs.",
+            help="The text to go on from, or what you say to a model that has learned from conversations; before it a "
+            "checkpoint, a directory that holds some, a run id, latest or best. Default: the latest of your runs.",
         ),
-    ],
+    ] = None,
     tokens: Annotated[int, typer.Option("--tokens", "-n", min=1, help="How many tokens at most.")] = 100,
     temperature: Annotated[
         float, typer.Option("--temperature", "-t", min=0.0, max=10.0, help="How daring: 0 is always the likeliest.")
     ] = 0.8,
     seed: Annotated[int | None, typer.Option(min=0, help="The same text each time for the same number.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Take line after line from you; so it is without a PROMPT on a terminal.")
+    ] = False,
+    system: Annotated[str, typer.Option(help="What the model is told before the first turn.")] = "",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Go on from the text as it is, also where the model has a chat template.")
+    ] = False,
     base: Annotated[
         Path | None,
         typer.Option(
@@ -61,18 +71,27 @@ def generate(
 ) -> None:
     """Let a checkpoint's model write on: see what a run has learned.
 
+    A model with a chat template is asked and answers; any other one goes on from the text.
+
     \b
     swarm generate "def main("                    by the latest checkpoint of your runs
     swarm generate best "def main(" -t 0          by the best, always the likeliest
     swarm generate stdlib-lm "import " -n 200     by the latest of a run
+    swarm generate --chat my-run                  line after line, until Ctrl-D
     """
-    if len(words) > 2:
+    given = list(words or ())
+    chat = chat or (not given and sys.stdin.isatty())
+    if chat and as_json:
+        raise UsageError("--json tells of one prompt; leave out --chat, and give one")
+    if not chat and not given:
+        raise UsageError("there is no prompt; give one, or --chat to type line after line")
+    if len(given) > 2 - chat:
         raise UsageError('a checkpoint and a prompt, no more: put the prompt in quotes, swarm generate "def main("')
-    path = chosen(words[0] if len(words) == 2 else LATEST)
-    wish = Wish(words[-1], tokens, temperature, seed)
+    path = chosen(given[0] if len(given) == 2 - chat else LATEST)
     if not (as_json or quiet):
         typer.echo(printable(f"by {path}", 2000), err=True)
     model, tokenizer = load(path, base)
+    talk = Talk(tokenizer, system, raw=raw)
 
     def show(text: str) -> None:
         # A model may have learned to write what steers a terminal. A pipe gets it as it is.
@@ -81,13 +100,59 @@ def generate(
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    if not as_json:
-        show(wish.prompt)
-    text, count = write_on(model, tokenizer, wish, (lambda piece: None) if as_json else show)
-    if as_json:
-        typer.echo(json.dumps({"checkpoint": str(path), "prompt": wish.prompt, "text": text, "tokens": count}))
-    else:
-        typer.echo()
+    for said in _lines() if chat else given[-1:]:
+        if not (as_json or talk.takes_turns):
+            show(said)
+        wish = Wish(talk.prompt(said), tokens, temperature, seed, talk.end_of_turn, whole=talk.takes_turns)
+        text, count = write_on(model, tokenizer, wish, (lambda piece: None) if as_json else show)
+        talk.answered(text)
+        if as_json:
+            typer.echo(json.dumps({"checkpoint": str(path), "prompt": said, "text": text, "tokens": count}))
+        else:
+            typer.echo()
+
+
+def _lines() -> Iterator[str]:
+    """What a person types, until the end of the input."""
+    with suppress(EOFError):
+        while True:
+            yield input("> " if sys.stdin.isatty() else "")
+    typer.echo()  # behind the Ctrl-D
+
+
+class Talk:
+    """What a person and a model say by turns, as the tokenizer's chat template writes it; without one, or `raw`, each
+    text stands for itself. Raises UsageError where the template refuses what was said."""
+
+    def __init__(self, tokenizer: Any, system: str, *, raw: bool) -> None:
+        self.takes_turns = bool(tokenizer.chat_template) and not raw
+        if system and not self.takes_turns:
+            raise UsageError("--system is for models with a chat template; put it into the prompt, or leave out --raw")
+        self.end_of_turn = ""  # what a model writes when it has said all
+        self._tokenizer = tokenizer
+        self._messages = [{"role": "system", "content": system}] if system else []
+        if self.takes_turns:
+            probe = [*self._messages, {"role": "user", "content": "?"}, {"role": "assistant", "content": "swarm!"}]
+            after = self._rendered(probe).rpartition("swarm!")[2]
+            self.end_of_turn = next(iter(after.split(maxsplit=1)), "")
+
+    def prompt(self, said: str) -> str:
+        """The text from which the model goes on."""
+        if not self.takes_turns:
+            return said
+        self._messages.append({"role": "user", "content": said})
+        return self._rendered(self._messages, add_generation_prompt=True)
+
+    def answered(self, text: str) -> None:
+        self._messages.append({"role": "assistant", "content": text})
+
+    def _rendered(self, messages: list[dict[str, str]], **options: Any) -> str:
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **options))
+        except Exception as error:  # whatever a template meets in a conversation that it was not written for
+            raise UsageError(
+                f"the model's chat template refuses it: {_first_line(error)}; --raw goes on from plain text"
+            ) from error
 
 
 def chosen(word: str) -> Path:
@@ -97,16 +162,7 @@ def chosen(word: str) -> Path:
         if (path / CONFIG).is_file() and not (path / MANIFEST).is_file() and path.name not in (LATEST, BEST):
             return path  # a model of transformers, downloaded from the Hub perhaps
         return find_checkpoint(path)
-    found = looked_for(None)
-    if word not in (LATEST, BEST):
-        of_run = [info for info in found if info.run_id == word]
-        if found and not of_run:
-            runs = ", ".join(sorted({info.run_id for info in found if info.run_id}))
-            raise CheckpointError(
-                f"{word!r} is neither a path nor one of your runs with checkpoints ({printable(runs, 500)}); if it is "
-                "the prompt, leave out what stands behind it"
-            )
-        found = of_run
+    found = looked_for(None if word in (LATEST, BEST) else path)
     if not found:
         raise CheckpointError(NONE_HERE)
     return _best(found) if word == BEST else max(found, key=lambda info: info.written).path
@@ -133,19 +189,19 @@ def load(path: Path, base: Path | None = None) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    from swarmcli.training.adapters import load_quietly
     from swarmcli.training.merging import base_of, load_adapted
 
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     options = {"local_files_only": True, "trust_remote_code": False}
     model: Any = load_adapted(path, base_of(path, base)) if (path / ADAPTER_CONFIG).is_file() else None
     try:
         if model is None:
-            model = AutoModelForCausalLM.from_pretrained(str(path), use_safetensors=True, **options)
+            model = load_quietly(AutoModelForCausalLM, str(path), use_safetensors=True, **options)
     except Exception as error:  # architectures raise whatever their constructors meet
         raise CheckpointError(
-            f"{path} holds a {kind}, which does not load as a model that writes text: {_first_line(error)}; use a "
-            "checkpoint of a run with task: causal_lm"
+            f"{path} holds a {kind}, which does not load as a model that writes on: {_first_line(error)}; its "
+            "README.md shows how to use it, or take a checkpoint of a run with task: causal_lm"
         ) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), **options)
@@ -169,8 +225,8 @@ def _architecture(path: Path) -> str:
         raise CheckpointError(f"{path / CONFIG} cannot be read: {error}; use another checkpoint") from error
     if named and not any(each.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for each in named):
         raise CheckpointError(
-            f"{path} holds a {printable(named[0], 100)}, which does not write text; use a checkpoint of a run with "
-            "task: causal_lm"
+            f"{path} holds a {printable(named[0], 100)}, which does not write text; its README.md shows how to use it, "
+            "or take a checkpoint of a run with task: causal_lm"
         )
     return printable(named[0], 100) if named else "model of another kind"
 
@@ -183,11 +239,18 @@ def write_on(model: Any, tokenizer: Any, wish: Wish, show: Callable[[str], objec
     import torch
     from transformers import TextStreamer
 
-    class Pieces(TextStreamer):
-        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-            show(text)
+    def cut(text: str) -> str:
+        return text.partition(wish.end)[0] if wish.end else text
 
-    ids = tokenizer(wish.prompt, return_tensors="pt")["input_ids"].long()
+    class Pieces(TextStreamer):  # it gives whole words, and the mark at the end is one
+        written = ""
+
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            shown = cut(self.written)
+            self.written += text
+            show(cut(self.written)[len(shown) :])
+
+    ids = tokenizer(wish.prompt, return_tensors="pt", add_special_tokens=not wish.whole)["input_ids"].long()
     if not ids.shape[1]:
         begin = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         if begin is None:
@@ -206,9 +269,10 @@ def write_on(model: Any, tokenizer: Any, wish: Wish, show: Callable[[str], objec
             max_new_tokens=count,
             pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
             streamer=Pieces(tokenizer, skip_prompt=True, skip_special_tokens=True),
+            **({"stop_strings": [wish.end], "tokenizer": tokenizer} if wish.end else {}),
             **sampling,
         )[0, ids.shape[1] :]
-    return str(tokenizer.decode(written, skip_special_tokens=True)), len(written)
+    return cut(str(tokenizer.decode(written, skip_special_tokens=True))), len(written)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from swarmcli.cli.generate import chosen, generate
+from swarmcli.cli.generate import Wish, chosen, generate, load, write_on
 from swarmcli.errors import CheckpointError, UsageError
 from swarmcli.machine import places
 from swarmcli.machine.registry import VARIABLE as RUNTIME
@@ -103,3 +105,63 @@ def test_what_is_damaged_or_no_model_that_writes_is_said_at_once(work: Path, tmp
         said(str(copy), "ab")
     with pytest.raises(UsageError, match="put the prompt in quotes"):
         said("latest", "two", "words")
+
+
+@pytest.fixture
+def talker(work: Path, tmp_path: Path) -> Path:
+    """The same model, whose turns end with three of its letters."""
+    copy = tmp_path / "talker"
+    shutil.copytree(work / "runs/small/monitor-1/checkpoints/epoch-000002", copy)
+    (copy / "checkpoint.json").unlink()
+    (copy / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.content == 'no' %}{{ raise_exception('it is rude') }}{% endif %}"
+        "<{{ m.role }}>{{ m.content }}yyy {% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+    )
+    return copy
+
+
+def test_a_model_with_a_chat_template_answers_until_its_turn_ends(talker: Path) -> None:
+    told = json.loads(said(str(talker), "ab", "-t", "0", "-n", "8", "--json"))
+    assert (told["prompt"], told["text"], told["tokens"]) == ("ab", "", 3)
+    assert said(str(talker), "ab", "-t", "0", "-n", "5", "--raw") == "abyyyyy\n"
+    with pytest.raises(UsageError, match="refuses it: it is rude; --raw goes on"):
+        said(str(talker), "no")
+    with pytest.raises(UsageError, match="--system is for models with a chat template"):
+        said("ab", "--system", "Be brief.")
+
+
+def test_line_after_line_is_answered_by_what_was_said_before(talker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = []
+
+    def answer(model: object, tokenizer: object, wish: Wish, show: Any) -> tuple[str, int]:
+        prompts.append(wish.prompt)
+        show("well")
+        return "well", 1
+
+    monkeypatch.setattr("swarmcli.cli.generate.write_on", answer)
+    ended = CliRunner().invoke(app, ["--chat", "--system", "s", str(talker)], input="a\nb\n", catch_exceptions=False)
+    assert ended.stdout == "well\nwell\n\n"
+    assert prompts == [
+        "<system>syyy <user>ayyy <a>",
+        "<system>syyy <user>ayyy <assistant>wellyyy <user>byyy <a>",
+    ]
+    with pytest.raises(UsageError, match="there is no prompt"):
+        said()
+
+
+def test_the_mark_at_the_end_of_a_turn_is_not_shown(talker: Path) -> None:
+    _, tokenizer = load(talker)
+    shown: list[str] = []
+
+    def generate(input_ids: torch.Tensor, streamer: Any, **options: Any) -> torch.Tensor:
+        assert options["stop_strings"] == ["<end>"]
+        written = tokenizer("a <b <end> c", return_tensors="pt")["input_ids"][0]
+        streamer.put(input_ids)
+        for token in written:
+            streamer.put(token[None])
+        streamer.end()
+        return torch.cat([input_ids[0], written])[None]
+
+    model = SimpleNamespace(config=SimpleNamespace(), generate=generate)
+    text, _ = write_on(model, tokenizer, Wish("ab", 20, 0.0, None, "<end>", whole=True), shown.append)
+    assert "".join(shown) == text == "a <b "
