@@ -10,6 +10,7 @@ import importlib
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,6 +123,22 @@ def deal(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
 
 def find_chromium() -> str | None:
     return os.environ.get("SWARM_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    """Fails the test that leaves a thread of a peer behind, and not one that comes later and counts them.
+
+    What a module's fixtures hold was there before the test. Workers of a loop come when it has work and end with it:
+    the loop's own thread stands for them. Nothing can end the search for a name's address.
+    """
+    before = set(threading.enumerate())
+    yield
+    new = [thread for thread in threading.enumerate() if thread not in before and thread.name.startswith("swarm")]
+    left = [thread for thread in new if not thread.name.startswith(("swarm-work", "swarm-names"))]
+    for thread in left:
+        thread.join(5.0)  # one that was told to end may need a moment on a busy machine
+    assert not (alive := [thread.name for thread in left if thread.is_alive()]), f"the test leaves {alive} behind"
 
 
 @pytest.fixture(scope="module")

@@ -126,6 +126,15 @@ class Collaboration:
                 checkpoint.restore_model(self.model)
             place_model(recipe, self.model, self.compute.device)
         self.optimizer = Optimizer(**self._options(recipe, auxiliary) | further(self.model))
+        try:
+            self._take_part(checkpoint)
+        except BaseException:  # nobody has this object yet who could close it
+            self.optimizer.shutdown()
+            raise
+
+    def _take_part(self, checkpoint: Checkpoint | None) -> None:
+        """Makes this peer known to its run, with what the checkpoint says."""
+        peer, recipe = self.peer, self.peer.recipe
         # Copies: a site's ranks read the settings of a checkpoint with its statistics.
         self._settings = [dict(group) for group in self.optimizer.param_groups]
         if checkpoint is None and getattr(self.model, "lacks_weights", False):

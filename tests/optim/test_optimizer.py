@@ -57,6 +57,7 @@ def train(net: torch.nn.Module, opt: Optimizer, epochs: int, seed: int) -> None:
 
 
 def test_two_trainers_and_a_monitor_in_threads_over_tcp() -> None:
+    before = set(threading.enumerate())
     with dhts(3) as (first, second, third), ExitStack() as stack:
         nets = [model(seed) for seed in (1, 2, 3)]
         opts = [optimizer(dht, net) for dht, net in zip((first, second), nets, strict=False)]
@@ -76,7 +77,7 @@ def test_two_trainers_and_a_monitor_in_threads_over_tcp() -> None:
         assert all(torch.equal(a, b) for a, b in zip(nets[0].parameters(), nets[2].parameters(), strict=True))
         assert opts[0].param_groups[0]["lr"] == pytest.approx(0.01 / 7)
         assert "watcher" in {report.name for report in opts[0].peers().values()}
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("swarm-")]
+    assert not [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("swarm-")]
 
 
 def test_a_batch_calls_into_the_loop_once_and_its_gradients_stay_where_they_are(
