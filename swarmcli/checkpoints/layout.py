@@ -7,6 +7,9 @@
     model.safetensors      parameters and buffers by name; with config.json a directory that base_model can name
     adapter_model.safetensors, adapter_config.json
                            in its place, of a run that trains an adapter; config.json is the base's then
+    model.ema.safetensors, adapter_model.ema.safetensors
+                           the same with weights averaged over epochs, of a run with ema_decay; transformers reads it
+                           with variant="ema"
     training.safetensors   tensors of the optimizer's state
     shards/                of a site with a sharded optimizer: its statistics, a file per rank
     tokenizer.json, …      what the task needs beside the model, and README.md, a model card
@@ -165,6 +168,11 @@ def position_of(path: Path, run_id: str) -> tuple[int, int, bytes, bytes]:
 def weights_file(manifest: Mapping[str, Any]) -> str:
     """The name of the file with what is trained."""
     return ADAPTER if ADAPTER in manifest["sha256"] else MODEL
+
+
+def averaged_file(name: str) -> str:
+    """The file beside MODEL or ADAPTER with the average over epochs, by transformers' name for such a variant."""
+    return name.replace(".safetensors", ".ema.safetensors")
 
 
 def check_files(path: Path, manifest: Mapping[str, Any]) -> None:

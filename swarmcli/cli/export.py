@@ -12,6 +12,7 @@ import typer
 
 from swarmcli.cli.console import err
 from swarmcli.cli.journals import Which, journal_of
+from swarmcli.cli.local import LastEpoch
 from swarmcli.errors import JournalError, SwarmError, UsageError
 from swarmcli.events import Contribution, EpochAdvanced, Evaluated, PeerSeen, RoundFinished
 from swarmcli.journal import JournalReader, Line
@@ -49,6 +50,7 @@ def export(
         Path | None,
         typer.Option(metavar="DIR", help="The saved model for --merge. Default: as the checkpoint's peer had it."),
     ] = None,
+    last_epoch: LastEpoch = False,
 ) -> None:
     """Write what a peer saw of its run as tables, for spreadsheets and notebooks.
 
@@ -63,7 +65,7 @@ def export(
     swarm export --merge my-run --output whole-model
     """
     if merged is not None:
-        _merge(merged, base, output)
+        _merge(merged, base, output, last_epoch)
         return
     if what is None and output is None:
         raise UsageError(f"say which list with --what ({', '.join(EXPORTS)}), or a directory for all with --output DIR")
@@ -76,7 +78,7 @@ def export(
             _write(FORMS[form](*rows_of(reader, run_id, name)), output, f"{name}.{form}", one=what is not None)
 
 
-def _merge(word: str, base: Path | None, output: Path | None) -> None:
+def _merge(word: str, base: Path | None, output: Path | None, last_epoch: bool) -> None:
     # Imported here: it takes torch, and tables do not.
     from swarmcli.cli.generate import chosen
     from swarmcli.training.merging import merge
@@ -84,7 +86,7 @@ def _merge(word: str, base: Path | None, output: Path | None) -> None:
     if output is None:
         raise UsageError("--merge writes a model; name the directory for it with --output DIR")
     try:
-        merge(chosen(word), output, base)
+        merge(chosen(word), output, base, last_epoch=last_epoch)
     except OSError as error:
         raise SwarmError(f"{output} cannot be written ({error.strerror}); name another place by --output") from error
     err.print(f"{output} is written", soft_wrap=True)

@@ -18,13 +18,15 @@ from swarmcli.checkpoints.layout import (
     CONFIG,
     LATEST,
     MANIFEST,
+    MODEL,
+    averaged_file,
     check_files,
     find_checkpoint,
     read_manifest,
 )
 from swarmcli.checkpoints.looking import CheckpointInfo
 from swarmcli.cli.checkpoints import NONE_HERE, looked_for
-from swarmcli.cli.local import Json, Quiet
+from swarmcli.cli.local import Json, LastEpoch, Quiet
 from swarmcli.errors import CheckpointError, UsageError
 from swarmcli.words import harmless, printable
 
@@ -66,6 +68,7 @@ def generate(
             metavar="DIR", help="The saved model beside which an adapter was trained. Default: as its peer had it."
         ),
     ] = None,
+    last_epoch: LastEpoch = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -90,7 +93,7 @@ def generate(
     path = chosen(given[0] if len(given) == 2 - chat else LATEST)
     if not (as_json or quiet):
         typer.echo(printable(f"by {path}", 2000), err=True)
-    model, tokenizer = load(path, base)
+    model, tokenizer = load(path, base, last_epoch=last_epoch)
     talk = Talk(tokenizer, system, raw=raw)
 
     def show(text: str) -> None:
@@ -180,8 +183,9 @@ def _best(found: list[CheckpointInfo]) -> Path:
     return min(measured)[1]
 
 
-def load(path: Path, base: Path | None = None) -> tuple[Any, Any]:
-    """Model and tokenizer, from these files and nowhere else. Raises CheckpointError for a checkpoint that is damaged,
+def load(path: Path, base: Path | None = None, *, last_epoch: bool = False) -> tuple[Any, Any]:
+    """Model and tokenizer, from these files and nowhere else; with weights averaged over epochs, if there are some,
+    unless `last_epoch`. Raises CheckpointError for a checkpoint that is damaged,
     or holds another kind of model."""
     if (path / MANIFEST).is_file():
         check_files(path, read_manifest(path))
@@ -194,10 +198,13 @@ def load(path: Path, base: Path | None = None) -> tuple[Any, Any]:
 
     logging.set_verbosity_error()
     options = {"local_files_only": True, "trust_remote_code": False}
-    model: Any = load_adapted(path, base_of(path, base)) if (path / ADAPTER_CONFIG).is_file() else None
+    model: Any = (
+        load_adapted(path, base_of(path, base), last_epoch=last_epoch) if (path / ADAPTER_CONFIG).is_file() else None
+    )
     try:
         if model is None:
-            model = load_quietly(AutoModelForCausalLM, str(path), use_safetensors=True, **options)
+            variant = None if last_epoch or not (path / averaged_file(MODEL)).is_file() else "ema"
+            model = load_quietly(AutoModelForCausalLM, str(path), use_safetensors=True, variant=variant, **options)
     except Exception as error:  # architectures raise whatever their constructors meet
         raise CheckpointError(
             f"{path} holds a {kind}, which does not load as a model that writes on: {_first_line(error)}; its "

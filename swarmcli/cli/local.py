@@ -18,6 +18,9 @@ Called = Annotated[
 ]
 At = Annotated[Path | None, typer.Option("--home", metavar="DIRECTORY", help="Only the peer with this directory.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but warnings and errors.")]
+LastEpoch = Annotated[
+    bool, typer.Option("--last-epoch", help="Its weights, where a run averages them over epochs (ema_decay).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Say it as JSON, for programs.")]
 
 NOBODY = "no peer of yours runs on this computer"

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -34,6 +35,7 @@ from swarmcli.training.adapters import is_adapted
 from swarmcli.training.device import on_host
 from swarmcli.training.loop import EvaluationResult, evaluate
 from swarmcli.training.model_card import describe_model
+from swarmcli.training.schedule import averages_in
 
 
 def store_of(collaboration: Collaboration) -> CheckpointStore:
@@ -57,7 +59,10 @@ def store_of(collaboration: Collaboration) -> CheckpointStore:
     def room() -> float:
         return room_for(peer.limits, recipe, peer.home.path)
 
-    return CheckpointStore(directory, recipe.run_id, keep=keep, events=peer.events, describe=describe, room=room)
+    averages = partial(averages_in, recipe)
+    return CheckpointStore(
+        directory, recipe.run_id, keep=keep, events=peer.events, describe=describe, room=room, averages=averages
+    )
 
 
 class Evaluation:
@@ -203,9 +208,15 @@ class BackgroundCheckpoints:
         report, model = self._optimizer.report(), on_host(self._model)
         state = copied_to_cpu(taken) if writes else None
 
+        if state is None:
+            self._store.put_averages(model, taken)  # which change when the run goes on
+
         def work() -> bool:
             """Beside the run, with a copy: first the checkpoint is safe, then its loss is measured."""
-            path = None if state is None else self._write(model, state, report.epoch, report.lineage)
+            path = None
+            if state is not None:
+                path = self._write(model, state, report.epoch, report.lineage)
+                self._store.put_averages(model, state)
             self._evaluate(model, report.epoch, report.lineage, path)
             return asks and self._must_write()
 
@@ -283,7 +294,10 @@ class BackgroundCheckpoints:
                 return
             path = self._write(self._model, state, optimizer.local_epoch, self._lineage)
             if path is not None:
-                model = self._model if self._evaluation is None else on_host(self._model)
+                model = self._model
+                if self._evaluation is not None:
+                    model = on_host(model)
+                    self._store.put_averages(model, state)
                 self._evaluate(model, optimizer.local_epoch, self._lineage, path)
         if self.failed:
             self.outcome = f"epoch {optimizer.local_epoch} could not be saved in {self._store.directory}"

@@ -60,6 +60,7 @@ from swarmcli.training.memory import check_memory
 from swarmcli.training.merging import remember_base
 from swarmcli.training.outline import keep_outline, kept_outline, outline_of
 from swarmcli.training.resumed import Resume, by_recipe, resumed_place
+from swarmcli.training.schedule import AVERAGE
 
 COMPRESSIONS: Mapping[str, CompressionBase] = {
     "none": NoCompression(),
@@ -235,6 +236,9 @@ class Collaboration:
                 f"{run_id} begins at epoch {checkpoint.epoch}, with the weights and the optimizer's statistics of the "
                 f"run {checkpoint.run_id} ({checkpoint.path}), as a run of its own"
             )
+            self.peer.events.emit(Noticed("info", text))
+        if self.peer.recipe.ema_decay and not any(AVERAGE in each for each in state["state"].values()):
+            text = f"{checkpoint.path} holds no averaged weights: the average begins behind its next epoch"
             self.peer.events.emit(Noticed("info", text))
         if differences:
             self.peer.events.emit(Noticed("info", f"the recipe's settings hold: {differences}"))

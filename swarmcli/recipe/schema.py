@@ -124,6 +124,12 @@ class Recipe(Section):
     label_smoothing_factor: float = shared(
         0.0, "this share of each label is spread over all classes or tokens; evaluations measure without", ge=0, lt=1
     )
+    ema_decay: float = shared(
+        0.0,
+        "after each epoch, average = ema_decay·average + (1 - ema_decay)·weights; 0: no average is kept",
+        ge=0,
+        lt=1,
+    )
     val_set_size: float = shared(0.0, "the same as evaluation.held_out, by axolotl's name", ge=0, le=0.5)
     seed: int = shared(0, "initial weights, and with the peer id the order of the data", ge=0, lt=1 << 63)
     max_epochs: int | None = shared(None, "the run ends behind this epoch; null: when it is stopped", ge=1)
@@ -379,6 +385,12 @@ def _check_local_updates(recipe: Recipe) -> None:
             "local updates send no gradients; set compression.state_averaging instead, or set "
             "local_updates.enabled: false",
         )
+    if recipe.ema_decay:
+        raise Conflict(
+            "ema_decay",
+            "peers average over epochs the weights that all of them hold alike, and with local updates each has its "
+            "own; remove ema_decay, or set local_updates.enabled: false",
+        )
     for key, delayed in (("grad_averaging", recipe.delay.grad_averaging), ("optimizer_step", recipe.delay.step)):
         if delayed:
             raise Conflict(
@@ -489,6 +501,12 @@ def _check_site(recipe: Recipe) -> None:
             "local.site.zero",
             f"the run averages statistics of the optimizer ({names}), and with zero they lie in several processes; "
             "remove zero, or join a run whose averaging.average_opt_statistics is empty",
+        )
+    if site.zero and recipe.ema_decay:
+        raise Conflict(
+            "local.site.zero",
+            "the run averages its weights over epochs (ema_decay), and with zero no process holds all of that average "
+            "for checkpoints and evaluations; remove zero",
         )
     if site.zero and recipe.optimizer.name == "muon":
         raise Conflict(

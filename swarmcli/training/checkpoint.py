@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from swarmcli.checkpoints.layout import (
     SHARDED_FORMAT,
     SHARDS,
     TRAINING,
+    averaged_file,
     check_files,
     epoch_of,
     manifest_digest,
@@ -174,8 +175,9 @@ class CheckpointStore:
         events: Events | None = None,
         describe: Callable[[Path, int, int | None], object] | None = None,
         room: Callable[[], float] = lambda: math.inf,
+        averages: Callable[[nn.Module, Mapping[str, Any]], Sequence[tuple[Tensor, Tensor]]] = lambda model, state: (),
     ) -> None:
-        """`room`: bytes that may still be written, by what this computer's user lends.
+        """`room`: bytes that may still be written, by what this computer's user lends. `averages`: see `averages_in`.
 
         `describe(directory, epoch, samples)` adds what users of the model want beside it, a tokenizer say. Training
         goes on without: these files may be edited, and where it raises, the checkpoint lacks them with a warning.
@@ -183,6 +185,7 @@ class CheckpointStore:
         self.directory = directory
         self._describe = describe
         self._room = room
+        self._averages = averages
         self._run_id = run_id
         self._events = events or Events()
         self.shelf = Shelf(directory, keep or Keep(), lambda text: self._events.emit(Noticed("warning", text)))
@@ -224,6 +227,12 @@ class CheckpointStore:
         self.shelf.prune()
         return best
 
+    @torch.no_grad()
+    def put_averages(self, model: nn.Module, optimizer_state: Mapping[str, Any]) -> None:
+        """The model's weights are their averages over epochs from now on, if the optimizer's `state_dict()` has any."""
+        for parameter, average in self._averages(model, optimizer_state):
+            parameter.copy_(average)
+
     def remove_after(self, epoch: int) -> None:
         """Removes the checkpoints of later epochs: of a history that this peer is no part of any more."""
         self.shelf.remove(path for path in self.shelf.all() if epoch_of(path) > epoch)
@@ -250,12 +259,16 @@ class CheckpointStore:
         statistics: dict[str, Tensor] = {}
         kept = optimizer_state if shards is None else {**optimizer_state, "state": {}}
         structure = flatten(kept, statistics, "optimizer")
-        self._make_room(sum(tensor.nbytes for tensor in [*model_tensors(model).values(), *statistics.values()]))
-        # Hashed on their way to the disk: what is read back from there is compared with what was meant.
         weights, texts = ADAPTER if is_adapted(model) else MODEL, _configs(model)
-        hashes = {name: hashlib.sha256() for name in (weights, TRAINING, *texts)}
-        write_tensors(directory / weights, model_tensors(model), digest=hashes[weights])
-        write_tensors(directory / TRAINING, statistics, digest=hashes[TRAINING])
+        files = {weights: model_tensors(model), TRAINING: statistics}
+        if averages := {each.data_ptr(): average for each, average in self._averages(model, optimizer_state)}:
+            averaged = {name: averages.get(each.data_ptr(), each) for name, each in files[weights].items()}
+            files[averaged_file(weights)] = averaged
+        self._make_room(sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values()))
+        # Hashed on their way to the disk: what is read back from there is compared with what was meant.
+        hashes = {name: hashlib.sha256() for name in (*files, *texts)}
+        for name, tensors in files.items():
+            write_tensors(directory / name, tensors, digest=hashes[name])
         for name, text in texts.items():
             write_file(directory / name, text.encode(), digest=hashes[name])
         manifest: dict[str, Any] = {

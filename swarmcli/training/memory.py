@@ -219,13 +219,13 @@ def sizes_held(recipe: Recipe, outline: nn.Module) -> tuple[int, int]:
 
 
 def statistics_of(recipe: Recipe) -> int:
-    """Numbers that the optimizer keeps for each parameter."""
+    """Numbers that the optimizer keeps for each parameter, an average over epochs among them."""
     kind, settings = OPTIMIZERS[recipe.optimizer.name], recipe.optimizer
     unused = {
         "momentum_buffer": "momentum" in kind.keys and not settings.value_of("momentum"),
         "grad_avg": not settings.args.get("centered"),
     }
-    return sum(not unused.get(name) for name in kind.statistics)
+    return sum(not unused.get(name) for name in kind.statistics) + bool(recipe.ema_decay)
 
 
 SIZES = ("num_hidden_layers", "num_attention_heads", "attn_pdrop", "attention_dropout", "hidden_size", "vocab_size")

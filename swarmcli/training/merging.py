@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from swarmcli.checkpoints.layout import (
@@ -20,6 +21,7 @@ from swarmcli.checkpoints.layout import (
     MANIFEST,
     OWNER,
     TRAINING,
+    averaged_file,
     check_files,
     read_manifest,
 )
@@ -32,18 +34,21 @@ from swarmcli.training.stream import STREAM
 from swarmcli.words import first_words
 
 BASE = "base-model"  # in the home of a peer: the directory with the base of its adapter, if that has files of its own
-_NOT_FOR_USERS = {ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, MANIFEST, OWNER, STREAM, TRAINING, "README.md"}
+_AVERAGED = averaged_file(ADAPTER)
+_NOT_FOR_USERS = {
+    ADAPTER, _AVERAGED, ADAPTER_CONFIG, CONFIG, EVALUATION, MANIFEST, OWNER, STREAM, TRAINING, "README.md",
+}  # fmt: skip
 
 
-def merge(checkpoint: Path, directory: Path, base: Path | None = None) -> None:
+def merge(checkpoint: Path, directory: Path, base: Path | None = None, *, last_epoch: bool = False) -> None:
     """Writes a plain model of transformers, in the type that its base has in its files, with all that the checkpoint
-    has beside the weights. Raises CheckpointError, and OSError where it cannot be written."""
+    has beside the weights; `last_epoch`: see load_adapted. Raises CheckpointError, and OSError where it cannot be written."""
     if not (checkpoint / ADAPTER_CONFIG).is_file():
         raise CheckpointError(f"{checkpoint} holds a whole model, so there is nothing to merge; copy it as it is")
     if directory.exists() and any(directory.iterdir()):
         raise CheckpointError(f"{directory} holds something already; name a new directory by --output")
     tensors = base_of(checkpoint, base)
-    model = load_adapted(checkpoint, tensors, torch.float32).merge_and_unload()
+    model = load_adapted(checkpoint, tensors, torch.float32, last_epoch=last_epoch).merge_and_unload()
     directory.mkdir(parents=True, exist_ok=True)
     for file in checkpoint.iterdir():
         if file.is_file() and file.name not in _NOT_FOR_USERS:
@@ -51,10 +56,13 @@ def merge(checkpoint: Path, directory: Path, base: Path | None = None) -> None:
     model.to(_type_of(tensors)).save_pretrained(directory)
 
 
-def load_adapted(checkpoint: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Any:
-    """peft's model of a checkpoint over a base with these tensors, in `dtype` or theirs. Raises CheckpointError."""
+def load_adapted(
+    checkpoint: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None, *, last_epoch: bool = False
+) -> Any:
+    """peft's model of a checkpoint over a base with these tensors, in `dtype` or theirs; the average over epochs, if
+    there is one, unless `last_epoch`. Raises CheckpointError."""
     import transformers
-    from peft import PeftModel
+    from peft import PeftModel, set_peft_model_state_dict
 
     check_files(checkpoint, read_manifest(checkpoint))
     try:
@@ -62,7 +70,10 @@ def load_adapted(checkpoint: Path, tensors: Mapping[str, Tensor], dtype: torch.d
         kind = getattr(transformers, config.architectures[0])
         base = load_quietly(kind, None, config=config, state_dict=dict(tensors), dtype=dtype or _type_of(tensors))
         with warnings.catch_warnings(action="ignore"):  # of what peft calls in transformers
-            return PeftModel.from_pretrained(base, str(checkpoint)).eval()
+            model: Any = PeftModel.from_pretrained(base, str(checkpoint)).eval()
+        if not last_epoch and (checkpoint / _AVERAGED).is_file():
+            set_peft_model_state_dict(model, load_file(checkpoint / _AVERAGED))
+        return model
     except Exception as error:  # architectures and peft raise whatever they meet
         raise CheckpointError(f"{checkpoint} cannot be put beside its base: {first_words(error)}") from error
 

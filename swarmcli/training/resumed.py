@@ -13,7 +13,7 @@ from swarmcli.errors import CheckpointError
 from swarmcli.optim.state.lineage import lineage_of_resumed
 from swarmcli.recipe import Recipe
 from swarmcli.training.checkpoint import Checkpoint
-from swarmcli.training.schedule import optimizer_kind, rate_by_epoch
+from swarmcli.training.schedule import AVERAGE, optimizer_kind, rate_by_epoch
 
 IN_RECIPE = {"initial_lr": "learning_rate"}  # names of the recipe for settings that the optimizer calls otherwise
 
@@ -88,7 +88,13 @@ def by_recipe(
         swarm["lineage"] = lineage_of_resumed(recipe.run_id, bytes.fromhex(swarm["lineage"])).hex()
         for name in ("standing", "owner"):
             swarm.pop(name, None)
-    state = {**checkpoint.optimizer, "param_groups": settings, "swarm": swarm}
+    statistics = checkpoint.optimizer["state"]
+    if not recipe.ema_decay:  # nobody would move an average any more
+        statistics = {
+            place: {name: value for name, value in each.items() if name != AVERAGE}
+            for place, each in statistics.items()
+        }
+    state = {**checkpoint.optimizer, "state": statistics, "param_groups": settings, "swarm": swarm}
     return state, _differences(names, settings, saved, checkpoint.epoch)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from swarmcli.errors import RecipeError
@@ -17,6 +17,8 @@ from swarmcli.recipe import PieceSettings, Recipe, SchedulerSettings
 from swarmcli.recipe.optimizers import OPTIMIZERS
 from swarmcli.training.muon import BY_MUON, MuonWithAdamW
 from swarmcli.words import some
+
+AVERAGE = "ema"  # the statistic of a parameter that is its average over epochs
 
 
 def optimizer_factory(
@@ -37,10 +39,22 @@ def optimizer_factory(
         if max_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
+    def average(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The average begins at the weights behind the first step, and is a statistic like any: so newcomers download
+        it, and whoever makes up for an epoch moves it as the others have."""
+        stepped = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        for parameter in stepped:
+            if AVERAGE not in optimizer.state[parameter]:
+                optimizer.state[parameter][AVERAGE] = parameter.detach().clone()
+        averages = [optimizer.state[parameter][AVERAGE] for parameter in stepped]
+        torch._foreach_lerp_(averages, [parameter.detach() for parameter in stepped], 1 - recipe.ema_decay)
+
     def make(groups: Any) -> torch.optim.Optimizer:
         optimizer = kind(groups, **defaults) if around is None else around(groups, kind, **defaults)
         if max_norm is not None or max_value is not None:
             optimizer.register_step_pre_hook(clip)
+        if recipe.ema_decay:
+            optimizer.register_step_post_hook(average)
         return optimizer
 
     return make
@@ -103,6 +117,16 @@ def parameter_groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
                 f"of a parameter that is trained ({some(trained)}), or those before it take all; correct or remove it"
             )
     return [groups[key] for key in keys if key in groups]
+
+
+def averages_in(recipe: Recipe, model: nn.Module, optimizer_state: Mapping[str, Any]) -> list[tuple[Tensor, Tensor]]:
+    """The parameters of a model, each with its average in the `state_dict()` of the run's optimizer; none without
+    `ema_decay`."""
+    if not recipe.ema_decay:
+        return []
+    parameters = [parameter for group in parameter_groups(recipe, model) for parameter in group["params"]]
+    state = optimizer_state.get("state", {})
+    return [(each, state[n][AVERAGE]) for n, each in enumerate(parameters) if AVERAGE in state.get(n, {})]
 
 
 def _of_tokens(model: nn.Module) -> set[int]:

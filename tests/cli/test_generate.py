@@ -11,6 +11,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from swarmcli.checkpoints.layout import MODEL, averaged_file, find_checkpoint
 from swarmcli.cli.generate import Wish, chosen, generate, load, write_on
 from swarmcli.errors import CheckpointError, UsageError
 from swarmcli.machine import places
@@ -63,6 +64,17 @@ def test_the_latest_checkpoint_writes_on_until_it_has_written_enough() -> None:
     assert said("best", "ab", "-n", "3", "-t", "0") == "abxxx\n"
     assert said("small", "ab", "-n", "1", "-t", "0") == "aby\n"
     assert said("runs/small/monitor-1/checkpoints/epoch-000001", "", "-n", "2", "-t", "0") == "xx\n"
+
+
+def test_the_average_over_epochs_writes_unless_the_weights_themselves_are_asked_for(work: Path, tmp_path: Path) -> None:
+    path, other = (
+        find_checkpoint(work / "runs" / "small" / "monitor-1" / "checkpoints" / name) for name in ("latest", "best")
+    )
+    both = shutil.copytree(path, tmp_path / "both")
+    (both / "checkpoint.json").unlink()  # as a model of the Hub
+    shutil.copy(other / MODEL, both / averaged_file(MODEL))
+    assert said(str(both), "ab", "-n", "3", "-t", "0") == "abxxx\n"
+    assert said(str(both), "ab", "-n", "3", "-t", "0", "--last-epoch") == "abyyy\n"
 
 
 def test_a_model_that_reads_sixteen_tokens_writes_until_these_are_full() -> None:

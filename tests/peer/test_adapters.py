@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import typer
+from peft import get_peft_model_state_dict
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -172,6 +174,23 @@ def test_a_base_made_of_a_config_is_as_good(start: Any, models: dict[str, nn.Mod
     for peer in (first, second):  # whose bases may be unlike at first: they draw from one generator, in two threads
         peer.leave()
     assert all(torch.equal(a, b) for a, b in zip(base_of(models["second"]), base_of(models["first"]), strict=True))
+
+
+def test_the_average_of_an_adapter_writes_unless_the_last_one_is_asked_for(
+    start: Any, models: dict[str, nn.Module], settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    base = f"base_model={tmp_path / 'base'}"
+    first = start("first", settings=(base, "ema_decay=0.9", "local.base_dtype=float32", *settings))
+    first.reach(3)
+    place = Path(first.leave().rpartition(" at ")[2])
+    averages = load_file(place / "adapter_model.ema.safetensors")
+    for raw, expected in ((False, averages), (True, load_file(place / "adapter_model.safetensors"))):
+        loaded = get_peft_model_state_dict(load(place, last_epoch=raw)[0])
+        assert all(torch.equal(loaded[name], each) for name, each in expected.items())
+        merge(place, tmp_path / f"whole-{raw}", last_epoch=raw)
+    assert not any(torch.equal(each, loaded[name]) for name, each in averages.items() if "lora_B" in name)
+    whole = [(tmp_path / f"whole-{raw}" / "model.safetensors").read_bytes() for raw in (False, True)]
+    assert whole[0] != whole[1]
 
 
 def test_what_was_learned_is_read_merged_and_written_with_anywhere(

@@ -88,6 +88,7 @@ class FakeStore:
         self.directory = Path("home/checkpoints")
         self.losses: dict[str, float] = {}
         self.shelf = self  # the checkpoints that it holds
+        self.average: float | None = None
 
     def all(self) -> list[Path]:
         return [Path(f"epoch-{epoch:06d}") for epoch, _, _ in self.written]
@@ -108,6 +109,10 @@ class FakeStore:
         self.written.append((epoch, next(model.parameters()).item(), state["state"]))
         return Path(f"epoch-{epoch:06d}")
 
+    def put_averages(self, model: nn.Module, state: Mapping[str, Any]) -> None:
+        if self.average is not None:
+            nn.init.constant_(next(model.parameters()), self.average)
+
 
 class FakeShards:
     def __init__(self) -> None:
@@ -123,6 +128,7 @@ class FakeEvaluation:
         self.epochs: list[int] = []
         self.leaves = False
         self.threads: list[int] = []
+        self.losses: list[float] = []
         self.appointed = True
 
     def is_due(self, epoch: int, lineage: str) -> bool:
@@ -131,7 +137,8 @@ class FakeEvaluation:
     def __call__(self, model: nn.Module, epoch: int, lineage: str) -> Evaluated | None:
         self.epochs.append(epoch)
         self.threads.append(torch.get_num_threads())
-        return None if self.leaves else Evaluated(epoch, next(model.parameters()).item() / 10, 4)
+        self.losses.append(round(next(model.parameters()).item() / 10, 5))
+        return None if self.leaves else Evaluated(epoch, self.losses[-1], 4)
 
 
 class Run:
@@ -364,6 +371,19 @@ def test_each_checkpoint_is_evaluated_and_the_model_beside_them_too() -> None:
     assert run.epochs == [4, 8, 9]
     assert evaluation.epochs == [3, 4, 6, 8, 9, 9], "the last state is written when the peer leaves"
     assert run.store.losses == {"epoch-000004": 0.4, "epoch-000008": 0.8, "epoch-000009": 0.9}
+
+
+def test_evaluations_measure_the_average_and_checkpoints_hold_the_weights_themselves() -> None:
+    evaluation = FakeEvaluation(every=3)
+    run = Run(every=4, evaluation=evaluation)
+    run.store.average = 7.0
+    with run.checkpoints:
+        for epoch in range(1, 6):
+            run.come_to(epoch)
+            run.idle()
+    assert [(epoch, weight) for epoch, weight, _ in run.store.written] == [(4, 4.0), (5, 5.0)]
+    assert evaluation.losses == [0.7, 0.7, 0.7]
+    assert run.model.weight.item() == 5.0, "training goes on with the weights themselves"
 
 
 def test_a_trainer_evaluates_only_where_it_writes_or_is_appointed() -> None:

@@ -33,6 +33,7 @@ LOCAL = "local_updates.enabled=yes"
     ("overrides", "words"),
     [
         (["gradient_averaging.method=signsgd"], "should be one of 'plain', 'powersgd' or 'poweref'"),
+        ([LOCAL, "ema_decay=0.9"], "peers average over epochs the weights that all of them hold alike"),
         (["gradient_averaging.rank=4"], "rank has no meaning for plain; remove it, or use method: powersgd or poweref"),
         (["gradient_averaging.min_compression_ratio=0.1"], "min_compression_ratio has no meaning for plain"),
         (["gradient_averaging={method: powersgd, rank: 0}"], "gradient_averaging.rank should be at least 1"),

@@ -49,6 +49,7 @@ def test_what_a_volunteer_does_with_a_site_is_not_compared_with_others() -> None
         ([FOUR, LOCAL, LEVEL, "local.site.zero=yes"], "each process steps a model of its own and needs all statistics"),
         ([FOUR, "delay.grad_averaging=yes", "local.site.zero=yes"], "zero leaves no whole optimizer that delay could"),
         ([FOUR, "local.offload_optimizer=yes", "local.site.zero=yes"], "remove zero, or offload_optimizer"),
+        ([FOUR, "ema_decay=0.9", "local.site.zero=yes"], "averages its weights over epochs (ema_decay), and with zero"),
         (
             [FOUR, "averaging.average_opt_statistics=[exp_avg_sq]", "local.site.zero=yes"],
             "averages statistics of the optimizer (exp_avg_sq), and with zero they lie in several processes",

@@ -91,6 +91,7 @@ def test_the_lines_follow_how_the_run_trains(tmp_path: Path) -> None:
     plain = {"parameters": 1, "gradients": 1, "sums": 1, "mean": 1, "averages": 1}
     assert units("optimizer.name=sgd") == plain | {"a": 1}
     assert units() == plain | {"statistics": 2, "a": 3}
+    assert units("ema_decay=0.9") == plain | {"statistics": 3, "a": 4}
     assert units("local.site.processes=2", "local.site.zero=true")["statistics"] == 2  # half of it, twice
     assert units("local_updates.enabled=true") == {
         "parameters": 1, "gradients": 1, "statistics": 2, "averages": 2, "a": 3,

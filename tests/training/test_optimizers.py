@@ -15,6 +15,7 @@ from swarmcli.optim.state.statistics import check_travel
 from swarmcli.recipe.optimizers import OPTIMIZERS
 from swarmcli.training import build_task, optimizer_factory, optimizer_kind, parameter_groups
 from swarmcli.training.memory import statistics_of
+from swarmcli.training.schedule import averages_in
 
 from .small_tasks import small
 
@@ -44,6 +45,39 @@ def test_each_steps_as_torch_does_with_its_own_defaults(tmp_path: Path, name: st
     for mine, expected in zip(step(model, ours), step(other, theirs), strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
     check_travel(ours.state_dict()["state"], [p for group in ours.param_groups for p in group["params"]])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_average_over_epochs_is_kept_beside_what_any_optimizer_keeps(tmp_path: Path, name: str) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    other = copy.deepcopy(model)
+    plain = small(tmp_path, f"optimizer.name={name}")
+    recipe = small(tmp_path, f"optimizer.name={name}", "ema_decay=0.9")
+    optimizer, without = made(recipe, model), made(plain, other)
+    expected: list[torch.Tensor] = []
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+            mine.grad = torch.randn(mine.shape, generator=generator)
+            theirs.grad = mine.grad.clone()
+        optimizer.step()
+        without.step()
+        now = [parameter.detach().clone() for parameter in model.parameters()]
+        expected = [0.9 * old + 0.1 * new for old, new in zip(expected or now, now, strict=True)]
+    assert all(torch.equal(*both) for both in zip(model.parameters(), other.parameters(), strict=True))
+    state = optimizer.state_dict()
+    check_travel(state["state"], [p for group in optimizer.param_groups for p in group["params"]])
+    assert averages_in(plain, model, state) == []
+    pairs = {id(parameter): average for parameter, average in averages_in(recipe, model, state)}
+    for parameter, average in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(pairs[id(parameter)], average)
+    again = made(recipe, other)
+    again.load_state_dict(state)
+    assert all(
+        torch.equal(again.state[p]["ema"], pairs[id(mine)])
+        for p, mine in zip(other.parameters(), model.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
