@@ -1,5 +1,6 @@
-"""How long a device waits for its data: text, and images of 224 pixels, read and collated ahead, beside a reader that
-makes each batch when it is wanted.
+"""How long a device waits for its data: text, and images of 224 pixels, read and collated ahead, by as many threads as
+there are processors and by one, beside a reader that makes each batch when it is wanted, and torch's DataLoader with as
+many processes.
 
 The device is a stand-in that is busy for a given time with each batch and needs no processor meanwhile, as a graphics
 card would be: the times are those of cards for such batches, and half of them.
@@ -11,17 +12,20 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import DataLoader
 
 from swarmcli.recipe import Recipe, parse_recipe
 from swarmcli.training import build_task
 from swarmcli.training.stream import RememberedStream
 
-BATCHES = 60
+BATCHES = 20
 AHEAD = 2  # as LoopSettings has it
 
 
@@ -55,46 +59,83 @@ CASES = [
     Case("the same twice as fast", TEXT, 0.04),
     Case("images, 32 a batch, as a T4", IMAGES, 0.36),
     Case("images, 32 a batch, as an A100", IMAGES, 0.046),
+    Case("the same, by a device that takes no time", IMAGES, 0.0),
+    Case("photographs of 12 megapixels, likewise", IMAGES.replace("images/", "photographs/"), 0.0),
 ]
 
 
-def waited(recipe: Recipe, seconds: float, ahead: int) -> float:
-    """The share of its time in which the device waits."""
+def read(recipe: Recipe, seconds: float, ahead: int, threads: int) -> str:
+    """The share of its time in which the device waits, and batches a second."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(threads)  # a task decodes on as many
     stream = RememberedStream(build_task(recipe), 1, ahead=ahead)
-    stream.next()
+    found = measured(stream.next, seconds)
+    stream.close()
+    torch.set_num_threads(usual)
+    return found
+
+
+def measured(take: Callable[[], Any], seconds: float) -> str:
+    take()
     begin, waits = time.perf_counter(), 0.0
     for _ in range(BATCHES):
         asked = time.perf_counter()
-        assert stream.next() is not None
+        assert take() is not None
         waits += time.perf_counter() - asked
         time.sleep(seconds)
-    share = waits / (time.perf_counter() - begin)
-    stream.close()
-    return share
+    took = time.perf_counter() - begin
+    return f"{waits / took:.1%} {BATCHES / took:5.1f}/s"
 
 
-def images(directory: Path) -> Iterator[Path]:
-    """Photographs of the usual size: JPEG, 500 by 375 pixels."""
+class Photographs:
+    """The same images for torch's DataLoader, without end."""
+
+    def __init__(self, task: Any, files: list[Path]) -> None:
+        self.task, self.files = task, files
+
+    def __len__(self) -> int:
+        return 32 * 2 * BATCHES
+
+    def __getitem__(self, number: int) -> Any:
+        from PIL import Image
+
+        file = self.files[number % len(self.files)]
+        return self.task.encode({"image": Image.open(file), "label": file.parent.name})
+
+
+def by_torch(recipe: Recipe, seconds: float, files: list[Path], processes: int) -> str:
+    task: Any = build_task(recipe)
+    task.maker(recipe.datasets)
+    loader = DataLoader(Photographs(task, files), 32, shuffle=True, num_workers=processes, collate_fn=task.collate)  # type: ignore[arg-type,var-annotated]
+    batches = iter(loader)
+    return measured(lambda: next(batches), seconds)
+
+
+def images(directory: Path, files: int, width: int) -> Iterator[Path]:
+    """Photographs: JPEG, four by three."""
     from PIL import Image
 
     rng = np.random.default_rng(1)
-    for number in range(256):
+    for number in range(files):
         low = Image.fromarray(rng.integers(0, 255, (24, 32, 3), dtype=np.uint8))
         file = directory / ("one", "two")[number % 2] / f"{number}.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
-        low.resize((500, 375), Image.Resampling.BICUBIC).save(file, quality=90)
+        low.resize((width, width * 3 // 4), Image.Resampling.BICUBIC).save(file, quality=90)
         yield file
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as place:
-        made = sum(1 for _ in images(Path(place) / "images"))
-        print(f"{made} images; share of its time in which the device waits for data")
-        print(f"{'':45} {'ahead':>8} {'each when wanted':>18}")
+        kinds = {"images/": list(images(Path(place) / "images", 256, 500))}
+        kinds["photographs/"] = list(images(Path(place) / "photographs", 32, 4000))
+        threads = torch.get_num_threads()
+        print(f"the share of its time in which the device waits, and batches a second; {threads} threads")
+        print(f"{'':42} {'ahead':>16} {'by one thread':>16} {'when wanted':>16} {'DataLoader':>16}")
         for case in CASES:
             recipe = parse_recipe(case.recipe, name="loading.yaml", directory=place)
-            ahead, wanted = (waited(recipe, case.seconds, count) for count in (AHEAD, 0))
-            print(f"{case.name:45} {ahead:8.1%} {wanted:18.1%}", flush=True)
+            found = [read(recipe, case.seconds, *how) for how in ((AHEAD, threads), (AHEAD, 1), (0, 1))]
+            found += [by_torch(recipe, case.seconds, kinds[kind], threads) for kind in kinds if kind in case.recipe]
+            print(f"{case.name:42} " + " ".join(f"{each:>16}" for each in found), flush=True)
 
 
 if __name__ == "__main__":

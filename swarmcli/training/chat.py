@@ -70,8 +70,9 @@ class CountedRows:
     """Makes examples of rows, and counts the rows that give none."""
 
     def __init__(self, name: str, encode: Callable[[Content], Iterator[Example]], advice: str) -> None:
-        """`name`: of the item of the recipe, for messages. `encode` raises BadRow before its first example. `advice` is
-        said of rows in which there is nothing to learn."""
+        """`name`: of the item of the recipe, for messages. `encode` begins with a row; its iterator raises BadRow
+        before its first example. A row counts when it is iterated. `advice` is said of rows in which there is nothing
+        to learn."""
         self.name = name
         self.rows = self.bad = self.unlearned = 0
         self._encode = encode
@@ -79,12 +80,15 @@ class CountedRows:
         self._first = ""  # reason why a row is bad
 
     def __call__(self, row: Content) -> Iterator[Example]:
+        return self._counted(self._encode(row))
+
+    def _counted(self, examples: Iterator[Example]) -> Iterator[Example]:
         self.rows += 1
         if self.rows == RowByRow.soon and (found := self.skipped()):
             logger.warning("so far %s", found)
         teaches = False
         try:
-            for example in self._encode(row):
+            for example in examples:
                 teaches = True
                 yield example
         except BadRow as error:

@@ -1,7 +1,8 @@
 """A stream of batches that are made while the device computes.
 
-One thread makes them, since reading, tokenizing, and decoding and scaling of images let go of the interpreter's lock
-while they work. It ends with its process, however that ends: there is nothing that could be left behind.
+One thread makes them, since reading and tokenizing let go of the interpreter's lock while they work; images are decoded
+and scaled by several more (see RowTask). They end with their process, however that ends: there is nothing that could be
+left behind.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -229,19 +230,22 @@ class RowByRow:
         collate: Callable[[Sequence[Example]], Batch],
         identity: Any,
         skipped: Callable[[int], str] = lambda source: "",
+        begun: int = 0,
     ) -> None:
         """`skipped` says which rows of a source gave no sample so far; "": all gave one. It is logged behind a
-        first pass."""
+        first pass. `begun`: so many rows are given to their encoder before the samples of the row before them are
+        wanted, for encoders that begin on other threads; samples come in the order of the rows all the same."""
         self._encoders = encoders
         self.collate = collate
         self._identity = identity
         self._skipped = skipped
+        self._begun = begun
 
     def samples(self, documents: Iterator[tuple[Document, Mixed]], where: Packed) -> Iterator[Made]:
         none = not where.before.drawn  # so far, as far as is known
         told: set[int] = set()  # sources of which it is known what gives no sample
         before, skipped = where.before, where.behind
-        for document, behind in documents:
+        for document, behind, examples in self._encoded(documents):
             if none and (behind.through or behind.drawn > self.soon):
                 found = "; ".join(filter(None, map(self._skipped, range(len(self._encoders)))))
                 which = "no row" if behind.through else f"none of the first {self.soon:,} rows"
@@ -252,13 +256,27 @@ class RowByRow:
             if behind.passes[n] != before.passes[n] and n not in told and (found := self._skipped(n)):
                 told.add(n)  # later passes read the same rows again
                 logger.warning("a pass over the data is through: %s", found)
-            for number, example in enumerate(self._encoders[document.source](document.content), 1):
+            for number, example in enumerate(examples, 1):
                 none = False
                 if number > skipped:
                     yield example, Packed(before, (), number), behind.passes
             before, skipped = behind, 0
         for found in filter(None, map(self._skipped, range(len(self._encoders)))):  # only evaluations come to an end
             logger.warning("of the rows to evaluate on, %s", found)
+
+    def _encoded(
+        self, documents: Iterator[tuple[Document, Mixed]]
+    ) -> Iterator[tuple[Document, Mixed, Iterator[Example]]]:
+        begun: deque[tuple[Document, Mixed, Iterator[Example]]] = deque()
+        try:
+            for document, behind in documents:
+                begun.append((document, behind, self._encoders[document.source](document.content)))
+                if len(begun) > self._begun:
+                    yield begun.popleft()
+        except DataError:
+            yield from begun  # the rows before the one that cannot be read come first
+            raise
+        yield from begun
 
     def identity(self) -> Any:
         return self._identity

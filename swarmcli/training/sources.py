@@ -44,6 +44,7 @@ class DataOptions:
     most_parts: int = 512  # of a pass that peers share
     block_parts: int = 4  # that are shuffled together: whoever dies leaves so many half read
     most_pixels: int = 1 << 26  # of an image: 200 MB when it is decoded
+    most_decoders: int = 8  # threads that decode images: each may hold one of that size
     fewest_parts: int = 8  # with fewer there is nothing to share, and each peer reads in an order of its own
 
 
@@ -449,6 +450,7 @@ class HuggingFaceSource:
             image = Image.open(io.BytesIO(data))
             if image.width * image.height > self._options.most_pixels:
                 raise ValueError(f"it has {image.width} × {image.height} pixels")
+            image.stored = data  # type: ignore[attr-defined]  # tells images apart before they are decoded
             return image
         except (OSError, ValueError, TypeError, KeyError, Image.DecompressionBombError) as error:
             if not self._told_of_image:
@@ -486,7 +488,7 @@ def _feed(digest: hashlib.blake2b, content: object) -> None:
         for item in content:
             _feed(digest, item)
     else:
-        data = content.tobytes() if hasattr(content, "tobytes") else str(content).encode(errors="replace")
+        data = content.stored if hasattr(content, "stored") else str(content).encode(errors="replace")
         digest.update(b"%d:" % len(data) + data)
 
 

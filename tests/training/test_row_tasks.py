@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import threading
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -271,6 +272,58 @@ def test_image_classification_learns(tmp_path: Path) -> None:
     task.save_preprocessing(tmp_path / "saved")
     again: Any = build_task(recipe_for("image_classification", "saved", tmp_path, "labels=[dark, bright]"))
     assert torch.equal(next(again.batches(1))["pixel_values"], batch["pixel_values"])
+
+
+def test_images_are_decoded_side_by_side_and_come_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path)
+    recipe = recipe_for("image_classification", VIT, tmp_path, "labels=[dark, bright]", "micro_batch_size=4")
+    alone = list(islice(build_task(recipe).batches(1), 12))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    task: Any = build_task(recipe)
+    encode, met, first = task.encode, threading.Barrier(4), iter(range(4))
+
+    def together(row: Any) -> Any:
+        if next(first, None) is not None:
+            met.wait(60)  # breaks unless the first four rows are encoded at a time
+        return encode(row)
+
+    monkeypatch.setattr(task, "encode", together)
+    stream = task.batches(1)
+    batches = list(islice(stream, 6))
+    batches += islice(task.batches(1, json.loads(json.dumps(stream.position()))), 6)  # another process goes on
+    assert all(
+        torch.equal(batch[name], other[name]) for batch, other in zip(alone, batches, strict=True) for name in batch
+    )
+
+
+def test_a_large_photograph_is_decoded_no_larger_than_it_has_to_be(tmp_path: Path) -> None:
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    stored = io.BytesIO()
+    colours = np.random.default_rng(1).integers(0, 255, (6, 8, 3), dtype=np.uint8)
+    Image.fromarray(colours).resize((800, 600), Image.Resampling.BICUBIC).save(stored, "JPEG", quality=95)
+    task: Any = build_task(recipe_for("image_classification", VIT, tmp_path, "labels=[dark, bright]"))
+    image = Image.open(stored)
+    made = task.encode({"image": image, "label": 0})["pixel_values"]
+    assert image.size == (100, 75), "an eighth, which is more than twice 16 pixels"
+    whole = task.processor(Image.open(stored), return_tensors="np")["pixel_values"][0]
+    assert made.shape == whole.shape and np.abs(made - whole).mean() < 0.02
+    small = Image.open(stored).resize((60, 40))
+    task.encode({"image": small, "label": 0})
+    assert small.size == (60, 40)
+
+
+def test_a_model_that_reads_colours_in_another_order_gets_them_so(tmp_path: Path) -> None:
+    from PIL import Image
+    from transformers.models.mobilevit.image_processing_pil_mobilevit import MobileViTImageProcessorPil
+
+    task: Any = build_task(recipe_for("image_classification", VIT, tmp_path, "labels=[dark, bright]"))
+    task.processor = MobileViTImageProcessorPil(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8})
+    batch = task.collate([task.encode({"image": Image.new("RGB", (8, 8), (255, 0, 0)), "label": 0})])
+    assert batch["pixel_values"][0, :, 0, 0].tolist() == [0, 0, 1], "blue first"
 
 
 def write_images(directory: Path) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from swarmcli.errors import DataError
 from swarmcli.training import sources
-from swarmcli.training.sources import DataOptions, FileSource, HuggingFaceSource, PassPart
+from swarmcli.training.sources import DataOptions, FileSource, HuggingFaceSource, PassPart, Split
 
 
 @pytest.fixture(autouse=True)
@@ -227,6 +227,18 @@ def test_a_file_that_is_no_image_and_one_too_large_are_passed_over_with_a_warnin
     )
     assert [document.content["image"] for document in source.documents("0")] == [None, None]  # type: ignore[index]
     assert caplog.text.count("is passed over") == 1
+
+
+def test_an_image_is_held_out_by_its_bytes_whether_it_can_be_decoded_or_not(tmp_path: Path) -> None:
+    """Who draws rows decodes none: others do that side by side."""
+    rows: list[dict[str, object]] = [
+        {"image": {"bytes": png(4, n)[: -30 if n % 2 else None], "path": None}, "label": str(n)} for n in range(1, 20)
+    ]
+    file, found = image_rows(tmp_path, rows), []
+    for evaluates in (True, False):
+        source = HuggingFaceSource("parquet", data_files=[file], text_column=None, held_out=Split(0.5, evaluates))
+        found.append({document.content["label"] for document in source.documents("0")})  # type: ignore[index]
+    assert all(found) and sorted([*found[0], *found[1]]) == sorted(str(n) for n in range(1, 20))
 
 
 def test_images_of_a_directory_are_read(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -237,6 +239,11 @@ class RowTask(ModelTask):
     """A task each of whose samples is a row with `columns`. A row where one of them is empty (null), or that cannot
     be read, is left out and counted."""
 
+    @property
+    def threads(self) -> int:
+        """That encode rows. With more than one `encode` is called from several at a time."""
+        return 1
+
     @abstractmethod
     def encode(self, row: Mapping[str, Any]) -> Example:
         """The sample of a row by our words. Raises BadRow that names the value."""
@@ -247,10 +254,14 @@ class RowTask(ModelTask):
 
     def maker(self, datasets: Sequence[AnyDataset]) -> SampleMaker:
         names = [self._names_of(dataset) for dataset in datasets]
-        encoders = [self._encoder(dataset, each) for dataset, each in zip(datasets, names, strict=True)]
+        threads = self.threads
+        # Nobody closes it: its threads end with the last of its encoders, and hold nothing while they idle.
+        pool = ThreadPoolExecutor(threads, "swarm data") if threads > 1 else None
+        encoders = [self._encoder(dataset, each, pool) for dataset, each in zip(datasets, names, strict=True)]
         recipe = self.recipe
         identity = [recipe.task, list(recipe.labels), recipe.tokenizer, recipe.sequence_len, names]
-        return RowByRow(encoders, self.collate, identity, lambda source: encoders[source].skipped())
+        begun = 2 * threads if pool is not None else 0  # each thread has a row, and finds another one
+        return RowByRow(encoders, self.collate, identity, lambda source: encoders[source].skipped(), begun)
 
     def _names_of(self, dataset: AnyDataset) -> dict[str, str]:
         """Our words for the columns of a dataset, with its own."""
@@ -258,7 +269,7 @@ class RowTask(ModelTask):
         own = {"text": dataset.field, **dataset.columns}
         return {name: own.get(name, name) for name in (*self.columns, *self.optional)}
 
-    def _encoder(self, dataset: AnyDataset, names: Mapping[str, str]) -> CountedRows:
+    def _encoder(self, dataset: AnyDataset, names: Mapping[str, str], pool: Executor | None) -> CountedRows:
         assert isinstance(dataset, HuggingFaceDataset)
         files = [PurePath(file).name for file in dataset.data_files] or [dataset.path]
         said = f"{'.'.join(map(str, self.place_of(dataset)))} ({listed(files, 1)})"
@@ -276,7 +287,12 @@ class RowTask(ModelTask):
             if None not in row.values():
                 yield self.encode(row)
 
-        return CountedRows(said, encode, " (an empty column)")
+        def begin(content: Content) -> Iterator[Example]:
+            assert pool is not None
+            made = pool.submit(lambda: list(encode(content)))
+            return chain.from_iterable(each.result() for each in (made,))
+
+        return CountedRows(said, begin if pool is not None else encode, " (an empty column)")
 
 
 class TextRowTask(RowTask, TextTask):
