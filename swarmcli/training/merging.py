@@ -42,7 +42,8 @@ _NOT_FOR_USERS = {
 
 def merge(checkpoint: Path, directory: Path, base: Path | None = None, *, last_epoch: bool = False) -> None:
     """Writes a plain model of transformers, in the type that its base has in its files, with all that the checkpoint
-    has beside the weights; `last_epoch`: see load_adapted. Raises CheckpointError, and OSError where it cannot be written."""
+    has beside the weights; `last_epoch`: see load_adapted. Raises CheckpointError, and OSError where it cannot be
+    written."""
     if not (checkpoint / ADAPTER_CONFIG).is_file():
         raise CheckpointError(f"{checkpoint} holds a whole model, so there is nothing to merge; copy it as it is")
     if directory.exists() and any(directory.iterdir()):
