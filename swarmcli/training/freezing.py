@@ -64,7 +64,7 @@ def run_weights(
         load_base(recipe, model, tensors, device or device_of_base(recipe))
 
     place = base_files(recipe, model)
-    return StoredWeights(stored_tensors(place) if place else {}, digest, directory, load, most_stored(model))
+    return StoredWeights(lambda: stored_tensors(place) if place else {}, digest, directory, load, most_stored(model))
 
 
 def stored_bytes(recipe: Recipe, outline: nn.Module) -> int:

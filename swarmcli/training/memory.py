@@ -47,8 +47,10 @@ class Measured:
     hidden: int = 116
     pair: int = 12
     word: int = 12
-    # Beside an adapter, in units of that: 0.33 to 0.62 (Llama, Qwen3, GPT-2), with one at every matrix 0.56 to 0.76.
+    # Beside an adapter a layer keeps, in units of that: 0.33 to 0.62 (Llama, Qwen3, GPT-2), with one at every matrix
+    # 0.56 to 0.76. With a base in float32 it is more by `exact`: 0.86 (GPT-2).
     adapted: float = 0.5
+    exact: float = 0.35
     adapted_everywhere: float = 0.25
 
 
@@ -228,7 +230,10 @@ def statistics_of(recipe: Recipe) -> int:
     return sum(not unused.get(name) for name in kind.statistics) + bool(recipe.ema_decay)
 
 
-SIZES = ("num_hidden_layers", "num_attention_heads", "attn_pdrop", "attention_dropout", "hidden_size", "vocab_size")
+SIZES = (
+    "num_hidden_layers", "num_attention_heads", "attn_pdrop", "attention_dropout", "hidden_size", "vocab_size",
+    "image_size", "patch_size",
+)  # fmt: skip
 
 
 def sizes_of_config(model: nn.Module) -> dict[str, float]:
@@ -244,18 +249,20 @@ def activation_bytes(recipe: Recipe, outline: nn.Module, compute: Compute) -> in
     def told(*names: str) -> float:
         return next((sizes[name] for name in names if name in sizes), 0)
 
-    sequence, layers = recipe.sequence_len, told("num_hidden_layers")
+    # An image is a sequence of its patches, and of a token for all of it.
+    patches = int(told("image_size") // told("patch_size")) ** 2 + 1 if told("patch_size") else 0
+    sequence, layers = recipe.sequence_len or patches, told("num_hidden_layers")
     pairs = told("num_attention_heads") * sequence if told("attn_pdrop", "attention_dropout") else 0
     of_layer = MEASURED.hidden * told("hidden_size") + MEASURED.pair * pairs
     # With checkpointing a layer keeps what it begins with, in float32, and one at a time all else.
     kept = of_layer + layers * 4 * told("hidden_size") if recipe.gradient_checkpointing else layers * of_layer
-    per_token = kept + MEASURED.word * told("vocab_size")
-    width = 0.5 if compute.autocast_dtype is not None else 1.0
+    width = words = 0.5 if compute.autocast_dtype is not None else 1.0
     if recipe.adapter is not None:
-        # A layer that is not trained does not keep its input, and an adapter keeps it in float32.
-        width = MEASURED.adapted if recipe.local.base_dtype == "bfloat16" else MEASURED.adapted * 1.5
+        # A layer that is not trained does not keep its input, and an adapter keeps it in float32. The loss computes in
+        # float32, as without an adapter.
+        width = MEASURED.adapted + (0.0 if recipe.local.base_dtype == "bfloat16" else MEASURED.exact)
         width += MEASURED.adapted_everywhere if recipe.lora_target_modules == "all-linear" else 0.0
-    return int(recipe.micro_batch * sequence * per_token * width)
+    return int(recipe.micro_batch * sequence * (kept * width + MEASURED.word * told("vocab_size") * words))
 
 
 # the machine

@@ -469,11 +469,11 @@ def test_through_the_public_class(tmp_path: Path) -> None:
 def test_files_of_a_base_are_known_by_the_digest_alone(tmp_path: Path) -> None:
     """A model that lacks them does not know how the files call them."""
     weights = {"b": torch.randn(4, 3), "a": torch.ones(5, dtype=torch.bfloat16)}
-    has = StoredWeights(weights, "", None, lambda tensors: None, 1 << 20)
+    has = StoredWeights(lambda: weights, "", None, lambda tensors: None, 1 << 20)
     loaded: list[Mapping[str, torch.Tensor]] = []
 
     def lacking(most: int = 1 << 20, directory: Path | None = tmp_path) -> StoredWeights:
-        return StoredWeights({}, has.digest, directory, loaded.append, most)
+        return StoredWeights(dict, has.digest, directory, loaded.append, most)
 
     def told(snapshot: Snapshot) -> StateOutline:
         return read_manifest(PinnedState(snapshot).manifest, 1 << 20)

@@ -47,7 +47,7 @@ def save_base(directory: Path, seed: int = 3) -> str:
     torch.manual_seed(seed)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
     (directory / "generation_config.json").unlink()
-    return StoredWeights(stored_tensors(directory), "", None, lambda tensors: None, 0).digest
+    return StoredWeights(lambda: stored_tensors(directory), "", None, lambda tensors: None, 0).digest
 
 
 @pytest.fixture

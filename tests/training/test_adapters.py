@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from peft import PeftModel
@@ -20,6 +22,7 @@ from transformers import (
 
 from swarmcli.errors import CheckpointError, RecipeError
 from swarmcli.recipe import Recipe
+from swarmcli.state.snapshot import PinnedState
 from swarmcli.training import CheckpointStore, adapters, build_task, load_checkpoint, saved_buffers
 from swarmcli.training.adapters import adapter_text, add_adapter, lacks_base, load_base, stored_tensors
 from swarmcli.training.checkpoint import model_tensors
@@ -224,6 +227,23 @@ def test_a_base_of_files_computes_as_the_recipe_asks(tmp_path: Path, saved: Path
         task.loss(each, batch).backward()
     for name, each in trained(model).items():
         torch.testing.assert_close(each.grad, trained(plain)[name].grad)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how much of a mapped file is in memory")
+def test_hashing_a_base_leaves_nothing_of_its_files_in_memory(tmp_path: Path) -> None:
+    build(small(tmp_path, LLAMA, "base_model.vocab_size=50000")).save_pretrained(tmp_path / "saved")  # 6 MB
+    file, mib = tmp_path / "saved" / "model.safetensors", 1 << 20
+    recipe = small(tmp_path, "base_model=saved", "adapter=lora")
+    model = build(recipe)
+    frozen = run_weights(recipe, model)
+
+    def resident() -> int:
+        maps = psutil.Process().memory_maps(grouped=False)
+        return sum(each.rss for each in maps if each.path == str(file))
+
+    assert resident() < mib  # the kernel maps some pages around those of the header
+    asked = PinnedState(frozen.snapshot())
+    assert [asked.digest(chunk) for chunk in range(asked.layout.chunks)] and resident() > 5 * mib
 
 
 def test_a_base_of_the_hub_is_known_by_name_and_commit(tmp_path: Path, saved: Path, hub: Hub) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from swarmcli.errors import RecipeError
 from swarmcli.optim.config import Role
-from swarmcli.recipe import Limits
+from swarmcli.recipe import Limits, parse_recipe
 from swarmcli.training import Compute, build_task, memory
 from swarmcli.training.memory import Room, activation_bytes, cgroup_limits, check_memory, format_bytes, memory_needs
 from tests.training.small_tasks import small
@@ -119,6 +119,28 @@ def test_what_a_forward_pass_keeps_is_told_roughly(tmp_path: Path, model: str, s
     built = task.build_model()
     kept = saved_bytes(built, lambda: task.loss(built, {"input_ids": torch.zeros(2, sequence_len, dtype=torch.long)}))
     assert 0.8 < activation_bytes(recipe, built, CPU) / kept < 2
+
+
+def test_what_a_pass_over_images_keeps_is_told_roughly(tmp_path: Path) -> None:
+    sizes = "image_size: 64, patch_size: 8, hidden_size: 96, num_hidden_layers: 3, num_attention_heads: 4"
+    recipe = parse_recipe(
+        "run_id: images\ntask: image_classification\nlabels: [a, b]\ntarget_batch_size: 8\nmicro_batch_size: 2\n"
+        f"datasets: [{{path: imagefolder, data_files: ['x/**']}}]\n"
+        f"base_model: {{model_type: vit, intermediate_size: 384, {sizes}}}\n"
+    )
+    task = build_task(recipe)
+    built = task.build_model()
+    batch = {"pixel_values": torch.zeros(2, 3, 64, 64), "labels": torch.zeros(2, dtype=torch.long)}
+    assert 0.8 < activation_bytes(recipe, built, CPU) / saved_bytes(built, lambda: task.loss(built, batch)) < 2
+
+
+def test_words_count_beside_an_adapter_as_without(tmp_path: Path) -> None:
+    def of_words(*overrides: str) -> int:
+        few, many = (small(tmp_path, f"base_model.vocab_size={size}", *overrides) for size in (300, 50300))
+        more, less = (activation_bytes(each, build_task(each).build_model(outline=True), CPU) for each in (many, few))
+        return more - less
+
+    assert of_words("adapter=lora") == of_words() > 0
 
 
 def saved_bytes(model: nn.Module, compute: object) -> int:

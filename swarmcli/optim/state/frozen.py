@@ -124,16 +124,16 @@ class StoredWeights(FrozenWeights):
 
     def __init__(
         self,
-        tensors: Mapping[str, torch.Tensor],
+        stored: Callable[[], Mapping[str, torch.Tensor]],
         digest: str,
         directory: Path | None,
         load: Callable[[Mapping[str, torch.Tensor]], object],
         most: int,
     ) -> None:
-        """`tensors`: what is here, and in the model; {}: nothing. `load` brings others into the model. `most`: bytes
+        """`stored` maps what is here, and in the model; {}: nothing. `load` brings others into the model. `most`: bytes
         that this computer would download, to `directory`."""
-        self._load, self._most = load, most
-        super().__init__(tensors, digest, directory)
+        self._stored, self._load, self._most = stored, load, most
+        super().__init__(stored(), digest, directory)
 
     @property
     def nbytes(self) -> int:
@@ -142,6 +142,7 @@ class StoredWeights(FrozenWeights):
     def look(self) -> None:
         if not self.own:  # files of a base do not change
             super().look()
+            self._map(self._stored())
 
     def check(self, outline: StateOutline) -> Sequence[bytes]:
         if self.directory is None:
@@ -155,7 +156,7 @@ class StoredWeights(FrozenWeights):
         """As for others, once they lie in the directory."""
         assert self.directory is not None
         write_tensors(self.directory / FILE, contents, load=loaded)
-        self._use(mapped(self.directory / FILE), chunks)
+        self._use(self.directory / FILE, chunks)
 
     def keep(self) -> None:
         """They are kept."""
@@ -165,13 +166,17 @@ class StoredWeights(FrozenWeights):
             found = mapped(file)
             chunks = _chunks_of(found)
             if _digest(ChunkLayout.of(found), chunks) == self.digest:
-                self._use(found, chunks)
+                self._use(file, chunks)
 
-    def _use(self, tensors: Mapping[str, torch.Tensor], chunks: Sequence[bytes]) -> None:
+    def _use(self, file: Path, chunks: Sequence[bytes]) -> None:
         self.own = ""
-        self._load(tensors)
-        self.tensors, self.layout = {name: tensors[name] for name in sorted(tensors)}, ChunkLayout.of(tensors)
+        self._load(mapped(file))
+        self._map(mapped(file))
         self.own, self._chunks = self.digest, chunks
+
+    def _map(self, fresh: Mapping[str, torch.Tensor]) -> None:
+        # Pages that were read count as memory of this process as long as they are mapped: those before are let go.
+        self.tensors, self.layout = {name: fresh[name] for name in sorted(fresh)}, ChunkLayout.of(fresh)
 
 
 def frozen_of(
