@@ -240,8 +240,7 @@ class Site:
         if self._internet.delay:
             self._internet.sh("".join(f"ip {ip} rule add iif {self._device} lookup 100\n" for ip in ("-4", "-6")))
         if mbit is not None:
-            end.sh(namespaces.shaping("wan", mbit))
-            self._internet.sh(namespaces.shaping(self._device, mbit))
+            self.shape(mbit)
         self._route_ipv4()
         if self.ipv6:
             end.sh(f"ip addr add {self.ipv6}/128 dev wan; ip -6 route add default via fe80::1 dev wan")
@@ -250,6 +249,11 @@ class Site:
     @property
     def addresses(self) -> tuple[str, ...]:
         return tuple(address for address in (self.ipv4, self.ipv6) if address)
+
+    def shape(self, mbit: float) -> None:
+        """From now on so many Mbit/s pass each way."""
+        self._end.sh(namespaces.shaping("wan", mbit))
+        self._internet.sh(namespaces.shaping(self._device, mbit))
 
     def move(self) -> None:
         """Takes another IPv4 address and gives the old one up. IPv6 stays."""

@@ -80,7 +80,7 @@ def settle(pipe: Pipe, index: int, mbit: float) -> str:
 def shaping(device: str, mbit: float) -> str:
     """The command that lets a device send so much and no more."""
     # A queue of 50 ms, as in a home router that is not too bad.
-    return f"tc qdisc add dev {device} root tbf rate {mbit}mbit burst 64kb latency 50ms"
+    return f"tc qdisc replace dev {device} root tbf rate {mbit}mbit burst 64kb latency 50ms"
 
 
 def _run(command: str) -> None:
