@@ -115,7 +115,7 @@ def measure(name: str, file: Path, epochs: int, directory: Path, mbit: float) ->
 
 
 def digest_of(recipe: str, directory: Path) -> str:
-    """What `swarm validate` says that the recipe has to name."""
+    """The digest that the recipe has to name, as `swarm validate` tells it."""
     file = directory / "unnamed.yaml"
     file.write_text(recipe)
     words = [sys.executable, "-m", "swarmcli", "validate", str(file)]

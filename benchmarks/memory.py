@@ -1,4 +1,4 @@
-"""What `swarm validate` says that a trainer needs, beside the peak of one, from which another downloads the state.
+"""The memory that `swarm validate` says a trainer needs, beside the peak of one from which another downloads a state.
 
 The peak is what the kernel counts as resident at most (VmHWM), on the processor. It has in it the pages of mapped files
 that were read: those of programs, and those of kept rounds, which somebody reads who comes late.

@@ -116,7 +116,7 @@ def generate(
 
 
 def _lines() -> Iterator[str]:
-    """What a person types, until the end of the input."""
+    """The lines that a person types, until the end of the input."""
     with suppress(EOFError):
         while True:
             yield input("> " if sys.stdin.isatty() else "")
@@ -124,7 +124,7 @@ def _lines() -> Iterator[str]:
 
 
 class Talk:
-    """What a person and a model say by turns, as the tokenizer's chat template writes it; without one, or `raw`, each
+    """The turns of a person and a model, as the tokenizer's chat template writes them; without one, or `raw`, each
     text stands for itself. Raises UsageError where the template refuses what was said."""
 
     def __init__(self, tokenizer: Any, system: str, *, raw: bool) -> None:

@@ -237,7 +237,7 @@ class BackgroundCheckpoints:
                 self._writer.submit(self._correct, event)
 
     def _correct(self, counted: Evaluated) -> None:
-        """What the run says of a checkpoint counts, not what this peer has measured."""
+        """The run's word on a checkpoint takes the place of what this peer has measured."""
         path = next((path for path in self._store.shelf.all() if epoch_of(path) == counted.epoch), None)
         if path is not None:
             was_best = self._store.shelf.linked(BEST) == path.name

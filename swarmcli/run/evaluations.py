@@ -1,4 +1,4 @@
-"""What counts as a run's evaluation of an epoch, and when the run ends since it learns no more.
+"""Evaluations that count for a run, and the end of a run that learns no more.
 
     an epoch for evaluations begins        three volunteers, in an order that its lineage draws, measure that state
     each tells what it measured            in its report, with epoch and lineage
@@ -81,7 +81,7 @@ class RunEvaluations:
         self._earlier = []
         for peer in self._heard():
             voice = self._seen[peer].evaluation
-            # Of epochs to come nobody has measured anything.
+            # Nobody has measured anything of epochs to come.
             if voice is not None and voice.lineage and voice.epoch % every == 0 and voice.epoch <= own.epoch:
                 self._told.setdefault(voice.epoch, {}).setdefault(peer, voice)
         for epoch in sorted(self._told)[: -self.KEPT]:
@@ -114,7 +114,7 @@ class RunEvaluations:
         return named or order[: self.VOLUNTEERS]
 
     def _outcome(self, epoch: int) -> Evaluated | None:
-        """What counts of an epoch; None: too few have told yet, or ever will."""
+        """The result that counts of an epoch; None: too few have told yet, or ever will."""
         told = self._told[epoch]
         named = [voice for peer, voice in told.items() if peer.text == self._settings.evaluator]
         lineage = Counter(voice.lineage for voice in named or told.values()).most_common(1)[0][0]

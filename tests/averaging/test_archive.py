@@ -162,7 +162,7 @@ def test_a_file_is_not_used_again_while_somebody_reads_it() -> None:
 
 def test_files_are_used_again_have_no_name_and_are_gone_after_the_end(tmp_path: Path) -> None:
     def open_files() -> int:
-        """Of the archives alone: what earlier tests had open may go meanwhile."""
+        """Those of the archives alone: what earlier tests had open may go meanwhile."""
         places = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
         return sum(place.startswith(str(tmp_path)) for place in places)
 

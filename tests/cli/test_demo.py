@@ -1,4 +1,4 @@
-"""What a wheel brings along, so that `swarm demo` and `swarm init` need no checkout."""
+"""A wheel brings along all that `swarm demo` and `swarm init` need, without a checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as a run's evaluation, and when the run ends by it: several peers that read each other's reports."""
+"""Evaluations that count for a run, and the end of it: several peers that read each other's reports."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def test_smoothed_labels_are_those_of_torch_in_training_alone(
     made: Any = build_task(recipe)
     net, batch = made.build_model(), next(made.batches(1))
     logits, right = made.answers(made.outputs(net, batch).logits, batch)
-    # Of causal_lm the loss is each sample's own mean, of the others that of all labels.
+    # The loss of causal_lm is each sample's own mean, that of the others the mean of all labels.
     parts = list(zip(logits, right, strict=True)) if task == "causal_lm" else [(logits, right)]
     for smoothing, told in ((0.1, made.loss(net, batch)), (0.0, made.measure(net, batch, {}))):
         losses = [

@@ -230,7 +230,7 @@ def test_a_file_that_is_no_image_and_one_too_large_are_passed_over_with_a_warnin
 
 
 def test_an_image_is_held_out_by_its_bytes_whether_it_can_be_decoded_or_not(tmp_path: Path) -> None:
-    """Who draws rows decodes none: others do that side by side."""
+    """The thread that draws rows decodes none: others do that side by side."""
     rows: list[dict[str, object]] = [
         {"image": {"bytes": png(4, n)[: -30 if n % 2 else None], "path": None}, "label": str(n)} for n in range(1, 20)
     ]

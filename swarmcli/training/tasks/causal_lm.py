@@ -105,7 +105,7 @@ class CausalLanguageModelling(TextTask):
         return outputs
 
     def mean(self, losses: Tensor, learned: Tensor) -> Tensor:
-        """Of each sample by itself, and then over the samples; both are (samples, tokens)."""
+        """The mean of each sample by itself, and then over the samples; both are (samples, tokens)."""
         return (losses.where(learned, 0.0).sum(1) / learned.sum(1)).mean()
 
     def answers(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
