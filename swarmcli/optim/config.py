@@ -61,7 +61,7 @@ class OptimizerConfig:
     target_batch_size: int  # samples of all peers together that make an epoch
     matchmaking_time: float = 15.0  # how long an epoch that is over waits for others who should be in its round
     averaging_timeout: float = 60.0  # how long a round that failed is tried again
-    load_state_timeout: float = 600.0  # how long a newcomer looks for somebody who gives it the state
+    load_state_timeout: float = 600.0  # for which a newcomer looks for the state while nothing of it comes
     idle_wait: float = 1.0  # how long a step without samples waits for the epoch's end before it returns
     description: PeerDescription = field(default_factory=PeerDescription)  # what people see of this peer
     fingerprint: Mapping[str, str] = field(default_factory=dict)  # key → hash; groups admit only equal ones

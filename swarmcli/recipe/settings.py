@@ -325,7 +325,7 @@ class AveragingSettings(Section):
 
     matchmaking_time: float = advised(15.0, "seconds to look for others at most, when not everyone is there", gt=0)
     averaging_timeout: float = advised(60.0, "seconds after which an attempt to average is given up", gt=0)
-    load_state_timeout: float = advised(600.0, "seconds after which a download of the state is given up", gt=0)
+    load_state_timeout: float = advised(600.0, "seconds after which a download that brings nothing is given up", gt=0)
     proceed_alone: bool = own(
         False, "train a model apart when others train one whose state cannot be reached, instead of waiting for it"
     )

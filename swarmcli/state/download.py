@@ -47,9 +47,10 @@ class DownloadProgress:
     received: int = 0  # bytes that have arrived, those included that had to be sent again
     what: str = "the state"
     began: float = field(init=False)
+    moved: float = field(init=False)  # when the last chunk that counts came; before the first: when it began
 
     def __post_init__(self) -> None:
-        self.began = self.clock()
+        self.began = self.moved = self.clock()
 
     def sentence(self, limit: float | None) -> str:
         """For people: how many bytes are missing, and how long they take, where that is known. `limit`: bytes per
@@ -83,9 +84,9 @@ async def download_state(
     links of others. `check` raises ValueError for an outline that does not fit here, before memory is allocated for it;
     where the hashes of all chunks are known before, it returns them, and no donor's word counts. With `spool`, a
     directory, the state is put together in a file there, which has no name and is gone with the last tensor: only the
-    chunks on their way are in memory. Where donors let this peer wait in line, it waits until `timeout`, which bounds
-    the whole in seconds. `progress` is kept up to date meanwhile. Raises StateDownloadError, whose `attempts` say what
-    happened with each donor.
+    chunks on their way are in memory. Donors may let this peer wait in line. After `timeout` seconds without a chunk
+    that counts it gives up: how long the whole takes depends on the links. `progress` is kept up to date meanwhile.
+    Raises StateDownloadError, whose `attempts` say what happened with each donor.
     """
 
     def make_room(manifest: bytes) -> Assembly:
@@ -96,12 +97,19 @@ async def download_state(
         return Assembly(manifest, outline, spool, known, options)
 
     progress = progress or DownloadProgress(asyncio.get_running_loop().time)
-    download = _Download(endpoint, prefix, version, make_room, progress, options)
+    bound = asyncio.timeout(timeout)
+
+    def came() -> None:
+        progress.moved = progress.clock()
+        if not bound.expired():
+            bound.reschedule(asyncio.get_running_loop().time() + timeout)
+
+    download = _Download(endpoint, prefix, version, make_room, progress, came, options)
     try:
-        async with asyncio.timeout(timeout):
+        async with bound:
             return await download.run(donors, relayed)
     except TimeoutError:
-        raise download.failure(f"no complete state within {timeout:g} s") from None
+        raise download.failure(f"nothing of the state came for {timeout:g} s") from None
 
 
 class _Download:
@@ -114,10 +122,12 @@ class _Download:
         version: bytes,
         make_room: Callable[[bytes], Assembly],
         progress: DownloadProgress,
+        came: Callable[[], None],
         options: DownloadOptions,
     ) -> None:
-        """`make_room` raises ValueError for a manifest of a state that is not wanted, or has no room."""
-        self.endpoint, self.prefix, self.version = endpoint, prefix, version
+        """`make_room` raises ValueError for a manifest of a state that is not wanted, or has no room. `came` is called
+        for each chunk that counts."""
+        self.endpoint, self.prefix, self.version, self.came = endpoint, prefix, version, came
         self.progress, self.options = progress, options
         self._patience = options.stalled
         self.pace = 0.0  # seconds for a chunk from the quickest donor
@@ -372,6 +382,7 @@ class _Visit:
                 await assembly.accept(digests, chunk, digest)
                 self.gave += 1
                 self.moved = self._download.progress.clock()
+                self._download.came()
             self.expected -= 1
             arrived.task_done()
             if assembly.complete:

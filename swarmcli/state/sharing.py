@@ -155,18 +155,22 @@ class StateSharing:
             tag = next(iter(peers.values())).tag
             like = {peer: offer.listening for peer, offer in peers.items() if offer.tag == tag}
             try:
-                state = await download_state(
-                    self._node.endpoint,
-                    self._prefix,
-                    [peer for peer, listening in like.items() if listening],
-                    relayed=[peer for peer, listening in like.items() if not listening],
-                    version=_version(tag),  # where states have tags: donors keep others for a while
-                    timeout=max(deadline - loop_time(), 0.0),
-                    max_bytes=psutil.virtual_memory().total,
-                )
+                async with asyncio.timeout_at(deadline):
+                    state = await download_state(
+                        self._node.endpoint,
+                        self._prefix,
+                        [peer for peer, listening in like.items() if listening],
+                        relayed=[peer for peer, listening in like.items() if not listening],
+                        version=_version(tag),  # where states have tags: donors keep others for a while
+                        timeout=max(deadline - loop_time(), 0.0),
+                        max_bytes=psutil.virtual_memory().total,
+                    )
             except StateDownloadError as error:
                 attempts |= error.attempts
                 continue
+            except TimeoutError:
+                attempts |= {peer.text: "it had not given all of it in time" for peer in like}
+                break
             lineage = peers[state.donors[0]].tag.hex() if state.donors else ""
             donors = tuple(peer.text for peer in state.donors)
             event = StateDownloaded(epoch, lineage, donors, state.received, loop_time() - began, "asked for")

@@ -15,6 +15,7 @@ from swarmcli.events import PeerRefused
 from swarmcli.network import Identity, PeerID
 from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state.donor import DigestAnswer, DigestQuestion, StateDonor
+from swarmcli.state.download import DownloadProgress
 from swarmcli.state.snapshot import PinnedState, Snapshot, StateOutline, digest_of_chunk
 from swarmcli.testing import virtual_time
 from tests.averaging.states import CHUNK, Swarm, check, drip, make_state, size_of
@@ -253,11 +254,32 @@ def test_many_newcomers_wait_for_their_turn_and_share_snapshots() -> None:
 def test_busy_donors_are_asked_until_time_is_up() -> None:
     async def main() -> None:
         async with Swarm(1, max_downloads=0) as swarm:
-            with pytest.raises(StateDownloadError, match=r"within 7 s.*others are downloading"):
+            with pytest.raises(StateDownloadError, match=r"came for 7 s.*others are downloading"):
                 await swarm.download(timeout=7)
             assert asyncio.get_running_loop().time() == pytest.approx(7, abs=0.1)
 
     virtual_time.run(main())
+
+
+def test_a_download_may_take_longer_than_its_donor_may_be_silent() -> None:
+    """How long it takes is for the links to say; whoever gives nothing more is given up."""
+
+    async def main() -> None:
+        async with Swarm(1, bandwidth=50_000) as swarm:
+            loop = asyncio.get_running_loop()
+            check(await swarm.download(timeout=1), swarm.states[0])
+            took = loop.time()
+            assert took > 2
+            assert took > 2
+            progress = DownloadProgress(loop.time)
+            download = asyncio.create_task(swarm.download(timeout=1, progress=progress))
+            await asyncio.sleep(took / 2)
+            swarm.network.set_bandwidths(swarm.ids[0], uplink=1, downlink=1)
+            with pytest.raises(StateDownloadError, match=r"nothing of the state came for 1 s"):
+                await download
+            assert loop.time() == pytest.approx(progress.moved + 1, abs=0.1)
+
+    virtual_time.run(main(), timeout=1000)
 
 
 def test_nobody_to_ask_and_nobody_there() -> None:

@@ -48,7 +48,7 @@ class ArchiveOptions:
     patience: float = 2.0  # for which a round waits until the one before has been written
     late_tries: int = 5  # of a member that was late: others write their file some moments after the commit
     late_pause: float = 1.0  # between two of these
-    late_download: float = 60.0  # for one of these
+    late_download: float = 60.0  # in which nothing of it comes, in one of these
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from swarmcli.errors import StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.network import Endpoint, PeerID, wire
 from swarmcli.network.limits import MAX_TAG_BYTES
-from swarmcli.network.loop_thread import loop_time
-from swarmcli.state.download import download_state
+from swarmcli.state.download import DownloadProgress, download_state
 from swarmcli.state.snapshot import StateOutline
 from swarmcli.tasks import OFFLOAD_FROM, on_executor
 
@@ -160,15 +159,15 @@ async def fetch_round(
     digest: bytes | None = None,
     part_size_bytes: int | None = None,
     timeout: float,
+    progress: DownloadProgress | None = None,
 ) -> KeptRound:
     """Fetches the round `group_id`, or if that is empty the newest of `tag`, from the donors, best first.
 
     `layout` is that of the tensors here. With `plan` and `digest` the averages must be the result that the group
-    committed; with `part_size_bytes`, that of the run, its group must have signed for them. Raises StateDownloadError
-    when no donor gives it within `timeout` seconds.
+    committed; with `part_size_bytes`, that of the run, its group must have signed for them. `progress` is kept up to
+    date. Raises StateDownloadError when no donor has it, or after `timeout` seconds in which nothing of it came.
     """
     version = version_of_group(group_id) if group_id else version_of_tag(tag)
-    deadline = loop_time() + timeout
     left, attempts = list(donors), {}
     while True:
         state = await download_state(
@@ -176,9 +175,10 @@ async def fetch_round(
             replay_prefix(prefix),
             left,
             version=version,
-            timeout=deadline - loop_time(),
+            timeout=timeout,
             max_bytes=2 * layout.nbytes + (1 << 20),
             check=lambda outline: _check_outline(outline, layout, group_id, tag, digest),
+            progress=progress,
         )
         kept = KeptRound(_read_record(state.metadata), list(state.tensors.values()))
         try:

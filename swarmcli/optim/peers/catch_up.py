@@ -35,6 +35,7 @@ from swarmcli.optim.peers.report import PeerReport, credited
 from swarmcli.optim.peers.state_exchange import StateExchange
 from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.lineage import TORN, Claim, LineagePosition
+from swarmcli.state.download import DownloadProgress
 from swarmcli.state.unnamed_file import UnnamedFile, usual_directory
 from swarmcli.state.witnesses import WITNESSES
 from swarmcli.tasks import beside
@@ -48,7 +49,7 @@ class CatchUpOptions:
 
     first_pause: float = 0.25  # between attempts to download, then twice as long each time …
     longest_pause: float = 5.0  # … up to this
-    patience_with_claims: float = 10.0  # for which a settled peer knocks for a state that nobody hands out
+    patience_with_claims: float = 10.0  # for which a settled peer knocks for a state of which nothing comes
     alone_for: float = 15.0  # for which a peer without parameters looks for others, where it sees nobody
     stranded_after: float = 3.0  # without anybody who could hand over the state, before that is told
     look_again: float = 1.0  # between two looks of a stranded peer
@@ -56,7 +57,7 @@ class CatchUpOptions:
     rounds: int = 2  # that are replayed rather than downloaded: as many as others keep
     asked_at_once: int = 3  # donors, in turn, for the next round
     look_for_next: float = 0.25  # between two questions for the next round
-    longest_fetch: float = 120.0  # for one round while a download is under way
+    longest_fetch: float = 120.0  # without anything of a round, while a download is under way
 
 
 class Seat(Protocol):
@@ -100,16 +101,17 @@ class CatchUp:
         Rounds that were missed are replayed where that is enough; otherwise the state is downloaded. Who `returns` has
         been away, perhaps for days: with whom it trained may be gone, so it goes by who is there now, as a newcomer.
 
-        A newcomer that gets the state from nobody within `load_state_timeout` raises StateDownloadError, which names
-        what failed with each donor; a settled peer gives up earlier, says so, and stays on its own lineage. One that is
-        stranded for so long raises NoDonorReachable, settled or not.
+        What comes slowly is waited for: a round of minutes holds up downloads too. A newcomer to whom nothing of a
+        state comes for `load_state_timeout` raises StateDownloadError, which names what failed with each donor; a
+        settled peer gives up earlier, says so, and stays on its own lineage. One that is stranded for so long raises
+        NoDonorReachable, settled or not.
         """
-        deadline = loop_time() + self._load_state_timeout
-        options, began = self.options, loop_time()
+        options, began, moved = self.options, loop_time(), loop_time()
         changed, missed, pauses = False, 0, growing(options.first_pause, options.longest_pause)
-        patient_until = min(deadline, began + options.patience_with_claims)
         try:
             while True:
+                moved = max(moved, self._exchange.moved)
+                deadline = moved + self._load_state_timeout
                 overtaken = self._work.sits_in and self._replica.position == self._arrived
                 self.asked_at = self._clock.now()
                 answers = await self._survey.survey(comes=overtaken)
@@ -140,8 +142,8 @@ class CatchUp:
                     if overtaken and not seated and missed < options.seats_missed:
                         missed += 1
                         continue  # the others have gone on meanwhile
-                    await self._take_over(wanted, donors, max(0.0, deadline - loop_time()), why, seated)
-                    self._arrived, missed = self._replica.position, 0
+                    await self._take_over(wanted, donors, why, seated)
+                    self._arrived, missed, moved = self._replica.position, 0, loop_time()
                     changed, self.stranded, returns = True, False, False
                     pauses = growing(options.first_pause, options.longest_pause)
                 except StateDownloadError as error:
@@ -149,9 +151,10 @@ class CatchUp:
                     if self._replica.state.torn:
                         self.settled = False  # it holds nothing to go on with, and says so
                         self._directory.announce(anew=True)
-                    pause = next(pauses)
-                    if loop_time() + pause >= (patient_until if self.settled and not returns else deadline):
-                        if not self.settled or returns:
+                    pause, stays = next(pauses), self.settled and not returns
+                    patience = options.patience_with_claims if stays else self._load_state_timeout
+                    if loop_time() + pause >= max(moved, self._exchange.moved) + patience:
+                        if not stays:
                             raise
                         self._give_up_on(wanted, donors, error)
                     await asyncio.sleep(pause)
@@ -200,22 +203,20 @@ class CatchUp:
             self._events.emit(Noticed("error", text))
         return self._proceed_alone
 
-    async def _take_over(
-        self, wanted: LineagePosition, donors: Sequence[PeerID], timeout: float, reason: str, seated: bool
-    ) -> None:
+    async def _take_over(self, wanted: LineagePosition, donors: Sequence[PeerID], reason: str, seated: bool) -> None:
         """Brings this peer to `wanted`, and on from there if a download took longer than an epoch.
 
         `seated`: it is in the group of `wanted`, and takes part in each round meanwhile. So however long it takes, it
         ends in the group of the epoch that it has reached.
         """
-        if not seated and await self._bridge(wanted, donors, timeout, reason):
+        if not seated and await self._bridge(wanted, donors, reason):
             return
         async with self._collecting(wanted, donors, seated) as collection:
-            if not (seated and await self._bridge(wanted, donors, timeout, reason)):
-                await self._download(wanted, donors, timeout, reason)
+            if not (seated and await self._bridge(wanted, donors, reason)):
+                await self._download(wanted, donors, reason)
             await self._replay_all(collection, "epochs ended meanwhile")
 
-    async def _download(self, wanted: LineagePosition, donors: Sequence[PeerID], timeout: float, reason: str) -> None:
+    async def _download(self, wanted: LineagePosition, donors: Sequence[PeerID], reason: str) -> None:
         relayed = [peer for peer in donors if self._directory.is_relayed(peer)]
         direct = [peer for peer in donors if peer not in relayed]
         generation = self._replica.generation
@@ -226,7 +227,7 @@ class CatchUp:
                 relayed=relayed,
                 witnesses=self._claims.in_turn(donors),
                 parameters=self._claims.vouching.owners.get(wanted.lineage),
-                timeout=timeout,
+                timeout=self._load_state_timeout,
                 reason=reason,
             )
         except asyncio.CancelledError:
@@ -250,11 +251,11 @@ class CatchUp:
 
     # rounds that others have kept
 
-    async def _bridge(self, wanted: LineagePosition, donors: Sequence[PeerID], timeout: float, reason: str) -> bool:
+    async def _bridge(self, wanted: LineagePosition, donors: Sequence[PeerID], reason: str) -> bool:
         """Steps to `wanted` if the one or two rounds that lead there can be had; False, and nothing changed, if not.
 
         The chain of lineages proves that they are these rounds and no others. Where it only counts epochs, peers differ
-        by design and there is nothing to step with: the epochs are passed by. `timeout` is in seconds.
+        by design and there is nothing to step with: the epochs are passed by.
         """
         position = self._replica.position
         if not 1 <= wanted.epoch - position.epoch <= self.options.rounds:
@@ -266,11 +267,12 @@ class CatchUp:
             return False
         rounds: list[KeptRound] = []
         try:
-            async with asyncio.timeout(timeout):
-                while position.epoch < wanted.epoch:
-                    rounds.append(await self._fetch(position, donors, timeout, among=len(donors)))
-                    position = _after(position, rounds[-1])
-        except (StateDownloadError, TimeoutError) as error:
+            while position.epoch < wanted.epoch:
+                with self._exchange.progress("a round that was missed") as progress:
+                    kept = await self._fetch(position, donors, self._load_state_timeout, len(donors), progress)
+                rounds.append(kept)
+                position = _after(position, kept)
+        except StateDownloadError as error:
             logger.info("the rounds up to epoch %d are not to be had: %s", wanted.epoch, error)
             return False
         if position != wanted:
@@ -333,7 +335,7 @@ class CatchUp:
             asked = [*donors[first:], *donors[:first]][: options.asked_at_once]
             try:
                 if not (seated and await self._take_part(collection)):
-                    kept = await self._fetch(collection.end, asked, options.longest_fetch, among=len(donors))
+                    kept = await self._fetch(collection.end, asked, options.longest_fetch, len(donors))
                     await collection.add(kept)
             except StateDownloadError as error:
                 logger.debug("no round after epoch %d yet: %s", collection.end.epoch, error)
@@ -343,7 +345,12 @@ class CatchUp:
                 return
 
     async def _fetch(
-        self, position: LineagePosition, donors: Sequence[PeerID], timeout: float, among: int
+        self,
+        position: LineagePosition,
+        donors: Sequence[PeerID],
+        timeout: float,
+        among: int,
+        progress: DownloadProgress | None = None,
     ) -> KeptRound:
         """The lineage binds which round it was, and not its averages: those are to be signed for by its members, where
         there are enough of them (`among`: how many hold what it led to) that one may lie."""
@@ -351,7 +358,12 @@ class CatchUp:
         signed = among >= WITNESSES.least or self._claims.mates.needed > 1
         part_size = averager.config.allreduce.part_size_bytes if signed else None
         return await averager.archive.fetch(
-            donors, averager.layout, tag=position.lineage, part_size_bytes=part_size, timeout=timeout
+            donors,
+            averager.layout,
+            tag=position.lineage,
+            part_size_bytes=part_size,
+            timeout=timeout,
+            progress=progress,
         )
 
     async def _replay(self, rounds: Sequence[KeptRound], reason: str) -> None:

@@ -73,6 +73,7 @@ class FrozenExchange:
         self._prefix, self._method = f"frozen/{run_id}", f"frozen.digest/{run_id}"
         self._donor = StateDonor(self._endpoint, self._prefix, self._provide, courtesy=courtesy)
         self._progress: DownloadProgress | None = None
+        self._moved = 0.0  # loop time; when something of them last came
 
     def start(self) -> None:
         """From now on this peer says which ones it has, and gives them out while they are the run's."""
@@ -126,32 +127,32 @@ class FrozenExchange:
         return FrozenAnswer(self.frozen.digest)
 
     async def obtain(self, gives_up: Callable[[], bool]) -> None:
-        """Returns when this model has the run's. Raises StateDownloadError, which says what to do, if nobody gives them
-        within the time."""
-        options, began, told = self.options, loop_time(), False
+        """Returns when this model has the run's. Raises StateDownloadError, which says what to do, if nothing of them
+        comes for as long as they are looked for."""
+        options, told, self._moved = self.options, False, loop_time()
         pauses = growing(options.first_pause, options.longest_pause)
         while not self.frozen.held:
             await self._directory.refresh()
             try:
-                await self._download(max(0.0, began + self._timeout - loop_time()))
+                await self._download()
             except StateDownloadError as error:
                 patience = self._timeout if self._directory.others else min(options.alone_for, self._timeout)
                 problem = self._lacking(error)
                 if gives_up():
                     raise NoDonorReachable(f"told to stop while it waited: {problem}") from error
                 pause = next(pauses)
-                if loop_time() + pause >= began + patience:
+                if loop_time() + pause >= self._moved + patience:
                     raise StateDownloadError(problem, error.attempts) from error
                 if not told:
                     self._endpoint.events.emit(Noticed("warning", f"this peer waits for frozen weights: {problem}"))
                     told = True
                 await asyncio.sleep(pause)
 
-    async def _download(self, timeout: float) -> None:
+    async def _download(self) -> None:
         claims, directory, frozen = self._claims, self._directory, self.frozen
         donors = directory.by_convenience(claims.in_turn(claims.holders())[: self.options.donors])
         relayed = [peer for peer in donors if directory.is_relayed(peer)]
-        self._progress = DownloadProgress(loop_time, what="the run's frozen weights")
+        self._progress = progress = DownloadProgress(loop_time, what="the run's frozen weights")
         try:
             state = await download_state(
                 self._endpoint,
@@ -159,11 +160,15 @@ class FrozenExchange:
                 [peer for peer in donors if peer not in relayed],
                 relayed=relayed,
                 version=bytes.fromhex(frozen.digest),
-                timeout=timeout,
+                timeout=self._timeout,
                 check=frozen.check,
                 spool=frozen.directory if frozen.nbytes > self.options.in_memory else None,
-                progress=self._progress,
+                progress=progress,
             )
+        except StateDownloadError:
+            if progress.moved > progress.began:
+                self._moved = progress.moved
+            raise
         finally:
             self._progress = None
         await to_its_end(self._take(state))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -55,10 +55,24 @@ class StateExchange:
         self._endpoint, self._prefix = claims.directory.endpoint, claims.directory.run_id
         self.donor = StateDonor(self._endpoint, self._prefix, self._provide, donated=self._donated, courtesy=courtesy)
         self._progress: DownloadProgress | None = None
+        self.moved = 0.0  # loop time; when something last came of a download that failed; what was false does not count
+
+    @contextmanager
+    def progress(self, what: str) -> Iterator[DownloadProgress]:
+        """Of a download that the block makes, so that people are told of it."""
+        self._progress = progress = DownloadProgress(loop_time, what=what)
+        try:
+            yield progress
+        except StateDownloadError:
+            if progress.moved > progress.began:
+                self.moved = progress.moved
+            raise
+        finally:
+            self._progress = None
 
     @property
     def on_its_way(self) -> str:
-        """The state that this peer downloads now, in words; "": it downloads none. From any thread."""
+        """What this peer downloads now to come into step, in words; "": nothing. From any thread."""
         progress = self._progress
         return "" if progress is None else progress.sentence(self._endpoint.rates.download.limit)
 
@@ -80,18 +94,17 @@ class StateExchange:
         one that is taken over by rounding alone. `parameters`: the SHA-256 that those of this state have by the owner's
         word, which needs no witnesses.
 
-        `timeout` is in seconds. Raises StateDownloadError, with what failed at each donor; nothing has changed then,
-        unless what came could not be read here: then the state may be torn, see TrainingState.restore.
+        Raises StateDownloadError, with what failed at each donor, when none gives it, or after `timeout` seconds in
+        which nothing of it came; nothing has changed then, unless what came could not be read here: then the state may
+        be torn, see TrainingState.restore.
         """
         began = loop_time()
-        self._progress = DownloadProgress(asyncio.get_running_loop().time)
         with self.donor.expecting(wanted.lineage) as lend:  # newcomers often come together
             asked = witnesses if self._alike else ()
             asking = Witnesses(self._endpoint, self._prefix, wanted.lineage, asked)
             try:
-                state = await self._download_true(wanted, donors, relayed, asking, parameters, began + timeout)
+                state = await self._download_true(wanted, donors, relayed, asking, parameters, timeout)
             finally:
-                self._progress = None
                 await asking.close()
             await to_its_end(self._restore(wanted, state))
             if state.exact:
@@ -116,24 +129,25 @@ class StateExchange:
         relayed: Sequence[PeerID],
         asking: Witnesses,
         parameters: bytes | None,
-        deadline: float,
+        timeout: float,
     ) -> DownloadedState:
         """From one donor after the other, until what comes is not contradicted."""
         attempts: dict[str, str] = {}
         refused: dict[PeerID, _Likeness] = {}
         sketcher: Sketcher | None = None
         while True:
-            state = await download_state(
-                self._endpoint,
-                self._prefix,
-                [donor for donor in donors if donor.text not in attempts],
-                relayed=[donor for donor in relayed if donor.text not in attempts],
-                version=wanted.lineage,
-                timeout=max(0.0, deadline - loop_time()),
-                check=self._check,
-                spool=self._replica.state.statistics.spool,
-                progress=self._progress,
-            )
+            with self.progress("the state") as progress:
+                state = await download_state(
+                    self._endpoint,
+                    self._prefix,
+                    [donor for donor in donors if donor.text not in attempts],
+                    relayed=[donor for donor in relayed if donor.text not in attempts],
+                    version=wanted.lineage,
+                    timeout=timeout,
+                    check=self._check,
+                    spool=self._replica.state.statistics.spool,
+                    progress=progress,
+                )
             if parameters is not None:
                 false = await offload(_hash_of_parameters, state) != parameters
             else:

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from swarmcli.events import Noticed, PeerRefused, StateDownloaded
+from swarmcli.errors import StateDownloadError
+from swarmcli.events import EpochAdvanced, Noticed, PeerRefused, StateDownloaded
 from swarmcli.optim.state.lineage import LineagePosition
 from swarmcli.optim.state.training_state import CapturedState
 from swarmcli.state.donor import state_method
@@ -39,6 +40,37 @@ def test_a_claim_that_nobody_stands_by_costs_a_settled_peer_seconds_not_the_run(
             assert "epoch 1000" in claim.text
 
     virtual_time.run(main(), timeout=500)
+
+
+def test_one_that_has_made_no_round_trains_no_second_run_while_the_state_comes_slowly() -> None:
+    """It was there at the beginning, others have gone on, and a donor's state is gone before all of it has come."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            late = await swarm.trainer(seed=3)
+            assert not await late.core.join()
+            first, second = await swarm.trainer(seed=1, batch_size=24), await swarm.trainer(seed=2, batch_size=24)
+            await together(first.train(4), second.train(4))
+            loop, exchange = asyncio.get_running_loop(), late.core._exchange
+            download, slow_until = exchange.download, loop.time() + 15  # longer than a settled peer knocks in vain
+
+            async def slow(*arguments, **options) -> None:
+                if loop.time() < slow_until:
+                    await asyncio.sleep(3)
+                    exchange.moved = loop.time()
+                    raise StateDownloadError("no donor gave a complete state: this peer does not have that state")
+                await download(*arguments, **options)
+
+            exchange.download = slow
+            warnings, epochs = record(late.node, Noticed), record(late.node, EpochAdvanced)
+            await together(first.train(80), second.train(80), late.train(80))
+            assert loop.time() > slow_until
+            assert epochs, "it trains"
+            assert all(epoch.peers != 1 for epoch in epochs), "and nothing of its own"
+            assert not [warning for warning in warnings if "stays at" in warning.text]
+            assert len(digests([first, second, late])) == 1
+
+    virtual_time.run(main(), timeout=2000)
 
 
 def wrong_type(captured: CapturedState) -> None:

@@ -44,7 +44,14 @@ def test_a_peer_that_missed_one_or_two_rounds_replays_them(make: Callable[..., o
             late = await miss(swarm, trainers, rounds)
             downloads, replays = record(late.node, StateDownloaded), record(late.node, RoundsReplayed)
             await asyncio.sleep(5)
-            assert await late.core.join()
+            joining, told = asyncio.create_task(late.core.join()), set[str]()
+            while not joining.done():
+                told.add(late.core.downloading)
+                await asyncio.sleep(0.001)
+            assert joining.result()
+            assert any("downloading a round that was missed" in text for text in told), (
+                "over slow links that takes long"
+            )
             assert late.core.position == trainers[1].core.position
             assert len(digests(trainers)) == 1
             assert [(event.epoch, event.rounds) for event in replays] == [(3 + rounds, rounds)]
@@ -177,8 +184,12 @@ def test_a_download_that_fails_leaves_nothing_of_what_was_collected() -> None:
             swarm.network.set_bandwidth(newcomer.node.peer_id, BULK / 30)
             before = newcomer.core.replica.state.digest()
             training = asyncio.create_task(together(*(trainer.train(12) for trainer in veterans)))
+            loop = asyncio.get_running_loop()
+            loop.call_later(10, swarm.network.set_bandwidth, newcomer.node.peer_id, 1.0)
             with pytest.raises(StateDownloadError):
                 await newcomer.core.join()
+            assert loop.time() > 16 and newcomer.core._exchange.moved > 0, "some of it had come"
+            swarm.network.set_bandwidth(newcomer.node.peer_id, BULK)
             assert newcomer.core.replica.state.digest() == before and newcomer.epoch == 0
             await training
 
