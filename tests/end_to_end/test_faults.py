@@ -24,7 +24,7 @@ def test_a_recipe_that_differs_is_refused_and_the_keys_are_named(swarm: MakeSwar
     run.start_monitor()
     stranger = run.start("join", "stranger", "--set", "sequence_len=16", "--set", "optimizer.learning_rate=1")
     run.wait_for_end(stranger, 4)
-    assert "optimizer.learning_rate, sequence_len" in stranger.last_words()
+    assert "it differs in optimizer.learning_rate (here 1.0), sequence_len (here 16)" in stranger.last_words()
     run.wait(lambda: any("recipe differs" in event.text for event in run.events("monitor")), "the monitor notes it")
 
 
