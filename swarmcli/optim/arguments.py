@@ -27,13 +27,20 @@ _OPTIMIZERS_OWN = {"state_tolerance", "proceed_alone"}
 
 
 def choose_timing(
-    optimizer: object, params: object, *, offload: bool | None, delayed_step: bool | None, delayed_averaging: bool
+    optimizer: object,
+    params: object,
+    *,
+    offload: bool | None,
+    delayed_step: bool | None,
+    delayed_averaging: bool,
+    outer: bool = False,
 ) -> tuple[Timing, bool]:
     """For what of an epoch's end the trainer waits, and whether the optimizer is offloaded; defaults are filled in.
+    With `outer` steps the optimizer steps the model in any case, and an anchor steps elsewhere.
 
     Raises ValueError for a combination that cannot work, with the reason.
     """
-    offload = params is not None if offload is None else offload
+    offload = params is not None and not outer if offload is None else offload
     delayed_step = delayed_averaging if delayed_step is None else delayed_step
     check_flags(delay_grad_averaging=delayed_averaging, offload_optimizer=offload, delay_optimizer_step=delayed_step)
     ready_made = isinstance(optimizer, torch.optim.Optimizer)
@@ -44,14 +51,17 @@ def choose_timing(
         "delay_grad_averaging=True needs delay_optimizer_step: a step cannot come before its gradients": (
             delayed_averaging and not delayed_step
         ),
+        "offload_optimizer=True: with outer steps the optimizer makes inner steps, of the model itself": (
+            offload and outer
+        ),
         "offload_optimizer=True needs an optimizer factory and params: a ready-made optimizer keeps its "
         "parameters where they are": offload and (ready_made or params is None),
         "delay_optimizer_step=True and delay_grad_averaging=True need an optimizer factory and params: a "
         "ready-made optimizer steps the model's parameters while the model computes with them": (
-            ready_made and delayed_step
+            ready_made and delayed_step and not outer
         ),
         "delay_optimizer_step=True needs offload_optimizer: otherwise the step changes the model's parameters "
-        "while the model computes with them": delayed_step and not offload,
+        "while the model computes with them": delayed_step and not (offload or outer),
     }
     for reason, applies in refused.items():
         if applies:

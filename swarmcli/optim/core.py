@@ -592,7 +592,7 @@ class OptimizerCore:
         await self._end_is_over()
         if self.replica.may_gather:  # otherwise the average is taken in by the next step, and what is saved is older
             await self._keeper.averaging.apply(wait=True)
-        await self.replica.publish()
+        await self.replica.rest()
         saved = await self.replica.checkpoint()
         swarm = {**saved["swarm"], "standing": self.claims.saved(), TERM: self._frozen.frozen.digest}
         return {**saved, "swarm": swarm}

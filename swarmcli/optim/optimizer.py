@@ -26,7 +26,7 @@ from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.epoch.seat import SeatLost
 from swarmcli.optim.grad_scaler import GradScaler, ScaledSteps, check_grad_scaler
 from swarmcli.optim.gradients.grad_averager import GradientAverager
-from swarmcli.optim.modes import choose_mode
+from swarmcli.optim.modes import Outer, choose_mode
 from swarmcli.optim.modes.base import SiteHooks, StateOptions, Trained
 from swarmcli.optim.peers.progress import GlobalTrainingProgress, LocalTrainingProgress
 from swarmcli.optim.peers.report import PeerReport
@@ -79,6 +79,7 @@ class Optimizer(torch.optim.Optimizer):
         auxiliary: bool = False,
         grad_compression: CompressionBase = NoCompression(),  # noqa: B008  # codecs have no state
         grad_averager: Callable[..., Any] | None = GradientAverager,
+        outer: Outer | None = None,
         use_ext_grad_buffer: bool = False,
         state_averaging_compression: CompressionBase = NoCompression(),  # noqa: B008
         load_state_compression: CompressionBase = NoCompression(),  # noqa: B008
@@ -117,6 +118,7 @@ class Optimizer(torch.optim.Optimizer):
             offload=offload_optimizer,
             delayed_step=delay_optimizer_step,
             delayed_averaging=delay_grad_averaging,
+            outer=outer is not None,
         )
         of_averager = dict(averager_opts or {})
         of_states = {"tolerance": of_averager.pop("state_tolerance")} if "state_tolerance" in of_averager else {}
@@ -145,6 +147,7 @@ class Optimizer(torch.optim.Optimizer):
         )
         self.mode = choose_mode(
             grad_averager,
+            outer,
             timing=timing,
             reuse_grad_buffers=reuse_grad_buffers,
             share_gradients=use_ext_grad_buffer,

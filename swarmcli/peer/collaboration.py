@@ -60,7 +60,7 @@ from swarmcli.training.memory import check_memory
 from swarmcli.training.merging import remember_base
 from swarmcli.training.outline import keep_outline, kept_outline, outline_of
 from swarmcli.training.resumed import Resume, by_recipe, resumed_place
-from swarmcli.training.schedule import AVERAGE
+from swarmcli.training.schedule import AVERAGE, outer_steps
 
 COMPRESSIONS: Mapping[str, CompressionBase] = {
     "none": NoCompression(),
@@ -378,6 +378,7 @@ def mode_options(recipe: Recipe) -> dict[str, Any]:
     averaging, compression = recipe.averaging, recipe.compression
     return {
         "grad_averager": None if recipe.local_updates.enabled else grad_averager(recipe.gradient_averaging),
+        "outer": outer_steps(recipe),
         "grad_compression": COMPRESSIONS[compression.gradients],
         "state_averaging_compression": COMPRESSIONS[compression.state_averaging],
         "load_state_compression": COMPRESSIONS[compression.state_download],
@@ -391,7 +392,7 @@ def timing_options(recipe: Recipe, *, computes: bool) -> dict[str, Any]:
     return {
         "offload_optimizer": computes and recipe.offloaded,
         "delay_optimizer_step": computes and recipe.delay.step,
-        "delay_grad_averaging": computes and recipe.delay.grad_averaging,
+        "delay_grad_averaging": computes and (recipe.delay.grad_averaging or recipe.outer.takes_steps),
         "delay_state_averaging": computes and recipe.delay.state_averaging,
     }
 

@@ -27,6 +27,7 @@ from swarmcli.recipe.settings import (
     LocalUpdateSettings,
     NetworkSettings,
     OptimizerSettings,
+    OuterSettings,
     OwnPath,
     SchedulerSettings,
     beside,
@@ -142,6 +143,7 @@ class Recipe(Section):
     gradient_averaging: GradientAveragingSettings = GradientAveragingSettings()
     delay: DelaySettings = DelaySettings()
     local_updates: LocalUpdateSettings = LocalUpdateSettings()
+    outer: OuterSettings = OuterSettings()
     compression: CompressionSettings = CompressionSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -186,6 +188,7 @@ class Recipe(Section):
         _check_several_groups(self)
         _check_aggregator(self)
         _check_local_updates(self)
+        _check_outer(self)
         _check_site(self)
         _check_evaluation(self)
         _check_rows(self)
@@ -465,6 +468,39 @@ def _check_rows(recipe: Recipe) -> None:
             "each dataset with type: chat_template has a template of its own; remove one of the two"
             if chats
             else "no dataset has conversations; set type: chat_template in one of datasets, or remove it",
+        )
+
+
+def _check_outer(recipe: Recipe) -> None:
+    """Refuses what outer steps have no use for, and batches that do not make up an inner step."""
+    if not recipe.outer.takes_steps:
+        return
+    no_use = {
+        "gradient_averaging.method": (recipe.gradient_averaging.method != "plain", "no gradients are averaged"),
+        "local_updates.enabled": (recipe.local_updates.enabled, "it is another way to train"),
+        "averaging.target_group_size": (recipe.averaging.target_group_size, "one anchor needs one group"),
+        "averaging.average_state_every": (recipe.averaging.average_state_every, "all peers have the same anchor"),
+        "delay.grad_averaging": (recipe.delay.grad_averaging, "trainers go on during a round in any case"),
+        "delay.optimizer_step": (recipe.delay.step, "trainers go on during a round in any case"),
+        "local.offload_optimizer": (recipe.local.offload_optimizer, "the optimizer makes steps of the model itself"),
+        "local.site.processes": (recipe.local.site.processes > 1, "a peer that makes them is one process"),
+    }
+    for key, (given, reason) in no_use.items():
+        if given:
+            raise Conflict(key, f"{key} has no use with outer steps: {reason}; remove it, or remove outer")
+    samples = recipe.micro_batch * recipe.accumulation_steps
+    if recipe.outer.inner_batch_size % samples:
+        raise Conflict(
+            "outer.inner_batch_size",
+            f"an inner step of {recipe.outer.inner_batch_size} samples is not made up of {recipe.micro_batch} × "
+            f"{recipe.accumulation_steps} (micro_batch_size × gradient_accumulation_steps); set local.micro_batch_size "
+            "to one of its divisors",
+        )
+    if recipe.outer.inner_batch_size > recipe.target_batch_size:
+        raise Conflict(
+            "outer.inner_batch_size",
+            f"an inner step of {recipe.outer.inner_batch_size} samples of one peer is larger than an outer step of the "
+            f"whole swarm ({recipe.target_batch_size}); raise target_batch_size to many inner steps",
         )
 
 

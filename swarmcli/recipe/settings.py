@@ -410,6 +410,38 @@ class LocalUpdateSettings(Section):
     enabled: bool = shared(False, "each peer steps after every batch, and parameters are averaged once per epoch")
 
 
+class OuterSettings(Section):
+    """Outer steps: each peer steps by itself, and a round averages how far the peers went."""
+
+    optimizer: Literal["nesterov", "sgd", "adam"] | None = shared(
+        None,
+        "peers step with `optimizer` by themselves, and this steps what they have in common, with the average of how "
+        "far they went; null: gradients are averaged instead",
+    )
+    lr: float = shared(0.7, "learning rate of the outer optimizer; adam wants less, such as 0.1", gt=0)
+    momentum: float = shared(0.9, "of the outer optimizer; for adam its first beta", ge=0, lt=1)
+    inner_batch_size: int = shared(
+        0, "samples of a peer's own step, a multiple of micro_batch_size; outer.optimizer needs it", ge=0
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> OuterSettings:
+        for key in ("lr", "momentum", "inner_batch_size"):
+            if key in self.model_fields_set and not self.takes_steps:
+                raise Conflict(key, f"{key} belongs to outer steps; add optimizer: nesterov beside it, or remove {key}")
+        if self.takes_steps and not self.inner_batch_size:
+            raise Conflict(
+                "optimizer",
+                "outer.inner_batch_size is missing; add `inner_batch_size: …`, samples of a peer's own step",
+            )
+        return self
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether the run takes outer steps."""
+        return self.optimizer is not None
+
+
 class CompressionSettings(Section):
     """In which form tensors travel; docs/compression.md has the error of each."""
 

@@ -379,6 +379,7 @@ def mode_in_words(recipe: Recipe) -> str:
     codec = compression.state_averaging if recipe.local_updates.enabled else compression.gradients
     parts = [
         "local updates" if recipe.local_updates.enabled else "",
+        f"outer steps ({recipe.outer.optimizer})" if recipe.outer.takes_steps else "",
         f"{METHODS[gradients.method]} of rank {gradients.rank}" if METHODS[gradients.method] else "",
         "delayed averaging" if delay.grad_averaging else "delayed step" if delay.step else "",
         "" if codec == "none" else codec.replace("_", " ") + " on the wire",

@@ -133,19 +133,21 @@ def memory_needs(recipe: Recipe, outline: nn.Module, role: Role, compute: Comput
 def of_trainer(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Need]:
     model, trained = sizes_held(recipe, outline)
     statistics = trained * statistics_of(recipe) // (recipe.local.site.processes if recipe.local.site.zero else 1)
-    local = recipe.local_updates.enabled
+    own_steps = recipe.local_updates.enabled or recipe.outer.inner_batch_size == recipe.micro_batch
     return [
         Need("Python, torch and transformers", MEASURED.program),
         Need("CUDA itself", MEASURED.cuda if compute.device.type == "cuda" else 0, True),
         Need("parameters", model, True),
         Need("gradients", trained, True),
         Need("what the forward pass keeps for the backward pass", activation_bytes(recipe, outline, compute), True),
-        Need("sums of gradients over an epoch", 0 if local else trained, True),
+        Need("sums of gradients", 0 if own_steps else trained, True),
         Need(f"statistics of {recipe.optimizer.name}", statistics, not recipe.offloaded),
+        *outer_needs(recipe, trained),
         Need("parameters for the optimizer", trained if recipe.offloaded else 0),
         *round_needs(recipe, trained),
         Need(
-            "a copy of the state, while somebody downloads it", sizes(outline)[0] - frozen_bytes(outline) + statistics
+            "a copy of the state, while somebody downloads it",
+            sizes(outline)[0] - frozen_bytes(outline) + statistics_that_travel(recipe, trained, statistics),
         ),
         Need(
             "a copy of frozen weights, while somebody downloads them",
@@ -156,19 +158,41 @@ def of_trainer(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Nee
 
 def of_monitor(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Need]:
     model, trained = sizes_held(recipe, outline)
-    statistics = trained * statistics_of(recipe)
+    statistics = statistics_that_travel(recipe, trained, trained * statistics_of(recipe))
     saved = trained if recipe.adapter else model
     return [
         Need("Python, torch and transformers", MEASURED.program),
         Need("parameters", model),
-        Need("sums of gradients over an epoch", 0 if recipe.local_updates.enabled else trained),
-        Need(f"statistics of {recipe.optimizer.name}", statistics),
+        Need("sums of gradients", 0 if recipe.local_updates.enabled or recipe.outer.takes_steps else trained),
+        *(
+            outer_needs(recipe, trained)
+            if recipe.outer.takes_steps
+            else [Need(f"statistics of {recipe.optimizer.name}", statistics)]
+        ),
         *round_needs(recipe, trained),
         Need(
             "a copy of the state, while somebody downloads it", sizes(outline)[0] - frozen_bytes(outline) + statistics
         ),
         Need("copies of the state for a checkpoint", saved + statistics + max(saved, statistics)),
     ]
+
+
+def outer_needs(recipe: Recipe, trained: int) -> list[Need]:
+    """The anchor, and where the model was when its difference was handed in, in host memory."""
+    if not recipe.outer.takes_steps:
+        return []
+    return [
+        Need("the anchor of outer steps, twice", 2 * trained),
+        Need(f"statistics of {recipe.outer.optimizer}", statistics_that_travel(recipe, trained, 0)),
+    ]
+
+
+def statistics_that_travel(recipe: Recipe, trained: int, inner: int) -> int:
+    """Bytes of statistics in a state: of the outer optimizer, or where there is none the `inner` ones."""
+    if not recipe.outer.takes_steps:
+        return inner
+    moments = 2 if recipe.outer.optimizer == "adam" else int(recipe.outer.momentum > 0)
+    return trained * (moments + bool(recipe.ema_decay))
 
 
 def of_auxiliary(recipe: Recipe, outline: nn.Module, compute: Compute) -> list[Need]:
@@ -228,7 +252,8 @@ def statistics_of(recipe: Recipe) -> int:
         "momentum_buffer": "momentum" in kind.keys and not settings.value_of("momentum"),
         "grad_avg": not settings.args.get("centered"),
     }
-    return sum(not unused.get(name) for name in kind.statistics) + bool(recipe.ema_decay)
+    averages = recipe.ema_decay > 0 and not recipe.outer.takes_steps
+    return sum(not unused.get(name) for name in kind.statistics) + averages
 
 
 SIZES = (

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from swarmcli.checkpoints.layout import checkpoints_below, find_checkpoint, newest_first, read_manifest
 from swarmcli.errors import CheckpointError
 from swarmcli.optim.state.lineage import lineage_of_resumed
+from swarmcli.optim.state.meaning import settings_of
 from swarmcli.recipe import Recipe
 from swarmcli.training.checkpoint import Checkpoint
-from swarmcli.training.schedule import AVERAGE, optimizer_kind, rate_by_epoch
+from swarmcli.training.schedule import AVERAGE, optimizer_kind, outer_steps, rate_by_epoch
 
 IN_RECIPE = {"initial_lr": "learning_rate"}  # names of the recipe for settings that the optimizer calls otherwise
 
@@ -62,7 +65,8 @@ def by_recipe(
     """
     kind = optimizer_kind(recipe)[1]
     names = ["initial_lr", *(name for name in kind if name != "lr"), "weight_decay"]
-    saved, swarm = checkpoint.optimizer["param_groups"], checkpoint.optimizer["swarm"]
+    swarm, outer = checkpoint.optimizer["swarm"], _outer_groups(recipe, checkpoint)
+    saved = swarm["inner"] if outer else checkpoint.optimizer["param_groups"]
     frozen, own = swarm.get("frozen_weights") or "none", recipe.frozen_weights or "none"
     if "frozen_weights" in swarm and frozen != own:
         raise CheckpointError(
@@ -77,13 +81,17 @@ def by_recipe(
     schedule = swarm["scheduler"]
     factor = rate_by_epoch(recipe.lr_scheduler, recipe.max_epochs)(schedule["last_epoch"])
     pairs = list(zip(groups, saved, strict=True))
-    settings = [{**group, "params": before["params"], "lr": group["initial_lr"] * factor} for group, before in pairs]
+    settings = [
+        {**group, "params": before.get("params", ()), "lr": group["initial_lr"] * factor} for group, before in pairs
+    ]
     schedule = {
         **schedule,
         "base_lrs": [group["initial_lr"] for group in settings],
         "_last_lr": [group["lr"] for group in settings],
     }
     swarm = {**swarm, "scheduler": schedule}
+    if outer:
+        swarm["inner"] = [settings_of(group) for group in settings]
     if checkpoint.run_id != recipe.run_id:
         swarm["lineage"] = lineage_of_resumed(recipe.run_id, bytes.fromhex(swarm["lineage"])).hex()
         for name in ("standing", "owner"):
@@ -94,8 +102,23 @@ def by_recipe(
             place: {name: value for name, value in each.items() if name != AVERAGE}
             for place, each in statistics.items()
         }
-    state = {**checkpoint.optimizer, "state": statistics, "param_groups": settings, "swarm": swarm}
+    state = {**checkpoint.optimizer, "state": statistics, "param_groups": outer or settings, "swarm": swarm}
     return state, _differences(names, settings, saved, checkpoint.epoch)
+
+
+def _outer_groups(recipe: Recipe, checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """The groups of the outer optimizer in a checkpoint, with the recipe's settings; []: there is none. Raises
+    CheckpointError if the run of one of the two takes outer steps, or others."""
+    outer, saved = outer_steps(recipe), checkpoint.optimizer["param_groups"]
+    group = outer.make([torch.nn.Parameter(torch.zeros(1))]).param_groups[0] if outer is not None else {}
+    alike = settings_of(saved[0]).keys() == settings_of(group).keys() if group else True
+    if ("inner" in checkpoint.optimizer["swarm"]) != bool(group) or not alike:
+        raise CheckpointError(
+            f"{checkpoint.path} is of a run with other outer steps than those of {recipe.run_id} (outer.optimizer: "
+            f"{recipe.outer.optimizer or 'none'}): the statistics of the one say nothing to the other; resume with the "
+            "outer section of the recipe that wrote it"
+        )
+    return [{**group, "params": before["params"]} for before in saved] if group else []
 
 
 def _differences(

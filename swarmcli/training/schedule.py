@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from swarmcli.errors import RecipeError
+from swarmcli.optim.modes import Outer
 from swarmcli.recipe import PieceSettings, Recipe, SchedulerSettings
 from swarmcli.recipe.optimizers import OPTIMIZERS
 from swarmcli.training.muon import BY_MUON, MuonWithAdamW
@@ -27,9 +29,11 @@ def optimizer_factory(
     """Makes the recipe's optimizer of parameter groups: the model's own, or copies of them elsewhere.
 
     With `max_grad_norm` and `max_grad_value` each step first clips the gradients: they are the average, equal on all
-    peers, so that they stay equal. `around(groups, kind, **defaults)` makes one that steps as `kind` does.
+    peers, so that they stay equal; or, with outer steps, a peer's own. `around(groups, kind, **defaults)` makes one
+    that steps as `kind` does.
     """
     kind, defaults = optimizer_kind(recipe)
+    averages = recipe.ema_decay > 0 and not recipe.outer.takes_steps
     max_norm, max_value = recipe.optimizer.max_grad_norm, recipe.optimizer.max_grad_value
 
     def clip(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -39,25 +43,43 @@ def optimizer_factory(
         if max_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
+    def make(groups: Any) -> torch.optim.Optimizer:
+        optimizer = kind(groups, **defaults) if around is None else around(groups, kind, **defaults)
+        if max_norm is not None or max_value is not None:
+            optimizer.register_step_pre_hook(clip)
+        return keep_averages(optimizer, recipe.ema_decay) if averages else optimizer
+
+    return make
+
+
+def outer_steps(recipe: Recipe) -> Outer | None:
+    """The recipe's outer steps; None: it takes none."""
+    settings = recipe.outer
+    if settings.optimizer is None:
+        return None
+    named = Outer(settings.inner_batch_size, settings.optimizer, settings.lr, settings.momentum)
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return keep_averages(named.make(parameters), recipe.ema_decay)
+
+    return replace(named, optimizer=make) if recipe.ema_decay else named
+
+
+def keep_averages(optimizer: torch.optim.Optimizer, decay: float) -> torch.optim.Optimizer:
+    """The same optimizer, which after each step moves the average over epochs of what it steps. It begins at the
+    weights behind the first step, and is a statistic like any: so newcomers download it, and whoever makes up for an
+    epoch moves it as the others have."""
+
     def average(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The average begins at the weights behind the first step, and is a statistic like any: so newcomers download
-        it, and whoever makes up for an epoch moves it as the others have."""
         stepped = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         for parameter in stepped:
             if AVERAGE not in optimizer.state[parameter]:
                 optimizer.state[parameter][AVERAGE] = parameter.detach().clone()
         averages = [optimizer.state[parameter][AVERAGE] for parameter in stepped]
-        torch._foreach_lerp_(averages, [parameter.detach() for parameter in stepped], 1 - recipe.ema_decay)
+        torch._foreach_lerp_(averages, [parameter.detach() for parameter in stepped], 1 - decay)
 
-    def make(groups: Any) -> torch.optim.Optimizer:
-        optimizer = kind(groups, **defaults) if around is None else around(groups, kind, **defaults)
-        if max_norm is not None or max_value is not None:
-            optimizer.register_step_pre_hook(clip)
-        if recipe.ema_decay:
-            optimizer.register_step_post_hook(average)
-        return optimizer
-
-    return make
+    optimizer.register_step_post_hook(average)
+    return optimizer
 
 
 def optimizer_kind(recipe: Recipe) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

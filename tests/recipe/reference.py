@@ -34,6 +34,7 @@ from swarmcli.recipe.settings import (
     LocalUpdateSettings,
     NetworkSettings,
     OptimizerSettings,
+    OuterSettings,
     PieceSettings,
 )
 
@@ -52,6 +53,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "gradient_averaging": GradientAveragingSettings,
     "delay": DelaySettings,
     "local_updates": LocalUpdateSettings,
+    "outer": OuterSettings,
     "compression": CompressionSettings,
     "checkpoint": CheckpointSettings,
     "checkpoint.upload": UploadSettings,

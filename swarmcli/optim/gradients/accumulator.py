@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -14,6 +14,24 @@ from swarmcli.errors import OptimizerError
 
 if TYPE_CHECKING:
     from swarmcli.averaging.round.phases import RoundProgram
+
+
+class Accumulator(Protocol):
+    """What a peer brings to the round that ends an epoch, in the making; see GradientAccumulator."""
+
+    waits: bool  # whether `freeze` waits for other processes, so that it must not be called on an event loop
+
+    @property
+    def parameters(self) -> Sequence[torch.Tensor]: ...
+    @property
+    def means(self) -> Sequence[torch.Tensor]: ...
+    @property
+    def samples(self) -> int: ...
+    def add(self, batch_size: int, scale: float | None = None) -> bool: ...
+    def freeze(self) -> int: ...
+    def restore(self) -> None: ...
+    def settle(self, counted: bool) -> None: ...
+    def reset(self) -> None: ...
 
 
 class GradientAccumulator:
@@ -35,7 +53,7 @@ class GradientAccumulator:
     `restore` and `settle` may be called beside `add`, from another thread; all other calls exclude each other.
     """
 
-    waits = False  # whether `freeze` waits for other processes, so that it must not be called on an event loop
+    waits = False
 
     def __init__(
         self,
@@ -131,8 +149,9 @@ class GradientAccumulator:
         self._empty(keep_until_needed=True)
         return self.handed_in
 
-    def settle(self) -> None:
-        """Uses up what was frozen. Without effect if nothing was."""
+    def settle(self, counted: bool = True) -> None:
+        """The parameters step: what was frozen is used up, though a round may not have `counted` it, since it is of the
+        parameters before. Without effect if nothing was."""
         self.handed_in = 0
 
     def restore(self) -> None:
@@ -235,7 +254,7 @@ class GradientMethod:
 
     program: RoundProgram | None = None  # the phases of a round; None: one all-reduce over `tensors`
 
-    def __init__(self, accumulator: GradientAccumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(self, accumulator: Accumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> None:
         # Dense mean gradients in host memory, in the shapes of the parameters; valid after `finish`.
         self.averaged: Sequence[torch.Tensor] = accumulator.means
         # The averager is made with these, and keeps them of committed rounds for replays.

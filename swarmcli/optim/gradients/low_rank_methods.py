@@ -19,7 +19,7 @@ import torch
 
 from swarmcli.averaging.checks import check_numbers
 from swarmcli.averaging.round.phases import run_alone
-from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod, Shapes
+from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Shapes
 from swarmcli.optim.gradients.low_rank import Difference, flattened, orthonormalized, redrawn, saved, stuck, vanished
 
 P_PHASE, Q_PHASE = 0, 1
@@ -76,9 +76,7 @@ class LowRankMethod(GradientMethod, ABC):
     name: str
     redraws_stuck = False  # whether columns of P that say nothing are asked for again with other columns of Q
 
-    def __init__(
-        self, accumulator: GradientAccumulator | Shapes, rank: Rank, beside: Sequence[torch.Tensor] = ()
-    ) -> None:
+    def __init__(self, accumulator: Accumulator | Shapes, rank: Rank, beside: Sequence[torch.Tensor] = ()) -> None:
         super().__init__(accumulator, beside)
         shapes = [rank.matrix(mean.shape) for mean in accumulator.means]
         self.indices = [index for index, extents in enumerate(shapes) if extents is not None]
@@ -150,9 +148,7 @@ class PowerSGDMethod(LowRankMethod):
 
     name = "powersgd"
 
-    def __init__(
-        self, accumulator: GradientAccumulator | Shapes, rank: Rank, beside: Sequence[torch.Tensor] = ()
-    ) -> None:
+    def __init__(self, accumulator: Accumulator | Shapes, rank: Rank, beside: Sequence[torch.Tensor] = ()) -> None:
         super().__init__(accumulator, rank, beside)
         self._residuals = [torch.zeros_like(matrix.mean) for matrix in self.matrices]
 
@@ -201,9 +197,7 @@ class PowerEFMethod(LowRankMethod):
     # that P, of which nothing is left in the error, and every second round would do nothing.
     redraws_stuck = True
 
-    def __init__(
-        self, accumulator: GradientAccumulator | Shapes, rank: Rank, beside: Sequence[torch.Tensor] = ()
-    ) -> None:
+    def __init__(self, accumulator: Accumulator | Shapes, rank: Rank, beside: Sequence[torch.Tensor] = ()) -> None:
         super().__init__(accumulator, rank, beside)
         self._estimates = [torch.zeros_like(mean) for mean in accumulator.means]
         self._of_matrices = [

@@ -17,6 +17,8 @@ from swarmcli.optim.gradients.low_rank_averagers import PowerEFGradientAverager,
 from swarmcli.optim.modes.base import Mode
 from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
+from swarmcli.optim.modes.outer import Outer as Outer
+from swarmcli.optim.modes.outer import OuterSteps
 from swarmcli.optim.modes.synchronous import Synchronous
 
 MODES: Mapping[Any, type[Mode]] = {
@@ -27,10 +29,14 @@ MODES: Mapping[Any, type[Mode]] = {
 }
 
 
-def choose_mode(grad_averager: Callable[..., Any] | None, **common: Any) -> Mode:
-    """The mode that an averager class, what its `get_factory` returned, or None stands for. `common`: the options that
-    all modes have. Raises TypeError for anything else, and for options that the mode does not have; ValueError for
-    options that cannot work together."""
+def choose_mode(grad_averager: Callable[..., Any] | None, outer: Outer | None = None, **common: Any) -> Mode:
+    """The mode that an averager class, what its `get_factory` returned, or None stands for; with `outer`, outer steps.
+    `common`: the options that all modes have. Raises TypeError for anything else, and for options that the mode does
+    not have; ValueError for options that cannot work together."""
+    if outer is not None:
+        if grad_averager is not GradientAverager:
+            raise ValueError(f"outer: outer steps average differences by GradientAverager, not by {grad_averager!r}")
+        return OuterSteps(outer=outer, **common)
     kind: Any = grad_averager
     options: dict[str, Any] = {}
     if isinstance(grad_averager, partial):

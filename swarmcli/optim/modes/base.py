@@ -198,8 +198,11 @@ class EpochWork(Protocol):
         `counted`: this peer's part is in the average. Nothing is frozen any more.
         """
 
-    async def replay(self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int) -> None:
-        """Steps with a round that this peer missed; what it accumulated or froze, of former parameters, is dropped."""
+    async def replay(
+        self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int, weights: Mapping[PeerID, float]
+    ) -> None:
+        """Steps with a round that this peer missed; gradients of former parameters, accumulated or frozen, are dropped.
+        `weights`: samples of each contributor."""
 
     async def pass_by(self, wanted: LineagePosition) -> bool:
         """Goes to `wanted` with the parameters as they are, where lineages only count epochs.

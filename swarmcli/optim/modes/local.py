@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from swarmcli.optim.state.replica import Replica
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHTNode
+    from swarmcli.network.identity import PeerID
     from swarmcli.optim.config import PeerContext
     from swarmcli.optim.modes.base import CommittedRound, EpochWork, SiteHooks, Trained
     from swarmcli.optim.state.lineage import LineagePosition
@@ -122,7 +123,9 @@ class LocalWork:
         await self.replica.change(partial(self.replica.state.end_epoch, following))
         self._handed = None
 
-    async def replay(self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int) -> None:
+    async def replay(
+        self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int, weights: Mapping[PeerID, float]
+    ) -> None:
         """Not to be called, as `replays` says: the others' steps cannot be made up for."""
         raise RuntimeError("with local updates no round holds what the others have learned: the state is downloaded")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmcli.averaging import AveragerCore
-from swarmcli.optim.gradients.accumulator import GradientAccumulator, Shapes
+from swarmcli.optim.gradients.accumulator import Accumulator, Shapes
 from swarmcli.optim.gradients.low_rank_methods import LowRankMethod, PowerEFMethod, PowerSGDMethod, Rank
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.buffers import room_for
@@ -41,9 +41,7 @@ class LowRank(Synchronous):
         return Rank(self.averager_rank, self.min_compression_ratio)
 
     @abstractmethod
-    def method(
-        self, accumulator: GradientAccumulator | Shapes, beside: Sequence[torch.Tensor] = ()
-    ) -> LowRankMethod: ...
+    def method(self, accumulator: Accumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> LowRankMethod: ...
 
     def assisting_averager(
         self,
@@ -60,10 +58,10 @@ class LowRank(Synchronous):
 
 
 class PowerSGD(LowRank):
-    def method(self, accumulator: GradientAccumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> PowerSGDMethod:
+    def method(self, accumulator: Accumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> PowerSGDMethod:
         return PowerSGDMethod(accumulator, self.rank, beside)
 
 
 class PowerEF(LowRank):
-    def method(self, accumulator: GradientAccumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> PowerEFMethod:
+    def method(self, accumulator: Accumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> PowerEFMethod:
         return PowerEFMethod(accumulator, self.rank, beside)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmcli.averaging import AveragerCore
-from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod, Shapes, sum_type
+from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Shapes, sum_type
 from swarmcli.optim.modes.base import GivenUp, Mode
 from swarmcli.optim.state.buffers import Buffers, room_for
 from swarmcli.optim.state.replica import Replica
@@ -20,6 +20,7 @@ from swarmcli.threads import on_one_thread
 if TYPE_CHECKING:
     from swarmcli.averaging import AveragerConfig
     from swarmcli.dht import DHTNode
+    from swarmcli.network.identity import PeerID
     from swarmcli.optim.config import PeerContext
     from swarmcli.optim.modes.base import CommittedRound, EpochWork, SiteHooks, Trained
     from swarmcli.optim.state.lineage import LineagePosition
@@ -34,7 +35,7 @@ ACCUMULATE_HERE = 32 << 20
 class Synchronous(Mode):
     """All peers hold the same parameters, which step once per epoch with the average of everyone's gradients."""
 
-    def method(self, accumulator: GradientAccumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> GradientMethod:
+    def method(self, accumulator: Accumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> GradientMethod:
         """How the gradients are averaged, and `beside` as they are."""
         return GradientMethod(accumulator, beside)
 
@@ -73,7 +74,7 @@ class GradientWork:
         mode: Mode,
         peer: PeerContext,
         replica: Replica,
-        accumulator: GradientAccumulator,
+        accumulator: Accumulator,
         method: GradientMethod,
     ) -> None:
         self.replica = replica
@@ -131,18 +132,21 @@ class GradientWork:
     async def advance(self, committed: CommittedRound, counted: bool) -> StepNorms:
         async with self.averager.tensors():
             following = self._mode.after(self.replica.position, committed, self._target)
-            norms = await self.replica.change(partial(self._step, following, committed.samples, counted))
+            step = partial(self._step, following, committed.samples, committed.weights.values(), counted)
+            norms = await self.replica.change(step)
             self.replica.state.apart |= committed.several
             return norms
 
-    async def replay(self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int) -> None:
+    async def replay(
+        self, averages: Sequence[torch.Tensor], round_id: bytes, samples: int, weights: Mapping[PeerID, float]
+    ) -> None:
         async with self.averager.tensors() as tensors:  # they hold the averages during a step
 
             def replay() -> None:
                 for tensor, average in zip(tensors, averages, strict=True):
                     tensor.copy_(average)
-                self._drop()
-                self._step(self.replica.position.after(round_id, samples), samples, counted=False, missed=True)
+                counted, following = self._missed(weights), self.replica.position.after(round_id, samples)
+                self._step(following, samples, weights.values(), counted, missed=True)
 
             await self.replica.change(replay)
 
@@ -164,12 +168,24 @@ class GradientWork:
         async with self.averager.tensors():
             await on_executor(self._nbytes, self.method.reset_own)
 
-    def _step(self, position: LineagePosition, samples: int, counted: bool, *, missed: bool = False) -> StepNorms:
+    def _step(
+        self, position: LineagePosition, samples: int, weights: Iterable[float], counted: bool, *, missed: bool = False
+    ) -> StepNorms:
         self.method.finish(samples, counted)
         self.replica.buffers.finish(counted=not missed)
-        self._gradients.settle()
+        self._gradients.settle(counted)
         self._handed = None
-        return self.replica.state.step(self.method.averaged, position)
+        return self.replica.state.step(self._descent(weights), position)
+
+    def _missed(self, weights: Mapping[PeerID, float]) -> bool:
+        """A round of these contributors is made up for; whether what this peer has accumulated is in it. Here that is
+        of former parameters, and dropped."""
+        self._drop()
+        return False
+
+    def _descent(self, weights: Iterable[float]) -> Sequence[torch.Tensor]:
+        """What the optimizer steps with: here the average, in which samples count alike, whosever they are."""
+        return self.method.averaged
 
     def _drop(self) -> None:
         self._gradients.reset()

@@ -374,9 +374,9 @@ class CatchUp:
         self._events.emit(RoundsReplayed(position.epoch, position.lineage.hex(), len(rounds), reason))
 
     async def _step_with(self, kept: KeptRound) -> None:
-        await self._work.replay(kept.averages, kept.group_id, kept.record.samples)
-        self._claims.note_replayed(kept.group_id, kept.record.certificate)
         weights = dict(zip(kept.record.contributors, kept.record.weights, strict=True))
+        await self._work.replay(kept.averages, kept.group_id, kept.record.samples, weights)
+        self._claims.note_replayed(kept.group_id, kept.record.certificate)
         self._events.emit(credited(self._replica.position, weights))
 
 

@@ -112,10 +112,15 @@ class Replica:
     async def publish(self) -> None:
         """The model computes with the present parameters from now on. To be called while the trainer waits."""
         async with self._lock:
-            await on_executor(self._nbytes, self._publish)
+            await on_executor(self._nbytes, lambda: self._publish(self.placement.publish))
 
-    def _publish(self) -> None:
-        self.placement.publish()
+    async def rest(self) -> None:
+        """The same, to be saved: what the model has learned beside the state comes back when it is published again."""
+        async with self._lock:
+            await on_executor(self._nbytes, lambda: self._publish(self.placement.rest))
+
+    def _publish(self, publish: Callable[[], None]) -> None:
+        publish()
         self.buffers.publish()
 
     async def check(self) -> None:
@@ -201,6 +206,10 @@ class ParameterPlacement:
 
     def publish(self) -> None:
         """The model computes with the optimizer's parameters of this moment from now on."""
+
+    def rest(self) -> None:
+        """The model has the optimizer's parameters and nothing else, to be saved, until they are published again."""
+        self.publish()
 
     def adopt(self) -> None:
         """The optimizer goes on from the model's parameters of this moment: they have been restored, for example."""

@@ -76,11 +76,13 @@ class TrainingState:
         extra_tensors: Sequence[torch.Tensor] = (),
         shared: Mapping[str, torch.Tensor] | None = None,
         own: Mapping[str, torch.Tensor] | None = None,
+        inner: torch.optim.Optimizer | None = None,
     ) -> None:
         """`shared` and `own` belong to the method of averaging gradients: what all peers hold identically, and what
-        is this peer's alone and only goes into its checkpoints.
+        is this peer's alone and only goes into its checkpoints. `inner` is the optimizer that the scheduler moves,
+        where that is another one, with statistics that are each peer's own: its settings are part of the state.
         """
-        self.optimizer = optimizer
+        self.optimizer, self._inner = optimizer, inner
         self.statistics = statistics_of(optimizer)
         self.scheduler = scheduler
         self.extra_tensors = tuple(extra_tensors)
@@ -149,8 +151,12 @@ class TrainingState:
             "numbers": numbers,
             "apart": self.apart,
             "scheduler": schedule_of(self.scheduler) if self.scheduler is not None else None,
+            **self._inner_settings(),
         }
         return CapturedState(metadata, tensors)
+
+    def _inner_settings(self) -> dict[str, Any]:
+        return {"inner": [settings_of(group) for group in self._inner.param_groups]} if self._inner is not None else {}
 
     @torch.no_grad()
     def restore(self, captured: CapturedState) -> None:
@@ -164,7 +170,7 @@ class TrainingState:
         position = read_position(metadata)
         self.check_tensors(captured.tensors)
         statistics, numbers = self._statistics_in(captured)
-        groups, schedule = self.fit(metadata)
+        groups, schedule, inner = self.fit(metadata)
 
         # All that can be refused is checked by here, and statistics are staged beside the old ones, before a tensor
         # changes: a donor's state is taken over wholly or not at all.
@@ -174,23 +180,33 @@ class TrainingState:
                 fill(own, captured.tensors[name])
             try:
                 install()
-                if self.scheduler is not None:
-                    self.scheduler.load_state_dict(schedule)
+                self._follow(schedule, inner)
             except (KeyError, TypeError, AttributeError) as error:  # of libraries, which expect what they have written
                 raise ValueError(f"the optimizer or its scheduler cannot take it: {error!r:.200}") from error
         self.position, self.apart = position, metadata.get("apart") is True
 
-    def fit(self, metadata: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The parameter groups of the optimizer, and the state of the scheduler ({}: there is none), as another peer's
-        state has them. Raises ValueError if its settings are not those that this peer's optimizer and scheduler have.
+    def fit(self, metadata: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any], list[dict[str, Any]]]:
+        """The parameter groups of the optimizer, the state of the scheduler ({}: there is none), and the groups of the
+        inner optimizer ([]: likewise), as another peer's state has them. Raises ValueError if its settings are not
+        those that this peer's optimizers and scheduler have.
         """
         groups = fit_settings(self.optimizer.state_dict()["param_groups"], metadata.get("groups"))
+        inner = [] if self._inner is None else fit_settings(self._inner.param_groups, metadata.get("inner"))
         schedule = metadata.get("scheduler")
         if self.scheduler is not None:
-            return groups, fit_schedule(self.scheduler, schedule, [group["lr"] for group in groups])
+            rates = [group["lr"] for group in inner or groups]
+            return groups, fit_schedule(self.scheduler, schedule, rates), inner
         if schedule is not None:
             raise ValueError("scheduler: it has one, this peer has none")
-        return groups, {}
+        return groups, {}, inner
+
+    def _follow(self, schedule: dict[str, Any], inner: Sequence[Mapping[str, Any]]) -> None:
+        """The scheduler, and the settings of the inner optimizer, are where those of a state are."""
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(schedule)
+        if self._inner is not None:
+            for group, settings in zip(self._inner.param_groups, inner, strict=True):
+                group.update({key: value for key, value in settings.items() if key != "params"})
 
     def checkpoint(self) -> dict[str, Any]:
         """The optimizer's state_dict, and under "swarm" the scheduler, the position and a digest of the parameters."""
@@ -202,6 +218,7 @@ class TrainingState:
             "apart": self.apart,
             "parameters": self.digest(),
             "scheduler": schedule_of(self.scheduler) if self.scheduler is not None else None,
+            **self._inner_settings(),
             "gradients": {name: tensor.detach().clone() for name, tensor in (self.shared | self.own).items()},
             "extra": {str(index): tensor.detach().clone() for index, tensor in enumerate(self.extra_tensors)},
         }
@@ -234,13 +251,12 @@ class TrainingState:
         saved_extra = _mapping({"extra": extra, **swarm}, "extra")
         if _forms(saved_extra) != _forms(extra):
             raise ValueError("the checkpoint has other extra tensors (the model's buffers) than this peer")
-        groups, schedule, statistics = self._settings_in(checkpoint, swarm)
+        groups, schedule, inner, statistics = self._settings_in(checkpoint, swarm)
 
         @torch.no_grad()
         def install() -> None:
             self.optimizer.load_state_dict({"state": statistics, "param_groups": groups})
-            if self.scheduler is not None:
-                self.scheduler.load_state_dict(schedule)
+            self._follow(schedule, inner)
             for mine, new in ((kept, saved), (extra, saved_extra)):
                 for name, tensor in mine.items():
                     tensor.copy_(new[name])
@@ -254,10 +270,12 @@ class TrainingState:
 
     def _settings_in(
         self, checkpoint: Mapping[str, Any], swarm: Mapping[str, Any]
-    ) -> tuple[list[dict[str, Any]], dict[str, Any], Mapping[Any, Any]]:
-        """Parameter groups, schedule and statistics of a checkpoint. Raises ValueError if they do not fit here."""
+    ) -> tuple[list[dict[str, Any]], dict[str, Any], list[dict[str, Any]], Mapping[Any, Any]]:
+        """Parameter groups, schedule, inner groups and statistics of a checkpoint. Raises ValueError if they do not fit
+        here."""
         saved = to_plain(checkpoint.get("param_groups"))
-        groups, schedule = self.fit({"groups": saved, "scheduler": to_plain(swarm.get("scheduler"))})
+        told = {"groups": saved, "scheduler": to_plain(swarm.get("scheduler")), "inner": to_plain(swarm.get("inner"))}
+        groups, schedule, inner = self.fit(told)
         sizes = [len(group["params"]) for group in self.optimizer.param_groups]
         places = [group.get("params") for group in saved]
         whole = [isinstance(each, list) and all(isinstance(place, int) for place in each) for each in places]
@@ -272,7 +290,7 @@ class TrainingState:
                 if isinstance(value, torch.Tensor) and value.numel() > max(1, parameters[place].numel()):
                     raise ValueError(f"state: {name!r:.40} of parameter {place} is larger than its parameter")
         groups = [{**group, "params": its} for group, its in zip(groups, places, strict=True)]
-        return groups, schedule, statistics
+        return groups, schedule, inner, statistics
 
     def _check_whole(self) -> None:
         if self.torn:

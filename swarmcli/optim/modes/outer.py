@@ -1,0 +1,134 @@
+"""Outer steps: every peer steps by itself, a round averages how far they went, and an anchor steps with that.
+
+DiLoCo (arXiv 2311.08105) with rounds that end by the swarm's samples. To the run it is synchronous training of the
+anchor: lineages, downloads, replays and checkpoints are of anchors, equal at all peers. The statistics of the inner
+optimizer are each peer's own: a newcomer begins with empty ones at the anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+
+from swarmcli.averaging.checks import as_count
+from swarmcli.events import Noticed
+from swarmcli.network.loop_thread import offload
+from swarmcli.optim.gradients.accumulator import GradientMethod
+from swarmcli.optim.modes.synchronous import GradientWork, Synchronous
+from swarmcli.optim.state.anchor import Anchored
+from swarmcli.optim.state.buffers import Buffers
+from swarmcli.optim.state.differences import Differences, steps_of
+from swarmcli.optim.state.replica import InPlace, Replica
+from swarmcli.optim.state.training_state import TrainingState
+from swarmcli.tasks import OFFLOAD_FROM
+from swarmcli.threads import on_all_threads, on_one_thread
+
+if TYPE_CHECKING:
+    from swarmcli.network.identity import PeerID
+    from swarmcli.optim.config import PeerContext
+    from swarmcli.optim.modes.base import EpochWork, SiteHooks, Trained
+
+OuterOptimizer: TypeAlias = Literal["nesterov", "sgd", "adam"] | Callable[[Any], torch.optim.Optimizer]
+SECOND_MOMENT = 0.95  # of Adam as the outer optimizer (arXiv 2311.08105, appendix)
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """Outer steps, as all peers of a run take them. Raises ValueError or TypeError, which name the option.
+
+    `inner_batch_size` samples make an inner step of a peer, in one batch or in several; `target_batch_size` samples of
+    the swarm make an outer one. `optimizer` is a name, for which `lr` and `momentum` count (Adam's first beta), or a
+    factory that takes parameters.
+    """
+
+    inner_batch_size: int
+    optimizer: OuterOptimizer = "nesterov"
+    lr: float = 0.7
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        as_count(self.inner_batch_size, "outer.inner_batch_size", least=1)
+        if not self.lr > 0:
+            raise ValueError(f"outer.lr={self.lr!r}: expected a positive number")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"outer.momentum={self.momentum!r}: expected a number from 0 to below 1")
+        if not callable(self.optimizer) and self.optimizer not in ("nesterov", "sgd", "adam"):
+            raise ValueError(f"outer.optimizer={self.optimizer!r}: expected nesterov, sgd, adam or a factory")
+
+    def make(self, parameters: Any) -> torch.optim.Optimizer:
+        """The outer optimizer of these parameters."""
+        if callable(self.optimizer):
+            return self.optimizer(parameters)
+        if self.optimizer == "adam":
+            return torch.optim.Adam(parameters, self.lr, betas=(self.momentum, SECOND_MOMENT))
+        nesterov = self.optimizer == "nesterov" and self.momentum > 0
+        return torch.optim.SGD(parameters, self.lr, self.momentum, nesterov=nesterov)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterSteps(Synchronous):
+    outer: Outer
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unused = {
+            "reuse_grad_buffers=True": (self.reuse_grad_buffers, "gradients are used up by inner steps"),
+            "use_ext_grad_buffer=True": (self.share_gradients, "no gradients are averaged"),
+            "average_state_every": (self.state.average_every is not None, "the anchors of all peers are equal"),
+            "target_group_size": (self.target_group_size is not None, "one anchor needs one group"),
+        }
+        for option, (given, reason) in unused.items():
+            if given:
+                raise ValueError(f"{option} has no use with outer steps: {reason}")
+
+    def build(self, peer: PeerContext, trained: Trained, site: SiteHooks) -> EpochWork:
+        if not isinstance(trained.placement, InPlace):
+            raise ValueError("offload_optimizer: with outer steps the optimizer makes inner steps, of the model itself")
+        if site.companions is not None:
+            raise ValueError("site: with outer steps a peer is one process")
+        place = Anchored(trained.placement.model_parameters, self.outer.make)
+        buffers = Buffers(trained.extra_tensors)
+        state = TrainingState(
+            peer.config.run_id, place.optimizer, trained.scheduler, buffers.own, inner=trained.optimizer
+        )
+
+        def lost(samples: int) -> None:
+            text = f"{samples} samples of this peer are given up: two rounds in a row have not counted them"
+            peer.events.emit(Noticed("warning", text))
+
+        differences = Differences(place, trained.optimizer, self.outer.inner_batch_size, lost)
+        replica = Replica(state, place, buffers=buffers)
+        return OuterWork(self, peer, replica, differences, self.method(differences, buffers.means))
+
+
+class OuterWork(GradientWork):
+    """GradientWork of differences. The model computes with what the peer has learned, the replica steps the anchor."""
+
+    _gradients: Differences
+    _mode: OuterSteps
+
+    def __init__(
+        self, mode: OuterSteps, peer: PeerContext, replica: Replica, differences: Differences, method: GradientMethod
+    ) -> None:
+        super().__init__(mode, peer, replica, differences, method)
+        self._own_id = peer.node.peer_id
+
+    async def accumulate(self, batch_size: int, scale: float | None = None) -> None:
+        self.replica.placement.check_trained()
+        add = partial(self._gradients.add, batch_size, scale)
+        if on_one_thread(add) if self._nbytes < OFFLOAD_FROM else await offload(lambda: on_all_threads(add)):
+            self.given_up.end()
+        else:
+            self.given_up.note(batch_size, scale)
+
+    def _missed(self, weights: Mapping[PeerID, float]) -> bool:
+        return self._gradients.was_frozen(weights.get(self._own_id, 0.0))
+
+    def _descent(self, weights: Iterable[float]) -> Sequence[torch.Tensor]:
+        """How far the peers went, each inner step counting alike."""
+        steps = steps_of(weights, self._mode.outer.inner_batch_size)
+        return [mean.mul_(steps) for mean in self.method.averaged]

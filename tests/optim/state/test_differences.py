@@ -1,0 +1,158 @@
+"""Every inner step is in one round, in none that is known to have left it out, or told as lost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from swarmcli.optim.state.anchor import Anchored
+from swarmcli.optim.state.differences import Differences, steps_of
+
+STEPS = 400
+
+
+class Peer:
+    """Its k-th inner step moves the k-th number of its model by -1: so a difference tells which steps are in it."""
+
+    def __init__(self, batch: int = 2) -> None:
+        self.model = torch.nn.Parameter(torch.zeros(STEPS, dtype=torch.float64))
+        self.place = Anchored([self.model], lambda parameters: torch.optim.SGD(parameters, lr=1.0))
+        self.lost: list[int] = []
+        inner = torch.optim.SGD([self.model], lr=1.0)
+        self.differences = Differences(self.place, inner, batch, self.lost.append)
+        self.steps, self.batch = 0, batch
+
+    def learn(self) -> None:
+        self.model.grad = torch.zeros_like(self.model)
+        self.model.grad[self.steps] = 1.0
+        assert self.differences.add(self.batch)
+        self.steps += 1
+
+    def freeze(self) -> tuple[int, set[int]]:
+        """The samples that are handed in, and the steps."""
+        samples = self.differences.freeze()
+        steps = (self.differences.means[0] * samples / self.batch).round()
+        assert set(steps.tolist()) <= {0.0, 1.0}, "each step once"
+        return samples, set(steps.nonzero().flatten().tolist())
+
+    def step(self, counted: bool, move: torch.Tensor) -> None:
+        """A round commits, and the anchor moves."""
+        self.differences.settle(counted)
+        self.place.anchor[0].add_(move)
+
+    @property
+    def learned(self) -> set[int]:
+        """The steps that the model has beyond the anchor."""
+        self.place.publish()
+        beyond = (self.place.anchor[0] - self.model.detach()).round()
+        assert set(beyond.tolist()) <= {0.0, 1.0}, "each step once"
+        return set(beyond.nonzero().flatten().tolist())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_step_counts_once_or_is_told_as_lost(seed: int) -> None:
+    drawn, peer, counted, told = random.Random(seed), Peer(), set[int](), 0
+    while peer.steps < STEPS - 40:
+        for _ in range(drawn.randrange(5)):
+            peer.learn()
+        samples, handed = peer.freeze()
+        assert samples == 2 * len(handed) and not counted & handed
+        for _ in range(drawn.randrange(4)):  # while the round is under way
+            peer.learn()
+        outcome = drawn.choice(["counted", "counted", "left out", "failed", "unknown, counted", "unknown, left out"])
+        if outcome.startswith(("failed", "unknown")):
+            peer.differences.restore()
+            if drawn.random() < 0.5:
+                peer.learn()
+        if outcome != "failed":
+            peer.step(outcome.endswith("counted") and samples > 0, torch.randn(STEPS, dtype=torch.float64).round() * 8)
+        if outcome.endswith("counted"):
+            counted |= handed
+        told = sum(peer.lost) // 2
+        assert 2 * len(peer.learned) == peer.differences.samples
+        assert not counted & peer.learned
+        assert len(counted) + len(peer.learned) + told == peer.steps, "nothing is lost without a word"
+    assert told and counted
+
+
+def test_what_two_rounds_in_a_row_have_left_out_is_given_up_and_no_more() -> None:
+    peer, still = Peer(), torch.zeros(STEPS, dtype=torch.float64)
+    peer.learn()
+    for expected in ({0}, {0, 1}, {1, 2}, {2, 3}):
+        assert peer.freeze()[1] == expected
+        peer.learn()
+        peer.step(False, still)
+    assert peer.lost == [2, 2, 2] and peer.learned == {3, 4}
+    assert peer.freeze()[1] == {3, 4}
+    peer.step(True, still)
+    assert not peer.learned and peer.lost == [2, 2, 2]
+
+
+def test_a_round_without_this_peer_moves_the_model_with_the_anchor() -> None:
+    peer, move = Peer(), torch.full((STEPS,), 0.5, dtype=torch.float64)
+    peer.learn()
+    peer.step(False, move)
+    peer.step(False, move)  # two that were missed, before anything is published
+    assert peer.learned == {0} and torch.equal(peer.place.anchor[0], 2 * move)
+    assert peer.freeze() == (2, {0})
+
+
+def test_where_nothing_was_learned_meanwhile_the_model_is_the_anchor_to_the_bit() -> None:
+    peer = Peer()
+    torch.manual_seed(1)
+    for _ in range(5):
+        peer.learn()
+        peer.freeze()
+        peer.step(True, torch.randn(STEPS, dtype=torch.float64))
+        peer.place.publish()
+        assert torch.equal(peer.model.detach(), peer.place.anchor[0])
+
+
+def test_a_model_that_rests_is_the_anchor_and_goes_on_from_where_it_was() -> None:
+    peer = Peer()
+    for _ in range(3):
+        peer.learn()
+    peer.place.rest()
+    assert torch.equal(peer.model.detach(), peer.place.anchor[0])
+    assert peer.learned == {0, 1, 2}
+    peer.place.rest()
+    peer.step(False, torch.full((STEPS,), 0.5, dtype=torch.float64))
+    assert peer.learned == {0, 1, 2}
+
+
+def test_smaller_batches_add_up_to_an_inner_step() -> None:
+    whole, parts = Peer(batch=4), Peer(batch=4)
+    torch.manual_seed(1)
+    for _ in range(3):
+        rows = torch.randn(4, STEPS, dtype=torch.float64)
+        whole.model.grad = rows.mean(0)
+        assert whole.differences.add(4, None)
+        for begin, end in ((0, 1), (1, 3), (3, 4)):
+            parts.model.grad = 8.0 * rows[begin:end].mean(0)
+            assert parts.differences.add(end - begin, scale=8.0)
+            assert parts.differences.samples == whole.differences.samples - (0 if end == 4 else 4)
+    torch.testing.assert_close(parts.model, whole.model, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="inner_batch_size"):
+        parts.differences.add(5)
+
+
+def test_what_is_not_finite_is_dropped() -> None:
+    peer = Peer()
+    peer.learn()
+    peer.model.grad = torch.full_like(peer.model, float("inf"))
+    assert not peer.differences.add(2)
+    assert peer.freeze() == (2, {0})
+    peer.differences.restore()
+    with torch.no_grad():
+        peer.model[3] = float("nan")
+    assert peer.differences.freeze() == 0 and not peer.differences.means[0].any()
+    assert not peer.learned, "the model is the anchor again"
+
+
+def test_the_mean_of_equal_differences_for_each_step_is_the_difference() -> None:
+    assert steps_of([64, 64, 64], 8) == 8
+    assert steps_of([10], 5) == 2
+    assert steps_of([], 5) == 0 and steps_of([0], 5) == 0
+    assert steps_of([96, 32], 8) == (96 * 12 + 32 * 4) / 128

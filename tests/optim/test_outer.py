@@ -1,0 +1,240 @@
+"""Outer steps in a swarm: its anchors are those of one process that is fed the same batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.events import Noticed, RoundsReplayed
+from swarmcli.optim.modes import Outer
+from swarmcli.optim.modes.base import Timing
+from swarmcli.optim.modes.outer import OuterSteps
+from swarmcli.testing import virtual_time
+from tests.optim.optim_swarm import Swarm, Trainer, adamw, decay, digests, loss_of, make_model, record, together
+
+INNER = 4  # samples of an inner step
+
+
+def outer_steps(timing: Timing = Timing.AT_ONCE, **options: Any) -> OuterSteps:
+    return OuterSteps(outer=Outer(INNER, **options), timing=timing)
+
+
+class PlainDiLoCo:
+    """One process in the place of all peers: each has inner steps of its own from the anchor, round after round."""
+
+    def __init__(self, seed: int, make: Callable[..., torch.optim.Optimizer], outer: Outer) -> None:
+        self.anchor = make_model(seed)
+        self.outer = outer.make([self.anchor])
+        self.make, self.peers = make, dict[object, tuple[torch.nn.Parameter, Any, Any]]()
+
+    def round(self, batches: dict[object, list[torch.Tensor]]) -> None:
+        steps = {peer: len(its) for peer, its in batches.items()}
+        total = sum(steps.values())
+        descent = torch.zeros_like(self.anchor)
+        for peer, its in batches.items():
+            if peer not in self.peers:
+                weights = torch.nn.Parameter(self.anchor.detach().clone())
+                optimizer = self.make([weights])
+                self.peers[peer] = weights, optimizer, decay(optimizer)
+            weights, optimizer, _ = self.peers[peer]
+            weights.data.copy_(self.anchor.data)
+            for batch in its:
+                weights.grad = None
+                loss_of(weights, batch).backward()
+                optimizer.step()
+            descent += (self.anchor.data - weights.data) / total
+        self.anchor.grad = descent * (sum(n * n for n in steps.values()) / total)
+        self.outer.step()
+        for _, _, schedule in self.peers.values():
+            schedule.step()
+
+
+@pytest.mark.parametrize("make", [adamw, lambda p: torch.optim.SGD(p, lr=0.01)], ids=["adamw", "sgd"])
+@pytest.mark.parametrize("name", ["nesterov", "sgd", "adam"])
+def test_the_anchors_of_a_swarm_are_those_of_one_process(make: Callable[..., torch.optim.Optimizer], name: Any) -> None:
+    """Three peers of unlike speed, so that some make more inner steps than others."""
+    outer = Outer(INNER, name, lr=0.1 if name == "adam" else 0.7)
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            mode = OuterSteps(outer=outer)
+            peers = [await swarm.trainer(seed=1, make=make, mode=mode, pace=pace) for pace in (0.1, 0.17, 0.35)]
+            await together(*(peer.train(6) for peer in peers))
+            plain = PlainDiLoCo(1, make, outer)
+            unlike = 0
+            for epoch in range(6):
+                given = {peer: list(peer.used[epoch].split(INNER)) for peer in peers if epoch in peer.used}
+                unlike += len({len(batches) for batches in given.values()}) > 1
+                plain.round(given)
+            assert unlike >= 3
+            assert len(digests(peers)) == 1
+            for peer in peers:
+                torch.testing.assert_close(peer.weights.detach(), plain.anchor.detach(), rtol=0, atol=1e-12)
+
+    virtual_time.run(main(), timeout=300)
+
+
+class Taught(Trainer):
+    """Counts the samples of its inner steps, and what became of them."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.computed = 0
+        self.notices = record(self.node, Noticed)
+
+    async def compute(self, rows: int | None = None) -> None:
+        self.computed += rows or self.batch_size
+        await super().compute(rows)
+
+    @property
+    def counted(self) -> int:
+        return sum(epoch.own_samples for epoch in self.epochs)
+
+    @property
+    def waits(self) -> int:
+        return self.core.work.samples
+
+    @property
+    def lost(self) -> int:
+        told = [notice.text.split()[0] for notice in self.notices if "two rounds in a row" in notice.text]
+        return sum(map(int, told))
+
+
+async def taught(swarm: Swarm, seed: int = 1, **options: Any) -> Taught:
+    options.setdefault("mode", outer_steps(Timing.DELAYED_AVERAGING))
+    peer = Taught(await swarm.node(), seed=seed, make=adamw, **options)
+    await peer.core.start()
+    swarm.trainers.append(peer)
+    return peer
+
+
+async def rests(peers: list[Taught]) -> None:
+    """Until no end of an epoch is under way anywhere."""
+    for peer in peers:
+        await peer.core.state_dict()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_peers_go_on_while_a_round_runs_and_each_sample_counts_once(seed: int) -> None:
+    async def main() -> None:
+        async with Swarm(seed, latency=0.15) as swarm:  # a round takes longer than a batch
+            peers = [await taught(swarm, pace=pace) for pace in (0.05, 0.08, 0.3)]
+            await together(*(peer.train(12) for peer in peers))
+            await rests(peers)
+            assert len(digests(peers)) == 1 and len({peer.core.position.lineage for peer in peers}) == 1
+            for peer in peers:
+                assert peer.computed == peer.counted + peer.waits + peer.lost
+                assert torch.equal(peer.weights.detach(), peer.core.replica.state.trained[0].cpu()), "it is at rest"
+            assert sum(peer.lost for peer in peers) == 0
+            assert sum(peer.counted for peer in peers) == peers[0].core.position.samples
+
+    virtual_time.run(main(), seed=seed, timeout=300)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_that_missed_a_round_keeps_what_it_learned(seed: int) -> None:
+    """It was frozen while the others ended two epochs: it steps with their rounds, and hands in its own difference with
+    the next one."""
+
+    async def main() -> None:
+        async with Swarm(seed) as swarm:
+            peers = [await taught(swarm, pace=0.1) for _ in range(3)]
+            late, *others = peers
+            await together(*(peer.train(3) for peer in peers))
+            await rests(peers)
+            await late.compute()
+            swarm.network.freeze(late.node.peer_id)
+            await together(*(peer.train(5) for peer in others))
+            swarm.network.thaw(late.node.peer_id)
+            replays = record(late.node, RoundsReplayed)
+            await asyncio.sleep(5)
+            held, before = late.waits, late.core.replica.state.trained[0].clone()
+            learned = before - late.weights.detach().clone()
+            assert held >= INNER and await late.core.join()
+            assert replays and late.waits == held
+            after = late.core.replica.state.trained[0]
+            torch.testing.assert_close(after - late.weights.detach(), learned, rtol=0, atol=1e-12)
+            await together(*(peer.train(8) for peer in peers))
+            await rests(peers)
+            assert len(digests(peers)) == 1
+            assert late.computed == late.counted + late.waits + late.lost
+
+    virtual_time.run(main(), seed=seed, timeout=300)
+
+
+def test_a_newcomer_begins_at_the_anchor_with_the_learning_rate_of_the_others() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            peers = [await taught(swarm, pace=0.1) for _ in range(2)]
+            await together(*(peer.train(4) for peer in peers))
+            late = await taught(swarm, seed=2, pace=0.1)
+            assert await late.core.join()
+            assert torch.equal(late.weights.detach(), late.core.replica.state.trained[0])
+            rate = late.core.replica.state.scheduler.optimizer.param_groups[0]["lr"]
+            assert rate == pytest.approx(0.02 / (1 + 0.1 * late.epoch))
+            await together(*(peer.train(9) for peer in (*peers, late)))
+            await rests([*peers, late])
+            assert len(digests([*peers, late])) == 1 and late.counted
+
+    virtual_time.run(main(), timeout=300)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_peers_that_die_or_pause_leave_one_anchor(seed: int) -> None:
+    async def main() -> None:
+        async with Swarm(seed, latency=0.05) as swarm:
+            peers = [await taught(swarm, pace=pace) for pace in (0.05, 0.08, 0.1, 0.2)]
+            dies, *others = peers
+            dying = asyncio.create_task(dies.train(100))
+            going = asyncio.create_task(together(*(peer.train(10) for peer in others)))
+            await asyncio.sleep(2 + seed / 3)
+            await swarm.kill(dies)
+            others[0].core.pause()
+            await asyncio.sleep(4)
+            others[0].core.resume()
+            dying.cancel()
+            await going
+            await asyncio.wait([dying])
+            await rests(others)
+            assert len(digests(others)) == 1 and len({peer.core.position.lineage for peer in others}) == 1
+            for peer in others:
+                assert peer.computed == peer.counted + peer.waits + peer.lost
+
+    virtual_time.run(main(), seed=seed, timeout=600)
+
+
+def test_a_state_that_was_saved_goes_on_as_it_was() -> None:
+    """What is saved is the anchor: the model has it when `state_dict` returns."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            first = await taught(swarm, pace=0.1)
+            await first.train(3)
+            await first.compute()
+            saved, weights = await first.core.state_dict(), first.weights.detach().clone()
+            assert saved["swarm"]["inner"][0]["lr"] == pytest.approx(0.02 / 1.3)
+            await first.core.shutdown()
+            swarm.network.kill(first.node.peer_id)
+            swarm.trainers.remove(first)
+            again = await taught(swarm, seed=5, pace=0.1)
+            with torch.no_grad():
+                again.weights.copy_(weights)
+            await again.core.load_state_dict(saved)
+            assert again.core.position.epoch == 3
+            assert again.core.replica.state.digest() == saved["swarm"]["parameters"]
+            await again.train(5)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def test_what_has_no_use_with_outer_steps_is_refused_with_the_reason() -> None:
+    for option, value in (("reuse_grad_buffers", True), ("share_gradients", True), ("target_group_size", 4)):
+        with pytest.raises(ValueError, match="has no use with outer steps"):
+            OuterSteps(outer=Outer(INNER), **{option: value})
+    for wrong in ({"optimizer": "lion"}, {"lr": 0.0}, {"momentum": 1.0}, {"inner_batch_size": 0}):
+        with pytest.raises(ValueError, match=f"outer.{min(wrong)}"):
+            Outer(**{"inner_batch_size": INNER, **wrong})
