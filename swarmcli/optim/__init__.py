@@ -6,6 +6,7 @@ from swarmcli.optim.config import PeerDescription
 from swarmcli.optim.grad_scaler import GradScaler
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.gradients.low_rank_averagers import PowerEFGradientAverager, PowerSGDGradientAverager
+from swarmcli.optim.modes import Outer
 from swarmcli.optim.optimizer import Optimizer
 from swarmcli.optim.peers.progress_tracker import ProgressTracker
 from swarmcli.optim.peers.report import PeerReport
@@ -14,6 +15,7 @@ __all__ = [
     "GradScaler",
     "GradientAverager",
     "Optimizer",
+    "Outer",
     "PeerDescription",
     "PeerReport",
     "PowerEFGradientAverager",

@@ -391,7 +391,7 @@ def timing_options(recipe: Recipe, *, computes: bool) -> dict[str, Any]:
     """For what this peer waits. A peer that computes nothing has nothing to go on with, and is up to date at once."""
     return {
         "offload_optimizer": computes and recipe.offloaded,
-        "delay_optimizer_step": computes and recipe.delay.step,
+        "delay_optimizer_step": computes and (recipe.delay.step or recipe.outer.takes_steps),
         "delay_grad_averaging": computes and (recipe.delay.grad_averaging or recipe.outer.takes_steps),
         "delay_state_averaging": computes and recipe.delay.state_averaging,
     }

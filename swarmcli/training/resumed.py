@@ -13,7 +13,8 @@ import torch
 from swarmcli.checkpoints.layout import checkpoints_below, find_checkpoint, newest_first, read_manifest
 from swarmcli.errors import CheckpointError
 from swarmcli.optim.state.lineage import lineage_of_resumed
-from swarmcli.optim.state.meaning import settings_of
+from swarmcli.optim.state.meaning import fit_settings, settings_of
+from swarmcli.optim.state.statistics import to_plain
 from swarmcli.recipe import Recipe
 from swarmcli.training.checkpoint import Checkpoint
 from swarmcli.training.schedule import AVERAGE, optimizer_kind, outer_steps, rate_by_epoch
@@ -66,7 +67,7 @@ def by_recipe(
     kind = optimizer_kind(recipe)[1]
     names = ["initial_lr", *(name for name in kind if name != "lr"), "weight_decay"]
     swarm, outer = checkpoint.optimizer["swarm"], _outer_groups(recipe, checkpoint)
-    saved = swarm["inner"] if outer else checkpoint.optimizer["param_groups"]
+    saved = _inner_groups(groups, swarm) if outer else checkpoint.optimizer["param_groups"]
     frozen, own = swarm.get("frozen_weights") or "none", recipe.frozen_weights or "none"
     if "frozen_weights" in swarm and frozen != own:
         raise CheckpointError(
@@ -81,9 +82,7 @@ def by_recipe(
     schedule = swarm["scheduler"]
     factor = rate_by_epoch(recipe.lr_scheduler, recipe.max_epochs)(schedule["last_epoch"])
     pairs = list(zip(groups, saved, strict=True))
-    settings = [
-        {**group, "params": before.get("params", ()), "lr": group["initial_lr"] * factor} for group, before in pairs
-    ]
+    settings = [{**group, "params": before["params"], "lr": group["initial_lr"] * factor} for group, before in pairs]
     schedule = {
         **schedule,
         "base_lrs": [group["initial_lr"] for group in settings],
@@ -104,6 +103,15 @@ def by_recipe(
         }
     state = {**checkpoint.optimizer, "state": statistics, "param_groups": outer or settings, "swarm": swarm}
     return state, _differences(names, settings, saved, checkpoint.epoch)
+
+
+def _inner_groups(groups: Sequence[Mapping[str, Any]], swarm: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The groups of the optimizer of a checkpoint's inner steps; [] if it was another one. Its statistics were each
+    peer's own, and are in no checkpoint."""
+    try:
+        return fit_settings(groups, to_plain(swarm["inner"]))
+    except ValueError:
+        return []
 
 
 def _outer_groups(recipe: Recipe, checkpoint: Checkpoint) -> list[dict[str, Any]]:

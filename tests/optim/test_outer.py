@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swarmcli.events import Noticed, RoundsReplayed
-from swarmcli.optim.modes import Outer
+from swarmcli.optim import Outer
 from swarmcli.optim.modes.base import Timing
 from swarmcli.optim.modes.outer import OuterSteps
 from swarmcli.testing import virtual_time

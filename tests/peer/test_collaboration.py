@@ -12,7 +12,7 @@ from torch import nn
 from swarmcli.averaging import CenteredClip, Mean, Median, TrimmedMean
 from swarmcli.compression import Float16Compression, NoCompression
 from swarmcli.errors import CheckpointError
-from swarmcli.optim import GradientAverager, Optimizer, PeerDescription
+from swarmcli.optim import GradientAverager, Optimizer, Outer, PeerDescription
 from swarmcli.peer.collaboration import (
     COMPRESSIONS,
     Collaboration,
@@ -63,6 +63,9 @@ def test_every_mode_reaches_the_optimizer() -> None:
     delayed = options(small("delay={grad_averaging: yes, state_averaging: no}"))
     assert delayed["delay_grad_averaging"] and delayed["delay_optimizer_step"] and delayed["offload_optimizer"]
     assert not delayed["delay_state_averaging"]
+    outer = small("outer={optimizer: adam, lr: 0.2, momentum: 0.8, inner_batch_size: 8}")
+    assert options(outer)["outer"] == Outer(8, "adam", 0.2, 0.8) and options(outer)["delay_grad_averaging"]
+    assert not options(outer)["offload_optimizer"] and not options(outer, computes=False)["delay_grad_averaging"]
     squeezed = options(small("compression={gradients: float16, state_averaging: float16, state_download: float16}"))
     for name in ("grad_compression", "state_averaging_compression", "load_state_compression"):
         assert isinstance(squeezed[name], Float16Compression)

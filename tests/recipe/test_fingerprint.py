@@ -38,6 +38,7 @@ def differs(*overrides: str) -> list[str]:
         ("gradient_averaging.method=powersgd", "gradient_averaging.method"),
         ("delay.grad_averaging=yes", "delay.grad_averaging"),
         ("local_updates.enabled=yes", "local_updates.enabled"),
+        ("outer={optimizer: sgd, inner_batch_size: 8}", "outer.inner_batch_size, outer.optimizer"),
         ("sequence_len=8", "sequence_len"),
     ],
 )

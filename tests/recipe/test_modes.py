@@ -27,6 +27,7 @@ def test_delayed_averaging_delays_the_step_too_and_both_need_an_optimizer_in_hos
 
 
 LOCAL = "local_updates.enabled=yes"
+OUTER = "outer={optimizer: nesterov, inner_batch_size: 8}"
 
 
 @pytest.mark.parametrize(
@@ -65,11 +66,30 @@ LOCAL = "local_updates.enabled=yes"
         ([LOCAL, "compression.gradients=float16"], "local updates send no gradients; set compression.state_averaging"),
         ([LOCAL, "delay.grad_averaging=yes"], "local updates step after every batch and wait for nobody then"),
         ([LOCAL, "delay.optimizer_step=yes"], "local updates step after every batch and wait for nobody then"),
+        (["outer.optimizer=lion"], "outer.optimizer should be one of 'nesterov', 'sgd' or 'adam'"),
+        (["outer.optimizer=sgd"], "outer.inner_batch_size is missing; add `inner_batch_size: …`"),
+        (["outer.lr=0.5"], "lr belongs to outer steps; add optimizer: nesterov beside it, or remove lr"),
+        ([OUTER, LOCAL], "local_updates.enabled has no use with outer steps: it is another way to train; remove it"),
+        ([OUTER, "gradient_averaging.method=poweref"], "gradient_averaging.method has no use with outer steps"),
+        ([OUTER, "delay.grad_averaging=yes"], "trainers go on during a round in any case"),
+        ([OUTER, "averaging.average_state_every=2"], "all peers have the same anchor"),
+        ([OUTER, "averaging.target_group_size=8"], "one anchor needs one group"),
+        ([OUTER, "local.offload_optimizer=yes"], "the optimizer makes steps of the model itself"),
+        ([OUTER, "local.site.processes=2"], "a peer that makes them is one process"),
     ],
 )
 def test_what_contradicts_itself_is_refused_where_it_is_written(overrides: list[str], words: str) -> None:
     said = refused(SMALL, *overrides)
     assert words in said and said.startswith(f"--set {overrides[-1]}")
+
+
+def test_an_inner_step_is_made_up_of_whole_batches_and_an_outer_one_of_many() -> None:
+    recipe = small("micro_batch_size=2", "outer={optimizer: adam, lr: 0.1, inner_batch_size: 8}")
+    assert recipe.outer.takes_steps and recipe.outer.momentum == 0.9
+    said = refused(SMALL, "local.micro_batch_size=3", "outer={optimizer: sgd, inner_batch_size: 8}")
+    assert "an inner step of 8 samples is not made up of 3 × 1" in said and "set local.micro_batch_size" in said
+    said = refused(SMALL, "micro_batch_size=1", "target_batch_size=16", "outer={optimizer: sgd, inner_batch_size: 32}")
+    assert "is larger than an outer step of the whole swarm (16); raise target_batch_size" in said
 
 
 def test_a_line_is_named_where_a_file_contradicts_itself() -> None:

@@ -96,6 +96,12 @@ def test_the_lines_follow_how_the_run_trains(tmp_path: Path) -> None:
     assert units("local_updates.enabled=true") == {
         "parameters": 1, "gradients": 1, "statistics": 2, "averages": 2, "a": 3,
     }  # fmt: skip
+    outer = "outer={optimizer: nesterov, inner_batch_size: 8}"
+    assert units(outer) == plain | {"statistics": 1, "the": 2, "a": 2}  # of the two optimizers' lines the last one
+    assert "sums" not in units(outer, "micro_batch_size=8")
+    assert units("ema_decay=0.9", outer, role="monitor") == {
+        "parameters": 1, "mean": 1, "averages": 1, "the": 2, "statistics": 2, "a": 3, "copies": 5,
+    }  # fmt: skip
     assert units(role="auxiliary") == {"averages": 1}
     thin = [f"gradient_averaging.{each}" for each in ("method=powersgd", "rank=8")]
     assert units(*thin, role="auxiliary") == {}  # a part of it

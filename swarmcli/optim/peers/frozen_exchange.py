@@ -152,7 +152,7 @@ class FrozenExchange:
         claims, directory, frozen = self._claims, self._directory, self.frozen
         donors = directory.by_convenience(claims.in_turn(claims.holders())[: self.options.donors])
         relayed = [peer for peer in donors if directory.is_relayed(peer)]
-        self._progress = progress = DownloadProgress(loop_time, what="the run's frozen weights")
+        self._progress = progress = DownloadProgress(asyncio.get_running_loop().time, what="the run's frozen weights")
         try:
             state = await download_state(
                 self._endpoint,

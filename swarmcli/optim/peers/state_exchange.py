@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class StateExchange:
     @contextmanager
     def progress(self, what: str) -> Iterator[DownloadProgress]:
         """Of a download that the block makes, so that people are told of it."""
-        self._progress = progress = DownloadProgress(loop_time, what=what)
+        self._progress = progress = DownloadProgress(asyncio.get_running_loop().time, what=what)
         try:
             yield progress
         except StateDownloadError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -46,7 +47,9 @@ def test_a_peer_that_missed_one_or_two_rounds_replays_them(make: Callable[..., o
             await asyncio.sleep(5)
             joining, told = asyncio.create_task(late.core.join()), set[str]()
             while not joining.done():
-                told.add(late.core.downloading)
+                looking = threading.Thread(target=lambda: told.add(late.core.downloading))  # as the terminal does
+                looking.start()
+                looking.join()
                 await asyncio.sleep(0.001)
             assert joining.result()
             assert any("downloading a round that was missed" in text for text in told), (

@@ -1,0 +1,277 @@
+"""Bytes for each sample against the loss on text that nobody trains on, for every way to train, after equal samples.
+
+Four peers in one process: a byte-level GPT learns Python's own sources. Gradients, differences and codecs are the very
+ones of the Optimizer; only the network is left out. Every way gets the same three learning rates on even data (each
+peer draws from all sources), and its best one again on uneven data (each from a quarter of its own).
+
+    python -m benchmarks.modes [--keep FILE.json] [--samples N] [--page docs/modes.md]
+
+What is in FILE.json already is not computed again, so the script goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks._convergence import BYTES, Sources, average, weighted_mean
+from swarmcli.compression import BlockwiseQuantization, CompressionBase, NoCompression
+from swarmcli.optim.gradients.accumulator import GradientAccumulator
+from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
+from swarmcli.optim.modes.outer import Outer
+from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.optim.state.anchor import Anchored
+from swarmcli.optim.state.differences import Differences, steps_of
+from swarmcli.training.muon import MuonWithAdamW
+
+PEERS, BATCH, CONTEXT = 4, 16, 32
+SAMPLES = 16_384
+RATES = {False: (1e-3, 3e-3, 1e-2), True: (3e-3, 1e-2, 3e-2)}  # of AdamW, and of Muon
+WARM_UP = 0.05  # of all samples
+PLAIN = "synchronous, float32"
+
+Codec = CompressionBase
+
+
+@dataclass(frozen=True)
+class Way:
+    """How these peers train. `every`: inner steps of each peer between two rounds; 0: gradients are averaged."""
+
+    name: str
+    every: int = 0
+    codec: Codec = field(default_factory=NoCompression)
+    mode: Synchronous = field(default_factory=Synchronous)
+    muon: bool = False
+    outer: Outer | None = None  # None beside `every`: local updates
+
+
+def ways() -> list[Way]:
+    eight = BlockwiseQuantization()
+    found = [
+        Way(PLAIN),
+        Way("synchronous, 8 bits", codec=eight),
+        Way("PowerSGD of rank 4", mode=PowerSGD(averager_rank=4)),
+        Way("PowerEF of rank 4", mode=PowerEF(averager_rank=4)),
+        Way("synchronous with Muon", muon=True),
+        Way("local updates, every 15", every=15),
+    ]
+    for muon in (False, True):
+        for every in (5, 15, 50, 150):
+            name = f"outer steps, every {every}" + (" with Muon" if muon else "")
+            found.append(Way(name, every=every, muon=muon, outer=Outer(BATCH)))
+    for every in (5, 15, 50):
+        found.append(Way(f"outer steps, every {every}, 8 bits", every=every, codec=eight, outer=Outer(BATCH)))
+    found.append(Way("outer steps, every 15, plain means", every=15, outer=Outer(BATCH, "sgd", 1.0, 0.0)))
+    return found
+
+
+class Text:
+    """What the peers draw from, and what they are judged by."""
+
+    def __init__(self, uneven: bool, seed: int) -> None:
+        sources = Sources.read()
+        quarters = sources.training.chunk(PEERS) if uneven else [sources.training] * PEERS
+        self._own, self._judging = quarters, sources.judging
+        self._drawn = [torch.Generator().manual_seed(1000 * seed + peer) for peer in range(PEERS)]
+
+    def batch(self, peer: int) -> torch.Tensor:
+        return self._windows(self._own[peer], BATCH, self._drawn[peer])
+
+    def judge(self, model: Any) -> float:
+        """Nats per byte on 512 windows."""
+        windows = self._windows(self._judging, 512, torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            return sum(float(model(input_ids=part, labels=part).loss) for part in windows.split(64)) / 8
+
+    @staticmethod
+    def _windows(text: torch.Tensor, samples: int, generator: torch.Generator) -> torch.Tensor:
+        begins = torch.randint(len(text) - CONTEXT, (samples, 1), generator=generator)
+        return text[begins + torch.arange(CONTEXT)]
+
+
+def build(seed: int) -> Any:
+    torch.manual_seed(seed)
+    config = transformers.GPT2Config(
+        vocab_size=BYTES, n_positions=CONTEXT, n_layer=2, n_head=4, n_embd=128, resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0, initializer_range=0.06, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def optimizer_of(way: Way, model: Any, rate: float) -> torch.optim.Optimizer:
+    if not way.muon:
+        return torch.optim.AdamW(model.parameters(), rate, (0.9, 0.95), weight_decay=0.0)
+    ends = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    inside = [p for p in model.parameters() if p.ndim == 2 and id(p) not in ends and p.shape[0] != CONTEXT]
+    others = [p for p in model.parameters() if all(p is not each for each in inside)]
+    groups = [{"params": inside, "by_muon": True}, {"params": others, "by_muon": False}]
+    return MuonWithAdamW(groups, rate, betas=(0.9, 0.95), eps=1e-8, momentum=0.95, nesterov=True, ns_steps=5)
+
+
+def rate_at(done: float) -> float:
+    """Of the samples, so that all ways cool down alike."""
+    return min(1.0, done / WARM_UP) * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+class Wire:
+    """Counts what travels: with n peers each sends (n - 1)/n of what it brings, and as much of the averages."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec, self.sent = codec, 0.0
+
+    def through(self, tensor: torch.Tensor) -> torch.Tensor:
+        message = self.codec.compress(tensor)
+        self.sent += message.payload_size * (PEERS - 1) / PEERS
+        return self.codec.extract(message).clone()
+
+    def average(self, tensors: Sequence[torch.Tensor], weights: Sequence[int]) -> torch.Tensor:
+        mean = self.through(weighted_mean([self.through(each) for each in tensors], weights))
+        self.sent += (PEERS - 1) * self.codec.compress(mean).payload_size * (PEERS - 1) / PEERS  # one for each reducer
+        return mean
+
+
+def clip(model: Any) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def learn(model: Any, windows: torch.Tensor) -> None:
+    model.zero_grad()
+    model(input_ids=windows, labels=windows).loss.backward()
+
+
+def by_gradients(way: Way, text: Text, rate: float, samples: int, seed: int) -> tuple[Any, float]:
+    """The model at the end, and bytes that all peers have sent."""
+    model, wire = build(seed), Wire(way.codec)
+    optimizer = optimizer_of(way, model, rate)
+    accumulators = [GradientAccumulator(list(model.parameters())) for _ in range(PEERS)]
+    methods = [way.mode.method(accumulator) for accumulator in accumulators]
+    for step in range(rounds := samples // (PEERS * BATCH)):
+        for peer, accumulator in enumerate(accumulators):
+            learn(model, text.batch(peer))
+            accumulator.add(BATCH)
+        weights = [accumulator.freeze() for accumulator in accumulators]
+        for method, weight in zip(methods, weights, strict=True):
+            method.load(weight)
+        if methods[0].program is None:
+            with torch.no_grad():
+                for tensors in zip(*(method.tensors for method in methods), strict=True):
+                    mean = wire.average(tensors, weights)
+                    for tensor in tensors:
+                        tensor.copy_(mean)
+        else:
+            average(methods, weights, step.to_bytes(4))
+            thin = sum(tensor.nbytes for tensor in methods[0].tensors)
+            wire.sent += 2 * (PEERS - 1) * thin
+        for method, accumulator in zip(methods, accumulators, strict=True):
+            method.finish(sum(weights), counted=True)
+            accumulator.settle()
+        for parameter, gradient in zip(model.parameters(), methods[0].averaged, strict=True):
+            parameter.grad = gradient.clone()
+        set_rate(optimizer, rate, step / rounds)
+        clip(model)
+        optimizer.step()
+    return model, wire.sent
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float, done: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * rate_at(done)
+
+
+def by_own_steps(way: Way, text: Text, rate: float, samples: int, seed: int) -> tuple[Any, float]:
+    """Outer steps, or local updates whose parameters are averaged."""
+    models, wire = [build(seed) for _ in range(PEERS)], Wire(way.codec)
+    optimizers = [optimizer_of(way, model, rate) for model in models]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        optimizer.register_step_pre_hook(lambda *_, model=model: clip(model))
+    make = way.outer.make if way.outer is not None else Outer(BATCH, "sgd", 1.0, 0.0).make
+    places = [Anchored(list(model.parameters()), make) for model in models]
+    peers = [Differences(*pair, BATCH) for pair in zip(places, optimizers, strict=True)]
+    for step in range(steps := samples // (PEERS * BATCH)):
+        for peer, (model, optimizer, own) in enumerate(zip(models, optimizers, peers, strict=True)):
+            set_rate(optimizer, rate, step / steps)
+            learn(model, text.batch(peer))
+            own.add(BATCH)
+        if (step + 1) % way.every == 0 or step + 1 == steps:
+            weights = [own.freeze() for own in peers]
+            length = steps_of(weights, BATCH)
+            with torch.no_grad():
+                means = [wire.average(each, weights) for each in zip(*(own.means for own in peers), strict=True)]
+            for own, place in zip(peers, places, strict=True):
+                own.settle(counted=True)
+                for anchor, mean in zip(place.state_parameters, means, strict=True):
+                    anchor.grad = mean * length
+                place.optimizer.step()
+                place.optimizer.zero_grad()
+                place.publish()
+    return models[0], wire.sent
+
+
+def run(way: Way, rate: float, uneven: bool, samples: int, seed: int) -> dict[str, float]:
+    text = Text(uneven, seed)
+    train: Callable[..., tuple[Any, float]] = by_own_steps if way.every else by_gradients
+    model, sent = train(way, text, rate, samples, seed)
+    return {"loss": text.judge(model), "bytes": sent / samples}
+
+
+class Results:
+    """What was computed, in a file."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self.found: dict[str, dict[str, float]] = json.loads(file.read_text()) if file and file.exists() else {}
+
+    def of(self, way: Way, rate: float, uneven: bool, samples: int, seed: int) -> dict[str, float]:
+        key = f"{way.name} | {rate:g} | {'uneven' if uneven else 'even'} | {samples} | {seed}"
+        if key not in self.found:
+            self.found[key] = run(way, rate, uneven, samples, seed)
+            print(key, self.found[key], flush=True)
+            if self._file is not None:
+                self._file.write_text(json.dumps(self.found, indent=1))
+        return self.found[key]
+
+
+def table(results: Results, samples: int, seed: int) -> list[str]:
+    rows = ["| way to train | bytes sent for a sample | of float32 | rate | loss, even data | loss, uneven data |"]
+    rows.append("| --- | --- | --- | --- | --- | --- |")
+    base: list[dict[str, float]] = []
+    for way in ways():
+        tries = {rate: results.of(way, rate, False, samples, seed) for rate in RATES[way.muon]}
+        rate = min(tries, key=lambda each: tries[each]["loss"])
+        found = [tries[rate], results.of(way, rate, True, samples, seed)]
+        base = base or found
+        losses = [
+            f"{mine['loss']:.3f} ({mine['loss'] / its['loss'] - 1:+.1%})" for mine, its in zip(found, base, strict=True)
+        ]
+        share = found[0]["bytes"] / base[0]["bytes"]
+        rows.append(
+            f"| {way.name} | {found[0]['bytes']:,.0f} | 1/{1 / share:,.0f} | {rate:g} | {losses[0]} | {losses[1]} |"
+        )
+    return rows
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--page", type=Path, help="the page between whose marks the table is written")
+    arguments = parser.parse_args()
+    rows = table(Results(arguments.keep), arguments.samples, seed=1)
+    print("\n".join(rows))
+    if arguments.page is not None:
+        before, _, rest = arguments.page.read_text().partition("<!-- screened -->\n")
+        after = rest.partition("<!-- end -->")[2]
+        arguments.page.write_text(f"{before}<!-- screened -->\n" + "\n".join(rows) + f"\n<!-- end -->{after}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Whole roles in one process that take outer steps: what a monitor has and keeps, and from where peers go on."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.errors import CheckpointError
+from swarmcli.training import load_checkpoint
+from swarmcli.training.resumed import Resume
+from tests.peer.test_leaving import Peer, start
+from tests.peer.test_resuming import saved_by
+
+__all__ = ["start"]
+
+OUTER = ("outer={optimizer: nesterov, lr: 0.5, inner_batch_size: 8}", "ema_decay=0.5")
+ADAM = ("outer={optimizer: adam, lr: 0.1, inner_batch_size: 8}", "ema_decay=0.5")
+
+
+def lineages(peer: Peer) -> dict[int, str]:
+    return {each.epoch: each.lineage for each in peer.epochs}
+
+
+def test_a_monitor_keeps_the_anchor_and_a_trainer_goes_on_from_it(start: Any) -> None:
+    monitor = start("monitor", role="monitor", settings=OUTER)
+    trainers = [start(name, monitor, settings=OUTER) for name in ("one", "other")]
+    for peer in (monitor, *trainers):
+        peer.reach(6)
+    assert lineages(monitor)[5] in [lineages(trainer).get(5) for trainer in trainers]
+    for trainer in trainers:
+        assert trainer.leave().startswith("not saved: peer monitor holds epoch")
+    saved = load_checkpoint(saved_by(monitor))
+    assert saved.optimizer["swarm"]["inner"][0]["lr"] > 0
+    assert {"momentum_buffer", "ema"} == saved.optimizer["state"][0].keys(), "the outer optimizer's, and the average"
+
+    back = start("monitor", role="monitor", settings=OUTER)
+    again = start("one", back, settings=OUTER)
+    again.reach(saved.epoch + 2)
+    assert min(each.epoch for each in again.epochs) >= saved.epoch
+
+
+def test_a_trainer_without_a_monitor_saves_what_all_hold_and_resumes_with_the_recipes_rates(start: Any) -> None:
+    one = start("one", settings=OUTER)
+    one.reach(3)
+    place = saved_by(one)
+    saved = load_checkpoint(place)
+    faster = (OUTER[0].replace("0.5", "0.25"), OUTER[1], "optimizer.learning_rate=0.02")
+    back = start("one", settings=faster, resume=Resume(str(place)))
+    back.reach(saved.epoch + 2)
+    told = "\n".join(back.notices)
+    assert "learning_rate 0.02" in told, told
+    assert load_checkpoint(saved_by(back)).optimizer["param_groups"][0]["lr"] == 0.25
+
+
+def test_other_outer_steps_than_a_checkpoint_has_are_refused(start: Any) -> None:
+    one = start("one", settings=OUTER)
+    one.reach(2)
+    place = saved_by(one)
+    for name, settings in (("adam", ADAM), ("none", ())):
+        with pytest.raises(CheckpointError, match=rf"other outer steps than those of small \(outer.optimizer: {name}"):
+            start(f"with {name}", settings=settings, resume=Resume(str(place))).end()
+
+
+def test_the_model_that_is_saved_is_the_anchor(start: Any, tmp_path: Path) -> None:
+    """A trainer that writes checkpoints while it trains goes on from where its own steps had led it."""
+    settings = (*OUTER, "checkpoint={every_epochs: 1, keep: 100}")
+    one = start("one", settings=settings)
+    one.reach(8)
+    one.leave()
+    saved = [load_checkpoint(path) for path in sorted((one.home / "checkpoints").glob("epoch-*"))]
+    assert len(saved) > 4
+    weights = [torch.cat([each.flatten() for each in checkpoint.model.values()]) for checkpoint in saved]
+    assert all(not torch.equal(before, after) for before, after in pairwise(weights))
+    truth = torch.ones(8)  # the sum of eight numbers
+    assert (weights[-1][:8] - truth).norm() < (weights[0][:8] - truth).norm()
