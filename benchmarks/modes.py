@@ -60,16 +60,15 @@ def ways() -> list[Way]:
         Way("synchronous, 8 bits", codec=eight),
         Way("PowerSGD of rank 4", mode=PowerSGD(averager_rank=4)),
         Way("PowerEF of rank 4", mode=PowerEF(averager_rank=4)),
-        Way("synchronous with Muon", muon=True),
         Way("local updates, every 15", every=15),
     ]
-    for muon in (False, True):
-        for every in (5, 15, 50, 150):
-            name = f"outer steps, every {every}" + (" with Muon" if muon else "")
-            found.append(Way(name, every=every, muon=muon, outer=Outer(BATCH)))
-    for every in (5, 15, 50):
+    for every in (15, 50, 5, 150):
+        found.append(Way(f"outer steps, every {every}", every=every, outer=Outer(BATCH)))
         found.append(Way(f"outer steps, every {every}, 8 bits", every=every, codec=eight, outer=Outer(BATCH)))
     found.append(Way("outer steps, every 15, plain means", every=15, outer=Outer(BATCH, "sgd", 1.0, 0.0)))
+    found.append(Way("synchronous with Muon", muon=True))
+    for every in (15, 50, 5, 150):
+        found.append(Way(f"outer steps, every {every} with Muon", every=every, muon=True, outer=Outer(BATCH)))
     return found
 
 

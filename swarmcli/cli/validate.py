@@ -20,10 +20,12 @@ from swarmcli.recipe import Recipe, SiteSettings, fingerprint_of, is_link, load_
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.offered import offered
 from swarmcli.recipe.task_names import task_in_words
-from swarmcli.words import amount, harmless
+from swarmcli.words import amount, harmless, roughly
 
 if TYPE_CHECKING:
     from swarmcli.training.look import LookedAt
+
+UPLINKS = (10, 50, 100)  # Mbit/s, of homes
 
 
 def validate(
@@ -183,5 +185,12 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
         "device": str(compute),
         "memory": f"about {memory}",
         "an epoch sends": f"{amount(demand.round, 3)}, and receives as much",
+        "that takes": ", ".join(f"{sending(demand.round, rate)} at {rate} Mbit/s" for rate in UPLINKS),
     }
     return told, looks
+
+
+def sending(nbytes: int, rate: int) -> str:
+    """For how long an uplink of so many Mbit/s is busy."""
+    seconds = nbytes * 8 / (rate * 1e6)
+    return f"{max(0.1, seconds):.1f} s" if seconds < 10 else roughly(seconds)

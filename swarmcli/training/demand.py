@@ -21,7 +21,14 @@ from swarmcli.recipe import Recipe
 from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.training.device import Compute
 from swarmcli.training.freezing import frozen_bytes, stored_bytes
-from swarmcli.training.memory import Need, averaged_numbers, memory_needs, sizes, statistics_of
+from swarmcli.training.memory import (
+    Need,
+    averaged_numbers,
+    memory_needs,
+    sizes,
+    statistics_of,
+    statistics_that_travel,
+)
 
 WIDTHS = {  # bytes of a number on the wire, with the scales of its block
     "none": 4.0,
@@ -86,7 +93,9 @@ def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, 
         peers_are_told=told,
         pace=pace or ASSUMED.pace,
         told_pace=going.epoch_seconds,
-        state=0 if role == "auxiliary" else model - frozen + trained * statistics_of(recipe),
+        state=0
+        if role == "auxiliary"
+        else model - frozen + statistics_that_travel(recipe, trained, trained * statistics_of(recipe)),
         frozen=0 if role == "auxiliary" else stored_bytes(recipe, outline),
     )
 

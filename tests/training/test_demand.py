@@ -37,6 +37,14 @@ def test_each_epoch_moves_at_most_twice_what_is_averaged() -> None:
     assert local.sent == 2 * 4 * 2 * NUMBERS
 
 
+def test_of_outer_steps_the_outer_optimizers_statistics_travel() -> None:
+    assert demand().state == 3 * 4 * NUMBERS
+    outer = demand("outer={optimizer: nesterov, inner_batch_size: 8}")
+    assert (outer.state, outer.sent) == (2 * 4 * NUMBERS, demand().sent)
+    assert demand("outer={optimizer: sgd, momentum: 0, inner_batch_size: 8}").state == 4 * NUMBERS
+    assert demand("outer={optimizer: adam, inner_batch_size: 8}").state == 3 * 4 * NUMBERS
+
+
 def test_thin_matrices_count_where_they_are_sent() -> None:
     thin = demand("gradient_averaging.method=powersgd", "gradient_averaging.rank=4")
     assert thin.sent == 2 * 4 * (4 * (100 + 200) + 200 + 4 * (200 + 10) + 10)
