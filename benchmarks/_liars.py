@@ -1,4 +1,4 @@
-"""Training among members of whom some lie about their gradients, in one process.
+"""Training among members of whom some lie about their gradients, or about how far own steps led them, in one process.
 
 What every member sends is cut into parts by a real plan, and each part goes through a real aggregator; only the network
 is left out, since rounds give all members the same average. Liars know what all honest members send.
@@ -19,6 +19,7 @@ from benchmarks._convergence import BYTES, CONTEXT, Sources, draw
 from swarmcli.averaging.aggregators import Aggregator
 from swarmcli.averaging.round.buffers import Inputs
 from swarmcli.averaging.round.plan import Layout, Plan
+from swarmcli.optim import Outer
 
 EMBEDDING, WIDTH = 8, 32
 BATCH = 32  # windows of each member and epoch
@@ -141,7 +142,8 @@ ATTACKS: dict[str, Callable[[Scene], torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """members of whom `liars` lie by `attack`; momentum: members send a running mean of their gradients."""
+    """members of whom `liars` lie by `attack`; momentum: members send a running mean of their gradients. With `steps`
+    they make so many inner steps in an epoch, and send how far each led them."""
 
     aggregator: Aggregator
     attack: str
@@ -149,6 +151,7 @@ class Case:
     members: int
     seed: int = 0
     momentum: float = 0.0
+    steps: int = 0
 
 
 def train(case: Case) -> list[float]:
@@ -158,23 +161,33 @@ def train(case: Case) -> list[float]:
     model = SmallModel()
     parameters = [p.detach().clone().requires_grad_() for p in model.parameters()]
     names = [name for name, _ in model.named_parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0)
+    if case.steps:
+        optimizer = Outer(1).make(parameters)
     generator = torch.Generator().manual_seed(case.seed + 1)
     shapes = [p.shape for p in parameters]
 
     def loss_of(weights: dict[str, torch.Tensor], windows: torch.Tensor) -> torch.Tensor:
         return functional_call(model, weights, (windows,))
 
-    gradients = vmap(grad(loss_of), in_dims=(None, 0))
+    gradients = vmap(grad(loss_of), in_dims=(0 if case.steps else None, 0))
+    own = OwnSteps(case.members, [p.detach() for p in parameters])
     past: list[torch.Tensor] = []
     running = torch.zeros(case.members, sum(p.numel() for p in parameters))
     judged = draw(sources().judging, JUDGED, torch.Generator().manual_seed(7))
     curve: list[float] = []
     for epoch in range(EPOCHS):
-        windows = draw(sources().training, case.members * BATCH, generator)
-        weights = dict(zip(names, [p.detach() for p in parameters], strict=True))
-        found = gradients(weights, windows.view(case.members, BATCH, -1))
-        flat = torch.cat([found[name].flatten(1) for name in names], dim=1)
+        rate = RATE * min(1.0, (epoch + 1) / WARM_UP) * (1 - 0.9 * epoch / EPOCHS)
+        own.begin([p.detach() for p in parameters])
+        for _ in range(max(1, case.steps)):
+            windows = draw(sources().training, case.members * BATCH, generator)
+            weights = dict(zip(names, own.weights if case.steps else [p.detach() for p in parameters], strict=True))
+            found = gradients(weights, windows.view(case.members, BATCH, -1))
+            flat = torch.cat([found[name].flatten(1) for name in names], dim=1)
+            if case.steps:
+                own.step(flat, rate)
+        if case.steps:
+            flat = own.moved / case.steps
         running = case.momentum * running + (1 - case.momentum) * flat
         sent = (running / (1 - case.momentum ** (epoch + 1))).clone()
         if case.liars:
@@ -183,15 +196,46 @@ def train(case: Case) -> list[float]:
             sent[: case.liars] = ATTACKS[case.attack](scene)
         average = aggregate(case.aggregator, sent, shapes)
         for parameter, value in zip(parameters, average, strict=True):
-            parameter.grad = value
-        for group in optimizer.param_groups:
-            group["lr"] = RATE * min(1.0, (epoch + 1) / WARM_UP) * (1 - 0.9 * epoch / EPOCHS)
+            parameter.grad = value * max(1, case.steps)
+        if not case.steps:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
         optimizer.step()
         if (epoch + 1) % 10 == 0:
             with torch.no_grad():
                 loss = functional_call(model, dict(zip(names, parameters, strict=True)), (judged,)).item()
             curve.append(loss if math.isfinite(loss) else math.inf)
     return curve
+
+
+class OwnSteps:
+    """The inner steps of all members at once, by Adam with statistics of each member's own."""
+
+    def __init__(self, members: int, parameters: Sequence[torch.Tensor]) -> None:
+        self._shapes = [p.shape for p in parameters]
+        numel = sum(p.numel() for p in parameters)
+        self._first, self._second, self._count = torch.zeros(members, numel), torch.zeros(members, numel), 0
+
+    def begin(self, anchor: Sequence[torch.Tensor]) -> None:
+        self._anchor = torch.cat([p.flatten() for p in anchor])
+        self._flat = self._anchor.expand_as(self._first).clone()
+
+    def step(self, gradients: torch.Tensor, rate: float) -> None:
+        self._count += 1
+        self._first.lerp_(gradients, 0.1)
+        self._second.lerp_(gradients.square(), 0.05)
+        first, second = self._first / (1 - 0.9**self._count), self._second / (1 - 0.95**self._count)
+        self._flat -= rate * first / (second.sqrt() + 1e-8)
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """One tensor for each parameter, (members, …)."""
+        pieces = self._flat.split([math.prod(shape) for shape in self._shapes], dim=1)
+        return [piece.reshape(-1, *shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
+
+    @property
+    def moved(self) -> torch.Tensor:
+        return self._anchor - self._flat
 
 
 def aggregate(aggregator: Aggregator, sent: torch.Tensor, shapes: Sequence[torch.Size]) -> Gradient:

@@ -4,7 +4,9 @@ A byte-level language model on Python's own sources, trained by 4, 8 or 16 membe
 gradients (`_liars.py`). What is printed is the loss on sources that nobody trains on, beside that of a run of as many
 honest members that average; a picture of the curves at 3 of 16 goes to a file.
 
-    python -m benchmarks.liars [--picture FILE.svg] [--keep FILE.json]
+    python -m benchmarks.liars [--picture FILE.svg] [--keep FILE.json] [--outer]
+
+With `--outer` 5 of 16 members lie about differences of outer steps instead, of eight inner steps each.
 
 What `--keep` names is read first, if it is there, and written after each case: what is in it is not run again.
 """
@@ -19,8 +21,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import torch
+
 from benchmarks._liars import ATTACKS, EPOCHS, Case, train
 from swarmcli.averaging.aggregators import Aggregator, CenteredClip, Mean, Median, TrimmedMean
+from swarmcli.averaging.aggregators.base import PartAggregator, norm
+from swarmcli.averaging.aggregators.centered_clip import weighted_sum
+from swarmcli.averaging.aggregators.median import CollectedPart
 
 GROUPS = ((1, 4), (3, 8), (3, 16), (7, 16))  # liars, members
 SHOWN = (3, 16)  # in the picture
@@ -31,6 +38,33 @@ AGGREGATORS: dict[str, tuple[Aggregator, float]] = {  # and the momentum of memb
     "trimmed mean": (TrimmedMean(), 0.0),
     "centered clip": (CenteredClip(), 0.0),
     "centered clip, momentum": (CenteredClip(), MOMENTUM),
+}
+OUTER, STEPS = (5, 16), 8  # liars, members; inner steps of an outer one
+
+
+class NormClip(Aggregator):
+    """The weighted mean of what is clipped to the median norm of a part: to compare with."""
+
+    description = "norm_clip"
+
+    def part(self, memory: torch.Tensor, senders: int, *, ordered: bool = False) -> PartAggregator:
+        return CollectedPart(memory, self._combine)
+
+    @staticmethod
+    def _combine(rows: list[torch.Tensor], weights: Sequence[float], out: torch.Tensor) -> torch.Tensor:
+        norms = [norm(row) for row in rows]
+        most = sorted(norms)[(len(rows) - 1) // 2]
+        shares = [weight / math.fsum(weights) for weight in weights]
+        clipped = [share * min(1.0, most / each) if each else share for share, each in zip(shares, norms, strict=True)]
+        return weighted_sum(rows, clipped, out)
+
+
+OUTER_AGGREGATORS: dict[str, Aggregator] = {
+    "mean": Mean(),
+    "norm clip": NormClip(),
+    "centered clip": CenteredClip(),
+    "trimmed mean": TrimmedMean(),
+    "median": Median(),
 }
 COLOURS = ("#c0392b", "#8e44ad", "#d68910", "#1e8449", "#2471a3")
 Curves = dict[str, list[float]]  # by name of the case
@@ -47,6 +81,13 @@ def cases() -> Iterator[tuple[str, Case]]:
                 yield named("", name, 0, members)
 
 
+def outer_cases() -> Iterator[tuple[str, Case]]:
+    for name, aggregator in OUTER_AGGREGATORS.items():
+        for attack in ("", *ATTACKS):
+            liars = OUTER[0] if attack else 0
+            yield key(attack, name, liars, OUTER[1]), Case(aggregator, attack, liars, OUTER[1], steps=STEPS)
+
+
 def compared(liars: int, members: int) -> list[str]:
     """Momentum is looked at where it has to be decided."""
     return [name for name in reversed(AGGREGATORS) if (liars, members) == SHOWN or name != "centered clip, momentum"]
@@ -61,11 +102,11 @@ def key(attack: str, name: str, liars: int, members: int) -> str:
     return f"{attack or 'honest'}; {name}; {liars} of {members}"
 
 
-def run(kept: Path | None) -> Curves:
+def run(kept: Path | None, cases: Iterator[tuple[str, Case]]) -> Curves:
     curves: Curves = {}
     if kept is not None and kept.exists():
         curves = {name: [float(loss) for loss in curve] for name, curve in json.loads(kept.read_text()).items()}
-    wanted = {name: case for name, case in cases() if name not in curves}
+    wanted = {name: case for name, case in cases if name not in curves}
     with ProcessPoolExecutor(2) as pool:
         for name, curve in zip(wanted, pool.map(train, wanted.values()), strict=True):
             curves[name] = curve
@@ -87,6 +128,17 @@ def table(curves: Mapping[str, Sequence[float]]) -> str:
     honest = curves[key("", "mean", 0, SHOWN[1])][-1]
     calm = [curves[key("", name, 0, SHOWN[1])][-1] for name in AGGREGATORS]
     lines.append(f"| 0 of {SHOWN[1]} | | {' | '.join(beyond(each, honest) for each in calm)} |")
+    return "\n".join(lines)
+
+
+def outer_table(curves: Mapping[str, Sequence[float]]) -> str:
+    """The same for outer steps."""
+    lines = [f"| attack | {' | '.join(OUTER_AGGREGATORS)} |", f"| --- |{' --- |' * len(OUTER_AGGREGATORS)}"]
+    honest = curves[key("", "mean", 0, OUTER[1])][-1]
+    for attack in ("", *ATTACKS):
+        liars = OUTER[0] if attack else 0
+        losses = [beyond(curves[key(attack, name, liars, OUTER[1])][-1], honest) for name in OUTER_AGGREGATORS]
+        lines.append(f"| {attack or 'none'} | {' | '.join(losses)} |")
     return "\n".join(lines)
 
 
@@ -155,8 +207,12 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.liars")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--outer", action="store_true")
     options = parser.parse_args(arguments)
-    curves = run(options.keep)
+    if options.outer:
+        print(outer_table(run(options.keep, outer_cases())))
+        return
+    curves = run(options.keep, cases())
     print(table(curves))
     if options.picture is not None:
         options.picture.write_text(picture(curves), encoding="utf-8")
