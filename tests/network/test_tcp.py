@@ -267,6 +267,27 @@ def test_an_abort_is_seen_at_the_other_end_and_by_those_who_wait_to_send() -> No
     asyncio.run(main())
 
 
+def test_the_system_forgets_what_an_aborted_bulk_connection_has_not_sent() -> None:
+    """Else it would go on to fill the link with it: the other end hears of a reset, and not of the end of all data."""
+
+    async def main() -> None:
+        async with peer() as listener, dialing() as transport:
+            near = await transport.dial(f"{listener.address}/{LISTENER.peer_id}", None, Purpose.BULK, WAIT)
+            near.start(Recorder())
+            far, recorder = await listener.next()
+            far.pause_reading()
+            waiting = asyncio.ensure_future(near.send(b"", [bytes(8 << 20)]))
+            await until(lambda: near.bytes_sent >= 1 << 20)
+            near.abort("no more")
+            await asyncio.wait([waiting])
+            assert isinstance(waiting.exception(), ConnectionLost)
+            await near.close()  # the socket is closed
+            far.resume_reading()
+            assert "the other end broke off" in str(await recorder.wait_lost())
+
+    asyncio.run(main())
+
+
 @asynccontextmanager
 async def pair_with_a_reset() -> AsyncIterator[tuple[Connection, Recorder]]:
     """One end of a connection whose other end has sent a reset that this end has not noticed: it does not read."""

@@ -30,7 +30,7 @@ from swarmcli.network.transports.base import Buffer, Purpose, Receiver
 from swarmcli.network.transports.frames import goodbye_frame
 from swarmcli.network.transports.tcp import handshake
 from swarmcli.network.transports.tcp.handshake import ALPN, Greeted, Greeting, Refused, take_message, tls_failure
-from swarmcli.network.transports.tcp.system import bound_window
+from swarmcli.network.transports.tcp.system import bound_window, forget_unsent
 from swarmcli.network.transports.tcp.tls import TLSEngine, TLSReader, TLSWriter
 
 logger = logging.getLogger(__name__)
@@ -480,6 +480,8 @@ class TCPConnection(asyncio.BufferedProtocol):
         self._phase = Phase.ENDED
         if self._error is None:
             self._settle(error)
+        if self._writer.bulk:
+            forget_unsent(self._socket.get_extra_info("socket"))
         self._socket.abort()
 
     def __repr__(self) -> str:

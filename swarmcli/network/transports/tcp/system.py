@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import struct
 from array import array
 from contextlib import suppress
 from typing import Any
@@ -39,6 +41,15 @@ def bound_window(sock: Any, nbytes: int | None) -> None:
         return
     with suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, option, _MOST_WINDOW if nbytes is None else max(nbytes, _LEAST_WINDOW))
+
+
+def forget_unsent(sock: Any) -> None:
+    """Closing the socket throws away what the system has not sent yet. It would go on to send that, megabytes of a
+    round that has failed, beside what the next one says."""
+    if sock is None:
+        return
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("hh" if os.name == "nt" else "ii", 1, 0))
 
 
 def wake_at(sock: Any, nbytes: int) -> None:
