@@ -18,6 +18,7 @@ _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _INSIDE = "BENCHMARK_INSIDE_NAMESPACE"
 # Frames of 1500 bytes carry 1448 of a stream and take 1514 of the link.
 PAYLOAD = 1448 / 1514
+QUEUE = 50  # milliseconds, as in a home router that is not too bad
 
 
 def inside() -> bool:
@@ -45,12 +46,12 @@ def make_bridge() -> None:
     _run("ip link set bridge up")
 
 
-def connect(process: int, index: int, mbit: float) -> None:
+def connect(process: int, index: int, mbit: float, queue: int = QUEUE) -> None:
     """Gives a process, which has called `isolate`, its link. Called by the parent."""
     _run(f"ip link add name up{index} type veth peer name down{index}")
     _run(f"ip link set up{index} netns {process}")
     _run(f"ip link set down{index} master bridge up")
-    _run(shaping(f"down{index}", mbit))
+    _run(shaping(f"down{index}", mbit, queue))
 
 
 def isolate() -> None:
@@ -59,28 +60,27 @@ def isolate() -> None:
         raise OSError(ctypes.get_errno(), "unshare")
 
 
-def configure(index: int, mbit: float) -> str:
+def configure(index: int, mbit: float, queue: int = QUEUE) -> str:
     """Brings this process's end of the link up; returns its address."""
     address = f"10.9.0.{index + 1}"
     _run("ip link set lo up")
     _run(f"ip addr add {address}/24 dev up{index}")
     _run(f"ip link set up{index} up")
-    _run(shaping(f"up{index}", mbit))
+    _run(shaping(f"up{index}", mbit, queue))
     return address
 
 
-def settle(pipe: Pipe, index: int, mbit: float) -> str:
+def settle(pipe: Pipe, index: int, mbit: float, queue: int = QUEUE) -> str:
     """The peer's part of being connected: `isolate`, wait for the parent, `configure`. Returns the address."""
     isolate()
     pipe.send(os.getpid())
     pipe.recv()
-    return configure(index, mbit)
+    return configure(index, mbit, queue)
 
 
-def shaping(device: str, mbit: float) -> str:
-    """The command that lets a device send so much and no more."""
-    # A queue of 50 ms, as in a home router that is not too bad.
-    return f"tc qdisc replace dev {device} root tbf rate {mbit}mbit burst 64kb latency 50ms"
+def shaping(device: str, mbit: float, queue: int = QUEUE) -> str:
+    """The command that lets a device send so much and no more. `queue`: milliseconds that what waits may wait."""
+    return f"tc qdisc replace dev {device} root tbf rate {mbit}mbit burst 64kb latency {queue}ms"
 
 
 def _run(command: str) -> None:
