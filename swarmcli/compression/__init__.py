@@ -20,6 +20,7 @@ from swarmcli.compression.base import (
 from swarmcli.compression.blockwise import BlockwiseQuantization
 from swarmcli.compression.floats import BFloat16Compression, Float16Compression, ScaledFloat16Compression
 from swarmcli.compression.quantization import Quantile8BitQuantization, Uniform8BitQuantization
+from swarmcli.compression.sparse import NonzeroQuantization, TopK
 
 __all__ = [
     "AdaptiveCompressionBase",
@@ -29,6 +30,7 @@ __all__ = [
     "CompressionInfo",
     "Float16Compression",
     "NoCompression",
+    "NonzeroQuantization",
     "PerTensorCompression",
     "Quantile8BitQuantization",
     "RoleAdaptiveCompression",
@@ -38,6 +40,7 @@ __all__ = [
     "TensorHeader",
     "TensorMessage",
     "TensorRole",
+    "TopK",
     "Uniform8BitQuantization",
     "codec_named",
     "extract",

@@ -18,6 +18,7 @@ from swarmcli.compression.base import (
 from swarmcli.compression.blockwise import BlockwiseQuantization
 from swarmcli.compression.floats import BFloat16Compression, Float16Compression, ScaledFloat16Compression
 from swarmcli.compression.quantization import Quantile8BitQuantization, Uniform8BitQuantization
+from swarmcli.compression.sparse import NonzeroQuantization, TopK
 from swarmcli.errors import CompressionError
 
 
@@ -171,6 +172,7 @@ _CODECS: dict[str, CompressionBase] = {
         ScaledFloat16Compression(),
         Uniform8BitQuantization(),
         Quantile8BitQuantization(),
+        NonzeroQuantization(),
     )
 }
 
@@ -180,7 +182,8 @@ def codec_named(name: str) -> CompressionBase:
     codec = _CODECS.get(name)
     if codec is None:
         try:
-            codec = BlockwiseQuantization.named(name[: MAX_NAME + 1])
+            parametric = TopK if name.startswith("topk/") else BlockwiseQuantization
+            codec = parametric.named(name[: MAX_NAME + 1])
         except ValueError as error:
             raise CompressionError(f"unknown codec {name[:MAX_NAME]!r}") from error
     return codec

@@ -128,15 +128,22 @@ class CompressionBase(ABC):
     name         the codec's name in headers, with all parameters that a reader of its messages needs
     by_content   whether an element's error depends on the others in its message. What is averaged is then cut at the
                  ends of tensors, so that small numbers do not share a message with those of a larger tensor.
+    chunk        elements of a tensor that are encoded together, from its start. Such a tensor is cut between chunks.
     """
 
     name: str
     by_content: ClassVar[bool] = False
+    chunk: ClassVar[int] = 1
 
     @property
     def description(self) -> str:
         """The codec with all its parameters. Peers that average together compare it."""
         return self.name
+
+    @property
+    def of_averages(self) -> CompressionBase:
+        """The codec that averages of such messages travel with, which may hold more than each of them."""
+        return self
 
     def codec_for(self, info: CompressionInfo) -> CompressionBase:
         """The codec that a tensor of this kind is really sent with, which may be chosen tensor by tensor."""

@@ -1,0 +1,131 @@
+"""Sparse codecs: the largest elements of each chunk, sizes, second trips, and hostile messages."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmcli.compression import TensorDescriptor, TensorHeader, TensorMessage, codec_named, extract
+from swarmcli.compression.sparse import NonzeroQuantization, TopK
+from swarmcli.errors import CompressionError
+from tests.compression.codecs import received, restore
+
+SHORT = [torch.float16, torch.bfloat16, torch.float32]
+sizes = st.sampled_from([1, 2, 31, 33, 255, 4095, 4096, 4097, 4096 * 33 + 5])
+every_kind = pytest.mark.parametrize("bits", [1, 2, 4, 8])
+
+
+def drawn(size: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@every_kind
+@given(sizes, st.sampled_from([32, 64, 255]), st.sampled_from(SHORT), st.integers(0, 99), st.sampled_from([1, 2, 9]))
+def test_the_largest_of_each_chunk_come_back_and_a_second_trip_changes_no_bit(
+    bits: int, size: int, k: int, dtype: torch.dtype, seed: int, coarse: int
+) -> None:
+    codec, tensor = TopK(k, bits), drawn(size, seed, dtype)
+    if coarse > 1:
+        tensor = (tensor * coarse).round()  # many of equal magnitude, and zeros
+    message = codec.compress(tensor)
+    assert message.payload_size == codec.payload_bound(TensorDescriptor.of(tensor))
+    once = extract(received(message))
+    for exact, sent in zip(tensor.split(4096), once.split(4096), strict=True):
+        kept = exact.float().abs().sort(stable=True, descending=True).indices[:k]
+        others = torch.ones(len(exact), dtype=torch.bool).index_fill(0, kept, False)
+        assert not sent[others].any()
+        span = exact[kept].abs().float()
+        assert (sent[kept].abs() <= span.max()).all() and (sent[kept].abs().float() >= span.min() * 0.99).all()
+        assert (sent[kept] * exact[kept] >= 0).all()
+        if bits > 2:
+            step = (span.max() - span.min()) / (2 ** (bits - 1) - 1)
+            error = (sent[kept].float() - exact[kept].float()).abs()
+            assert (error <= step / 2 + 8 * torch.finfo(dtype).eps * span.max()).all()
+    bits_of = torch.int32 if dtype is torch.float32 else torch.int16
+    assert torch.equal(restore(codec, once).view(bits_of), once.view(bits_of))
+
+
+def test_a_message_is_small() -> None:
+    """A chunk with 64 places of 12 bits, 2 bits each and two levels: 96 + 16 + 8 bytes of 16,384."""
+    assert TopK(64, 2).compress(torch.ones(4096)).payload_size == 120
+
+
+@given(sizes, st.integers(0, 99), st.sampled_from([0.0, 0.02, 0.3, 1.0]))
+def test_averages_are_those_of_blocks_and_zeros_cost_nothing(size: int, seed: int, share: float) -> None:
+    tensor = drawn(size, seed) * (drawn(size, seed + 1).sigmoid() < share)
+    codec, dense = NonzeroQuantization(), codec_named("blockwise_8bit/4096/dynamic")
+    message, chunks = codec.compress(tensor), -(-size // 4096)
+    assert torch.equal(codec.extract(received(message)), restore(dense, tensor))
+    count = int(restore(dense, tensor).count_nonzero())
+    squeezed = 6 * chunks + (count + 1) // 2 * 3 + count
+    assert message.payload_size == min(squeezed, codec.payload_bound(TensorDescriptor.of(tensor)))
+
+
+@pytest.mark.parametrize("codec", [TopK(), NonzeroQuantization()], ids=lambda codec: codec.name)
+def test_numbers_that_cannot_be_sent_are_refused_and_others_unchanged(codec: TopK | NonzeroQuantization) -> None:
+    for wrong in (float("nan"), float("inf")):
+        with pytest.raises(CompressionError, match="NaN or infinity"):
+            codec.compress(torch.full((5000,), wrong))
+    for other in (torch.arange(9), torch.zeros(0)):
+        assert torch.equal(restore(codec, other), other)
+    assert codec_named(codec.name).name == codec.name
+
+
+def topk(numbers: tuple[float, ...], places: bytes, codes: bytes) -> bytes:
+    return struct.pack(f"<{len(numbers)}f", *numbers) + places + codes
+
+
+GOOD = (1.0, 2.0)
+IN_ORDER = b"\x00\x10\x00"  # places 0 and 1
+HOSTILE = [
+    ("topk/64/2", topk((float("nan"), 1), IN_ORDER, b"\0"), "levels"),
+    ("topk/64/2", topk((1, float("inf")), IN_ORDER, b"\0"), "levels"),
+    ("topk/64/2", topk((2, 1), IN_ORDER, b"\0"), "levels"),
+    ("topk/64/2", topk((-1, 1), IN_ORDER, b"\0"), "levels"),
+    ("topk/64/2", topk(GOOD, bytes(3), b"\0"), "places"),
+    ("topk/64/2", topk(GOOD, b"\x01\x00\x00", b"\0"), "places"),
+    ("topk/64/2", topk(GOOD, b"\x00\x20\x00", b"\0"), "places"),
+    ("topk/64/2", topk(GOOD, IN_ORDER, b""), "payload of 12 bytes"),
+    ("topk/31/2", topk(GOOD, IN_ORDER, b"\0"), "unknown codec"),
+    ("topk/64/3", topk(GOOD, IN_ORDER, b"\0"), "unknown codec"),
+    ("topk/064/2", topk(GOOD, IN_ORDER, b"\0"), "unknown codec"),
+]
+
+
+@pytest.mark.parametrize(("codec", "payload", "words"), HOSTILE)
+def test_hostile_messages_end_in_a_named_error(codec: str, payload: bytes, words: str) -> None:
+    with pytest.raises(CompressionError, match=words):
+        extract(TensorMessage(TensorHeader(codec, "float32", (2,)), (payload,)))
+
+
+def squeezed(scale: float, count: int, places: bytes, codes: bytes) -> bytes:
+    return struct.pack("<fH", scale, count) + places + codes
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        (squeezed(1, 2, IN_ORDER, b"\1"), "payload"),
+        (squeezed(1, 2, bytes(3), b"\1\1"), "places"),
+        (squeezed(1, 1, b"\xff\x0f\x00", b"\1"), "places"),
+        (squeezed(1, 1, bytes(3), b"\0"), "code of zero"),
+        (squeezed(1, 1, bytes(3), b"\x80"), "code -128"),
+        (squeezed(-1, 1, bytes(3), b"\1"), "negative"),
+        (squeezed(1, 65535, bytes(3), b"\1"), "payload"),
+        (b"\0" * 5, "payload"),
+        (bytes(2000), "payload"),
+    ],
+)
+def test_hostile_averages_end_in_a_named_error(payload: bytes, words: str) -> None:
+    with pytest.raises(CompressionError, match=words):
+        extract(TensorMessage(TensorHeader("nonzero_8bit", "float32", (100,)), (payload,)))
+
+
+@pytest.mark.parametrize("name", ["topk/64/2", "nonzero_8bit"])
+def test_a_promise_of_a_large_tensor_is_refused_by_its_size(name: str) -> None:
+    with pytest.raises(CompressionError, match="payload"):
+        extract(TensorMessage(TensorHeader(name, "float32", (1 << 20, 1 << 12)), (bytes(1000),)))
