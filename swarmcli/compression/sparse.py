@@ -104,7 +104,8 @@ class TopK(FloatCodec):
     4, 8 bits  8 or 128 equal steps from the smallest kept magnitude to the largest; the nearest is taken
 
     What was decoded is encoded so that the same bits come out again, and a sender can know to the bit what others get.
-    Tensors of float64 travel unchanged. NaN and infinity are refused (CompressionError). Averages travel as NonzeroQuantization.
+    Tensors of float64 travel unchanged. NaN and infinity are refused (CompressionError). Averages travel as
+    NonzeroQuantization.
     """
 
     by_content = True

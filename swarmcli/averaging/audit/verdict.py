@@ -80,7 +80,8 @@ def redo(terms: Terms, inputs: Sequence[Input], messages: Sequence[TensorMessage
 
 def encoded(terms: Terms, average: torch.Tensor) -> torch.Tensor:
     """The average as all members hold it after it was sent. Raises CompressionError."""
-    return terms.codec.extract(terms.codec.compress(average.to(terms.descriptor.dtype)))
+    codec = terms.codec.of_averages
+    return codec.extract(codec.compress(average.to(terms.descriptor.dtype)))
 
 
 def is_equal(terms: Terms, redone: Redone, claimed: torch.Tensor) -> bool:
@@ -103,7 +104,7 @@ def is_within(terms: Terms, redone: Redone, claimed: torch.Tensor, tolerances: f
     values, middle = claimed.double(), _sent(terms, redone, exact)
     around = torch.stack([_sent(terms, redone, exact - off), middle, _sent(terms, redone, exact + off)])
     low, high = torch.aminmax(around, dim=0)
-    if not terms.codec.by_content:
+    if not terms.codec.of_averages.by_content:
         return bool(((values >= low) & (values <= high)).all())
     slack = 2 * off.max()
     strays = (values < low - slack) | (values > high + slack)

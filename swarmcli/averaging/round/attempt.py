@@ -111,7 +111,7 @@ class Attempt:
         others = [index for index in senders if index != mates.me] if self._reducer.parts else []
         self._signed = holdings.signed = SignedLists(group, service.prefix, service.bans)
         self._time = options.allreduce_timeout or pace.usual_time(plan.layout.nbytes)
-        self._nbytes = nbytes = sum(part.payload_bound for part in plan.parts)
+        self._nbytes = nbytes = sum(max(part.payload_bound, part.average_bound) for part in plan.parts)
         planned, trip = self._planned(nbytes), mates.slowest_round_trip
         self._tempo = tempo = Tempo(self._time, planned, trip, nbytes, mates.endpoint.rates)
         self.sending = tempo.sending  # member index → seconds that it took to send; see Lessons
@@ -131,7 +131,7 @@ class Attempt:
             self._reducer.leave_out(member, "it was too slow in the try before")
         self.strangers: dict[PeerID, str] = {}  # listed, and not met → why this member doubts them
         self.needed = 0.0  # seconds that the exchange would have taken, if it did not end in time
-        coming = [part.payload_bound for part in plan.parts if part.reducer != mates.me]
+        coming = [part.average_bound for part in plan.parts if part.reducer != mates.me]
         self._coming = sum(coming) + len(others) * sum(part.payload_bound for part in self._reducer.parts)
         self.copier = None if results is None else Copier(mates, holdings, results, options, avoided.failed_holders)
         self.trouble = Gathered()  # its failures: why averages are missing here

@@ -170,7 +170,7 @@ class Holdings:
             return None
         if self.results is not None:
             return NoCompression().compress(self.results.part(average.part))
-        return None if average.message is None else plain(average.part.codec, average.message)
+        return None if average.message is None else plain(average.part.average_codec, average.message)
 
 
 def plain(codec: CompressionBase, message: TensorMessage, values: torch.Tensor | None = None) -> TensorMessage:

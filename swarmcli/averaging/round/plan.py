@@ -6,7 +6,8 @@
     reducers   |----- member 0 -----|---------- member 2 -----------|  in proportion to their shares
 
 Where the error of a codec depends on the content of its message, parts end where tensors end: the numbers of a small
-layer do not lose their digits to a large neighbour.
+layer do not lose their digits to a large neighbour. A codec that encodes chunks of a tensor together has parts that end
+between chunks. Averages may travel with another codec than what they are averages of; a part is small enough for both.
 
 All members compute the same plan from the tensors' types and codecs, the group's shares and the options that must
 agree; they compare a hash over it before data moves.
@@ -37,7 +38,7 @@ class Segment:
 
     index: int
     dtype: torch.dtype
-    codec: CompressionBase
+    codec: CompressionBase  # of what members send; averages travel with its `of_averages`
     tensors: tuple[int, ...]  # their indices
     starts: tuple[int, ...]  # where each tensor begins, in elements of this segment, and where the last one ends
     offset: int  # of the segment in flat memory, in bytes
@@ -104,7 +105,7 @@ class Layout:
     @cached_property
     def codecs_hash(self) -> bytes:
         """32 bytes; equal if all tensors travel with equal codecs."""
-        text = ";".join(codec.description for codec in self.codecs)
+        text = ";".join(map(_both_ways, self.codecs))
         return hashlib.sha256(b"swarm codecs" + text.encode()).digest()
 
     @property
@@ -113,8 +114,8 @@ class Layout:
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes of all tensors on the wire, at most."""
-        return sum(codec.payload_bound(each) for each, codec in zip(self.descriptors, self.codecs, strict=True))
+        """Bytes of all tensors on the wire, at most, in the direction that takes more."""
+        return sum(_larger_bound(codec, each) for each, codec in zip(self.descriptors, self.codecs, strict=True))
 
     @property
     def nbytes(self) -> int:
@@ -141,9 +142,18 @@ class Part:
         return self.segment.codec
 
     @property
+    def average_codec(self) -> CompressionBase:
+        return self.segment.codec.of_averages
+
+    @property
     def payload_bound(self) -> int:
-        """The largest payload in bytes that a message with this part can have."""
+        """The largest payload in bytes that a message with a member's values of this part can have."""
         return self.codec.payload_bound(self.descriptor)
+
+    @property
+    def average_bound(self) -> int:
+        """The same for a message with its average."""
+        return self.average_codec.payload_bound(self.descriptor)
 
 
 @dataclass(frozen=True)
@@ -206,7 +216,7 @@ def _cut(layout: Layout, shares: Sequence[float], part_size_bytes: int) -> list[
     for reducer, begin, end in _ranges(layout.numel, shares):
         passed = 0  # elements in the segments before
         for segment in layout.segments:
-            start, stop = max(begin - passed, 0), min(end - passed, segment.numel)
+            start, stop = (_between_chunks(segment, position - passed) for position in (begin, end))
             for first, last in _stretches(segment, start, stop):
                 for position in range(first, last, most[segment.index]):
                     end_of_part = min(position + most[segment.index], last)
@@ -225,6 +235,14 @@ def _stretches(segment: Segment, start: int, stop: int) -> Iterator[tuple[int, i
     yield from ((first, last) for first, last in pairwise((start, *between, stop)) if first < last)
 
 
+def _between_chunks(segment: Segment, position: int) -> int:
+    """The last place up to `position` where the segment may be cut."""
+    if not 0 < position < segment.numel:
+        return min(max(position, 0), segment.numel)
+    start = segment.starts[bisect_right(segment.starts, position) - 1]
+    return position - (position - start) % segment.codec.chunk
+
+
 def _ranges(numel: int, shares: Sequence[float]) -> list[tuple[int, int, int]]:
     """(reducer, begin, end) over the whole vector, in proportion to the shares."""
     total, passed, begin, ranges = sum(shares), 0.0, 0, []
@@ -239,12 +257,21 @@ def _ranges(numel: int, shares: Sequence[float]) -> list[tuple[int, int, int]]:
 
 
 def _elements_per_part(segment: Segment, part_size_bytes: int) -> int:
-    """The most elements in a payload of so many bytes, and at least one."""
-    fits, too_many = 1, part_size_bytes + 1  # no codec takes less than a byte for each
+    """The most elements in payloads of so many bytes, of whole chunks, and at least one chunk."""
+    fits, too_many = 1, part_size_bytes + 1  # no average takes less than a byte for each
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        if segment.codec.payload_bound(TensorDescriptor((middle,), segment.dtype)) <= part_size_bytes:
+        if _larger_bound(segment.codec, TensorDescriptor((middle,), segment.dtype)) <= part_size_bytes:
             fits = middle
         else:
             too_many = middle
-    return fits
+    return max(fits - fits % segment.codec.chunk, segment.codec.chunk)
+
+
+def _larger_bound(codec: CompressionBase, descriptor: TensorDescriptor) -> int:
+    return max(codec.payload_bound(descriptor), codec.of_averages.payload_bound(descriptor))
+
+
+def _both_ways(codec: CompressionBase) -> str:
+    averages = codec.of_averages
+    return codec.description if averages is codec else f"{codec.description} {averages.description}"

@@ -260,7 +260,7 @@ class Reducer:
             message = self._encode(part, values)
         senders, weights = tuple(included), tuple(included.values())
         decoded = None if self._results is None else self._results.part(part)
-        content = None if message is None else plain(part.codec, message, decoded)
+        content = None if message is None else plain(part.average_codec, message, decoded)
         return Average(part, senders, weights, message, digest_of(part.index, senders, weights, content), inputs)
 
     def _average(self, position: int) -> tuple[torch.Tensor, dict[int, str]]:
@@ -274,9 +274,10 @@ class Reducer:
         return values, {sender: f"part {part.index}: {reason}" for sender, reason in left_out.items()}
 
     def _encode(self, part: Part, average: torch.Tensor) -> TensorMessage:
-        message = part.codec.compress(average.to(part.segment.dtype))
-        if self._results is not None and not all_finite(part.codec.extract(message, out=self._results.part(part))):
-            raise RoundFailed(f"the average of part {part.index} is beyond the range of codec {part.codec.name}")
+        codec = part.average_codec
+        message = codec.compress(average.to(part.segment.dtype))
+        if self._results is not None and not all_finite(codec.extract(message, out=self._results.part(part))):
+            raise RoundFailed(f"the average of part {part.index} is beyond the range of codec {codec.name}")
         return message
 
 

@@ -211,7 +211,7 @@ class PartSender:
         """
         assert self._inputs is not None and self._results is not None
         parts = self._plan.by_reducer[reducer]
-        expected, before = max(1, sum(part.payload_bound for part in parts)), stream.arriving
+        expected, before = max(1, sum(part.average_bound for part in parts)), stream.arriving
         async with (
             beside(self._send(parts, self._inputs, stream)),
             beside(_look_whether_begun(self._mates, self._pace.tempo, reducer)),
@@ -310,9 +310,9 @@ def _memory_for(part: Part, results: Results) -> Callable[[AverageHeader, int], 
     """The memory for the payload of an average: its place in the results, if it needs no decoding."""
 
     def into(header: AverageHeader, size: int) -> memoryview:
-        if header.tensor is None or size > part.payload_bound:
+        if header.tensor is None or size > part.average_bound:
             raise ProtocolViolation(f"the average of part {part.index} has {size} bytes")
-        if isinstance(part.codec, NoCompression) and size == part.descriptor.nbytes:
+        if isinstance(part.average_codec, NoCompression) and size == part.descriptor.nbytes:
             return tensor_memory(results.part(part))
         return unwritten(size)
 
@@ -326,11 +326,11 @@ def _decode(part: Part, results: Results, header: AverageHeader, payload: memory
         return Average(part, header.senders, header.weights, None, digest, header.inputs or b"")
     message = TensorMessage(header.tensor, (payload,))
     try:
-        values = part.codec.extract(message, out=results.part(part))
+        values = part.average_codec.extract(message, out=results.part(part))
     except CompressionError as error:
         raise ProtocolViolation(f"the average of part {part.index} cannot be decoded: {error}") from error
     if not all_finite(values):
         raise ProtocolViolation(f"the average of part {part.index} holds NaN or infinity")
-    content = plain(part.codec, message, values)
+    content = plain(part.average_codec, message, values)
     digest = digest_of(part.index, header.senders, header.weights, content)
     return Average(part, header.senders, header.weights, None, digest, header.inputs or b"")

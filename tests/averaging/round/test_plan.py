@@ -22,6 +22,7 @@ from swarmcli.compression import (
     SizeAdaptiveCompression,
     TensorDescriptor,
     TensorRole,
+    TopK,
     Uniform8BitQuantization,
 )
 from swarmcli.memory import fresh_memory
@@ -113,6 +114,21 @@ def test_parts_fill_their_size_whatever_a_codec_adds() -> None:
     for codec in PLAIN:
         plan = Plan.make(Layout.of([torch.zeros(100_000)], codec), [1.0], 5000)
         assert {part.payload_bound for part in plan.parts[:-1]} <= set(range(4995, 5001)), codec.name
+
+
+@given(st.lists(st.integers(0, 40_000), min_size=1, max_size=4), shares_lists, st.integers(1, 9000))
+def test_parts_end_between_chunks_and_fit_in_both_directions(sizes: list[int], shares: list[float], most: int) -> None:
+    layout, codec = Layout.of([torch.zeros(size) for size in sizes], TopK()), TopK()
+    plan = Plan.make(layout, shares, most)
+    (segment,) = layout.segments
+    assert [part.stop for part in plan.parts[:-1]] == [part.start for part in plan.parts[1:]]
+    assert sum(part.descriptor.numel for part in plan.parts) == sum(sizes)
+    for part in plan.parts:
+        tensor = max(start for start in segment.starts if start <= part.start)
+        assert (part.start - tensor) % codec.chunk == 0
+        larger = max(part.payload_bound, part.average_bound)
+        assert larger <= most or part.descriptor.numel <= codec.chunk
+        assert part.average_codec.name == "nonzero_8bit"
 
 
 def test_infos_tell_codecs_apart() -> None:
