@@ -14,6 +14,7 @@ from swarmcli.errors import OptimizerError
 
 if TYPE_CHECKING:
     from swarmcli.averaging.round.phases import RoundProgram
+    from swarmcli.compression import CompressionBase
 
 
 class Accumulator(Protocol):
@@ -260,6 +261,11 @@ class GradientMethod:
         # The averager is made with these, and keeps them of committed rounds for replays.
         self.tensors: Sequence[torch.Tensor] = [*accumulator.means, *beside]
         self.beside = tuple(beside)
+
+    @property
+    def compression(self) -> CompressionBase | None:
+        """The codec of `tensors`; None: that of the averager's options."""
+        return None
 
     @property
     def shared(self) -> Mapping[str, torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -79,7 +79,11 @@ class GradientWork:
     ) -> None:
         self.replica = replica
         self.method = method
-        self.averager = AveragerCore(method.tensors, peer.node, peer.averaging, program=method.program)
+        averaging = peer.averaging
+        if method.compression is not None:
+            allreduce = replace(averaging.allreduce, compression=method.compression)
+            averaging = replace(averaging, allreduce=allreduce)
+        self.averager = AveragerCore(method.tensors, peer.node, averaging, program=method.program)
         self._mode = mode
         self._target = peer.config.target_batch_size
         self._gradients = accumulator

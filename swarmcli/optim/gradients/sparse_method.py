@@ -1,0 +1,102 @@
+"""SparseLoCo's error feedback: what a sparse message leaves out stays with its peer for the next round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression, PerTensorCompression, TopK
+from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Shapes
+
+
+@dataclass
+class FeedbackSums:
+    """Sums over all coordinates, of values in units of sample sums: came = sent + decayed + lost + what is left."""
+
+    came: float = 0.0
+    sent: float = 0.0
+    decayed: float = 0.0
+    lost: float = 0.0  # dropped with the parameters that it was of
+
+
+class SparseMethod(GradientMethod):
+    """Sends the largest of what has come up and keeps the rest (arXiv 2508.15706, algorithm 1).
+
+        E' = β E + n G          residual of this peer, in sums over samples; G its mean over n samples
+        T  = Q(top-k(E' / n))   what it sends, with weight n: the values that all others decode, to the bit
+        E  ← E' − n T           if the round counted it; otherwise E stays
+
+    Everyone steps with Σ n T / Σ n, the sum over the samples of all members, also of those that did not send a
+    coordinate. E changes only in `finish`, so a round that fails gives everything back. G is read there once more: the
+    accumulator's means are as they were loaded until then. float64 gradients travel whole.
+    """
+
+    def __init__(
+        self, accumulator: Accumulator | Shapes, codec: TopK, decay: float, beside: Sequence[torch.Tensor] = ()
+    ) -> None:
+        """`decay`: β, the share of the residual that a round keeps."""
+        super().__init__(accumulator, beside)
+        self._codec, self._decay, self._samples = codec, decay, 0.0
+        self._messages = [torch.zeros_like(mean) for mean in self.averaged]
+        self._residuals = [torch.zeros_like(mean) for mean in self.averaged]
+        self.tensors = [*self._messages, *beside]
+        self.booked = FeedbackSums()
+
+    @property
+    def compression(self) -> CompressionBase:
+        """Of `tensors`, by index. What travels beside gradients is not made sparse."""
+        return PerTensorCompression([self._codec] * len(self._messages) + [NoCompression()] * len(self.beside))
+
+    @property
+    def own(self) -> Mapping[str, torch.Tensor]:
+        """The residuals, in the shapes of the parameters."""
+        return {f"residual{index}": each for index, each in enumerate(self._residuals)}
+
+    @property
+    def left(self) -> float:
+        """The sum over all coordinates that have not been sent; see FeedbackSums."""
+        return sum(_sum(each) for each in self._residuals)
+
+    @torch.no_grad()
+    def load(self, samples: float) -> None:
+        self._samples = float(samples)
+        for message, mean, residual in zip(self._messages, self.averaged, self._residuals, strict=True):
+            if samples:
+                message.copy_(self._sent(self._with(mean, residual)))
+            else:
+                message.zero_()
+
+    @torch.no_grad()
+    def finish(self, samples: float, counted: bool) -> None:
+        for message, mean, residual in zip(self._messages, self.averaged, self._residuals, strict=True):
+            if counted and self._samples:
+                due = self._with(mean, residual)
+                sent = self._sent(due).mul_(self._samples)
+                self.booked.came += _sum(mean) * self._samples
+                self.booked.sent += _sum(sent)
+                self.booked.decayed += _sum(residual) * (1 - self._decay)
+                torch.sub(due, sent, out=residual)
+            mean.copy_(message)
+        self._samples = 0.0
+
+    @torch.no_grad()
+    def reset_own(self) -> None:
+        """Residuals of gradients at parameters that this peer does not hold any more are lost."""
+        self.booked.lost += self.left
+        for residual in self._residuals:
+            residual.zero_()
+
+    def _with(self, mean: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return residual.mul(self._decay).add_(mean * self._samples)
+
+    def _sent(self, due: torch.Tensor) -> torch.Tensor:
+        """What the others decode, per sample."""
+        values = due / self._samples
+        codec = self._codec.codec_for(CompressionInfo.of(values))
+        return codec.extract(codec.compress(values)).clone()
+
+
+def _sum(tensor: torch.Tensor) -> float:
+    return float(tensor.sum(dtype=torch.float64))

@@ -1,0 +1,147 @@
+"""Whole runs with sparse gradients: error feedback adds up, and peers that come, freeze and die hold equal bits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.optim.arguments import averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription
+from swarmcli.optim.core import OptimizerCore
+from swarmcli.optim.gradients.accumulator import Shapes
+from swarmcli.optim.gradients.sparse_method import SparseMethod
+from swarmcli.optim.modes.base import Trained
+from swarmcli.optim.modes.sparse import Sparse
+from swarmcli.testing import virtual_time
+from tests.optim.optim_swarm import Swarm, together, until
+
+TARGET, WIDTH = 24, 60
+MODE = Sparse(k=64, bits=2, decay=1.0)
+TRUTH = torch.randn(WIDTH, 2 * WIDTH, generator=torch.Generator().manual_seed(5))  # more than a chunk
+
+
+class Sower:
+    """A peer that fits a matrix, of which a round carries 128 of 7,200 elements."""
+
+    def __init__(self, node: Any) -> None:
+        self.parameters = [torch.nn.Parameter(torch.zeros(WIDTH, 2 * WIDTH))]
+        self.node = node
+        self.data = torch.Generator().manual_seed(int.from_bytes(node.peer_id[:4]))
+        config = OptimizerConfig("run", TARGET, description=PeerDescription("trainer"))
+        optimizer = torch.optim.SGD(self.parameters, lr=0.02)
+        self.core = OptimizerCore(PeerContext(node, config, averager_config(config)), Trained(optimizer), MODE)
+        self.digests: dict[int, str] = {}  # epoch → of the parameters then
+
+    @property
+    def method(self) -> SparseMethod:
+        method = self.core.work.method  # type: ignore[attr-defined]
+        assert isinstance(method, SparseMethod)
+        return method
+
+    @property
+    def distance(self) -> float:
+        return float((self.parameters[0].detach() - TRUTH).norm())
+
+    async def step(self) -> None:
+        await asyncio.sleep(0.1)
+        noise = torch.randn(WIDTH, 2 * WIDTH, generator=self.data)
+        self.parameters[0].grad = self.parameters[0].detach() - TRUTH + 0.1 * noise
+        await self.core.step(4)
+        self.digests[self.core.position.epoch] = self.core.replica.state.digest()
+
+    async def train(self, epochs: int) -> None:
+        while self.core.position.epoch < epochs:
+            await self.step()
+
+
+async def sower(swarm: Swarm) -> Sower:
+    made = Sower(await swarm.node())
+    await made.core.start()
+    swarm.trainers.append(made)  # type: ignore[arg-type]  # for its end
+    return made
+
+
+def test_peers_that_come_freeze_and_die_hold_the_same_bits_and_learn() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            sowers = [await sower(swarm) for _ in range(4)]
+            far = sowers[0].distance
+            await together(*(each.train(3) for each in sowers))
+            await swarm.kill(sowers[3])  # type: ignore[arg-type]
+            swarm.network.freeze(sowers[2].node.peer_id)
+
+            async def thaw() -> None:
+                await until(lambda: sowers[0].core.position.epoch >= 5)
+                swarm.network.thaw(sowers[2].node.peer_id)
+                await sowers[2].train(60)
+
+            async def join_later() -> None:
+                await until(lambda: sowers[0].core.position.epoch >= 6)
+                sowers.append(await sower(swarm))
+                await sowers[-1].train(60)
+
+            await together(*(each.train(60) for each in sowers[:2]), thaw(), join_later())
+            for epoch in range(1, 61):
+                assert len({each.digests[epoch] for each in sowers if epoch in each.digests}) <= 1, epoch
+            assert len(sowers[4].digests) >= 10
+            assert sowers[0].distance < 0.8 * far
+            for each in sowers:
+                booked, left = each.method.booked, each.method.left
+                added = booked.sent + booked.decayed + booked.lost + left
+                assert added == pytest.approx(booked.came, abs=1e-2)
+            assert sowers[0].method.booked.sent
+
+    virtual_time.run(main(), seed=0, timeout=7200)
+
+
+def loaded(method: SparseMethod, values: torch.Tensor, samples: float) -> torch.Tensor:
+    method.averaged[0].copy_(values)
+    method.load(samples)
+    return method.tensors[0].clone()
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.9, 1.0])
+def test_each_coordinate_is_sent_decayed_or_left(decay: float) -> None:
+    """Whole numbers: sums of them are exact, so what is not equal is counted twice or lost."""
+    method = Sparse(k=32, bits=1, decay=decay).method(Shapes([torch.zeros(5000)]))
+    generator = torch.Generator().manual_seed(1)
+    came, sent, decayed = (torch.zeros(5000, dtype=torch.float64) for _ in range(3))
+    for turn in range(20):
+        samples, counted = float(turn % 3), turn % 4 != 3
+        mean = torch.randint(-50, 50, (5000,), generator=generator).float()
+        residual = method.own["residual0"].double().clone()
+        message = loaded(method, mean, samples)
+        assert torch.equal(loaded(method, mean, samples), message)  # a round that failed changed nothing
+        assert message.count_nonzero() <= 64
+        method.finish(samples, counted)
+        if counted and samples:
+            came += mean.double() * samples
+            sent += message.double() * samples
+            decayed += residual * (1 - decay)
+        else:
+            assert torch.equal(method.own["residual0"].double(), residual)  # given back
+    left = method.own["residual0"].double()
+    torch.testing.assert_close(sent + left + decayed, came, rtol=0, atol=5e-3)
+    assert method.booked.sent + method.booked.decayed + method.left == pytest.approx(method.booked.came, abs=1)
+    lost = method.left
+    method.reset_own()
+    assert method.left == 0 and method.booked.lost == lost
+
+
+def test_a_round_steps_with_what_was_sent_over_the_samples_of_all() -> None:
+    """The message is exactly what others decode: a second trip changes no bit."""
+    method = MODE.method(Shapes([torch.zeros(5000)]), [torch.ones(3)])
+    message = loaded(method, torch.randn(5000, generator=torch.Generator().manual_seed(2)), 7.0)
+    assert torch.equal(MODE.codec.extract(MODE.codec.compress(message)), message)
+    method.tensors[0].mul_(0.5)  # the average with a peer that sent nothing
+    method.finish(14.0, counted=True)
+    assert torch.equal(method.averaged[0], message * 0.5)
+
+
+@pytest.mark.parametrize(("option", "value"), [("k", 31), ("k", 257), ("bits", 3), ("decay", 1.1), ("decay", -0.1)])
+def test_options_that_have_no_meaning_are_refused_by_name(option: str, value: float) -> None:
+    with pytest.raises(ValueError, match=option):
+        Sparse(**{option: value})  # type: ignore[arg-type]
