@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.events import Noticed
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription
 from swarmcli.optim.core import OptimizerCore
@@ -16,7 +17,7 @@ from swarmcli.optim.gradients.sparse_method import SparseMethod
 from swarmcli.optim.modes.base import Trained
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.testing import virtual_time
-from tests.optim.optim_swarm import Swarm, together, until
+from tests.optim.optim_swarm import Swarm, record, together, until
 
 TARGET, WIDTH = 24, 60
 MODE = Sparse(k=64, bits=2, decay=1.0)
@@ -93,6 +94,9 @@ def test_peers_that_come_freeze_and_die_hold_the_same_bits_and_learn() -> None:
                 added = booked.sent + booked.decayed + booked.lost + left
                 assert added == pytest.approx(booked.came, abs=1e-2)
             assert sowers[0].method.booked.sent
+            notices = record(sowers[0].node, Noticed)
+            await sowers[0].core.work.start_over()
+            assert any("error feedback" in notice.text for notice in notices)
 
     virtual_time.run(main(), seed=0, timeout=7200)
 
@@ -127,7 +131,7 @@ def test_each_coordinate_is_sent_decayed_or_left(decay: float) -> None:
     torch.testing.assert_close(sent + left + decayed, came, rtol=0, atol=5e-3)
     assert method.booked.sent + method.booked.decayed + method.left == pytest.approx(method.booked.came, abs=1)
     lost = method.left
-    method.reset_own()
+    assert "error feedback of this peer is lost" in method.reset_own() and not method.reset_own()
     assert method.left == 0 and method.booked.lost == lost
 
 

@@ -290,8 +290,9 @@ class GradientMethod:
         The means that were loaded are used up.
         """
 
-    def reset_own(self) -> None:
-        """The parameters are others than those that `own` came from."""
+    def reset_own(self) -> str:
+        """The parameters are others than those that `own` came from. Says in words what is lost; "": nothing."""
+        return ""
 
 
 @contextmanager

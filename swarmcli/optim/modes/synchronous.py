@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmcli.averaging import AveragerCore
+from swarmcli.events import Noticed
 from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Shapes, sum_type
 from swarmcli.optim.modes.base import GivenUp, Mode
 from swarmcli.optim.state.buffers import Buffers, room_for
@@ -85,6 +86,7 @@ class GradientWork:
             averaging = replace(averaging, allreduce=allreduce)
         self.averager = AveragerCore(method.tensors, peer.node, averaging, program=method.program)
         self._mode = mode
+        self._events = peer.events
         self._target = peer.config.target_batch_size
         self._gradients = accumulator
         self.given_up = GivenUp(peer.events)
@@ -170,7 +172,9 @@ class GradientWork:
     async def start_over(self) -> None:
         await self.drop()
         async with self.averager.tensors():
-            await on_executor(self._nbytes, self.method.reset_own)
+            lost = await on_executor(self._nbytes, self.method.reset_own)
+        if lost:
+            self._events.emit(Noticed("warning", lost))
 
     def _step(
         self, position: LineagePosition, samples: int, weights: Iterable[float], counted: bool, *, missed: bool = False
