@@ -7,6 +7,7 @@ from swarmcli.optim.grad_scaler import GradScaler
 from swarmcli.optim.gradients.grad_averager import GradientAverager
 from swarmcli.optim.gradients.low_rank_averagers import PowerEFGradientAverager, PowerSGDGradientAverager
 from swarmcli.optim.modes import Outer
+from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.optim.optimizer import Optimizer
 from swarmcli.optim.peers.progress_tracker import ProgressTracker
 from swarmcli.optim.peers.report import PeerReport
@@ -21,4 +22,5 @@ __all__ = [
     "PowerEFGradientAverager",
     "PowerSGDGradientAverager",
     "ProgressTracker",
+    "Sparse",
 ]

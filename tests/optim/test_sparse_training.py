@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.gradients.accumulator import Shapes
 from swarmcli.optim.gradients.sparse_method import SparseMethod
+from swarmcli.optim.modes import choose_mode
 from swarmcli.optim.modes.base import Trained
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.testing import virtual_time
@@ -149,3 +151,11 @@ def test_a_round_steps_with_what_was_sent_over_the_samples_of_all() -> None:
 def test_options_that_have_no_meaning_are_refused_by_name(option: str, value: float) -> None:
     with pytest.raises(ValueError, match=option):
         Sparse(**{option: value})  # type: ignore[arg-type]
+
+
+def test_the_optimizer_takes_it_by_name() -> None:
+    mode = choose_mode(partial(Sparse, k=32, bits=4, decay=0.5))
+    assert isinstance(mode, Sparse) and (mode.k, mode.bits, mode.decay) == (32, 4, 0.5)
+    assert isinstance(choose_mode(Sparse), Sparse)
+    with pytest.raises(TypeError, match="takes no 'rank' here"):
+        choose_mode(partial(Sparse, rank=4))

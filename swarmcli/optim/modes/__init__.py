@@ -19,6 +19,7 @@ from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 from swarmcli.optim.modes.outer import Outer as Outer
 from swarmcli.optim.modes.outer import OuterSteps
+from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.optim.modes.synchronous import Synchronous
 
 MODES: Mapping[Any, type[Mode]] = {
@@ -26,11 +27,13 @@ MODES: Mapping[Any, type[Mode]] = {
     GradientAverager: Synchronous,
     PowerSGDGradientAverager: PowerSGD,
     PowerEFGradientAverager: PowerEF,
+    Sparse: Sparse,
 }
 
 
 def choose_mode(grad_averager: Callable[..., Any] | None, outer: Outer | None = None, **common: Any) -> Mode:
-    """The mode that an averager class, what its `get_factory` returned, or None stands for; with `outer`, outer steps.
+    """The mode that an averager class, what its `get_factory` returned, or None stands for; `Sparse`, or a partial of
+    it, is one itself; with `outer`, outer steps.
     `common`: the options that all modes have. Raises TypeError for anything else, and for options that the mode does
     not have; ValueError for options that cannot work together."""
     if outer is not None:
