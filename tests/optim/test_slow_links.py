@@ -49,8 +49,7 @@ async def epochs_of(peers: list[Unlike], count: int) -> list[float]:
 
 UNKNOWN = pytest.mark.xfail(
     reason="of a lone trainer and a monitor no round may commit for a quarter of an hour where nothing tells how slow "
-    "the trainer's link is: the monitor gives its stream up as too slow after 0.45 of the round's time, and a stream "
-    "that was given up makes the next round no longer"
+    "the trainer's link is: of twelve drawn runs four to seven stand so long"
 )
 
 
