@@ -65,9 +65,15 @@ def ways() -> list[Way]:
     for every in (15, 50, 5, 150):
         found.append(Way(f"outer steps, every {every}", every=every, outer=Outer(BATCH)))
         found.append(Way(f"outer steps, every {every}, 8 bits", every=every, codec=eight, outer=Outer(BATCH)))
-    found.append(Way("outer steps, every 15, plain means", every=15, outer=Outer(BATCH, "sgd", 1.0, 0.0)))
+    plain = Outer(BATCH, "sgd", 1.0, 0.0)
+    found.append(Way("outer steps, every 15, plain means", every=15, outer=plain))
+    found.append(Way("outer steps, every 50, plain means, 8 bits", every=50, codec=eight, outer=plain))
     found.append(Way("synchronous with Muon", muon=True))
-    for every in (15, 50, 5, 150):
+    for every in (15, 50):
+        found.append(Way(f"outer steps, every {every} with Muon", every=every, muon=True, outer=Outer(BATCH)))
+        name = f"outer steps, every {every} with Muon, plain means, 8 bits"
+        found.append(Way(name, every=every, codec=eight, muon=True, outer=plain))
+    for every in (5, 150):
         found.append(Way(f"outer steps, every {every} with Muon", every=every, muon=True, outer=Outer(BATCH)))
     return found
 

@@ -126,7 +126,7 @@ class OuterWork(GradientWork):
             self.given_up.note(batch_size, scale)
 
     def _missed(self, weights: Mapping[PeerID, float]) -> bool:
-        return self._gradients.was_frozen(weights.get(self._own_id, 0.0))
+        return self._gradients.is_in(weights.get(self._own_id, 0.0))
 
     def _descent(self, weights: Iterable[float]) -> Sequence[torch.Tensor]:
         """How far the peers went, each inner step counting alike."""

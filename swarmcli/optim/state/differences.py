@@ -101,9 +101,10 @@ class Differences:
         """No round used what was frozen, as far as is known: it counts again."""
         self.samples, self.handed_in = self.samples + self.handed_in, 0
 
-    def was_frozen(self, weight: float) -> bool:
-        """Whether what was last frozen had so many samples: a round that counts as many of this peer has it."""
-        return 0 < weight == self._marked
+    def is_in(self, weight: float) -> bool:
+        """Whether what was last frozen is in a round that counts so many samples of this peer: a limit may have made
+        them fewer."""
+        return weight > 0 and self._marked > 0
 
     @torch.no_grad()
     def settle(self, counted: bool) -> None:
