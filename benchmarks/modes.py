@@ -4,9 +4,10 @@ Four peers in one process: a byte-level GPT learns Python's own sources. Gradien
 ones of the Optimizer; only the network is left out. Every way gets the same three learning rates on even data (each
 peer draws from all sources), and its best one again on uneven data (each from a quarter of its own).
 
-    python -m benchmarks.modes [--keep FILE.json] [--samples N] [--page docs/modes.md]
+    python -m benchmarks.modes [--keep FILE.json] [--samples N] [--page docs/modes.md] [--known]
 
-What is in FILE.json already is not computed again, so the script goes on where it stopped.
+What is in FILE.json already is not computed again, so the script goes on where it stopped; with --known nothing is
+computed, and ways that are not there yet are left out.
 """
 
 from __future__ import annotations
@@ -234,8 +235,16 @@ class Results:
         self._file = file
         self.found: dict[str, dict[str, float]] = json.loads(file.read_text()) if file and file.exists() else {}
 
+    def has(self, way: Way, samples: int, seed: int) -> bool:
+        """Whether all of it is there: uneven data come last."""
+        return any(self._key(way, rate, True, samples, seed) in self.found for rate in RATES[way.muon])
+
+    @staticmethod
+    def _key(way: Way, rate: float, uneven: bool, samples: int, seed: int) -> str:
+        return f"{way.name} | {rate:g} | {'uneven' if uneven else 'even'} | {samples} | {seed}"
+
     def of(self, way: Way, rate: float, uneven: bool, samples: int, seed: int) -> dict[str, float]:
-        key = f"{way.name} | {rate:g} | {'uneven' if uneven else 'even'} | {samples} | {seed}"
+        key = self._key(way, rate, uneven, samples, seed)
         if key not in self.found:
             self.found[key] = run(way, rate, uneven, samples, seed)
             print(key, self.found[key], flush=True)
@@ -244,11 +253,11 @@ class Results:
         return self.found[key]
 
 
-def table(results: Results, samples: int, seed: int) -> list[str]:
+def table(results: Results, ways: list[Way], samples: int, seed: int) -> list[str]:
     rows = ["| way to train | bytes sent for a sample | of float32 | rate | loss, even data | loss, uneven data |"]
     rows.append("| --- | --- | --- | --- | --- | --- |")
     base: list[dict[str, float]] = []
-    for way in ways():
+    for way in ways:
         tries = {rate: results.of(way, rate, False, samples, seed) for rate in RATES[way.muon]}
         rate = min(tries, key=lambda each: tries[each]["loss"])
         found = [tries[rate], results.of(way, rate, True, samples, seed)]
@@ -269,8 +278,12 @@ def main() -> None:
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--page", type=Path, help="the page between whose marks the table is written")
+    parser.add_argument("--known", action="store_true", help="compute nothing")
     arguments = parser.parse_args()
-    rows = table(Results(arguments.keep), arguments.samples, seed=1)
+    results, wanted = Results(arguments.keep), ways()
+    if arguments.known:
+        wanted = [way for way in wanted if results.has(way, arguments.samples, 1)]
+    rows = table(results, wanted, arguments.samples, seed=1)
     print("\n".join(rows))
     if arguments.page is not None:
         before, _, rest = arguments.page.read_text().partition("<!-- screened -->\n")
