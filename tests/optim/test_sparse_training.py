@@ -159,3 +159,17 @@ def test_the_optimizer_takes_it_by_name() -> None:
     assert isinstance(choose_mode(Sparse), Sparse)
     with pytest.raises(TypeError, match="takes no 'rank' here"):
         choose_mode(partial(Sparse, rank=4))
+
+
+def test_an_auxiliary_gets_what_trainers_send_in_the_form_in_which_they_send_it() -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            sower = Sower(await swarm.node())
+            node = await swarm.node()
+            config = OptimizerConfig("run", TARGET, description=PeerDescription("auxiliary"))
+            parameters = list(sower.core.work.replica.placement.model_parameters)
+            assisting = MODE.assisting_averager(node, averager_config(config, auxiliary=True), parameters)
+            assert assisting.layout.codecs_hash == sower.core.work.averager.layout.codecs_hash
+            assert assisting.layout.schema_hash == sower.core.work.averager.layout.schema_hash
+
+    virtual_time.run(main(), timeout=100)

@@ -5,19 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from swarmcli.averaging import AveragerCore
 from swarmcli.optim.gradients.accumulator import Accumulator, Shapes
 from swarmcli.optim.gradients.low_rank_methods import LowRankMethod, PowerEFMethod, PowerSGDMethod, Rank
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.state.buffers import room_for
-
-if TYPE_CHECKING:
-    from swarmcli.averaging import AveragerConfig
-    from swarmcli.dht import DHTNode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +35,6 @@ class LowRank(Synchronous):
 
     @abstractmethod
     def method(self, accumulator: Accumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> LowRankMethod: ...
-
-    def assisting_averager(
-        self,
-        node: DHTNode,
-        config: AveragerConfig,
-        parameters: Sequence[torch.Tensor],
-        buffers: Sequence[torch.Tensor] = (),
-    ) -> AveragerCore:
-        """It needs to know the program of the rounds, and what they average: no sums, means or residuals."""
-        with torch.device("meta"):
-            method = self.method(Shapes.of(parameters), room_for(buffers))
-        tensors = [torch.empty_like(each, device="cpu") for each in method.tensors]
-        return AveragerCore(tensors, node, config, program=method.program)
 
 
 class PowerSGD(LowRank):

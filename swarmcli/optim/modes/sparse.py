@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 
-from swarmcli.averaging import AveragerCore
 from swarmcli.compression import TopK
 from swarmcli.optim.gradients.accumulator import Accumulator, Shapes
 from swarmcli.optim.gradients.sparse_method import SparseMethod
 from swarmcli.optim.modes.synchronous import Synchronous
-from swarmcli.optim.state.buffers import room_for
-
-if TYPE_CHECKING:
-    from swarmcli.averaging import AveragerConfig
-    from swarmcli.dht import DHTNode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +33,3 @@ class Sparse(Synchronous):
 
     def method(self, accumulator: Accumulator | Shapes, beside: Sequence[torch.Tensor] = ()) -> SparseMethod:
         return SparseMethod(accumulator, self.codec, self.decay, beside)
-
-    def assisting_averager(
-        self,
-        node: DHTNode,
-        config: AveragerConfig,
-        parameters: Sequence[torch.Tensor],
-        buffers: Sequence[torch.Tensor] = (),
-    ) -> AveragerCore:
-        """It has no residuals, but its averages travel as those of the others."""
-        with torch.device("meta"):
-            method = self.method(Shapes.of(parameters), room_for(buffers))
-        tensors = [torch.empty_like(each, device="cpu") for each in method.tensors]
-        allreduce = replace(config.allreduce, compression=method.compression)
-        return AveragerCore(tensors, node, replace(config, allreduce=allreduce))

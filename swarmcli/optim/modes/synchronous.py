@@ -11,7 +11,7 @@ import torch
 
 from swarmcli.averaging import AveragerCore
 from swarmcli.events import Noticed
-from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Shapes, sum_type
+from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Shapes
 from swarmcli.optim.modes.base import GivenUp, Mode
 from swarmcli.optim.state.buffers import Buffers, room_for
 from swarmcli.optim.state.replica import Replica
@@ -61,8 +61,19 @@ class Synchronous(Mode):
         parameters: Sequence[torch.Tensor],
         buffers: Sequence[torch.Tensor] = (),
     ) -> AveragerCore:
-        means = [torch.empty(p.shape, dtype=sum_type(p.dtype)) for p in parameters if p.requires_grad]
-        return AveragerCore([*means, *room_for(buffers)], node, config)
+        """It needs to know how gradients are averaged, and what travels: no sums, nor what a peer keeps of its own."""
+        with torch.device("meta"):
+            method = self.method(Shapes.of(parameters), room_for(buffers))
+        return averager_of(method, [torch.empty_like(each, device="cpu") for each in method.tensors], node, config)
+
+
+def averager_of(
+    method: GradientMethod, tensors: Sequence[torch.Tensor], node: DHTNode, config: AveragerConfig
+) -> AveragerCore:
+    """Averages `tensors`, which are like those of the method, as it says."""
+    if method.compression is not None:
+        config = replace(config, allreduce=replace(config.allreduce, compression=method.compression))
+    return AveragerCore(tensors, node, config, program=method.program)
 
 
 class GradientWork:
@@ -80,11 +91,7 @@ class GradientWork:
     ) -> None:
         self.replica = replica
         self.method = method
-        averaging = peer.averaging
-        if method.compression is not None:
-            allreduce = replace(averaging.allreduce, compression=method.compression)
-            averaging = replace(averaging, allreduce=allreduce)
-        self.averager = AveragerCore(method.tensors, peer.node, averaging, program=method.program)
+        self.averager = averager_of(method, method.tensors, peer.node, peer.averaging)
         self._mode = mode
         self._events = peer.events
         self._target = peer.config.target_batch_size
