@@ -25,9 +25,10 @@ import transformers
 
 from benchmarks._convergence import BYTES, Sources, average, weighted_mean
 from swarmcli.compression import BlockwiseQuantization, CompressionBase, NoCompression
-from swarmcli.optim.gradients.accumulator import GradientAccumulator
+from swarmcli.optim.gradients.accumulator import GradientAccumulator, GradientMethod
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 from swarmcli.optim.modes.outer import Outer
+from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.state.anchor import Anchored
 from swarmcli.optim.state.differences import Differences, steps_of
@@ -55,28 +56,35 @@ class Way:
 
 
 def ways() -> list[Way]:
-    eight = BlockwiseQuantization()
+    eight, four = BlockwiseQuantization(), BlockwiseQuantization(64, bits=4)
+    plain, dense = Outer(BATCH, "sgd", 1.0, 0.0), NoCompression()
     found = [
         Way(PLAIN),
         Way("synchronous, 8 bits", codec=eight),
+        Way("synchronous, 4 bits", codec=four),
         Way("PowerSGD of rank 4", mode=PowerSGD(averager_rank=4)),
         Way("PowerEF of rank 4", mode=PowerEF(averager_rank=4)),
+        sparse("synchronous", 64, 2),
         Way("local updates, every 15", every=15),
     ]
-    for every in (15, 50, 5, 150):
-        found.append(Way(f"outer steps, every {every}", every=every, outer=Outer(BATCH)))
-        found.append(Way(f"outer steps, every {every}, 8 bits", every=every, codec=eight, outer=Outer(BATCH)))
-    plain = Outer(BATCH, "sgd", 1.0, 0.0)
-    found.append(Way("outer steps, every 15, plain means", every=15, outer=plain))
-    found.append(Way("outer steps, every 50, plain means, 8 bits", every=50, codec=eight, outer=plain))
+    for every in (5, 15, 50, 150):
+        name = f"outer steps, every {every}"
+        found.append(Way(f"{name}, Nesterov", every=every, outer=Outer(BATCH)))
+        for bits, codec in ((32, dense), (8, eight), (4, four)):
+            found.append(Way(f"{name}, {bits} bits", every=every, codec=codec, outer=plain))
+        found.append(sparse(name, 64, 2, every=every, outer=plain))
     found.append(Way("synchronous with Muon", muon=True))
-    for every in (15, 50):
-        found.append(Way(f"outer steps, every {every} with Muon", every=every, muon=True, outer=Outer(BATCH)))
-        name = f"outer steps, every {every} with Muon, plain means, 8 bits"
-        found.append(Way(name, every=every, codec=eight, muon=True, outer=plain))
-    for every in (5, 150):
-        found.append(Way(f"outer steps, every {every} with Muon", every=every, muon=True, outer=Outer(BATCH)))
+    for every in (5, 15, 50, 150):
+        name = f"Muon, outer steps, every {every}"
+        found.append(Way(f"{name}, Nesterov", every=every, muon=True, outer=Outer(BATCH)))
+        found.append(Way(f"{name}, 4 bits", every=every, codec=four, muon=True, outer=plain))
+        found.append(sparse(name, 64, 2, every=every, outer=plain, muon=True))
     return found
+
+
+def sparse(name: str, k: int, bits: int, **options: Any) -> Way:
+    mode = Sparse(k=k, bits=bits)
+    return Way(f"{name}, top {k} in {bits} bits", codec=mode.codec, mode=mode, **options)
 
 
 class Text:
@@ -128,20 +136,33 @@ def rate_at(done: float) -> float:
 
 
 class Wire:
-    """Counts what travels: with n peers each sends (n - 1)/n of what it brings, and as much of the averages."""
+    """Counts what travels. A part of everything goes to each of the n peers, which sends its averages to the others."""
 
     def __init__(self, codec: Codec) -> None:
-        self.codec, self.sent = codec, 0.0
+        self.codec = codec
+        self.brought = 0.0  # bytes of what all peers bring
+        self.averages = 0.0  # bytes of what comes of it
 
-    def through(self, tensor: torch.Tensor) -> torch.Tensor:
-        message = self.codec.compress(tensor)
-        self.sent += message.payload_size * (PEERS - 1) / PEERS
-        return self.codec.extract(message).clone()
+    @property
+    def sent(self) -> float:
+        """Bytes that all peers have sent: (n - 1)/n of what each brings, and the averages to n - 1 others."""
+        return self.brought * (PEERS - 1) / PEERS + self.averages * (PEERS - 1)
 
     def average(self, tensors: Sequence[torch.Tensor], weights: Sequence[int]) -> torch.Tensor:
-        mean = self.through(weighted_mean([self.through(each) for each in tensors], weights))
-        self.sent += (PEERS - 1) * self.codec.compress(mean).payload_size * (PEERS - 1) / PEERS  # one for each reducer
-        return mean
+        messages = [self.codec.compress(each) for each in tensors]
+        self.brought += sum(message.payload_size for message in messages)
+        down = self.codec.of_averages
+        mean = down.compress(weighted_mean([self.codec.extract(each).clone() for each in messages], weights))
+        self.averages += mean.payload_size
+        return down.extract(mean).clone()
+
+
+@torch.no_grad()
+def average_tensors(wire: Wire, methods: Sequence[GradientMethod], weights: Sequence[int]) -> None:
+    for tensors in zip(*(method.tensors for method in methods), strict=True):
+        mean = wire.average(tensors, weights)
+        for tensor in tensors:
+            tensor.copy_(mean)
 
 
 def clip(model: Any) -> None:
@@ -153,8 +174,8 @@ def learn(model: Any, windows: torch.Tensor) -> None:
     model(input_ids=windows, labels=windows).loss.backward()
 
 
-def by_gradients(way: Way, text: Text, rate: float, samples: int, seed: int) -> tuple[Any, float]:
-    """The model at the end, and bytes that all peers have sent."""
+def by_gradients(way: Way, text: Text, rate: float, samples: int, seed: int) -> tuple[Any, Wire]:
+    """The model at the end, and what has travelled."""
     model, wire = build(seed), Wire(way.codec)
     optimizer = optimizer_of(way, model, rate)
     accumulators = [GradientAccumulator(list(model.parameters())) for _ in range(PEERS)]
@@ -167,15 +188,11 @@ def by_gradients(way: Way, text: Text, rate: float, samples: int, seed: int) -> 
         for method, weight in zip(methods, weights, strict=True):
             method.load(weight)
         if methods[0].program is None:
-            with torch.no_grad():
-                for tensors in zip(*(method.tensors for method in methods), strict=True):
-                    mean = wire.average(tensors, weights)
-                    for tensor in tensors:
-                        tensor.copy_(mean)
+            average_tensors(wire, methods, weights)
         else:
             average(methods, weights, step.to_bytes(4))
             thin = sum(tensor.nbytes for tensor in methods[0].tensors)
-            wire.sent += 2 * (PEERS - 1) * thin
+            wire.brought, wire.averages = wire.brought + PEERS * thin, wire.averages + thin
         for method, accumulator in zip(methods, accumulators, strict=True):
             method.finish(sum(weights), counted=True)
             accumulator.settle()
@@ -184,7 +201,7 @@ def by_gradients(way: Way, text: Text, rate: float, samples: int, seed: int) -> 
         set_rate(optimizer, rate, step / rounds)
         clip(model)
         optimizer.step()
-    return model, wire.sent
+    return model, wire
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float, done: float) -> None:
@@ -192,7 +209,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float, done: float) -> None
         group["lr"] = rate * rate_at(done)
 
 
-def by_own_steps(way: Way, text: Text, rate: float, samples: int, seed: int) -> tuple[Any, float]:
+def by_own_steps(way: Way, text: Text, rate: float, samples: int, seed: int) -> tuple[Any, Wire]:
     """Outer steps, or local updates whose parameters are averaged."""
     models, wire = [build(seed) for _ in range(PEERS)], Wire(way.codec)
     optimizers = [optimizer_of(way, model, rate) for model in models]
@@ -201,6 +218,7 @@ def by_own_steps(way: Way, text: Text, rate: float, samples: int, seed: int) -> 
     make = way.outer.make if way.outer is not None else Outer(BATCH, "sgd", 1.0, 0.0).make
     places = [Anchored(list(model.parameters()), make) for model in models]
     peers = [Differences(*pair, BATCH) for pair in zip(places, optimizers, strict=True)]
+    methods = [way.mode.method(own) for own in peers]
     for step in range(steps := samples // (PEERS * BATCH)):
         for peer, (model, optimizer, own) in enumerate(zip(models, optimizers, peers, strict=True)):
             set_rate(optimizer, rate, step / steps)
@@ -209,23 +227,26 @@ def by_own_steps(way: Way, text: Text, rate: float, samples: int, seed: int) -> 
         if (step + 1) % way.every == 0 or step + 1 == steps:
             weights = [own.freeze() for own in peers]
             length = steps_of(weights, BATCH)
-            with torch.no_grad():
-                means = [wire.average(each, weights) for each in zip(*(own.means for own in peers), strict=True)]
-            for own, place in zip(peers, places, strict=True):
+            for method, weight in zip(methods, weights, strict=True):
+                method.load(weight)
+            average_tensors(wire, methods, weights)
+            for own, place, method in zip(peers, places, methods, strict=True):
+                method.finish(sum(weights), counted=True)
                 own.settle(counted=True)
-                for anchor, mean in zip(place.state_parameters, means, strict=True):
+                for anchor, mean in zip(place.state_parameters, method.averaged, strict=True):
                     anchor.grad = mean * length
                 place.optimizer.step()
                 place.optimizer.zero_grad()
                 place.publish()
-    return models[0], wire.sent
+    return models[0], wire
 
 
 def run(way: Way, rate: float, uneven: bool, samples: int, seed: int) -> dict[str, float]:
     text = Text(uneven, seed)
-    train: Callable[..., tuple[Any, float]] = by_own_steps if way.every else by_gradients
-    model, sent = train(way, text, rate, samples, seed)
-    return {"loss": text.judge(model), "bytes": sent / samples}
+    train: Callable[..., tuple[Any, Wire]] = by_own_steps if way.every else by_gradients
+    model, wire = train(way, text, rate, samples, seed)
+    figures = {"bytes": wire.sent, "brought": wire.brought, "averages": wire.averages}
+    return {"loss": text.judge(model)} | {name: value / samples for name, value in figures.items()}
 
 
 class Results:

@@ -70,6 +70,7 @@ COMPRESSIONS: Mapping[str, CompressionBase] = {
     "uniform_8bit": Uniform8BitQuantization(),
     "quantile_8bit": Quantile8BitQuantization(),
     "blockwise_8bit": BlockwiseQuantization(),
+    "blockwise_4bit": BlockwiseQuantization(64, bits=4),  # a block's outlier costs four bits more than eight
 }
 
 

@@ -42,6 +42,8 @@ OptimizerName: TypeAlias = Literal[
 Codec: TypeAlias = Literal[
     "none", "float16", "bfloat16", "scaled_float16", "uniform_8bit", "quantile_8bit", "blockwise_8bit"
 ]
+# Parameters have no four bits: what is rounded so coarsely must be small beside what it is added to.
+GradientCodec: TypeAlias = Literal[Codec, "blockwise_4bit"]
 Period = Annotated[int, Field(ge=1)]
 GroupSize = Annotated[int, Field(ge=2)]
 
@@ -445,7 +447,7 @@ class OuterSettings(Section):
 class CompressionSettings(Section):
     """In which form tensors travel; docs/compression.md has the error of each."""
 
-    gradients: Codec = shared("none", "how gradients travel")
+    gradients: GradientCodec = shared("none", "how gradients travel, and differences of outer steps")
     state_averaging: Codec = shared("none", "how parameters travel when they are averaged")
     state_download: Codec = shared(
         "none", "how a newcomer's state travels; anything but none leaves it with slightly other parameters"

@@ -38,6 +38,7 @@ WIDTHS = {  # bytes of a number on the wire, with the scales of its block
     "uniform_8bit": 1.02,
     "quantile_8bit": 1.02,
     "blockwise_8bit": 1.02,
+    "blockwise_4bit": 0.57,
 }
 
 

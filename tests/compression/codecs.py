@@ -33,6 +33,8 @@ PLAIN: list[CompressionBase] = [
     BlockwiseQuantization(),
     BlockwiseQuantization(16, "dynamic"),
     BlockwiseQuantization(block_size=64, code="linear"),
+    BlockwiseQuantization(64, bits=4),
+    BlockwiseQuantization(16, "linear", 4),
 ]
 ADAPTIVE: list[CompressionBase] = [
     SizeAdaptiveCompression(8, Float16Compression(), Uniform8BitQuantization()),
@@ -83,9 +85,10 @@ def blockwise_bound(codec: BlockwiseQuantization, tensor: torch.Tensor) -> torch
     flat = tensor.double().flatten().abs()
     largest = torch.cat([block.max().expand(len(block)) for block in flat.split(codec.block_size)])
     rounding = 4 * limits.eps * largest + 4 * limits.tiny * limits.eps
+    highest = 127 if codec.bits == 8 else 7
     if codec.code == "linear":
-        return (largest / 254 + rounding).reshape(tensor.shape)
-    return (flat.sqrt() * largest.sqrt() / 127 + largest / 64516 + rounding).reshape(tensor.shape)
+        return (largest / (2 * highest) + rounding).reshape(tensor.shape)
+    return (flat.sqrt() * largest.sqrt() / highest + largest / (4 * highest**2) + rounding).reshape(tensor.shape)
 
 
 def received(message: TensorMessage) -> TensorMessage:
