@@ -2,9 +2,11 @@
 
 Four peers in one process: a byte-level GPT learns Python's own sources. Gradients, differences and codecs are the very
 ones of the Optimizer; only the network is left out. Every way gets the same three learning rates on even data (each
-peer draws from all sources), and its best one again on uneven data (each from a quarter of its own).
+peer draws from all sources), and its best one again on uneven data (each from a quarter of its own). Those of FRONTIER
+also train with 2 and 8 peers, beside a straggler of a quarter of the speed, and with 20 % churn at each round, with
+several seeds.
 
-    python -m benchmarks.modes [--keep FILE.json] [--samples N] [--page docs/modes.md] [--known]
+    python -m benchmarks.modes [--keep FILE.json] [--samples N] [--seeds N] [--page docs/modes.md] [--known]
 
 What is in FILE.json already is not computed again, so the script goes on where it stopped; with --known nothing is
 computed, and ways that are not there yet are left out.
@@ -13,9 +15,11 @@ computed, and ways that are not there yet are left out.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,8 +38,9 @@ from swarmcli.optim.state.anchor import Anchored
 from swarmcli.optim.state.differences import Differences, steps_of
 from swarmcli.training.muon import MuonWithAdamW
 
-PEERS, BATCH, CONTEXT = 4, 16, 32
+BATCH, CONTEXT = 16, 32
 SAMPLES = 16_384
+SLOWER = 4  # times, the first peer where there is a straggler
 RATES = {False: (1e-3, 3e-3, 1e-2), True: (3e-3, 1e-2, 3e-2)}  # of AdamW, and of Muon
 WARM_UP = 0.05  # of all samples
 PLAIN = "synchronous, float32"
@@ -87,14 +92,38 @@ def sparse(name: str, k: int, bits: int, **options: Any) -> Way:
     return Way(f"{name}, top {k} in {bits} bits", codec=mode.codec, mode=mode, **options)
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What the peers are like. `churn`: the chance of each peer to be replaced by a newcomer after a round."""
+
+    name: str
+    peers: int = 4
+    uneven: bool = False
+    straggler: bool = False
+    churn: float = 0.0
+
+    def turns(self) -> Iterator[int]:
+        """The peer that computes the next batch, without end."""
+        for passed in itertools.count(1):
+            yield from range(1 if self.straggler and passed % SLOWER else 0, self.peers)
+
+    def replaced(self, drawn: random.Random) -> list[int]:
+        return [peer for peer in range(self.peers) if self.churn and drawn.random() < self.churn]
+
+
+EVEN, UNEVEN = Setting("even"), Setting("uneven", uneven=True)
+FEW, MANY = Setting("2 peers", 2), Setting("8 peers", 8)
+SETTINGS = [EVEN, FEW, MANY, Setting("straggler", straggler=True), Setting("churn", churn=0.2)]
+
+
 class Text:
     """What the peers draw from, and what they are judged by."""
 
-    def __init__(self, uneven: bool, seed: int) -> None:
-        sources = Sources.read()
-        quarters = sources.training.chunk(PEERS) if uneven else [sources.training] * PEERS
+    def __init__(self, setting: Setting, seed: int) -> None:
+        sources, peers = Sources.read(), setting.peers
+        quarters = sources.training.chunk(peers) if setting.uneven else [sources.training] * peers
         self._own, self._judging = quarters, sources.judging
-        self._drawn = [torch.Generator().manual_seed(1000 * seed + peer) for peer in range(PEERS)]
+        self._drawn = [torch.Generator().manual_seed(1000 * seed + peer) for peer in range(peers)]
 
     def batch(self, peer: int) -> torch.Tensor:
         return self._windows(self._own[peer], BATCH, self._drawn[peer])
@@ -138,15 +167,15 @@ def rate_at(done: float) -> float:
 class Wire:
     """Counts what travels. A part of everything goes to each of the n peers, which sends its averages to the others."""
 
-    def __init__(self, codec: Codec) -> None:
-        self.codec = codec
+    def __init__(self, codec: Codec, peers: int) -> None:
+        self.codec, self.peers = codec, peers
         self.brought = 0.0  # bytes of what all peers bring
         self.averages = 0.0  # bytes of what comes of it
 
     @property
     def sent(self) -> float:
         """Bytes that all peers have sent: (n - 1)/n of what each brings, and the averages to n - 1 others."""
-        return self.brought * (PEERS - 1) / PEERS + self.averages * (PEERS - 1)
+        return (self.peers - 1) * (self.brought / self.peers + self.averages)
 
     def average(self, tensors: Sequence[torch.Tensor], weights: Sequence[int]) -> torch.Tensor:
         messages = [self.codec.compress(each) for each in tensors]
@@ -174,33 +203,36 @@ def learn(model: Any, windows: torch.Tensor) -> None:
     model(input_ids=windows, labels=windows).loss.backward()
 
 
-def by_gradients(way: Way, text: Text, rate: float, samples: int, seed: int) -> tuple[Any, Wire]:
+def by_gradients(way: Way, setting: Setting, text: Text, rate: float, samples: int, seed: int) -> tuple[Any, Wire]:
     """The model at the end, and what has travelled."""
-    model, wire = build(seed), Wire(way.codec)
+    model, wire = build(seed), Wire(way.codec, setting.peers)
     optimizer = optimizer_of(way, model, rate)
-    accumulators = [GradientAccumulator(list(model.parameters())) for _ in range(PEERS)]
+    accumulators = [GradientAccumulator(list(model.parameters())) for _ in range(setting.peers)]
     methods = [way.mode.method(accumulator) for accumulator in accumulators]
-    for step in range(rounds := samples // (PEERS * BATCH)):
-        for peer, accumulator in enumerate(accumulators):
+    epoch, turns, drawn = setting.peers * BATCH, setting.turns(), random.Random(seed)
+    for done in range(0, samples, epoch):
+        for peer in itertools.islice(turns, setting.peers):
             learn(model, text.batch(peer))
-            accumulator.add(BATCH)
+            accumulators[peer].add(BATCH)
         weights = [accumulator.freeze() for accumulator in accumulators]
         for method, weight in zip(methods, weights, strict=True):
             method.load(weight)
         if methods[0].program is None:
             average_tensors(wire, methods, weights)
         else:
-            average(methods, weights, step.to_bytes(4))
+            average(methods, weights, (done // epoch).to_bytes(4))
             thin = sum(tensor.nbytes for tensor in methods[0].tensors)
-            wire.brought, wire.averages = wire.brought + PEERS * thin, wire.averages + thin
+            wire.brought, wire.averages = wire.brought + setting.peers * thin, wire.averages + thin
         for method, accumulator in zip(methods, accumulators, strict=True):
             method.finish(sum(weights), counted=True)
             accumulator.settle()
         for parameter, gradient in zip(model.parameters(), methods[0].averaged, strict=True):
             parameter.grad = gradient.clone()
-        set_rate(optimizer, rate, step / rounds)
+        set_rate(optimizer, rate, done / samples)
         clip(model)
         optimizer.step()
+        for peer in setting.replaced(drawn):
+            methods[peer].reset_own()
     return model, wire
 
 
@@ -209,9 +241,9 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float, done: float) -> None
         group["lr"] = rate * rate_at(done)
 
 
-def by_own_steps(way: Way, text: Text, rate: float, samples: int, seed: int) -> tuple[Any, Wire]:
+def by_own_steps(way: Way, setting: Setting, text: Text, rate: float, samples: int, seed: int) -> tuple[Any, Wire]:
     """Outer steps, or local updates whose parameters are averaged."""
-    models, wire = [build(seed) for _ in range(PEERS)], Wire(way.codec)
+    models, wire = [build(seed) for _ in range(setting.peers)], Wire(way.codec, setting.peers)
     optimizers = [optimizer_of(way, model, rate) for model in models]
     for model, optimizer in zip(models, optimizers, strict=True):
         optimizer.register_step_pre_hook(lambda *_, model=model: clip(model))
@@ -219,12 +251,13 @@ def by_own_steps(way: Way, text: Text, rate: float, samples: int, seed: int) -> 
     places = [Anchored(list(model.parameters()), make) for model in models]
     peers = [Differences(*pair, BATCH) for pair in zip(places, optimizers, strict=True)]
     methods = [way.mode.method(own) for own in peers]
-    for step in range(steps := samples // (PEERS * BATCH)):
-        for peer, (model, optimizer, own) in enumerate(zip(models, optimizers, peers, strict=True)):
-            set_rate(optimizer, rate, step / steps)
-            learn(model, text.batch(peer))
-            own.add(BATCH)
-        if (step + 1) % way.every == 0 or step + 1 == steps:
+    step, turns, drawn = setting.peers * BATCH, setting.turns(), random.Random(seed)
+    for done in range(BATCH, samples + BATCH, BATCH):
+        peer = next(turns)
+        set_rate(optimizers[peer], rate, (done - BATCH) // step * step / samples)
+        learn(models[peer], text.batch(peer))
+        peers[peer].add(BATCH)
+        if done % (way.every * step) == 0 or done == samples:
             weights = [own.freeze() for own in peers]
             length = steps_of(weights, BATCH)
             for method, weight in zip(methods, weights, strict=True):
@@ -238,13 +271,16 @@ def by_own_steps(way: Way, text: Text, rate: float, samples: int, seed: int) -> 
                 place.optimizer.step()
                 place.optimizer.zero_grad()
                 place.publish()
+            for newcomer in setting.replaced(drawn):  # it has the anchor, and nothing of its own
+                methods[newcomer].reset_own()
+                optimizers[newcomer].state.clear()
     return models[0], wire
 
 
-def run(way: Way, rate: float, uneven: bool, samples: int, seed: int) -> dict[str, float]:
-    text = Text(uneven, seed)
+def run(way: Way, setting: Setting, rate: float, samples: int, seed: int) -> dict[str, float]:
+    text = Text(setting, seed)
     train: Callable[..., tuple[Any, Wire]] = by_own_steps if way.every else by_gradients
-    model, wire = train(way, text, rate, samples, seed)
+    model, wire = train(way, setting, text, rate, samples, seed)
     figures = {"bytes": wire.sent, "brought": wire.brought, "averages": wire.averages}
     return {"loss": text.judge(model)} | {name: value / samples for name, value in figures.items()}
 
@@ -252,64 +288,100 @@ def run(way: Way, rate: float, uneven: bool, samples: int, seed: int) -> dict[st
 class Results:
     """What was computed, in a file."""
 
-    def __init__(self, file: Path | None) -> None:
-        self._file = file
-        self.found: dict[str, dict[str, float]] = json.loads(file.read_text()) if file and file.exists() else {}
+    def __init__(self, file: Path | None, samples: int, compute: bool) -> None:
+        self._file, self._samples, self._compute = file, samples, compute
+        self._found: dict[str, dict[str, float]] = json.loads(file.read_text()) if file and file.exists() else {}
 
-    def has(self, way: Way, samples: int, seed: int) -> bool:
-        """Whether all of it is there: uneven data come last."""
-        return any(self._key(way, rate, True, samples, seed) in self.found for rate in RATES[way.muon])
-
-    @staticmethod
-    def _key(way: Way, rate: float, uneven: bool, samples: int, seed: int) -> str:
-        return f"{way.name} | {rate:g} | {'uneven' if uneven else 'even'} | {samples} | {seed}"
-
-    def of(self, way: Way, rate: float, uneven: bool, samples: int, seed: int) -> dict[str, float]:
-        key = self._key(way, rate, uneven, samples, seed)
-        if key not in self.found:
-            self.found[key] = run(way, rate, uneven, samples, seed)
-            print(key, self.found[key], flush=True)
+    def of(self, way: Way, setting: Setting, rate: float, seed: int = 1) -> dict[str, float] | None:
+        """None: it is not there, and is not to be computed."""
+        key = f"{way.name} | {rate:g} | {setting.name} | {self._samples} | {seed}"
+        if key not in self._found and self._compute:
+            self._found[key] = run(way, setting, rate, self._samples, seed)
+            print(key, self._found[key], flush=True)
             if self._file is not None:
-                self._file.write_text(json.dumps(self.found, indent=1))
-        return self.found[key]
+                self._file.write_text(json.dumps(self._found, indent=1))
+        return self._found.get(key)
+
+    def best_rate(self, way: Way) -> float | None:
+        """The rate of least loss on even data; None: not all have been tried."""
+        tries = {rate: self.of(way, EVEN, rate) for rate in RATES[way.muon]}
+        losses = {rate: found["loss"] for rate, found in tries.items() if found is not None}
+        return min(losses, key=losses.__getitem__) if len(losses) == len(tries) else None
 
 
-def table(results: Results, ways: list[Way], samples: int, seed: int) -> list[str]:
+def screened(results: Results, ways: list[Way]) -> list[str]:
+    """All ways with one seed, each with its best rate."""
     rows = ["| way to train | bytes sent for a sample | of float32 | rate | loss, even data | loss, uneven data |"]
     rows.append("| --- | --- | --- | --- | --- | --- |")
     base: list[dict[str, float]] = []
     for way in ways:
-        tries = {rate: results.of(way, rate, False, samples, seed) for rate in RATES[way.muon]}
-        rate = min(tries, key=lambda each: tries[each]["loss"])
-        found = [tries[rate], results.of(way, rate, True, samples, seed)]
+        if (rate := results.best_rate(way)) is None:
+            continue
+        found = [each for setting in (EVEN, UNEVEN) if (each := results.of(way, setting, rate)) is not None]
+        if len(found) < 2:
+            continue
         base = base or found
         losses = [
             f"{mine['loss']:.3f} ({mine['loss'] / its['loss'] - 1:+.1%})" for mine, its in zip(found, base, strict=True)
         ]
-        share = found[0]["bytes"] / base[0]["bytes"]
+        times = base[0]["bytes"] / found[0]["bytes"]
         rows.append(
-            f"| {way.name} | {found[0]['bytes']:,.0f} | 1/{1 / share:,.0f} | {rate:g} | {losses[0]} | {losses[1]} |"
+            f"| {way.name} | {found[0]['bytes']:,.0f} | 1/{times:,.0f} | {rate:g} | {losses[0]} | {losses[1]} |"
         )
     return rows
 
 
+def in_full(results: Results, ways: list[Way], seeds: int) -> list[str]:
+    """Ways on the frontier: loss beyond the first way's in the same setting, mean and range over seeds."""
+    rows = ["| way to train | of float32 | " + " | ".join(setting.name for setting in SETTINGS) + " |"]
+    rows.append("| --- " * (len(SETTINGS) + 2) + "|")
+    base: dict[tuple[str, int], dict[str, float]] = {}
+    for way in ways:
+        if (rate := results.best_rate(way)) is None:
+            continue
+        cells, times = [], 1.0
+        for setting in SETTINGS:
+            beyond = []
+            for seed in range(1, seeds + 1):
+                if (found := results.of(way, setting, rate, seed)) is None:
+                    continue
+                first = base.setdefault((setting.name, seed), found)
+                beyond.append(found["loss"] / first["loss"] - 1)
+                times = first["bytes"] / found["bytes"] if setting is EVEN else times
+            mean = sum(beyond) / max(1, len(beyond))
+            spread = f" ({min(beyond):+.1%} to {max(beyond):+.1%})" if len(beyond) > 1 else ""
+            cells.append(f"{mean:+.1%}{spread}" if beyond else "")
+        rows.append(f"| {way.name} | 1/{times:,.0f} | " + " | ".join(cells) + " |")
+    return rows
+
+
+FRONTIER = (
+    PLAIN, "outer steps, every 15, 4 bits", "synchronous with Muon", "Muon, outer steps, every 5, 4 bits",
+    "Muon, outer steps, every 15, 4 bits", "Muon, outer steps, every 50, 4 bits",
+)  # fmt: skip
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--samples", type=int, default=SAMPLES)
-    parser.add_argument("--page", type=Path, help="the page between whose marks the table is written")
+    parser.add_argument("--seeds", type=int, default=3, help="of the frontier")
+    parser.add_argument("--page", type=Path, help="the page between whose marks the tables are written")
     parser.add_argument("--known", action="store_true", help="compute nothing")
     arguments = parser.parse_args()
-    results, wanted = Results(arguments.keep), ways()
-    if arguments.known:
-        wanted = [way for way in wanted if results.has(way, arguments.samples, 1)]
-    rows = table(results, wanted, arguments.samples, seed=1)
-    print("\n".join(rows))
-    if arguments.page is not None:
-        before, _, rest = arguments.page.read_text().partition("<!-- screened -->\n")
-        after = rest.partition("<!-- end -->")[2]
-        arguments.page.write_text(f"{before}<!-- screened -->\n" + "\n".join(rows) + f"\n<!-- end -->{after}")
+    results, all_ways = Results(arguments.keep, arguments.samples, not arguments.known), ways()
+    named = {way.name: way for way in all_ways}
+    for mark, rows in (
+        ("screened", screened(results, all_ways)),
+        ("in full", in_full(results, [named[name] for name in FRONTIER], arguments.seeds)),
+    ):
+        print("\n".join(rows))
+        if arguments.page is not None:
+            before, _, rest = arguments.page.read_text().partition(f"<!-- {mark} -->\n")
+            after = rest.partition("<!-- end -->")[2]
+            text = "\n".join(rows)
+            arguments.page.write_text(f"{before}<!-- {mark} -->\n{text}\n<!-- end -->{after}")
 
 
 if __name__ == "__main__":
