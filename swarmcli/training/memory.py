@@ -1,6 +1,6 @@
 """How much memory a peer of a run will need, told before any of it is taken, beside what its machine has.
 
-In units of the parameters the lines are those of docs/optimizer.md; what a forward pass keeps for the backward pass is
+In units of the parameters the sums are those of docs/optimizer.md; what a forward pass keeps for the backward pass is
 a rule of thumb for transformers, exact to some tens of percent. With 85 million parameters and AdamW a trainer needs
 3.9 GiB by this sum, a monitor 4.9 and an auxiliary 0.75; their peaks were 3.2 (nobody downloaded from it: 1.0 less),
 4.1 and 0.6 (it reduced a share of the round). With half a million parameters it is 590, 565 and 442 MiB, and the peaks
