@@ -91,7 +91,7 @@ class HuggingFaceDataset(DatasetSettings):
     field_messages: str = shared("messages", "chat_template: the column that holds the conversation", min_length=1)
     message_property_mappings: Mapping[str, str] = shared(
         {"role": "role", "content": "content"},
-        "chat_template: what a template calls the properties of a message, and how the data call them",
+        "chat_template: properties of a message, by the template's name: the name in the data",
     )
     roles_to_train: tuple[str, ...] = shared(
         ("assistant",), "chat_template: the model learns what these say", min_length=1

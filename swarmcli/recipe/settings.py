@@ -299,8 +299,8 @@ class AggregatorSettings(Section):
 
     name: Literal["mean", "median", "trimmed_mean", "centered_clip"] | None = shared(
         None,
-        "how parts become averages; null: centered_clip where strangers may lie about their gradients (trust), mean "
-        "where members only fail, and with powersgd and poweref",
+        "how parts become averages; null: mean where members only fail (trust), and with powersgd and poweref, else "
+        "centered_clip",
     )
     gate: float = shared(
         1000.0, "who has numbers above this many times those of the others is left out of a part (mean)", ge=1
@@ -332,7 +332,7 @@ class AveragingSettings(Section):
         False, "train a model apart when others train one whose state cannot be reached, instead of waiting for it"
     )
     target_group_size: int | None = shared(
-        None, "peers that average together; more than that are several groups, side by side; null: all together", ge=2
+        None, "with more peers than that, several groups average side by side; null: all together", ge=2
     )
     seats_per_network: int | None = shared(
         16, "peers of one network (a /24 of IPv4, a /48 of IPv6) in one group, local ones aside; null: any number", ge=1
@@ -347,7 +347,7 @@ class AveragingSettings(Section):
     )
     max_share: float = shared(
         0.75,
-        "of the weight in a group of four or more that one peer may have; what it names above does not count",
+        "share of the weight in a group of four or more that one peer may have; more does not count",
         gt=0,
         le=1,
     )
@@ -417,8 +417,8 @@ class OuterSettings(Section):
 
     optimizer: Literal["nesterov", "sgd", "adam"] | None = shared(
         None,
-        "peers step with `optimizer` by themselves, and this steps what they have in common, with the average of how "
-        "far they went; null: gradients are averaged instead",
+        "steps the anchor with the average of how far peers went by themselves, with `optimizer`; null: gradients are "
+        "averaged instead",
     )
     lr: float = shared(0.7, "learning rate of the outer optimizer; adam wants less, such as 0.1", gt=0)
     momentum: float = shared(0.9, "of the outer optimizer; for adam its first beta", ge=0, lt=1)
