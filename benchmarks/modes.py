@@ -6,7 +6,8 @@ peer draws from all sources), and its best one again on uneven data (each from a
 also train with 2 and 8 peers, beside a straggler of a quarter of the speed, and with 20 % churn at each round, with
 several seeds.
 
-    python -m benchmarks.modes [--keep FILE.json] [--samples N] [--seeds N] [--page docs/modes.md] [--known]
+    python -m benchmarks.modes [--keep FILE.json] [--samples N] [--seeds N] [--page docs/modes.md]
+                                [--picture docs/modes.svg] [--known]
 
 What is in FILE.json already is not computed again, so the script goes on where it stopped; with --known nothing is
 computed, and ways that are not there yet are left out.
@@ -318,12 +319,12 @@ def screened(results: Results, ways: list[Way]) -> list[str]:
         if (rate := results.best_rate(way)) is None:
             continue
         found = [each for setting in (EVEN, UNEVEN) if (each := results.of(way, setting, rate)) is not None]
-        if len(found) < 2:
-            continue
         base = base or found
         losses = [
-            f"{mine['loss']:.3f} ({mine['loss'] / its['loss'] - 1:+.1%})" for mine, its in zip(found, base, strict=True)
+            f"{mine['loss']:.3f} ({mine['loss'] / its['loss'] - 1:+.1%})"
+            for mine, its in zip(found, base, strict=False)
         ]
+        losses += [""] * (2 - len(losses))
         times = base[0]["bytes"] / found[0]["bytes"]
         rows.append(
             f"| {way.name} | {found[0]['bytes']:,.0f} | 1/{times:,.0f} | {rate:g} | {losses[0]} | {losses[1]} |"
@@ -355,6 +356,79 @@ def in_full(results: Results, ways: list[Way], seeds: int) -> list[str]:
     return rows
 
 
+# The picture: each family of ways is a line of one colour.
+
+WIDTH, HEIGHT, MARGIN = 720, 380, 60
+LOWEST, HIGHEST, FEWEST = -0.15, 0.35, 1 / 3000  # loss beyond the first way's; bytes of the first way's
+COLOURS = {
+    "synchronous": "#222222", "PowerSGD and PowerEF": "#a0a0a0", "outer steps, Nesterov": "#e377c2",
+    "outer steps, plain means": "#1f77b4", "Muon, outer steps, Nesterov": "#ff9896",
+    "Muon, outer steps, plain means": "#d62728", "top k": "#2ca02c", "Muon, top k": "#98df8a",
+}  # fmt: skip
+
+
+def family(way: Way) -> str:
+    muon = "Muon, " if way.muon and way.every else ""
+    if " top " in way.name:
+        return f"{muon}top k"
+    if "Power" in way.name:
+        return "PowerSGD and PowerEF"
+    if not way.every:
+        return "synchronous"
+    return f"{muon}outer steps, {'Nesterov' if 'Nesterov' in way.name else 'plain means'}"
+
+
+def picture(results: Results, ways: list[Way]) -> str:
+    """Bytes of float32 gradients against the loss beyond theirs, on even data."""
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + 2 * MARGIN} {HEIGHT + 2 * MARGIN + 50}"',
+        ' font-family="sans-serif" font-size="11">',
+        f'<rect width="{WIDTH + 2 * MARGIN}" height="{HEIGHT + 2 * MARGIN + 50}" fill="white"/>',
+    ]
+
+    def across(share: float) -> float:
+        return MARGIN + WIDTH * math.log(share) / math.log(FEWEST)
+
+    def down(beyond: float) -> float:
+        return MARGIN + HEIGHT * (HIGHEST - min(beyond, HIGHEST)) / (HIGHEST - LOWEST)
+
+    for percent in range(-10, 35, 10):
+        y, colour = down(percent / 100), "#888" if not percent else "#e4e4e4"
+        parts.append(f'<line x1="{MARGIN}" x2="{MARGIN + WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="{colour}"/>')
+        parts.append(f'<text x="{MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end" fill="#555">{percent:+d}%</text>')
+    for times in (1, 10, 100, 1000):
+        x = across(1 / times)
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{MARGIN}" y2="{MARGIN + HEIGHT}" stroke="#e4e4e4"/>')
+        parts.append(f'<text x="{x:.1f}" y="{MARGIN + HEIGHT + 16}" text-anchor="middle" fill="#555">1/{times}</text>')
+    lines: dict[str, list[tuple[float, float, str]]] = {name: [] for name in COLOURS}
+    base: dict[str, float] = {}
+    for way in ways:
+        rate = results.best_rate(way)
+        found = results.of(way, EVEN, rate) if rate is not None else None
+        if found is None:
+            continue
+        base = base or found
+        label = (
+            f"{way.every}" if way.every else way.name.removeprefix("synchronous").strip(", ").removesuffix(" of rank 4")
+        )
+        lines[family(way)].append((found["bytes"] / base["bytes"], found["loss"] / base["loss"] - 1, label))
+    for index, (name, points) in enumerate(lines.items()):
+        colour = COLOURS[name]
+        if "outer" in name or "top" in name:
+            path = " ".join(f"{across(share):.1f},{down(beyond):.1f}" for share, beyond, _ in sorted(points))
+            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}"/>')
+        for share, beyond, label in points:
+            x, y = across(share), down(beyond)
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>')
+            parts.append(f'<text x="{x + 5:.1f}" y="{y - 5:.1f}" fill="{colour}">{label}</text>')
+        x, y = MARGIN + index % 4 * 190, MARGIN + HEIGHT + 44 + index // 4 * 18
+        parts.append(f'<circle cx="{x}" cy="{y - 4}" r="3.5" fill="{colour}"/><text x="{x + 9}" y="{y}">{name}</text>')
+    title = (
+        "loss beyond synchronous float32 with AdamW, by bytes sent for a sample; numbers: own steps between two rounds"
+    )
+    return "\n".join([*parts, f'<text x="{MARGIN}" y="{MARGIN - 24}">{title}</text>', "</svg>"]) + "\n"
+
+
 FRONTIER = (
     PLAIN, "outer steps, every 15, 4 bits", "synchronous with Muon", "Muon, outer steps, every 5, 4 bits",
     "Muon, outer steps, every 15, 4 bits", "Muon, outer steps, every 50, 4 bits",
@@ -368,10 +442,13 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--seeds", type=int, default=3, help="of the frontier")
     parser.add_argument("--page", type=Path, help="the page between whose marks the tables are written")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg")
     parser.add_argument("--known", action="store_true", help="compute nothing")
     arguments = parser.parse_args()
     results, all_ways = Results(arguments.keep, arguments.samples, not arguments.known), ways()
     named = {way.name: way for way in all_ways}
+    if arguments.picture is not None:
+        arguments.picture.write_text(picture(results, all_ways))
     for mark, rows in (
         ("screened", screened(results, all_ways)),
         ("in full", in_full(results, [named[name] for name in FRONTIER], arguments.seeds)),
