@@ -18,7 +18,7 @@ from swarmcli.journal import printable
 from swarmcli.peer.linked import LinkedRun
 from swarmcli.recipe import Recipe, SiteSettings, fingerprint_of, is_link, load_recipe, parse_link
 from swarmcli.recipe.limit_store import LimitStore
-from swarmcli.recipe.offered import offered
+from swarmcli.recipe.offered import UNKNOWN, Going, offered
 from swarmcli.recipe.task_names import task_in_words
 from swarmcli.words import amount, harmless, roughly
 
@@ -164,7 +164,7 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
     limits = LimitStore(recipe).limits
     outline = task.build_model(outline=True)
     memory = check_memory(recipe, outline, "trainer", compute, limits=limits, now=False)
-    demand = demand_of(recipe, outline, "trainer", compute)
+    demand, of_four = (demand_of(recipe, outline, "trainer", compute, each) for each in (UNKNOWN, Going(trainers=3)))
     model = task.build_model()
     parameter_groups(recipe, model)
     frozen, lacking = frozen_in_words(recipe, model), getattr(model, "lacks_weights", False)
@@ -184,8 +184,11 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
         **({"evaluation": f"on {sum(map(samples_in, held_out)):,} samples"} if held_out else {}),
         "device": str(compute),
         "memory": f"about {memory}",
-        "an epoch sends": f"{amount(demand.round, 3)}, and receives as much",
-        "that takes": ", ".join(f"{sending(demand.round, rate)} at {rate} Mbit/s" for rate in UPLINKS),
+        "an epoch sends": f"{amount(demand.message, 3)}, and receives as much"
+        if demand.message == demand.average
+        else f"{amount(demand.message, 3)} of gradients, and averages of up to {amount(of_four.average, 3)} with four "
+        f"trainers, {amount(demand.average, 3)} with many; it receives as much",
+        "that takes": ", ".join(f"{sending(of_four.average, rate)} at {rate} Mbit/s" for rate in UPLINKS),
     }
     return told, looks
 

@@ -47,6 +47,12 @@ class NonzeroQuantization(CompressionBase):
     def payload_bound(self, descriptor: TensorDescriptor) -> int:
         return self._dense.payload_bound(descriptor)
 
+    def payload_of(self, descriptor: TensorDescriptor, nonzero: int) -> int:
+        """The largest payload in bytes of a tensor with at most so many elements that are not zero."""
+        chunks = -(-descriptor.numel // CHUNK)
+        squeezed = chunks * (working_type(descriptor.dtype).itemsize + 2) + _place_bytes(nonzero) + nonzero
+        return min(squeezed, self.payload_bound(descriptor))
+
     def compress(self, tensor: torch.Tensor, info: CompressionInfo | None = None) -> TensorMessage:
         if not tensor.is_floating_point():
             return NoCompression().compress(tensor, info)
@@ -187,7 +193,7 @@ class TopK(FloatCodec):
         return torch.minimum(levels, high)
 
     def _decode(self, payload: Buffer, descriptor: TensorDescriptor, values: torch.Tensor) -> None:
-        chunks, kept = -(-descriptor.numel // CHUNK), self._kept(descriptor)
+        chunks, kept = -(-descriptor.numel // CHUNK), self.kept(descriptor)
         memory, head = memoryview(payload).cast("B"), 4 * self._numbers * chunks
         end = head + _place_bytes(kept)
         numbers = read_numbers(payload, torch.float32, self._numbers * chunks).view(chunks, -1)
@@ -222,12 +228,13 @@ class TopK(FloatCodec):
         packed = np.frombuffer(memory, np.uint8).astype(np.int64)
         return (packed[:, None] >> np.arange(each) * self.bits & (1 << self.bits) - 1).reshape(-1)[:count]
 
-    def _kept(self, descriptor: TensorDescriptor) -> int:
+    def kept(self, descriptor: TensorDescriptor) -> int:
+        """How many elements of a tensor travel."""
         whole, rest = divmod(descriptor.numel, CHUNK)
         return whole * self.k + min(self.k, rest)
 
     def _size(self, descriptor: TensorDescriptor) -> int:
-        chunks, kept = -(-descriptor.numel // CHUNK), self._kept(descriptor)
+        chunks, kept = -(-descriptor.numel // CHUNK), self.kept(descriptor)
         return 4 * self._numbers * chunks + _place_bytes(kept) + -(-kept * self.bits // 8)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from swarmcli.dht import DHT, DHTNode
 from swarmcli.errors import CheckpointError, JournalError, RecipeError
 from swarmcli.events import Evaluated, Noticed
 from swarmcli.network.identity import PeerID
-from swarmcli.optim import GradientAverager, Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager
+from swarmcli.optim import GradientAverager, Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager, Sparse
 from swarmcli.optim.config import Role
 from swarmcli.optim.epoch.seat import before_joining
 from swarmcli.optim.peers.proofs import SignedByOwner
@@ -402,6 +403,8 @@ def grad_averager(settings: GradientAveragingSettings) -> Callable[..., Any]:
     """The averager that the Optimizer takes for the recipe's method."""
     if settings.method == "plain":
         return GradientAverager
+    if settings.method == "topk":
+        return partial(Sparse, k=settings.k, bits=settings.bits, decay=settings.decay)
     kind = {"powersgd": PowerSGDGradientAverager, "poweref": PowerEFGradientAverager}[settings.method]
     return kind.get_factory(averager_rank=settings.rank, min_compression_ratio=settings.min_compression_ratio)
 

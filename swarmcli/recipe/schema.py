@@ -186,6 +186,7 @@ class Recipe(Section):
         _check_batches(self)
         _check_statistics(self)
         _check_several_groups(self)
+        _check_sparse(self)
         _check_aggregator(self)
         _check_local_updates(self)
         _check_outer(self)
@@ -347,10 +348,12 @@ def _check_several_groups(recipe: Recipe) -> None:
         return
     method = recipe.gradient_averaging.method
     if method != "plain":
+        shares = "which share what it compresses with"
+        if method == "topk":
+            shares = "since after rounds of several ones whole states are averaged"
         raise Conflict(
             "averaging.target_group_size",
-            f"{method} needs one group of all peers, which share what it compresses with; remove target_group_size, or "
-            "use method: plain",
+            f"{method} needs one group of all peers, {shares}; remove target_group_size, or use method: plain",
         )
     if recipe.compression.state_averaging != "none":
         raise Conflict(
@@ -360,10 +363,30 @@ def _check_several_groups(recipe: Recipe) -> None:
         )
 
 
+def _check_sparse(recipe: Recipe) -> None:
+    """Refuses what sparse gradients do not go with."""
+    if recipe.gradient_averaging.method != "topk":
+        return
+    robust = "a median of sparse parts is zero wherever fewer than half of the members sent a number"
+    if recipe.trust == "strangers":
+        raise Conflict(
+            "gradient_averaging.method",
+            f"topk is for members who trust each other: {robust}, and nothing else bounds what a stranger's message "
+            "does; add averaging.trust: members or access: invite, or use method: plain",
+        )
+    if recipe.aggregator != "mean":
+        raise Conflict("averaging.aggregator.name", f"{robust}; use aggregator.name: mean with topk")
+    if recipe.compression.gradients != "none":
+        raise Conflict(
+            "compression.gradients",
+            "topk says in gradient_averaging.bits how gradients travel; remove compression.gradients",
+        )
+
+
 def _check_aggregator(recipe: Recipe) -> None:
     """Refuses what would make something else than an average of two thin matrices."""
     method = recipe.gradient_averaging.method
-    if method != "plain" and recipe.aggregator != "mean":
+    if method in ("powersgd", "poweref") and recipe.aggregator != "mean":
         raise Conflict(
             "averaging.aggregator.name",
             f"{method} takes its matrices apart and puts them together again, which only means survive; use "

@@ -299,8 +299,8 @@ class AggregatorSettings(Section):
 
     name: Literal["mean", "median", "trimmed_mean", "centered_clip"] | None = shared(
         None,
-        "how parts become averages; null: mean where members only fail (trust), and with powersgd and poweref, else "
-        "centered_clip",
+        "how parts become averages; null: mean where members only fail (trust), and with every "
+        "gradient_averaging.method but plain, else centered_clip",
     )
     gate: float = shared(
         1000.0, "who has numbers above this many times those of the others is left out of a part (mean)", ge=1
@@ -366,19 +366,27 @@ class AveragingSettings(Section):
 class GradientAveragingSettings(Section):
     """In which form peers send their gradients."""
 
-    method: Literal["plain", "powersgd", "poweref"] = shared(
-        "plain", "plain: the gradients themselves; the others: two thin matrices for each large one"
+    method: Literal["plain", "powersgd", "poweref", "topk"] = shared(
+        "plain",
+        "plain: the gradients themselves; powersgd, poweref: two thin matrices for each large one; topk: the largest "
+        "in few bits, the others in later rounds",
     )
     rank: int = shared(32, "columns of these matrices (powersgd, poweref)", ge=1, le=1024)
     min_compression_ratio: float = shared(
         0.5, "a tensor is sent whole unless it shrinks by more than this fraction (powersgd, poweref)", ge=0, lt=1
     )
+    k: int = shared(64, "numbers of each 4,096 that travel (topk)", ge=32, le=256)
+    bits: Literal[1, 2, 4, 8] = shared(2, "for the sign and size of each; its place takes 12 (topk)")
+    decay: float = shared(0.95, "share of what has not been sent that a round keeps for later ones (topk)", ge=0, le=1)
 
     @model_validator(mode="after")
     def _consistent(self) -> GradientAveragingSettings:
-        for key in ("rank", "min_compression_ratio"):
-            if key in self.model_fields_set and self.method == "plain":
-                raise Conflict(key, f"{key} has no meaning for plain; remove it, or use method: powersgd or poweref")
+        low_rank, sparse = ("powersgd", "poweref"), ("topk",)
+        takers = {"rank": low_rank, "min_compression_ratio": low_rank, "k": sparse, "bits": sparse, "decay": sparse}
+        for key, methods in takers.items():
+            if key in self.model_fields_set and self.method not in methods:
+                known = " or ".join(methods)
+                raise Conflict(key, f"{key} has no meaning for {self.method}; remove it, or use method: {known}")
         return self
 
 

@@ -370,7 +370,12 @@ def _named(reports: Sequence[PeerReport], *, epoch: bool = True) -> str:
 
 
 REMEDY = "Start `swarm monitor` on a computer that all of them can dial: it hands the state from one to the other."
-METHODS = {"plain": "", "powersgd": "PowerSGD", "poweref": "PowerEF"}
+METHODS = {  # filled in by the recipe's section
+    "plain": "",
+    "powersgd": "PowerSGD of rank {0.rank}",
+    "poweref": "PowerEF of rank {0.rank}",
+    "topk": "the largest {0.k} of 4,096 in {0.bits} bits",
+}
 
 
 def mode_in_words(recipe: Recipe) -> str:
@@ -380,7 +385,7 @@ def mode_in_words(recipe: Recipe) -> str:
     parts = [
         "local updates" if recipe.local_updates.enabled else "",
         f"outer steps ({recipe.outer.optimizer})" if recipe.outer.takes_steps else "",
-        f"{METHODS[gradients.method]} of rank {gradients.rank}" if METHODS[gradients.method] else "",
+        METHODS[gradients.method].format(gradients),
         "delayed averaging" if delay.grad_averaging else "delayed step" if delay.step else "",
         "" if codec == "none" else codec.replace("_", " ") + " on the wire",
     ]

@@ -3,7 +3,8 @@
 The contact says how many epochs there are in an hour, and who takes part; a further trainer shortens epochs, taken for
 as fast as the others. A round is then divided as its leader would divide it among peers with equal links that all can
 dial. Where the contact does not say it, an epoch takes a minute, and traffic is told from above: in an all-reduce
-nobody sends or receives more than twice what is averaged, but an auxiliary, which does so for each trainer.
+nobody sends or receives more than twice what is averaged, but an auxiliary, which does so for each trainer. Sparse
+gradients are larger as averages than as a trainer's message, the more so the more trainers there are.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from swarmcli.averaging.group import Member
 from swarmcli.averaging.shares import reducing_shares
+from swarmcli.compression import NonzeroQuantization, TensorDescriptor, TopK
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
@@ -61,7 +64,9 @@ class Demand:
     parameters: int
     trained: int  # of them
     needs: tuple[Need, ...]  # of memory
-    round: int  # that a trainer sends in a round; as much is received
+    round: int  # that a trainer sends in a round at most, in the direction that takes more: by this seats are given
+    message: int  # that a trainer brings into a round
+    average: int  # of a round, at most
     sent: int  # for each epoch
     received: int
     peers_are_told: bool  # by the contact; otherwise what is sent and received is no estimate but the most
@@ -78,9 +83,12 @@ class Demand:
 def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, going: Going = UNKNOWN) -> Demand:
     """`going`: what the contact says of the run."""
     (model, trained), frozen = sizes(outline), frozen_bytes(outline)
-    averaged = averaged_bytes(recipe, outline)
     told = going.trainers + going.monitors + going.auxiliaries > 0
-    sent, received = passed_on(going, role, recipe.averaging.target_group_size) if told else (2.0, 2.0)
+    senders = going.trainers + (role == "trainer") if told else ASSUMED.members
+    message, average = averaged_bytes(recipe, outline, senders)
+    sent = received = float(message + average)
+    if told:
+        sent, received = passed_on(going, role, recipe.averaging.target_group_size, message, average)
     pace = going.epoch_seconds
     if role == "trainer" and told:
         pace *= going.trainers / (going.trainers + 1) if going.trainers else 1.0
@@ -88,9 +96,11 @@ def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, 
         parameters=sum(parameter.numel() for parameter in outline.parameters()),
         trained=sum(parameter.numel() for parameter in outline.parameters() if parameter.requires_grad),
         needs=tuple(memory_needs(recipe, outline, role, compute)),
-        round=averaged,
-        sent=int(sent * averaged),
-        received=int(received * averaged),
+        round=max(averaged_bytes(recipe, outline, ASSUMED.members)),
+        message=message,
+        average=average,
+        sent=int(sent),
+        received=int(received),
         peers_are_told=told,
         pace=pace or ASSUMED.pace,
         told_pace=going.epoch_seconds,
@@ -101,8 +111,11 @@ def demand_of(recipe: Recipe, outline: nn.Module, role: Role, compute: Compute, 
     )
 
 
-def passed_on(going: Going, role: Role, group_size: int | None) -> tuple[float, float]:
-    """A further peer in this role sends and receives so much in a round, in units of what is averaged."""
+def passed_on(
+    going: Going, role: Role, group_size: int | None, message: float = 1.0, average: float = 1.0
+) -> tuple[float, float]:
+    """A further peer in this role sends and receives so much in a round, to which each trainer brings a `message` and
+    whose `average` all get."""
     there = {"trainer": going.trainers, "monitor": going.monitors, "auxiliary": going.auxiliaries}
     most = min(group_size or ASSUMED.members, ASSUMED.members) - 1
     part = min(1.0, most / sum(there.values()))
@@ -113,14 +126,21 @@ def passed_on(going: Going, role: Role, group_size: int | None) -> tuple[float, 
     own = reducing_shares(members, ASSUMED.numbers)[roles.index(role)]
     keeps, computes = role != "auxiliary", role == "trainer"  # what was averaged; gradients of its own
     holders, senders = counts["trainer"] + counts["monitor"], counts["trainer"]
-    sent = computes * (1 - own) + own * (holders - keeps)
-    return sent, keeps * (1 - own) + own * (senders - computes)
+    sent = computes * (1 - own) * message + own * (holders - keeps) * average
+    return sent, keeps * (1 - own) * average + own * (senders - computes) * message
 
 
-def averaged_bytes(recipe: Recipe, outline: nn.Module) -> int:
-    """One peer brings so many bytes into the average of an epoch, as they travel."""
-    numbers = averaged_numbers(recipe, outline)
+def averaged_bytes(recipe: Recipe, outline: nn.Module, senders: int) -> tuple[int, int]:
+    """One peer brings so many bytes into the average of an epoch, and that of so many senders has at most so many, as
+    they travel."""
+    method = recipe.gradient_averaging
+    if method.method == "topk":
+        codec, averages = TopK(method.k, method.bits), NonzeroQuantization()
+        shapes = [TensorDescriptor(tuple(p.shape), torch.float32) for p in outline.parameters() if p.requires_grad]
+        whole = sum(averages.payload_of(each, min(each.numel, senders * codec.kept(each))) for each in shapes)
+        return sum(codec.payload_bound(each) for each in shapes), whole
+    width = WIDTHS[recipe.compression.gradients]
     if recipe.local_updates.enabled:
-        copies = 1 + len(recipe.averaging.average_opt_statistics)
-        return int(numbers * copies * WIDTHS[recipe.compression.state_averaging])
-    return int(numbers * WIDTHS[recipe.compression.gradients])
+        width = WIDTHS[recipe.compression.state_averaging] * (1 + len(recipe.averaging.average_opt_statistics))
+    nbytes = int(averaged_numbers(recipe, outline) * width)
+    return nbytes, nbytes

@@ -206,7 +206,7 @@ def averaged_numbers(recipe: Recipe, outline: nn.Module) -> int:
     """How many numbers (float32) of gradients or parameters a round averages: two thin matrices in place of a large
     one, where that saves enough (docs/powersgd.md)."""
     method, trained = recipe.gradient_averaging, [p for p in outline.parameters() if p.requires_grad]
-    if method.method == "plain" or recipe.local_updates.enabled:
+    if method.method in ("plain", "topk") or recipe.local_updates.enabled:
         return sum(each.numel() for each in trained)
     rank = Rank(method.rank, method.min_compression_ratio)
     thin = [(each.numel(), rank.matrix(each.shape)) for each in trained]
@@ -220,11 +220,11 @@ def round_needs(recipe: Recipe, trained: int) -> list[Need]:
     if recipe.local_updates.enabled:
         volumes = 2 * min(trained, VOLUME_BYTES)
         return [Need("a copy of what is averaged", trained), Need("averages of a round", volumes)]
-    thin = recipe.gradient_averaging.method != "plain"
-    return [
-        Need("mean gradients", trained),
-        Need("residuals or estimates" if thin else "averages of a round", trained),
-    ]
+    beside = {
+        "plain": ["averages of a round"],
+        "topk": ["residuals", "messages of the largest gradients", "averages of a round"],
+    }.get(recipe.gradient_averaging.method, ["residuals or estimates"])
+    return [Need(what, trained) for what in ("mean gradients", *beside)]
 
 
 def sizes(outline: nn.Module) -> tuple[int, int]:

@@ -63,6 +63,7 @@ def test_averages_are_those_of_blocks_and_zeros_cost_nothing(size: int, seed: in
     count = int(restore(dense, tensor).count_nonzero())
     squeezed = 6 * chunks + (count + 1) // 2 * 3 + count
     assert message.payload_size == min(squeezed, codec.payload_bound(TensorDescriptor.of(tensor)))
+    assert message.payload_size == codec.payload_of(TensorDescriptor.of(tensor), count)
 
 
 @pytest.mark.parametrize("codec", [TopK(), NonzeroQuantization()], ids=lambda codec: codec.name)

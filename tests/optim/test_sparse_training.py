@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from swarmcli.averaging import AveragerConfig, Median
+from swarmcli.averaging.config import AllreduceOptions
+from swarmcli.compression import Float16Compression
 from swarmcli.events import Noticed
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription
@@ -151,6 +154,17 @@ def test_a_round_steps_with_what_was_sent_over_the_samples_of_all() -> None:
 def test_options_that_have_no_meaning_are_refused_by_name(option: str, value: float) -> None:
     with pytest.raises(ValueError, match=option):
         Sparse(**{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("option", "value"), [("compression", Float16Compression()), ("aggregator", Median())])
+def test_what_sparse_gradients_do_not_go_with_is_refused_by_name(option: str, value: Any) -> None:
+    async def main() -> None:
+        async with Swarm() as swarm:
+            config = AveragerConfig(prefix="run", allreduce=AllreduceOptions(**{option: value}))
+            with pytest.raises(ValueError, match=option):
+                MODE.assisting_averager(await swarm.node(), config, [torch.zeros(9)])
+
+    virtual_time.run(main(), timeout=100)
 
 
 def test_the_optimizer_takes_it_by_name() -> None:

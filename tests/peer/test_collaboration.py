@@ -12,7 +12,8 @@ from torch import nn
 from swarmcli.averaging import CenteredClip, Mean, Median, TrimmedMean
 from swarmcli.compression import Float16Compression, NoCompression
 from swarmcli.errors import CheckpointError
-from swarmcli.optim import GradientAverager, Optimizer, Outer, PeerDescription
+from swarmcli.optim import GradientAverager, Optimizer, Outer, PeerDescription, Sparse
+from swarmcli.optim.modes import choose_mode
 from swarmcli.peer.collaboration import (
     COMPRESSIONS,
     Collaboration,
@@ -102,6 +103,12 @@ def test_who_computes_nothing_waits_for_everything() -> None:
 
 def test_plain_averaging_is_the_optimizers_default() -> None:
     assert grad_averager(small().gradient_averaging) is GradientAverager
+
+
+def test_sparse_gradients_have_the_recipes_options() -> None:
+    settings = "gradient_averaging={method: topk, k: 32, bits: 4, decay: 0.5}"
+    made = choose_mode(grad_averager(small("averaging.trust=members", settings).gradient_averaging))
+    assert isinstance(made, Sparse) and (made.k, made.bits, made.decay) == (32, 4, 0.5)
 
 
 @pytest.mark.parametrize("method", ["powersgd", "poweref"])

@@ -18,6 +18,12 @@ def test_a_rank_may_be_left_out() -> None:
     assert (settings.rank, settings.min_compression_ratio) == (32, 0.5)
 
 
+def test_sparse_gradients_are_for_members_and_have_means() -> None:
+    recipe = small("averaging.trust=members", "gradient_averaging={method: topk, k: 128, bits: 8, decay: 1}")
+    settings = recipe.gradient_averaging
+    assert (settings.k, settings.bits, settings.decay, recipe.aggregator) == (128, 8, 1.0, "mean")
+
+
 def test_delayed_averaging_delays_the_step_too_and_both_need_an_optimizer_in_host_memory() -> None:
     delayed = small("delay.grad_averaging=yes")
     assert delayed.delay.step and delayed.offloaded
@@ -27,15 +33,43 @@ def test_delayed_averaging_delays_the_step_too_and_both_need_an_optimizer_in_hos
 
 
 LOCAL = "local_updates.enabled=yes"
+TOPK, MEMBERS = "gradient_averaging.method=topk", "trust: members"
 OUTER = "outer={optimizer: nesterov, inner_batch_size: 8}"
 
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["gradient_averaging.method=signsgd"], "should be one of 'plain', 'powersgd' or 'poweref'"),
+        (["gradient_averaging.method=signsgd"], "should be one of 'plain', 'powersgd', 'poweref' or 'topk'"),
         ([LOCAL, "ema_decay=0.9"], "peers average over epochs the weights that all of them hold alike"),
         (["gradient_averaging.rank=4"], "rank has no meaning for plain; remove it, or use method: powersgd or poweref"),
+        (
+            ["gradient_averaging={method: topk, rank: 4}"],
+            "rank has no meaning for topk; remove it, or use method:",
+        ),
+        (["gradient_averaging.k=64"], "k has no meaning for plain; remove it, or use method: topk"),
+        (
+            ["gradient_averaging={method: poweref, bits: 4}"],
+            "bits has no meaning for poweref; remove it, or use",
+        ),
+        (["gradient_averaging.decay=1"], "decay has no meaning for plain; remove it, or use method: topk"),
+        (["gradient_averaging={method: topk, k: 31}"], "gradient_averaging.k should be at least 32"),
+        (["gradient_averaging={method: topk, bits: 3}"], "gradient_averaging.bits should be one of 1, 2, 4 or 8"),
+        (["gradient_averaging={method: topk, decay: 1.1}"], "gradient_averaging.decay should be at most 1"),
+        ([TOPK], "a median of sparse parts is zero wherever fewer than half of the members sent a number, and nothing"),
+        ([TOPK], "add averaging.trust: members or access: invite, or use method: plain"),
+        (
+            [f"averaging={{{MEMBERS}, aggregator: {{name: median}}}}", TOPK, "averaging.aggregator.name=trimmed_mean"],
+            "fewer than half of the members sent a number; use aggregator.name: mean with topk",
+        ),
+        (
+            [f"averaging={{{MEMBERS}}}", TOPK, "compression.gradients=float16"],
+            "topk says in gradient_averaging.bits how gradients travel; remove compression.gradients",
+        ),
+        (
+            [f"averaging={{{MEMBERS}}}", TOPK, "averaging.target_group_size=8"],
+            "topk needs one group of all peers, since after rounds of several ones whole states are averaged; remove",
+        ),
         (["gradient_averaging.min_compression_ratio=0.1"], "min_compression_ratio has no meaning for plain"),
         (["gradient_averaging={method: powersgd, rank: 0}"], "gradient_averaging.rank should be at least 1"),
         (["gradient_averaging={method: powersgd, min_compression_ratio: 1}"], "should be below 1"),

@@ -54,6 +54,18 @@ def test_thin_matrices_count_where_they_are_sent() -> None:
     assert thin.sent == 2 * 4 * 4 * (8 * 16 + 64)
 
 
+def test_of_sparse_gradients_the_averages_grow_with_the_trainers() -> None:
+    """With k = 32 a chunk of 4,096 takes 4 + 4 + 48 + 8 bytes, and its average 6 + 2.5 for each number in it."""
+    sparse = ("averaging.trust=members", "gradient_averaging={method: topk, k: 32}")
+    outline = nn.Linear(4096, 10, bias=False, device="meta")
+    told = demand(*sparse, going=Going(12.0, trainers=2), outline=outline)
+    assert (told.message, told.average) == (10 * 64, 10 * (6 + 240))
+    assert (told.sent, told.received) == pytest.approx([2 / 3 * (told.message + told.average)] * 2, rel=0.01)
+    many = demand(*sparse, outline=outline)  # of so many that nearly every number is in it: a code each
+    assert (many.message, many.average, many.round) == (10 * 64, 10 * 4100, 10 * 4100)
+    assert many.sent == many.received == many.message + many.average
+
+
 def test_an_hour_is_told_by_the_contacts_pace_or_by_a_guess() -> None:
     told = demand(going=Going(12.0))
     assert told.an_hour(told.sent) == 300 * told.sent == 300 * 2 * 4 * NUMBERS and told.told_pace == 12.0

@@ -103,6 +103,8 @@ def test_the_lines_follow_how_the_run_trains(tmp_path: Path) -> None:
         "parameters": 1, "mean": 1, "averages": 1, "the": 2, "statistics": 2, "a": 3, "copies": 5,
     }  # fmt: skip
     assert units(role="auxiliary") == {"averages": 1}
+    sparse = units("averaging.trust=members", "gradient_averaging.method=topk", "optimizer.name=sgd")
+    assert sparse == plain | {"a": 1, "residuals": 1, "messages": 1}
     thin = [f"gradient_averaging.{each}" for each in ("method=powersgd", "rank=8")]
     assert units(*thin, role="auxiliary") == {}  # a part of it
     assert units(role="monitor") == {"parameters": 1, "sums": 1, "mean": 1, "averages": 1, "statistics": 2, "a": 3,

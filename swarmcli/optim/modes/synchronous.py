@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from swarmcli.averaging import AveragerCore
+from swarmcli.averaging.aggregators import Mean
+from swarmcli.compression import NoCompression
 from swarmcli.events import Noticed
 from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Shapes
 from swarmcli.optim.modes.base import GivenUp, Mode
@@ -70,8 +72,18 @@ class Synchronous(Mode):
 def averager_of(
     method: GradientMethod, tensors: Sequence[torch.Tensor], node: DHTNode, config: AveragerConfig
 ) -> AveragerCore:
-    """Averages `tensors`, which are like those of the method, as it says."""
+    """Averages `tensors`, which are like those of the method, as it says. Raises ValueError for options of `config`
+    that leave it no choice."""
     if method.compression is not None:
+        options = config.allreduce
+        if not isinstance(options.compression, NoCompression):
+            codec = options.compression.description
+            raise ValueError(f"grad_compression={codec!r}: sparse gradients have a codec of their own; remove it")
+        if not isinstance(options.aggregator, Mean):
+            raise ValueError(
+                f"aggregator: {options.aggregator.description} of sparse gradients is zero wherever most sent none; "
+                "use Mean()"
+            )
         config = replace(config, allreduce=replace(config.allreduce, compression=method.compression))
     return AveragerCore(tensors, node, config, program=method.program)
 
