@@ -17,15 +17,14 @@ from swarmcli.errors import DataError, RecipeError
 from swarmcli.journal import printable
 from swarmcli.peer.linked import LinkedRun
 from swarmcli.recipe import Recipe, SiteSettings, fingerprint_of, is_link, load_recipe, parse_link
+from swarmcli.recipe.advice import on_lines_of_homes
 from swarmcli.recipe.limit_store import LimitStore
 from swarmcli.recipe.offered import UNKNOWN, Going, offered
 from swarmcli.recipe.task_names import task_in_words
-from swarmcli.words import amount, harmless, roughly
+from swarmcli.words import amount, harmless
 
 if TYPE_CHECKING:
     from swarmcli.training.look import LookedAt
-
-UPLINKS = (10, 50, 100)  # Mbit/s, of homes
 
 
 def validate(
@@ -188,12 +187,6 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
         if demand.message == demand.average
         else f"{amount(demand.message, 3)} of gradients, and averages of up to {amount(of_four.average, 3)} with four "
         f"trainers, {amount(demand.average, 3)} with many; it receives as much",
-        "that takes": ", ".join(f"{sending(of_four.average, rate)} at {rate} Mbit/s" for rate in UPLINKS),
+        "that takes": on_lines_of_homes(of_four.average),
     }
     return told, looks
-
-
-def sending(nbytes: int, rate: int) -> str:
-    """For how long an uplink of so many Mbit/s is busy."""
-    seconds = nbytes * 8 / (rate * 1e6)
-    return f"{max(0.1, seconds):.1f} s" if seconds < 10 else roughly(seconds)

@@ -21,6 +21,7 @@ from swarmcli.compression import NonzeroQuantization, TensorDescriptor, TopK
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
+from swarmcli.recipe.advice import WIDTHS
 from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.training.device import Compute
 from swarmcli.training.freezing import frozen_bytes, stored_bytes
@@ -32,17 +33,6 @@ from swarmcli.training.memory import (
     statistics_of,
     statistics_that_travel,
 )
-
-WIDTHS = {  # bytes of a number on the wire, with the scales of its block
-    "none": 4.0,
-    "float16": 2.0,
-    "bfloat16": 2.0,
-    "scaled_float16": 2.0,
-    "uniform_8bit": 1.02,
-    "quantile_8bit": 1.02,
-    "blockwise_8bit": 1.02,
-    "blockwise_4bit": 0.57,
-}
 
 
 @dataclass(frozen=True, slots=True)

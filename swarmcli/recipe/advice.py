@@ -1,0 +1,145 @@
+"""Which way to train the volunteers' links allow: seconds of sending beside seconds of computing, with the arithmetic.
+
+In a round of n members each sends its own numbers to those who add them up, and the averages of its part to the others:
+2 (n - 1)/n times what it brings. The ways are those of docs/modes.md that lose least for their bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from swarmcli.recipe.settings import GradientCodec
+from swarmcli.words import amount, roughly
+
+WIDTHS: Mapping[GradientCodec, float] = {  # bytes of a number on the wire, with the scales of its block
+    "none": 4.0,
+    "float16": 2.0,
+    "bfloat16": 2.0,
+    "scaled_float16": 2.0,
+    "uniform_8bit": 1.02,
+    "quantile_8bit": 1.02,
+    "blockwise_8bit": 1.02,
+    "blockwise_4bit": 0.57,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingWay:
+    """How peers train, and in which form a round's numbers travel."""
+
+    name: str
+    codec: GradientCodec
+    steps: int = 1  # of each peer between two rounds; 1: gradients are averaged for every step
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceOptions:
+    """The ways to choose from, and when one of them is good enough."""
+
+    ways: tuple[TrainingWay, ...] = (  # the least loss first, by the table of docs/modes.md
+        TrainingWay("gradients in float32", "none"),
+        TrainingWay("gradients in 8 bits", "blockwise_8bit"),
+        TrainingWay("outer steps every 15 in 8 bits", "blockwise_8bit", 15),
+        TrainingWay("outer steps every 50 in 8 bits", "blockwise_8bit", 50),
+    )
+    share: float = 0.5  # of the time of computing, that sending may take: then at most a third of all time is waiting
+    homes: tuple[int, ...] = (10, 50, 100)  # Mbit/s up, of usual lines
+
+
+OPTIONS = AdviceOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Volunteers:
+    """The computers that are expected in a run at the same time."""
+
+    uplink: float  # bytes per second that each sends
+    count: int  # two at least
+    pace: float  # samples per second that each computes
+
+    def sending(self, nbytes: float) -> float:
+        """Seconds that each sends in a round to which it brings so many bytes."""
+        return 2 * (self.count - 1) / self.count * nbytes / self.uplink
+
+
+@dataclass(frozen=True, slots=True)
+class WeighedWay:
+    """A way to train beside what the volunteers' links and computers make of it."""
+
+    way: TrainingWay
+    samples: int  # that all compute between two rounds
+    inner_batch_size: int  # samples of a peer's own step, where it makes some
+    computing: float  # seconds
+    sending: float  # seconds
+    nbytes: float  # that each brings to a round
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """The lines of a recipe that trains so, beside `target_batch_size: {samples}`."""
+        outer = f"outer: {{optimizer: sgd, lr: 1.0, momentum: 0.0, inner_batch_size: {self.inner_batch_size}}}"
+        codec = f"compression: {{gradients: {self.way.codec}}}"
+        return (outer, codec) if self.way.steps > 1 else (codec,)
+
+    def __str__(self) -> str:
+        sends, computes = in_seconds(self.sending), in_seconds(self.computing)
+        return f"{self.way.name}: {amount(self.nbytes)}, {sends} of sending beside {computes} of computing"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The ways in their order up to the one that is chosen, the last."""
+
+    volunteers: Volunteers
+    batch: int  # samples of a step with averaged gradients
+    ways: tuple[WeighedWay, ...]
+    share: float  # of computing, that sending should take at most
+
+    @property
+    def chosen(self) -> WeighedWay:
+        return self.ways[-1]
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The arithmetic, for people."""
+        each, chosen = self.volunteers, self.chosen
+        found = "the first that sends" if chosen.sending <= self.share * chosen.computing else "none sends"
+        return (
+            f"{each.count} volunteers with {megabits(each.uplink)} up and {each.pace:,.1f} samples a second each.",
+            f"In a round each sends {each.sending(1) * each.uplink:.3g} times what it brings: its own, and averages.",
+            *(f"  {way}" for way in self.ways),
+            f"The last line is taken: {found} for at most {self.share:.0%} of the time of computing (docs/modes.md).",
+        )
+
+
+def advise(
+    numbers: int, batch: int, micro_batch: int, volunteers: Volunteers, options: AdviceOptions = OPTIONS
+) -> Advice:
+    """Takes the first way whose sending fits beside its computing, otherwise the last.
+
+    `numbers`: that are trained. `batch`: samples of a step with averaged gradients. `micro_batch`: samples of which a
+    peer's own step is a multiple. With own steps, all peers' together have about `batch` samples."""
+    inner = micro_batch * max(1, batch // (volunteers.count * micro_batch))
+    ways: list[WeighedWay] = []
+    for way in options.ways:
+        samples = batch if way.steps == 1 else way.steps * inner * volunteers.count
+        nbytes, computing = numbers * WIDTHS[way.codec], samples / (volunteers.count * volunteers.pace)
+        ways.append(WeighedWay(way, samples, inner, computing, volunteers.sending(nbytes), nbytes))
+        if ways[-1].sending <= options.share * computing:
+            break
+    return Advice(volunteers, batch, tuple(ways), options.share)
+
+
+def in_seconds(seconds: float) -> str:
+    """In words, to a tenth where it is short."""
+    return f"{max(0.1, seconds):.1f} s" if seconds < 10 else roughly(seconds)
+
+
+def megabits(rate: float) -> str:
+    """In words: Mbit/s, of bytes per second."""
+    return f"{float(f'{8e-6 * rate:.3g}'):g} Mbit/s"
+
+
+def on_lines_of_homes(nbytes: float, options: AdviceOptions = OPTIONS) -> str:
+    """For how long so many bytes keep usual uplinks busy, in words."""
+    return ", ".join(f"{in_seconds(8e-6 * nbytes / rate)} at {rate} Mbit/s" for rate in options.homes)

@@ -1,0 +1,55 @@
+"""Which way to train links allow: the arithmetic, by hand, and the order of the ways."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarmcli.recipe.advice import OPTIONS, Volunteers, advise, in_seconds, megabits, on_lines_of_homes
+
+GPT2 = 86_000_000  # numbers: 344 MB
+
+
+def test_the_arithmetic_is_that_of_a_round() -> None:
+    advice = advise(GPT2, 512, 4, Volunteers(uplink=10e6 / 8, count=4, pace=2.0))
+    plain, codes, every_15 = advice.ways
+    # 344 MB to those who add up, of which three quarters leave the computer, and as much of averages.
+    assert plain.nbytes == 344e6 and plain.sending == pytest.approx(344e6 * 1.5 / 1.25e6)
+    assert codes.sending == pytest.approx(plain.sending * 1.02 / 4)
+    assert plain.computing == codes.computing == 64.0 and every_15.computing == 15 * 64.0
+    assert every_15.samples == 15 * 512 and every_15.inner_batch_size == 512 / 4
+
+
+@pytest.mark.parametrize(
+    ("mbit", "name"),
+    [
+        (100.0, "gradients in float32"),
+        (20.0, "gradients in 8 bits"),
+        (2.0, "outer steps every 15 in 8 bits"),
+        (0.5, "outer steps every 50 in 8 bits"),
+    ],
+)
+def test_the_way_with_the_least_loss_that_the_links_allow_is_taken(mbit: float, name: str) -> None:
+    advice = advise(11_000_000, 512, 8, Volunteers(mbit * 1e6 / 8, 4, 4.0))
+    assert advice.chosen.way.name == name
+    assert [each.way for each in advice.ways] == list(OPTIONS.ways[: len(advice.ways)])
+    assert all(each.sending > each.computing / 2 for each in advice.ways[:-1])
+    assert advice.lines[-1].startswith("The last line is taken: the first that sends for at most 50% of")
+    assert [line for line in advice.lines if line.startswith("  ")] == [f"  {each}" for each in advice.ways]
+
+
+def test_if_no_way_fits_the_last_is_taken_and_that_is_told() -> None:
+    advice = advise(GPT2, 512, 8, Volunteers(1e4, 64, 100.0))
+    assert advice.chosen.way == OPTIONS.ways[-1] and "none sends for at most 50%" in advice.lines[-1]
+
+
+def test_own_steps_are_whole_micro_batches_and_an_epoch_is_made_of_them() -> None:
+    for count in (2, 3, 7, 100):
+        chosen = advise(GPT2, 512, 8, Volunteers(1e5, count, 1.0)).chosen
+        assert chosen.inner_batch_size % 8 == 0 and chosen.way.steps > 1
+        assert chosen.samples == chosen.way.steps * count * chosen.inner_batch_size
+
+
+def test_seconds_and_rates_in_words() -> None:
+    assert on_lines_of_homes(344_000_000) == "5 min at 10 Mbit/s, 55 s at 50 Mbit/s, 28 s at 100 Mbit/s"
+    assert [in_seconds(each) for each in (0.01, 1.68, 40.0)] == ["0.1 s", "1.7 s", "40 s"]
+    assert [megabits(each) for each in (1.25e6, 3.2e5, 1.25e8)] == ["10 Mbit/s", "2.56 Mbit/s", "1000 Mbit/s"]
