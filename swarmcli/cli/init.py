@@ -15,13 +15,16 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import typer
 
 from swarmcli.cli.console import aloud, err, out
-from swarmcli.errors import RecipeError, UsageError
+from swarmcli.errors import RecipeError, SwarmError, UsageError
+from swarmcli.files.durable import write_file
 from swarmcli.recipe import load_recipe, parse_recipe
+from swarmcli.recipe.advice import Volunteers, advise
+from swarmcli.recipe.config import read_limits
 from swarmcli.recipe.dataset import DATA_SUFFIXES
 from swarmcli.recipe.pretrained import commit_of
 from swarmcli.recipe.run_key import RunKey
 from swarmcli.recipe.schema import HUB_NAME, RUN_ID
-from swarmcli.recipe.templates import STDLIB, TASK_TEMPLATES, TEMPLATES, TemplateName, compose
+from swarmcli.recipe.templates import AT_HOME, STDLIB, TASK_TEMPLATES, TEMPLATES, TemplateName, compose, fitted
 
 RECIPE = "recipe.yaml"  # in a directory
 SUFFIXES = (".yaml", ".yml")
@@ -46,10 +49,17 @@ class Answers(NamedTuple):
     data: Data
     template: TemplateName
     invite: bool
+    uplink: float | None  # bytes per second of each volunteer, to which the recipe is fitted; None: the template's
+    volunteers: int
     base_model: str = ""
     revision: str = ""
 
 
+LINES = {  # as the question calls them: what each volunteer sends, and in words
+    "network": (None, "all in one network, or not known yet: gradients travel as they are"),
+    "good": (50e6 / 8, "good lines, 50 Mbit/s up and more"),
+    "home": (AT_HOME.uplink, "usual lines of homes, 10 Mbit/s up"),
+}
 WHERE = {
     "texts": "A directory with texts, of which each volunteer needs a copy",
     "rows": "A file of rows (.jsonl, .csv, .parquet), of which each volunteer needs a copy",
@@ -88,6 +98,18 @@ def init(
             help="Closed: only whom you invite takes part, and the run key is made too. Default: open.",
         ),
     ] = None,
+    uplink: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE",
+            help="What a volunteer's line sends, for example 10Mbit/s: this computer trains the model a moment, and "
+            "the recipe gets the way to train that such lines allow.",
+        ),
+    ] = None,
+    volunteers: Annotated[
+        int | None,
+        typer.Option(min=2, help=f"So many computers as fast as this one at a time. Default: {AT_HOME.count}."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing: what is not given is as by default.")] = False,
 ) -> None:
     """Begin a run of your own: write a recipe with comments, and for a closed run its key.
@@ -96,8 +118,8 @@ def init(
     who takes part.
 
     Templates that go on with texts: small (any laptop trains it in minutes, to see how everything works), medium (11
-    million parameters, for laptops and desktop computers), gpt2 (86 million, for graphics cards), slow-links (as
-    medium, with one exchange of models per epoch instead of gradients). One for each other task, small, with what to
+    million parameters, for laptops and desktop computers), gpt2 (86 million, for graphics cards), home and slow-links
+    (as medium, for lines of 10 Mbit/s up and for slower ones). One for each other task, small, with what to
     change for real size: chat, lora (needs --base-model), sequence-classification, token-classification, seq2seq,
     masked-lm, image-classification.
 
@@ -107,6 +129,8 @@ def init(
 
     swarm init my-run.yaml --template medium --data ./texts --invite
 
+    swarm init my-run --template gpt2 --uplink 20Mbit/s --volunteers 8
+
     swarm init my-chat --template chat --data ./chats.jsonl --base-model owner/name
     """
     path = Path(place)
@@ -115,10 +139,13 @@ def init(
         raise UsageError(f"{file} is there already; name another directory or file, or remove it")
     asks = not yes and sys.stdin.isatty()
     base = None if base_model is None else _commit_of(base_model)
-    chosen = _ask(file, run_id, data, template, invite, base, asks)
+    rate = None if uplink is None else read_limits({"upload": uplink}, "--uplink").upload
+    chosen = _ask(file, run_id, data, template, invite, base, (rate, volunteers), asks)
     key = _write(file, chosen)
     shown = shlex.quote(str(file))
     err.print(f"wrote {file}" + (f" and the run key {key}, which is yours alone" if key else ""), soft_wrap=True)
+    if chosen.uplink is not None:
+        _fit(file, chosen.uplink, chosen.volunteers)
     task = TASK_TEMPLATES.get(chosen.template)
     if task and task.labels and chosen.data.path != STDLIB and not chosen.data.labels:
         err.print("Write the names of the classes in your data into it: labels.", soft_wrap=not err.is_terminal)
@@ -144,9 +171,11 @@ def _ask(
     template: TemplateName | None,
     invite: bool | None,
     base: tuple[str, str] | None,
+    links: tuple[float | None, int | None],
     asks: bool,
 ) -> Answers:
-    """Asks what the command line has not answered. `base`: a model of the Hub and its commit."""
+    """Asks what the command line has not answered. `base`: a model of the Hub and its commit. `links`: what a volunteer
+    sends, in bytes per second, and how many there are."""
     name = _usual_name(file) if run_id is None else _name(run_id)
     if run_id is None and asks:
         name = _answer("What is the run called?", name, _name)
@@ -169,11 +198,22 @@ def _ask(
     if chosen == TEXT:
         sizes = {size: each.about for size, each in TEMPLATES.items()}
         chosen = _chosen("How large is the model?", sizes) if base is None else USUAL
+    uplink, volunteers = links
+    usual = TEMPLATES[chosen].volunteers if chosen in TEMPLATES else None
+    if usual is None and links == (None, None) and asks:
+        lines = {name: words for name, (_, words) in LINES.items()}
+        uplink = LINES[_chosen("How are the volunteers connected?", lines)][0]
+        if uplink is not None:
+            volunteers = _answer("How many computers take part at a time?", str(AT_HOME.count), _count)
+    if usual is not None and uplink is None and (volunteers or base):  # its own figures are of its own model
+        uplink = usual.uplink
+    if uplink is None and volunteers is not None:
+        raise UsageError("--volunteers says how many links there are; say how fast they are: --uplink 10Mbit/s")
     if invite is None and asks:
         invite = _answer(
             "Who takes part: whoever has the link (open), or only whom you invite (invite)?", "open", _access
         )
-    return Answers(name, texts, chosen, bool(invite), *(base or ()))
+    return Answers(name, texts, chosen, bool(invite), uplink, volunteers or AT_HOME.count, *(base or ()))
 
 
 def _chosen(question: str, choices: Mapping[str, str]) -> str:
@@ -216,6 +256,12 @@ def _name(text: str) -> str:
     if not RUN_ID.fullmatch(text):
         raise UsageError(f"{text!r} is no name for a run: it has letters, digits, dots and dashes")
     return text
+
+
+def _count(text: str) -> int:
+    if not (text.isdecimal() and len(text) < 10 and int(text) > 1):
+        raise UsageError(f"{text!r} is no number of computers, of two or more")
+    return int(text)
 
 
 def _access(text: str) -> bool:
@@ -292,7 +338,7 @@ def _is_text(file: Path) -> bool:
 def _write(file: Path, chosen: Answers) -> Path | None:
     """Writes the recipe; of a closed run the key first, whose path it gives."""
     texts: dict[str, Any] = {"data": chosen.data.path, "data_dir": chosen.data.begins, "labels": chosen.data.labels}
-    texts |= {"base_model": chosen.base_model, "revision": chosen.revision}
+    texts |= {"base_model": chosen.base_model, "revision": chosen.revision, "fit": chosen.uplink is None}
     parse_recipe(compose(file.name, chosen.run_id, template=chosen.template, **texts))  # before anything is written
     key: Path | None = None
     public = ""
@@ -301,8 +347,8 @@ def _write(file: Path, chosen: Answers) -> Path | None:
         if chosen.invite:
             key = file.with_name(f"{chosen.run_id}.run-key")
             public = RunKey.create(key).public.text
-        keys = {"public": public, "key": key.name if key else ""}
-        text = compose(str(file), chosen.run_id, template=chosen.template, **texts, **keys)
+        texts |= {"public": public, "key": key.name if key else ""}
+        text = compose(str(file), chosen.run_id, template=chosen.template, **texts)
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)
             os.fsync(stream.fileno())
@@ -312,6 +358,25 @@ def _write(file: Path, chosen: Answers) -> Path | None:
         raise RecipeError(f"{file} cannot be written: {error.strerror}") from error
     load_recipe(file)
     return key
+
+
+def _fit(file: Path, uplink: float, count: int) -> None:
+    """Has the recipe train as such links allow, by how fast this computer trains its model. Where that cannot be found
+    out the recipe stays as it is, and the reason is told."""
+    from swarmcli.training.pace import numbers_and_pace
+
+    recipe = load_recipe(file)
+    try:
+        with err.status("training the model for a moment, to see how fast this computer is …"):
+            numbers, pace = numbers_and_pace(recipe)
+    except SwarmError as error:
+        err.print(f"not fitted to the volunteers' links: {error}", soft_wrap=not err.is_terminal)
+        return
+    step = recipe.micro_batch * recipe.accumulation_steps
+    advice = advise(numbers, recipe.target_batch_size, step, Volunteers(uplink, count, pace))
+    write_file(file, fitted(file.read_text(encoding="utf-8"), advice).encode())
+    load_recipe(file)
+    err.print("\n".join(advice.lines), soft_wrap=not err.is_terminal)
 
 
 def _make_data(directory: Path, name: str) -> None:

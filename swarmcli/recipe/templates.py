@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-SizeName = Literal["small", "medium", "gpt2", "slow-links"]
+from swarmcli.recipe.advice import Advice, Volunteers, advise
+
+SizeName = Literal["small", "medium", "gpt2", "home", "slow-links"]
 TaskTemplateName = Literal[
     "chat", "lora", "sequence-classification", "token-classification", "seq2seq", "masked-lm", "image-classification"
 ]
@@ -47,6 +49,7 @@ class Template:
     """The kind of a run. Sizes fit the computers that `about` names."""
 
     about: str
+    parameters: int
     layers: int
     heads: int
     width: int
@@ -59,11 +62,12 @@ class Template:
     warmup_epochs: int
     saved_every: int  # epochs
     evaluated_every: int  # epochs
-    local_updates: bool = False
+    volunteers: Volunteers | None = None  # whose links the run has to get by with; None: gradients travel as they are
 
 
 SMALL = Template(
     "a model of 0.4 million parameters that any laptop trains in minutes, to see how everything works",
+    parameters=471_296,
     layers=2,
     heads=4,
     width=128,
@@ -79,6 +83,7 @@ SMALL = Template(
 )
 MEDIUM = Template(
     "a model of 11 million parameters for laptops and desktop computers, in hours to days",
+    parameters=10_944_768,
     layers=6,
     heads=6,
     width=384,
@@ -92,11 +97,18 @@ MEDIUM = Template(
     saved_every=50,
     evaluated_every=25,
 )
+AT_HOME = Volunteers(uplink=10e6 / 8, count=4, pace=4.0)  # as fast as a laptop with two cores trains MEDIUM
+HOME = replace(
+    MEDIUM,
+    about="as medium, for usual lines of homes, 10 Mbit/s up and more: gradients travel in 8 bits",
+    volunteers=AT_HOME,
+)
 TEMPLATES: Mapping[str, Template] = {
     "small": SMALL,
     "medium": MEDIUM,
     "gpt2": Template(
         "a model of the size of GPT-2, 86 million parameters, for computers with a graphics card",
+        parameters=86_240_256,
         layers=12,
         heads=12,
         width=768,
@@ -110,15 +122,11 @@ TEMPLATES: Mapping[str, Template] = {
         saved_every=200,
         evaluated_every=100,
     ),
+    "home": HOME,
     "slow-links": replace(
-        MEDIUM,
-        about="as medium, for peers that upload slowly: they train apart and average their models once per epoch",
-        target_batch_size=4096,
-        max_epochs=500,
-        warmup_epochs=20,
-        saved_every=20,
-        evaluated_every=10,
-        local_updates=True,
+        HOME,
+        about="as medium, for slower lines: peers step by themselves, and average every 15 steps how far they went",
+        volunteers=replace(AT_HOME, uplink=5e6 / 8),
     ),
 }
 
@@ -135,12 +143,14 @@ def compose(
     public: str = "",
     key: str = "",
     labels: Sequence[str] = (),
+    fit: bool = True,
 ) -> str:
     """The text of a recipe. `file`: as which it is spoken of in comments. `data`: STDLIB, a directory with texts
     ("./texts"), or else the name of a dataset on the Hub ("owner/name"). `data_dir`: where "./texts" begins on this
     computer; "": beside the recipe. `base_model`: a model of the Hub, at the commit `revision`; "": one of the
     template's size with random weights. `public`: the run key of a closed run, the other half of which is in the file
-    `key`; "" for an open one. `labels`: of the classes in `data`, for a task that has such; (): they are not known."""
+    `key`; "" for an open one. `labels`: of the classes in `data`, for a task that has such; (): they are not known.
+    `fit`: whether a template with `volunteers` trains as their links allow."""
     access = _INVITE.format(file=file, key=key, public=public) if public else _OPEN
     local = _LOCAL.format(data_dir=json.dumps(data_dir, ensure_ascii=False)) if data_dir else ""
     if template in TASK_TEMPLATES:
@@ -149,7 +159,7 @@ def compose(
     chosen = TEMPLATES[template]
     if base_model:
         chosen = replace(chosen, about=f"{base_model} of the Hugging Face Hub, trained further", learning_rate="2e-5")
-    return _TEXT.format(
+    text = _TEXT.format(
         file=file,
         run_id=run_id,
         access=access,
@@ -158,10 +168,29 @@ def compose(
         ),
         data=_data(data),
         evaluation="" if _on_hub(data) else _EVALUATION.format(every=chosen.evaluated_every),
-        averaging=_LOCAL_UPDATES if chosen.local_updates else "",
         local=local,
         **asdict(chosen),
     )
+    if chosen.volunteers is None or not fit:
+        return text
+    size = chosen.parameters, chosen.target_batch_size, chosen.micro_batch_size
+    return fitted(text, advise(*size, chosen.volunteers))
+
+
+def fitted(text: str, advice: Advice, least_epochs: int = 20) -> str:
+    """The text of a recipe that trains as the links of its volunteers allow, with the arithmetic in a comment. Of
+    epochs that have more samples there are fewer, but `least_epochs`: with fewer rounds peers learn apart."""
+    chosen = advice.chosen
+
+    def fewer(found: re.Match[str]) -> str:
+        least = least_epochs if found[1] == "max_epochs: " else 1
+        return found[1] + str(max(least, int(found[2]) * advice.batch // chosen.samples))
+
+    if chosen.samples > advice.batch:
+        text = re.sub(r"(?m)^( *(?:max|warmup|every)_epochs: )(\d+)", fewer, text)
+    text = _replaced(r"^target_batch_size: \d+", f"target_batch_size: {chosen.samples}", text)
+    lines = [*(f"# {line}" for line in advice.lines), *chosen.sections, ""]
+    return _replaced("^(?=checkpoint:)", "\n".join(lines), text)
 
 
 def _of_task(template: str, file: str, data: str, labels: Sequence[str], base_model: str, revision: str) -> str:
@@ -234,7 +263,7 @@ run_id: {run_id}
 {data}
 sequence_len: {sequence_len:<11} # tokens per sample
 
-# All peers together compute so many samples, then average their gradients and step: that is an epoch.
+# All peers together compute so many samples, then average what they learned and step: that is an epoch.
 target_batch_size: {target_batch_size}
 micro_batch_size: {micro_batch_size:<7} # per forward pass; each volunteer may choose another: local.micro_batch_size
 max_epochs: {max_epochs:<13} # of the whole run
@@ -250,7 +279,7 @@ lr_scheduler:
   name: cosine
   warmup_epochs: {warmup_epochs}
   min_lr_ratio: 0.1
-{averaging}checkpoint:
+checkpoint:
   every_epochs: {saved_every}
 {evaluation}{local}"""
 _CONFIG = """\
@@ -284,13 +313,6 @@ _INVITE = """\
 # keep that file, give it to nobody, and make a copy of it; without it nobody can be invited or revoked any more.
 access: invite
 run_key: {public}
-"""
-_LOCAL_UPDATES = """\
-# Each peer steps by itself, and parameters are averaged once per epoch.
-local_updates:
-  enabled: true
-averaging:
-  average_opt_statistics: [exp_avg_sq]
 """
 _EVALUATION = """\
 evaluation:               # on a share of the texts that nobody trains on

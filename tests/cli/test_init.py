@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -22,6 +23,7 @@ from swarmcli.recipe.run_key import RunKey
 from swarmcli.recipe.templates import SHIPPED, TASK_TEMPLATES, TEMPLATES, SizeName, TaskTemplateName
 from swarmcli.shipped import make_data
 from swarmcli.training import build_task, optimizer_factory, parameter_groups
+from swarmcli.training.memory import HOST, Room
 from swarmcli.training.tokenizer import ByteTokenizer
 from tests.hub_stand_in import Hub, hub
 
@@ -67,7 +69,8 @@ def test_each_size_is_in_order_open_or_closed_and_with_each_kind_of_data(templat
         assert (recipe.run_id, recipe.access) == (f"{template}-{number}", "invite" if number else "open")
         assert recipe.aggregator == ("mean" if number else "centered_clip")  # strangers may lie
         assert recipe.datasets[0].source == kind
-        assert recipe.local_updates.enabled is TEMPLATES[template].local_updates
+        assert recipe.outer.takes_steps is (template == "slow-links")
+        assert (recipe.compression.gradients != "none") is (TEMPLATES[template].volunteers is not None)
         assert bool(recipe.evaluation.every_epochs) is (kind != "huggingface")
 
 
@@ -130,6 +133,78 @@ def test_small_data_are_made_once_and_written_over_by_nothing(few_rows: None) ->
     said("names.yaml", "--template", "seq2seq")
     assert Path("data/names.jsonl").read_text() == "mine" and Path("data/chats.jsonl").read_bytes() == before
     assert {each.name for each in Path("data").iterdir()} == {"chats.jsonl", "names.jsonl"}
+
+
+@pytest.mark.parametrize("template", get_args(SizeName))
+def test_a_size_is_that_of_the_model(template: SizeName) -> None:
+    said("run", "--template", template)
+    outline = build_task(load_recipe("run/recipe.yaml")).build_model(outline=True)
+    assert sum(each.numel() for each in outline.parameters()) == TEMPLATES[template].parameters
+
+
+def test_templates_for_slow_lines_show_the_arithmetic_and_train_as_it_says() -> None:
+    for template in ("home", "slow-links"):
+        said(template, "--template", template)
+    home, slow = (load_recipe(f"{name}/recipe.yaml") for name in ("home", "slow-links"))
+    assert home.target_batch_size == TEMPLATES["medium"].target_batch_size == 512
+    assert (slow.outer.optimizer, slow.outer.lr, slow.outer.momentum) == ("sgd", 1.0, 0.0)  # plain means
+    assert (slow.target_batch_size, slow.outer.inner_batch_size) == (15 * 512, 512 / 4)
+    assert (slow.max_epochs, slow.lr_scheduler.warmup_epochs, slow.checkpoint.every_epochs) == (133, 6, 3)
+    text = Path("slow-links/recipe.yaml").read_text()
+    assert "#   gradients in 8 bits: 11.2 MB, 27 s of sending beside 32 s of computing\n" in text
+    assert "#   outer steps every 15 in 8 bits: 11.2 MB, 27 s of sending beside 8 min of computing\n" in text
+
+
+@pytest.fixture
+def paced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This computer trains a sample in a hundredth of a second, however busy it is."""
+    ticks = itertools.count(0, 0.16)  # of a micro-batch of 16
+    monkeypatch.setattr("swarmcli.training.pace.time", SimpleNamespace(monotonic=lambda: next(ticks)))
+
+
+def test_lines_and_volunteers_are_weighed_by_how_fast_this_computer_is(paced: None) -> None:
+    result = CliRunner().invoke(app, ["run", "--uplink", "2Mbit/s", "--volunteers", "8"], catch_exceptions=False)
+    recipe, text = load_recipe("run/recipe.yaml"), Path("run/recipe.yaml").read_text()
+    assert recipe.outer.inner_batch_size == 64 and recipe.target_batch_size == 15 * 8 * 64
+    assert (recipe.max_epochs, recipe.lr_scheduler.warmup_epochs) == (20, 1)  # no run of 4 rounds
+    told = [
+        "8 volunteers with 2 Mbit/s up and 100.0 samples a second each.",
+        "In a round each sends 1.75 times what it brings: its own, and averages.",
+        "  gradients in float32: 1.89 MB, 13 s of sending beside 0.6 s of computing",
+        "  gradients in 8 bits: 481 kB, 3.4 s of sending beside 0.6 s of computing",
+        "  outer steps every 15 in 8 bits: 481 kB, 3.4 s of sending beside 9.6 s of computing",
+    ]
+    assert "\n".join(told) in result.stderr and "".join(f"# {line}\n" for line in told) in text
+    said("quick", "--uplink", "100Mbit/s")
+    quick = load_recipe("quick/recipe.yaml")
+    assert not quick.outer.takes_steps and quick.compression.gradients == "none" and quick.max_epochs == 60
+    said("home", "--template", "home", "--volunteers", "8")
+    assert "# 8 volunteers with 10 Mbit/s up and 50.0 samples a second each.\n" in Path("home/recipe.yaml").read_text()
+
+
+@pytest.mark.parametrize("template", OF_TASKS)
+def test_each_task_is_fitted_to_the_lines(template: str, few_rows: None, paced: None) -> None:
+    said("run", "--template", template, "--uplink", "100kB/s")
+    recipe, shipped = load_recipe("run/recipe.yaml"), load_recipe(SHIPPED / f"{template}.yaml")
+    assert recipe.outer.takes_steps and recipe.target_batch_size >= 15 * shipped.target_batch_size
+    assert recipe.optimizer == shipped.optimizer and recipe.max_epochs == 20
+
+
+def test_lines_that_make_no_sense_are_refused_before_anything_is_written() -> None:
+    for words, reason in (
+        (("--uplink", "quick"), "'quick' is no rate; write for example 2 MB/s"),
+        (("--volunteers", "8"), "say how fast they are: --uplink 10Mbit/s"),
+    ):
+        with pytest.raises((UsageError, RecipeError), match=reason):
+            said("run", *words)
+    assert not Path("run").exists()
+
+
+def test_what_cannot_be_trained_here_leaves_the_recipe_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmcli.training.memory.rooms", lambda compute: [Room(HOST, 1 << 20, 1 << 20)])
+    result = CliRunner().invoke(app, ["run", "--uplink", "1Mbit/s"], catch_exceptions=False)
+    assert result.exit_code == 0 and "not fitted to the volunteers' links: " in result.stderr
+    assert not load_recipe("run/recipe.yaml").outer.takes_steps
 
 
 ROW: dict[str, dict[str, Any]] = {
@@ -245,10 +320,10 @@ def test_a_directory_without_text_is_refused_before_anything_is_written(here: Pa
 
 
 def test_questions_are_asked_at_a_terminal_and_those_that_are_answered_are_not(asked: Asked, few_rows: None) -> None:
-    asked.answers = iter(["called-so", "1", "my texts", "medium", "invited"])
+    asked.answers = iter(["called-so", "1", "my texts", "medium", "network", "invited"])
     said("a")
     recipe = load_recipe("a/recipe.yaml")
-    assert len(asked) == 5 and (recipe.run_id, recipe.access) == ("called-so", "invite")
+    assert len(asked) == 6 and (recipe.run_id, recipe.access) == ("called-so", "invite")
     assert recipe.sequence_len == TEMPLATES["medium"].sequence_len
     assert asked[1].startswith(
         "What should the model learn?\n  1  text: continue texts\n  2  chat: follow instructions"
@@ -257,17 +332,24 @@ def test_questions_are_asked_at_a_terminal_and_those_that_are_answered_are_not(a
     assert asked[2].startswith("Where are the data? A directory with texts")
     assert all(f"{name}: {template.about}" in asked[3] for name, template in TEMPLATES.items())
     asked.clear()
-    asked.answers = iter(["e", "chat", "stdlib", "open"])
+    asked.answers = iter(["e", "chat", "stdlib", "1", "open"])
     said("e")
-    assert len(asked) == 4 and "A file of rows (.jsonl" in asked[2] and load_recipe("e/recipe.yaml").chat_template
+    assert len(asked) == 5 and "A file of rows (.jsonl" in asked[2] and load_recipe("e/recipe.yaml").chat_template
     asked.clear()
     assert [*get_args(TaskTemplateName)] == [*TASK_TEMPLATES]
     asked.clear()
     asked.answers = iter(["open"])
-    said("b", "--run-id", "b", "--data", "stdlib", "--template", "small")
+    said("b", "--run-id", "b", "--data", "stdlib", "--template", "home")
     assert len(asked) == 1 and load_recipe("b/recipe.yaml").access == "open"
     said("c", "--yes")
-    assert len(asked) == 1 and sys.stdin is not None
+    assert len(asked) == 1 and sys.stdin is not None and not load_recipe("c/recipe.yaml").outer.takes_steps
+
+
+def test_at_a_terminal_slow_lines_are_asked_for_with_how_many_there_are(asked: Asked, paced: None) -> None:
+    asked.answers = iter(["slow", "home", "one", "16", "open"])
+    said("f", "--run-id", "f", "--data", "stdlib", "--template", "small")
+    assert asked[0].startswith("How are the volunteers connected?\n  1  network: all in one network, or not known yet")
+    assert "16 volunteers with 10 Mbit/s up" in Path("f/recipe.yaml").read_text()
 
 
 def test_an_answer_that_is_not_understood_is_asked_for_again_and_opens_no_run(asked: Asked) -> None:
@@ -283,6 +365,7 @@ def test_an_answer_that_is_not_understood_is_asked_for_again_and_opens_no_run(as
             "huge",
             "s",
             "sm",
+            "n",
             "whom I invite",
             "",
             "private",
@@ -290,7 +373,7 @@ def test_an_answer_that_is_not_understood_is_asked_for_again_and_opens_no_run(as
         ]
     )
     said("d")
-    assert len(asked) == 14 and load_recipe("d/recipe.yaml").access == "invite"
+    assert len(asked) == 15 and load_recipe("d/recipe.yaml").access == "invite"
 
 
 def test_of_a_closed_run_it_does_not_promise_that_its_link_is_enough() -> None:

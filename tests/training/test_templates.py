@@ -36,12 +36,12 @@ def losses_of(recipe: Recipe, seed: int) -> list[float]:
             batch = next(batches)
             samples += samples_in(batch)
             loss = task.loss(model, batch)
-            if recipe.local_updates.enabled:
+            if recipe.outer.takes_steps:  # a peer's own, of one batch
                 loss.backward()
                 _step(optimizer)
             else:
                 (loss * samples_in(batch) / recipe.target_batch_size).backward()
-        if not recipe.local_updates.enabled:
+        if not recipe.outer.takes_steps:
             _step(optimizer)
         scheduler.step()
         measured = evaluate(task, model, aside, Compute(torch.device("cpu")), lambda: False)
@@ -79,7 +79,8 @@ SHORTENED: dict[SizeName, tuple[str, ...]] = {
     "small": (),
     "medium": SHORT,
     "gpt2": (*SHORT, "base_model.n_layer=4"),
-    "slow-links": SHORT,
+    "home": SHORT,
+    "slow-links": (*SHORT, "outer.inner_batch_size=32"),
 }
 
 

@@ -1,0 +1,31 @@
+"""How fast this computer trains a recipe's model, before there is a run."""
+
+from __future__ import annotations
+
+import time
+
+from swarmcli.recipe import Recipe
+from swarmcli.training.device import choose_compute
+from swarmcli.training.memory import averaged_numbers, check_memory
+from swarmcli.training.task import samples_in
+from swarmcli.training.tasks import build_task
+
+
+def numbers_and_pace(recipe: Recipe) -> tuple[int, float]:
+    """How many numbers peers average, and samples per second of a forward and backward pass of one micro-batch.
+
+    Raises RecipeError for what the memory has no room for, and what building the model and reading data raise.
+    """
+    compute, task = choose_compute(recipe), build_task(recipe)
+    check_memory(recipe, task.build_model(outline=True), "trainer", compute)
+    model = task.build_model().to(compute.device)
+    batch = next(task.batches(recipe.seed))
+    placed = compute.place(batch)
+    for _ in range(2):  # the first one also takes memory and makes kernels
+        began = time.monotonic()
+        with compute.autocast():
+            loss = task.loss(model, placed)
+        loss.backward()
+        compute.wait()
+        seconds = time.monotonic() - began
+    return averaged_numbers(recipe, model), samples_in(batch) / seconds
