@@ -16,6 +16,7 @@ from swarmcli.machine.registry import LocalPeers
 
 if TYPE_CHECKING:
     from swarmcli.recipe import Link, Recipe
+    from swarmcli.training.demand import Demand
 
 NAMES = {AddressError: "link", MembershipError: "invitation"}  # of what an error says, whichever check finds it
 Outcome = Literal["OK", "WARN", "FAIL", "SKIP"]
@@ -44,6 +45,8 @@ class Context:
     recipe: Recipe | None = None
     downloaded: bool = True  # False: the recipe is a link's that this computer has not joined, so its data are not here
     reached: bool = False  # whether a first contact of the run has answered, with all that joining needs
+    demand: Demand | None = None  # of a trainer of the run
+    uplink: float | None = None  # bytes per second, as others measured it just now
     homes: Sequence[Path] = ()  # of this user's peers, as far as they are known
     undo: ExitStack = field(default_factory=ExitStack)  # what the checks put on the disk goes again by this
 

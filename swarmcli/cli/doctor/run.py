@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarmcli.cli.doctor.finding import Context, Finding
@@ -21,21 +22,26 @@ from swarmcli.errors import (
     ConnectError,
     FingerprintError,
     IdentityError,
+    JournalError,
     MembershipError,
     NetworkError,
     NotAMember,
     RecipeError,
     WrongPeerError,
 )
+from swarmcli.journal import JOURNAL_NAME, JournalReader
 from swarmcli.network.addresses import format_address, parse_address
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity
 from swarmcli.network.loop_thread import LoopThread
 from swarmcli.network.transports.tcp.handshake import Refused
 from swarmcli.network.transports.tcp.transport import TCPTransport
+from swarmcli.recipe.advice import Volunteers, advise, in_seconds, megabits, on_lines_of_homes
+from swarmcli.words import amount
 
 if TYPE_CHECKING:
     from swarmcli.network.membership import Membership
+    from swarmcli.recipe import Recipe
     from swarmcli.run.asking import Visitor
 
     Met = tuple[Finding, float | None]  # one contact, and by how many seconds its clock is ahead
@@ -226,10 +232,12 @@ def check_memory(context: Context) -> Iterator[Finding]:
         return
     from swarmcli.peer.collaboration import compute_of
     from swarmcli.training import memory
+    from swarmcli.training.demand import demand_of
     from swarmcli.training.outline import outline_of
 
     compute = compute_of(context.recipe, "trainer")
     outline = outline_of(context.recipe)
+    context.demand = demand_of(context.recipe, outline, "trainer", compute)
     told = memory.check_memory(context.recipe, outline, "trainer", compute, now=False)
     try:
         memory.check_memory(context.recipe, outline, "trainer", compute)
@@ -269,4 +277,59 @@ def check_network(context: Context) -> Iterator[Finding]:
     for peer in found.peers:
         if peer.down is not None and peer.up is not None:
             rates = f"{8e-6 * peer.down:.0f} Mbit/s down, {8e-6 * peer.up:.0f} Mbit/s up with {peer.peer}"
+            context.uplink = max(peer.up, context.uplink or 0.0)
             yield Finding("rates", "OK", rates)
+
+
+def check_sending(context: Context) -> Iterator[Finding]:
+    """Whether a round's bytes are sent before the next one is due: by this computer's uplink as it was measured,
+    limited or last seen, and by the pace of the run in a journal here."""
+    from swarmcli.recipe.limit_store import LimitStore
+
+    recipe, demand = context.recipe, context.demand
+    if recipe is None or demand is None:
+        return
+    seen = _last_rounds(context.homes, recipe)
+    known = [rate for rate in (context.uplink, LimitStore(recipe).limits.upload) if rate]
+    uplink = min(known, default=seen.uplink if seen else 0.0)
+    if not uplink:
+        text = f"an epoch sends {amount(demand.round)}, which takes {on_lines_of_homes(demand.round)}"
+        yield Finding("sending", "OK", f"{text}; --network measures this computer's line")
+        return
+    here = replace(seen, uplink=uplink) if seen else Volunteers(uplink, 2, 0.0)
+    sending = here.sending(demand.round)
+    text = f"a round sends {amount(sending * uplink)}, {in_seconds(sending)} at {megabits(uplink)} up"
+    if not seen:
+        yield Finding("sending", "OK", f"{text}; no journal here tells how fast the run computes")
+        return
+    computing = recipe.target_batch_size / (here.count * here.pace)
+    text += f", beside {in_seconds(computing)} in which {here.count} peers compute an epoch"
+    if sending <= computing:
+        yield Finding("sending", "OK", text)
+        return
+    step = recipe.outer.inner_batch_size * here.count or recipe.target_batch_size
+    way = advise(demand.trained, step, recipe.micro_batch_size, here).chosen
+    keys = ", ".join(f"`{line}`" for line in (f"target_batch_size: {way.samples}", *way.sections))
+    fix = f"the run's owner can write {keys}: {way} (docs/modes.md)"
+    if way.sending * computing >= sending * way.computing:
+        fix = "a larger target_batch_size makes rounds rarer, a smaller model makes them smaller (docs/modes.md)"
+    yield Finding("sending", "WARN", text, fix)
+
+
+def _last_rounds(homes: Sequence[Path], recipe: Recipe, most: int = 20) -> Volunteers | None:
+    """The trainers of the run by the last steps in its newest journal here, as fast as each other; `uplink` is what the
+    fastest round sent, 0.0 if none did. None: no journal has a step."""
+    goes_on = recipe.outer.takes_steps or recipe.delay.grad_averaging  # they compute while a round runs
+    found: list[tuple[float, Volunteers]] = []
+    for home in homes:
+        with suppress(JournalError), JournalReader(home / JOURNAL_NAME) as journal:
+            steps = [each for each in journal.epochs(recipe.run_id, limit=most) if each.peers]
+            seconds = sum(each.seconds - (0.0 if goes_on else each.averaging_seconds) for each in steps)
+            if seconds > 0:
+                rounds = journal.rounds(recipe.run_id, limit=most)
+                took = [(each.bytes_sent, each.seconds.get("running all-reduce", 0.0)) for each in rounds]
+                rates = [sent / seconds for sent, seconds in took if seconds > 0]
+                count = max(2, steps[-1].peers)
+                pace = sum(each.samples for each in steps) / seconds / count
+                found.append((steps[-1].time, Volunteers(max(rates, default=0.0), count, pace)))
+    return max(found, key=lambda each: each[0])[1] if found else None

@@ -41,6 +41,7 @@ CHECKS = (
     Check("homes", peers.find_homes),
     Check("identity", peers.check_identities),
     Check("journal", peers.check_journals),
+    Check("sending", run.check_sending),
     Check("checkpoint", peers.check_checkpoints, 300.0),  # those of several processes are read by torch
     Check("peers", peers.check_peers),
     Check("service", peers.check_services),

@@ -6,13 +6,14 @@ import asyncio
 import errno
 import json
 import os
+import re
 import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ from swarmcli.cli.doctor.finding import Check, Context, Finding, findings
 from swarmcli.cli.doctor.verb import CHECKS
 from swarmcli.cli.service import Systemd
 from swarmcli.clock import Clock
-from swarmcli.journal import JOURNAL_NAME
+from swarmcli.journal import JOURNAL_NAME, Journal
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.machine.sensors import VARIABLE as SENSORS
 from swarmcli.network.endpoint import Endpoint
@@ -43,6 +44,7 @@ from swarmcli.recipe.run_key import RunKey
 from swarmcli.recipe.ticket import Ticket
 from tests.checkpoints.shelves import put
 from tests.cli.doctor.faults import OTHER, home_with, listener, nobody, speaks_http, speaks_version_9
+from tests.journal import samples
 from tests.recipe.recipes import SMALL, small
 
 PEER = Identity.from_seed(1).peer_id
@@ -220,6 +222,36 @@ def too_little_memory(world: World) -> Findings:
     return found_by(run.check_memory, world)
 
 
+def a_journal_of_the_run(world: World, *, bytes_sent: int = 0) -> None:
+    """Two trainers have computed epochs of 32 samples in a second each; rounds took a quarter of that."""
+    home = world.here / "runs" / "small" / "trainer-1"
+    home.mkdir(parents=True)
+    journal = Journal(home / JOURNAL_NAME, run=replace(samples.RUN, run_id="small"), clock=samples.Clock())
+    for number in (1, 2):
+        took = {"looking for group": 9.0, "running all-reduce": 0.25}
+        journal.record(replace(samples.averaging_round(number), bytes_sent=bytes_sent, seconds=took))
+        journal.record(replace(samples.epoch(number, samples=32), seconds=1.25, averaging_seconds=0.25))
+    journal.close("done")
+
+
+def sending(world: World) -> Findings:
+    return found_by(run.check_memory, world) + found_by(peers.find_homes, world) + found_by(run.check_sending, world)
+
+
+def a_line_that_is_too_slow(world: World) -> Findings:
+    world.config("limits: {upload: 100 kbit/s}")
+    world.recipe()
+    a_journal_of_the_run(world)
+    return sending(world)
+
+
+def a_line_that_no_way_to_train_makes_good(world: World) -> Findings:
+    outer = "outer={optimizer: sgd, lr: 1, momentum: 0, inner_batch_size: 16}"
+    world.recipe(outer, "compression.gradients=blockwise_8bit", "target_batch_size=1600")  # 50 steps of two peers
+    a_journal_of_the_run(world, bytes_sent=25)
+    return sending(world)
+
+
 def a_key_that_others_read(world: World) -> Findings:
     (world.home() / "identity.key").chmod(0o644)
     return found_by(peers.check_identities, world)
@@ -380,6 +412,14 @@ FAULTS = [
     Fault(no_invitation, "is closed", "`swarm invite`"),
     Fault(missing_data, "nowhere does not exist", "put the text files there"),
     Fault(too_little_memory, "it needs about", "take a smaller model"),
+    Fault(
+        a_line_that_is_too_slow,
+        "sending: a round sends 30.8 kB, 2.5 s at 0.1 Mbit/s up, beside 1.0 s in which 2 peers compute an epoch",
+        "`target_batch_size: 480`, `outer: {optimizer: sgd, lr: 1.0, momentum: 0.0, inner_batch_size: 16}`, "
+        "`compression: {gradients: blockwise_8bit}`: outer steps every 15 in 8 bits: 7.87 kB, 0.6 s of sending",
+        "WARN",
+    ),
+    Fault(a_line_that_no_way_to_train_makes_good, "compute an epoch", "a larger target_batch_size makes", "WARN"),
     Fault(a_key_that_others_read, "mode 0644", "chmod 600"),
     Fault(a_torn_key, "holds no Ed25519 private key", "restore a backup"),
     Fault(a_torn_membership, "membership.json cannot be read", "backup"),
@@ -425,6 +465,24 @@ def test_a_peer_of_the_run_is_well_and_one_with_another_recipe_is_not(world: Wor
         world.recipe("seed=5")
         (other,) = (each for each in found_by(run.check_contacts, world) if each.check == "contact")
         assert other.outcome == "FAIL" and "recipe: " in other.text and "seed" in other.text and other.fix
+
+
+def test_how_long_a_round_sends_is_told_as_far_as_line_and_pace_are_known(world: World) -> None:
+    def said() -> str:
+        (found,) = (each for each in sending(world) if each.check == "sending")
+        assert found.outcome == "OK"
+        return found.text
+
+    world.recipe()
+    assert re.fullmatch(r"an epoch sends [0-9.]+ kB, which takes 0.1 s at 10 Mbit/s, .*--network measures .*", said())
+    world.context.uplink = 1e5
+    assert re.fullmatch(r"a round sends [0-9.]+ kB, 0.3 s at 0.8 Mbit/s up; no journal here tells .*", said())
+    world.config("limits: {upload: 400 kbit/s}")
+    assert "at 0.4 Mbit/s up" in said()  # the limit counts, where it is the lower one
+    world.config("")
+    world.context.uplink = None
+    a_journal_of_the_run(world, bytes_sent=50_000)
+    assert re.search("at 1.6 Mbit/s up, beside 1.0 s in which 2 peers compute an epoch$", said())
 
 
 def test_a_check_that_raises_has_failed_and_one_that_hangs_too() -> None:
