@@ -12,7 +12,9 @@ from swarmcli.network.identity import PeerID
 
 Latency = float | Callable[[PeerID, PeerID], float]
 
-SHARED_PIECE = 16 << 10  # bytes that one connection may send over a slow link before it is another's turn
+# Bytes that one connection may send over a slow link before it is another's turn: some hundredths of a second's, as
+# systems cut what they send over such a link, but not less than a packet.
+SHARED_PIECE, LEAST_PIECE = 16 << 10, 1448
 PIECE = 64 << 10  # bytes that arrive at a time where no link is slow
 
 
@@ -43,6 +45,13 @@ class MemoryLink:
         self._queues: dict[object, deque[tuple[Packet, Callable[[Packet], None]]]] = {}
         self._busy = False
 
+    @property
+    def piece(self) -> int:
+        """Bytes that travel at a time."""
+        if self.bandwidth is None:
+            return PIECE
+        return int(min(SHARED_PIECE, max(LEAST_PIECE, self.bandwidth / 50)))
+
     def submit(self, connection: object, packet: Packet, travel: Callable[[Packet], None]) -> None:
         """Calls `travel` with the packet once it is through."""
         if self.bandwidth is None and not self._queues:
@@ -58,15 +67,24 @@ class MemoryLink:
             return
         connection = next(iter(self._queues))
         queue = self._queues.pop(connection)
-        packet, travel = queue.popleft()
+        turn = [queue.popleft()]
+        size = turn[0][0].size
+        while queue and size + queue[0][0].size <= self.piece:  # as TCP puts small frames into one packet
+            turn.append(queue.popleft())
+            size += turn[-1][0].size
         if queue:
             self._queues[connection] = queue  # now the last in line
-        seconds = packet.size / self.bandwidth if self.bandwidth else 0.0
-        asyncio.get_running_loop().call_later(seconds, self._sent, packet, travel)
+        seconds = size / self.bandwidth if self.bandwidth else 0.0
+        asyncio.get_running_loop().call_later(seconds, self._sent, turn)
 
-    def _sent(self, packet: Packet, travel: Callable[[Packet], None]) -> None:
-        travel(packet)
+    def _sent(self, turn: list[tuple[Packet, Callable[[Packet], None]]]) -> None:
+        for packet, travel in turn:
+            travel(packet)
         self._next()
+
+    def drop(self, connection: object) -> None:
+        """What waits to be sent on it goes nowhere."""
+        self._queues.pop(connection, None)
 
 
 class Cables:

@@ -16,7 +16,7 @@ from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.rates import LinkRates
 from swarmcli.network.transports.base import Buffer, Purpose, Receiver
 from swarmcli.network.transports.frames import FrameReader, FrameWriter, goodbye_frame
-from swarmcli.testing.memory_cables import PIECE, SHARED_PIECE, Cables, Packet, cut
+from swarmcli.testing.memory_cables import Cables, Packet, cut
 
 
 class _Writer(FrameWriter):
@@ -133,12 +133,10 @@ class MemoryConnection:
 
     def transmit(self, data: bytes | memoryview) -> None:
         uplink, downlink = self._cables.uplinks[self._own_id], self._cables.downlinks[self.peer_id]
-        limited = uplink.bandwidth is not None or downlink.bandwidth is not None
         self._unacknowledged += len(data)
         if self._unacknowledged > 256 << 10:  # bytes under way, beyond which a sender waits …
             self._writer.pause()
-        size = SHARED_PIECE if limited else PIECE
-        for packet in cut(data, min(size, self.other.rates.download.piece)):
+        for packet in cut(data, min(uplink.piece, downlink.piece, self.other.rates.download.piece)):
             uplink.submit(self, packet, self.other.travel)
 
     def travel(self, packet: Packet) -> None:
@@ -258,6 +256,9 @@ class MemoryConnection:
         """This end is no more; says so to the receiver, from the loop."""
         self._error = error
         self._inbox.clear()
+        if not self._ended_in_order:  # as a socket that is reset forgets what has not been sent, on either end
+            self._cables.uplinks[self._own_id].drop(self)
+            self._cables.downlinks[self._own_id].drop(self)
         self.rates.download.forget(self)
         self._writer.fail(error)
         self._cables.pumps.pop(self, None)

@@ -65,11 +65,12 @@ def test_false_copies_are_refused_and_the_part_comes_from_elsewhere(
     monkeypatch.setattr("swarmcli.averaging.round.service.give_copies", give)
 
     async def main() -> None:
-        options = AllreduceOptions(part_size_bytes=512)
-        async with Swarm([Kind(), Kind(), Kind(), Kind()], bandwidth=20_000.0, options=options) as swarm:
+        options, bandwidth = AllreduceOptions(part_size_bytes=512), 20_000.0
+        async with Swarm([Kind(), Kind(), Kind(), Kind()], bandwidth=bandwidth, options=options) as swarm:
+            nbytes = sum(tensor.nbytes for tensor in swarm.peers[0].tensors)
 
-            async def cut_off() -> None:
-                await asyncio.sleep(0.3)
+            async def cut_off() -> None:  # each sends 1.5 vectors, parts and averages; of these the last tenth is lost
+                await asyncio.sleep(0.9 * 1.5 * nbytes / bandwidth)
                 swarm.network.cut(swarm.peers[1].peer_id, swarm.peers[3].peer_id)
                 swarm.network.cut(swarm.peers[2].peer_id, swarm.peers[3].peer_id)
 
