@@ -65,7 +65,7 @@ class BlockwiseQuantization(FloatCodec):
         for (block, scale), (target, _) in zip(self._blocks(values, scales), self._blocks(codes, None), strict=True):
             for row, column in tiles(block):
                 target[row, column] = self._quantize(block[row, column], scale[row])
-        return tensor_memory(scales), tensor_memory(codes if self.bits == 8 else _halves(codes))
+        return tensor_memory(scales), tensor_memory(codes if self.bits == 8 else halves(codes))
 
     def _quantize(self, block: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         """(blocks, elements) and (blocks, 1), or part of it: whole numbers up to the highest code."""
@@ -81,7 +81,7 @@ class BlockwiseQuantization(FloatCodec):
         sent = -(-descriptor.numel * self.bits // 8)
         codes = read_numbers(payload, torch.int8, sent, count * values.dtype.itemsize)
         if self.bits == 4:
-            codes = torch.stack((codes << 4 >> 4, codes >> 4), dim=1).reshape(-1)[: descriptor.numel]
+            codes = wholes(codes)[: descriptor.numel]
         largest = float(scales.max())
         if not (float(scales.min()) >= 0 and largest <= torch.finfo(descriptor.dtype).max):
             raise CompressionError("a block whose largest magnitude is negative or not finite")
@@ -117,7 +117,12 @@ class BlockwiseQuantization(FloatCodec):
             yield flat[whole * self.block_size :].unsqueeze(0), numbers[whole:]
 
 
-def _halves(codes: torch.Tensor) -> torch.Tensor:
-    """Two codes in a byte, the first one in its lower half."""
+def halves(codes: torch.Tensor) -> torch.Tensor:
+    """Two codes of 4 bits in a byte, the first one in its lower half."""
     pairs = torch.nn.functional.pad(codes, (0, codes.numel() % 2)).view(-1, 2)
     return pairs[:, 0] & 15 | pairs[:, 1] << 4
+
+
+def wholes(packed: torch.Tensor) -> torch.Tensor:
+    """The codes in these bytes, and a zero behind them if their number was odd."""
+    return torch.stack((packed << 4 >> 4, packed >> 4), dim=1).reshape(-1)

@@ -19,27 +19,29 @@ from swarmcli.compression.base import (
     read_numbers,
     tensor_memory,
 )
-from swarmcli.compression.blockwise import BlockwiseQuantization
+from swarmcli.compression.blockwise import BlockwiseQuantization, halves, wholes
 from swarmcli.compression.numeric import FloatCodec, not_finite, working_type
 from swarmcli.errors import CompressionError
 from swarmcli.network.transports.base import Buffer
 
-CHUNK = 4096  # elements: a place in a chunk takes 12 bits
+CHUNK = 4096  # elements
+_COUNT = np.dtype("<u4")
 _ROWS = 32  # chunks that are worked on at once: what is computed in between stays in the cache
 
 
 class NonzeroQuantization(CompressionBase):
-    """The message of BlockwiseQuantization in blocks of 4,096, squeezed to the codes that are not zero.
+    """The message of BlockwiseQuantization(4096, bits=4), squeezed to the codes that are not zero.
 
-    The error is that of BlockwiseQuantization; zeros stay zeros. Per chunk it takes a number, a count of 2 bytes and
-    2.5 bytes for each element that is not zero; where that is not smaller, the message is the plain one. The size tells
-    a reader which of the two it is. For averages of TopK messages, whose elements differ in number.
+    The error is that of BlockwiseQuantization; zeros stay zeros. It takes a number per chunk, a count of 4 bytes, and
+    for each element that is not zero half a byte beside its place (see `_pack_places`); where that is not smaller, the
+    message is the plain one. The size tells a reader which of the two it is. For averages of TopK messages, whose
+    elements differ in number.
     """
 
-    name = "nonzero_8bit"
+    name = "nonzero_4bit"
     by_content = True
     chunk = CHUNK
-    _dense = BlockwiseQuantization(CHUNK)
+    _dense = BlockwiseQuantization(CHUNK, bits=4)
 
     def codec_for(self, info: CompressionInfo) -> CompressionBase:
         return self if info.descriptor.dtype.is_floating_point else NoCompression()
@@ -49,8 +51,8 @@ class NonzeroQuantization(CompressionBase):
 
     def payload_of(self, descriptor: TensorDescriptor, nonzero: int) -> int:
         """The largest payload in bytes of a tensor with at most so many elements that are not zero."""
-        chunks = -(-descriptor.numel // CHUNK)
-        squeezed = chunks * (working_type(descriptor.dtype).itemsize + 2) + _place_bytes(nonzero) + nonzero
+        scales = -(-descriptor.numel // CHUNK) * working_type(descriptor.dtype).itemsize
+        squeezed = scales + _COUNT.itemsize + _place_bytes(nonzero, descriptor.numel) + -(-nonzero // 2)
         return min(squeezed, self.payload_bound(descriptor))
 
     def compress(self, tensor: torch.Tensor, info: CompressionInfo | None = None) -> TensorMessage:
@@ -61,11 +63,11 @@ class NonzeroQuantization(CompressionBase):
         if not tensor.numel():
             return TensorMessage(header, ())
         scales, flat = dense.payload
-        codes = np.frombuffer(flat, np.int8)
-        places = np.flatnonzero(codes)
-        counts = np.bincount(places // CHUNK, minlength=-(-len(codes) // CHUNK)).astype("<u2")
-        squeezed = (scales, counts.tobytes(), _pack_places(places % CHUNK), codes[places].tobytes())
-        message = TensorMessage(header, squeezed)
+        codes = wholes(read_numbers(flat, torch.int8, len(flat)))[: tensor.numel()]
+        places = codes.nonzero().flatten()
+        count = np.array(len(places), _COUNT)
+        packed = (_pack_places(places.numpy(), tensor.numel()), tensor_memory(halves(codes[places])))
+        message = TensorMessage(header, (scales, count.tobytes(), *packed))
         return message if message.payload_size < dense.payload_size else TensorMessage(header, dense.payload)
 
     def extract(self, message: TensorMessage, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -78,32 +80,31 @@ class NonzeroQuantization(CompressionBase):
         return self._dense.extract(TensorMessage(_renamed(message.header, self._dense.name), payload), out)
 
     def _unsqueezed(self, message: TensorMessage, descriptor: TensorDescriptor, size: int) -> Sequence[Buffer]:
-        """The payload of the plain message. Memory for it is taken when all counts fit the size."""
-        chunks = -(-descriptor.numel // CHUNK)
-        scales = chunks * working_type(descriptor.dtype).itemsize
-        if size < (head := scales + 2 * chunks):
+        """The payload of the plain message. Memory for it is taken when the count fits the size."""
+        numel = descriptor.numel
+        scales = -(-numel // CHUNK) * working_type(descriptor.dtype).itemsize
+        if size < (head := scales + _COUNT.itemsize):
             raise CompressionError(f"expected a payload of at least {head} bytes, got {size}")
         memory = memoryview(payload_memory(message)).cast("B")
-        counts = np.frombuffer(memory[scales:head], "<u2").astype(np.int64)
-        total = int(counts.sum())
-        end = head + _place_bytes(total)
-        if counts.max() > CHUNK or size != end + total:
-            raise CompressionError(f"expected a payload of {end + total} bytes for {total} elements, got {size}")
-        places = _unpack_places(memory[head:end], total) + np.repeat(np.arange(chunks) * CHUNK, counts)
-        codes = np.frombuffer(memory[end:], np.int8)
-        # Chunks follow each other, so places that grow over the whole tensor also grow within each chunk.
-        if total and ((np.diff(places) <= 0).any() or places[-1] >= descriptor.numel or not codes.all()):
-            raise CompressionError("places without order or beyond the end, or a code of zero")
-        flat = np.zeros(descriptor.numel, np.int8)
-        flat[places] = codes
-        return memory[:scales], flat.data
+        count = int(np.frombuffer(memory[scales:head], _COUNT)[0])
+        end = head + _place_bytes(count, numel)
+        if count > numel or size != end + -(-count // 2):
+            raise CompressionError(f"a payload of {size} bytes does not fit {count} elements that are not zero")
+        codes = torch.zeros(numel, dtype=torch.int8)
+        places = torch.from_numpy(_unpack_places(memory[head:end], count, numel))
+        sent = wholes(read_numbers(memory[end:], torch.int8, size - end))[:count]
+        if not bool(sent.all()):
+            raise CompressionError("a code of zero")
+        codes[places] = sent
+        return memory[:scales], tensor_memory(halves(codes))
 
 
 class TopK(FloatCodec):
     """The `k` elements of largest magnitude of each chunk of 4,096; the others become zero (arXiv 2508.15706).
 
     Chunks run along the flattened tensor; of equal magnitudes the one with the smaller index is kept. An element takes
-    12 bits for its place and `bits` for its sign and level, a chunk one float32 (1 bit) or two. Levels are
+    about 8 bits for its place (k = 64; see `_pack_places`) and `bits` for its sign and level, a chunk one float32 (1
+    bit) or two. Levels are
 
     1 bit      the mean of all kept magnitudes
     2 bits     the means of the smaller half of them and of the larger half
@@ -148,7 +149,9 @@ class TopK(FloatCodec):
         numbers, places, codes = (
             torch.cat([each.reshape(-1) for each in column]) for column in zip(*made, strict=True)
         )
-        return tensor_memory(numbers), _pack_places(places.numpy()), self._pack_codes(codes.numpy())
+        starts = np.repeat(np.arange(len(numbers) // self._numbers) * CHUNK, self.k)[: len(places)]
+        packed = _pack_places(starts + places.numpy(), tensor.numel())
+        return tensor_memory(numbers), packed, self._pack_codes(codes.numpy())
 
     def _chosen(self, rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Numbers (rows, 1 or 2), places (rows, kept), and codes (rows, kept) with the sign as the lowest bit."""
@@ -195,12 +198,15 @@ class TopK(FloatCodec):
     def _decode(self, payload: Buffer, descriptor: TensorDescriptor, values: torch.Tensor) -> None:
         chunks, kept = -(-descriptor.numel // CHUNK), self.kept(descriptor)
         memory, head = memoryview(payload).cast("B"), 4 * self._numbers * chunks
-        end = head + _place_bytes(kept)
+        end = head + _place_bytes(kept, descriptor.numel)
         numbers = read_numbers(payload, torch.float32, self._numbers * chunks).view(chunks, -1)
         most = torch.finfo(descriptor.dtype).max
         if not bool(((numbers >= 0) & (numbers <= most) & (numbers[:, :1] <= numbers)).all()):
             raise CompressionError("levels that are negative, not finite or without order")
-        places = torch.from_numpy(_unpack_places(memory[head:end], kept))
+        places = torch.from_numpy(_unpack_places(memory[head:end], kept, descriptor.numel))
+        places -= torch.arange(chunks).repeat_interleave(self.k)[:kept] * CHUNK
+        if int(places.min()) < 0 or int(places.max()) >= CHUNK:
+            raise CompressionError("places beyond their chunk")
         codes = torch.from_numpy(self._unpack_codes(memory[end:], kept))
         values.zero_()
         begin = row = 0
@@ -212,8 +218,6 @@ class TopK(FloatCodec):
         self, rows: torch.Tensor, numbers: torch.Tensor, places: torch.Tensor, codes: torch.Tensor, dtype: torch.dtype
     ) -> None:
         places, codes = places.view(len(rows), -1), codes.view(len(rows), -1)
-        if bool((places.diff(dim=1) <= 0).any()) or int(places.max()) >= rows.shape[1]:
-            raise CompressionError("places without order or beyond the end of their chunk")
         magnitudes = self._table(numbers, dtype).gather(1, codes >> 1)
         rows.scatter_(1, places, torch.where(codes & 1 == 1, -magnitudes, magnitudes))
 
@@ -235,7 +239,7 @@ class TopK(FloatCodec):
 
     def _size(self, descriptor: TensorDescriptor) -> int:
         chunks, kept = -(-descriptor.numel // CHUNK), self.kept(descriptor)
-        return 4 * self._numbers * chunks + _place_bytes(kept) + -(-kept * self.bits // 8)
+        return 4 * self._numbers * chunks + _place_bytes(kept, descriptor.numel) + -(-kept * self.bits // 8)
 
 
 def _chunks(flat: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -256,19 +260,35 @@ def _renamed(header: TensorHeader, codec: str) -> TensorHeader:
     return TensorHeader(codec, header.dtype, header.shape, header.requires_grad)
 
 
-def _place_bytes(count: int) -> int:
-    return -(-count // 2) * 3
+def _low_bits(count: int, numel: int) -> int:
+    return max(0, (numel // max(1, count)).bit_length() - 1)
 
 
-def _pack_places(places: np.ndarray) -> bytes:
-    """12 bits each, two in three bytes; a last one alone is followed by a zero."""
-    pairs = np.zeros((-(-len(places) // 2), 2), np.int64)
-    pairs.reshape(-1)[: len(places)] = places
-    both = pairs[:, 0] | pairs[:, 1] << 12
-    return (both[:, None] >> np.array([0, 8, 16]) & 0xFF).astype(np.uint8).tobytes()
+def _place_bytes(count: int, numel: int) -> int:
+    low = _low_bits(count, numel)
+    return low * -(-count // 8) + -(-(count + (numel >> low) + 1) // 8)
 
 
-def _unpack_places(memory: Buffer, count: int) -> np.ndarray:
-    triples = np.frombuffer(memory, np.uint8).reshape(-1, 3).astype(np.int64)
-    both = (triples << np.array([0, 8, 16])).sum(1)
-    return np.stack([both & 0xFFF, both >> 12], 1).reshape(-1)[:count]
+def _pack_places(places: np.ndarray, numel: int) -> bytes:
+    """Ascending places among `numel` in about 2 + log2(numel / count) bits each (Elias-Fano): the lower bits one plane
+    after the other; then in a row of bits, for each place, as many zeros as the upper bits have grown, and a one."""
+    low = _low_bits(len(places), numel)
+    planes = [np.packbits(places >> bit & 1 == 1, bitorder="little") for bit in range(low)]
+    upper = np.zeros(len(places) + (numel >> low) + 1, bool)
+    upper[(places >> low) + np.arange(len(places))] = True
+    return b"".join(plane.tobytes() for plane in [*planes, np.packbits(upper, bitorder="little")])
+
+
+def _unpack_places(memory: Buffer, count: int, numel: int) -> np.ndarray:
+    """Raises CompressionError unless these are so many places among `numel`, in order."""
+    low, plane = _low_bits(count, numel), -(-count // 8)
+    packed = np.frombuffer(memory, np.uint8)
+    upper = np.flatnonzero(np.unpackbits(packed[low * plane :], bitorder="little"))
+    if len(upper) != count:
+        raise CompressionError(f"{len(upper)} places of {count}")
+    places = upper - np.arange(count) << low
+    for bit in range(low):
+        places |= np.unpackbits(packed[bit * plane :][:plane], count=count, bitorder="little").astype(np.int64) << bit
+    if count and ((np.diff(places) <= 0).any() or places[-1] >= numel):
+        raise CompressionError("places without order or beyond the end")
+    return places

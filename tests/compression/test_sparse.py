@@ -50,18 +50,20 @@ def test_the_largest_of_each_chunk_come_back_and_a_second_trip_changes_no_bit(
 
 
 def test_a_message_is_small() -> None:
-    """A chunk with 64 places of 12 bits, 2 bits each and two levels: 96 + 16 + 8 bytes of 16,384."""
-    assert TopK(64, 2).compress(torch.ones(4096)).payload_size == 120
+    """64 places with 6 lower bits and 129 bits for all upper ones, 2 bits each, two levels: 48 + 17 + 16 + 8 bytes."""
+    assert TopK(64, 2).compress(torch.ones(4096)).payload_size == 89
 
 
 @given(sizes, st.integers(0, 99), st.sampled_from([0.0, 0.02, 0.3, 1.0]))
 def test_averages_are_those_of_blocks_and_zeros_cost_nothing(size: int, seed: int, share: float) -> None:
     tensor = drawn(size, seed) * (drawn(size, seed + 1).sigmoid() < share)
-    codec, dense = NonzeroQuantization(), codec_named("blockwise_8bit/4096/dynamic")
+    codec, dense = NonzeroQuantization(), codec_named("blockwise_4bit/4096/dynamic")
     message, chunks = codec.compress(tensor), -(-size // 4096)
     assert torch.equal(codec.extract(received(message)), restore(dense, tensor))
     count = int(restore(dense, tensor).count_nonzero())
-    squeezed = 6 * chunks + (count + 1) // 2 * 3 + count
+    low = (size // max(1, count)).bit_length() - 1  # bits of each place in planes, then a bit for each upper step
+    places = low * -(-count // 8) + -(-(count + (size >> low) + 1) // 8)
+    squeezed = 4 * chunks + 4 + places + -(-count // 2)
     assert message.payload_size == min(squeezed, codec.payload_bound(TensorDescriptor.of(tensor)))
     assert message.payload_size == codec.payload_of(TensorDescriptor.of(tensor), count)
 
@@ -81,16 +83,17 @@ def topk(numbers: tuple[float, ...], places: bytes, codes: bytes) -> bytes:
 
 
 GOOD = (1.0, 2.0)
-IN_ORDER = b"\x00\x10\x00"  # places 0 and 1
+IN_ORDER = b"\x05"  # places 0 and 1 of two: no lower bits; a one, a zero, a one
 HOSTILE = [
     ("topk/64/2", topk((float("nan"), 1), IN_ORDER, b"\0"), "levels"),
     ("topk/64/2", topk((1, float("inf")), IN_ORDER, b"\0"), "levels"),
     ("topk/64/2", topk((2, 1), IN_ORDER, b"\0"), "levels"),
     ("topk/64/2", topk((-1, 1), IN_ORDER, b"\0"), "levels"),
-    ("topk/64/2", topk(GOOD, bytes(3), b"\0"), "places"),
-    ("topk/64/2", topk(GOOD, b"\x01\x00\x00", b"\0"), "places"),
-    ("topk/64/2", topk(GOOD, b"\x00\x20\x00", b"\0"), "places"),
-    ("topk/64/2", topk(GOOD, IN_ORDER, b""), "payload of 12 bytes"),
+    ("topk/64/2", topk(GOOD, b"\0", b"\0"), "0 places of 2"),
+    ("topk/64/2", topk(GOOD, b"\x15", b"\0"), "3 places of 2"),
+    ("topk/64/2", topk(GOOD, b"\x03", b"\0"), "places without order"),
+    ("topk/64/2", topk(GOOD, b"\x14", b"\0"), "beyond the end"),
+    ("topk/64/2", topk(GOOD, IN_ORDER, b""), "payload of 10 bytes"),
     ("topk/31/2", topk(GOOD, IN_ORDER, b"\0"), "unknown codec"),
     ("topk/64/3", topk(GOOD, IN_ORDER, b"\0"), "unknown codec"),
     ("topk/064/2", topk(GOOD, IN_ORDER, b"\0"), "unknown codec"),
@@ -104,29 +107,34 @@ def test_hostile_messages_end_in_a_named_error(codec: str, payload: bytes, words
 
 
 def squeezed(scale: float, count: int, places: bytes, codes: bytes) -> bytes:
-    return struct.pack("<fH", scale, count) + places + codes
+    return struct.pack("<fI", scale, count) + places + codes
+
+
+FIRST = bytes(6) + b"\x01"  # of 100 elements: six planes of a lower bit, then a one
 
 
 @pytest.mark.parametrize(
     ("payload", "words"),
     [
-        (squeezed(1, 2, IN_ORDER, b"\1"), "payload"),
-        (squeezed(1, 2, bytes(3), b"\1\1"), "places"),
-        (squeezed(1, 1, b"\xff\x0f\x00", b"\1"), "places"),
-        (squeezed(1, 1, bytes(3), b"\0"), "code of zero"),
-        (squeezed(1, 1, bytes(3), b"\x80"), "code -128"),
-        (squeezed(-1, 1, bytes(3), b"\1"), "negative"),
-        (squeezed(1, 65535, bytes(3), b"\1"), "payload"),
+        (squeezed(1, 2, FIRST, b"\x11"), "payload"),
+        (squeezed(1, 2, bytes(5) + b"\x03", b"\x11"), "places without order"),
+        (squeezed(1, 1, bytes(6) + b"\x03", b"\x01"), "2 places of 1"),
+        (squeezed(1, 1, b"\1" * 6 + b"\x02", b"\x01"), "beyond the end"),
+        (squeezed(1, 1, FIRST, b"\0"), "code of zero"),
+        (squeezed(1, 1, FIRST, b"\x08"), "code -8"),
+        (squeezed(-1, 1, FIRST, b"\x01"), "negative"),
+        (squeezed(1, 65535, FIRST, b"\x01"), "payload"),
+        (squeezed(1, 2**32 - 1, FIRST, b"\x01"), "payload"),
         (b"\0" * 5, "payload"),
         (bytes(2000), "payload"),
     ],
 )
 def test_hostile_averages_end_in_a_named_error(payload: bytes, words: str) -> None:
     with pytest.raises(CompressionError, match=words):
-        extract(TensorMessage(TensorHeader("nonzero_8bit", "float32", (100,)), (payload,)))
+        extract(TensorMessage(TensorHeader("nonzero_4bit", "float32", (100,)), (payload,)))
 
 
-@pytest.mark.parametrize("name", ["topk/64/2", "nonzero_8bit"])
+@pytest.mark.parametrize("name", ["topk/64/2", "nonzero_4bit"])
 def test_a_promise_of_a_large_tensor_is_refused_by_its_size(name: str) -> None:
     with pytest.raises(CompressionError, match="payload"):
         extract(TensorMessage(TensorHeader(name, "float32", (1 << 20, 1 << 12)), (bytes(1000),)))

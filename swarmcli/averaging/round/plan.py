@@ -258,7 +258,7 @@ def _ranges(numel: int, shares: Sequence[float]) -> list[tuple[int, int, int]]:
 
 def _elements_per_part(segment: Segment, part_size_bytes: int) -> int:
     """The most elements in payloads of so many bytes, of whole chunks, and at least one chunk."""
-    fits, too_many = 1, part_size_bytes + 1  # no average takes less than a byte for each
+    fits, too_many = 1, 2 * part_size_bytes + 1  # no average takes less than half a byte for each
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
         if _larger_bound(segment.codec, TensorDescriptor((middle,), segment.dtype)) <= part_size_bytes:

@@ -128,7 +128,7 @@ def test_parts_end_between_chunks_and_fit_in_both_directions(sizes: list[int], s
         assert (part.start - tensor) % codec.chunk == 0
         larger = max(part.payload_bound, part.average_bound)
         assert larger <= most or part.descriptor.numel <= codec.chunk
-        assert part.average_codec.name == "nonzero_8bit"
+        assert part.average_codec.name == "nonzero_4bit"
 
 
 def test_infos_tell_codecs_apart() -> None:
