@@ -185,7 +185,7 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
         "memory": f"about {memory}",
         "an epoch sends": f"{amount(demand.message, 3)}, and receives as much"
         if demand.message == demand.average
-        else f"{amount(demand.message, 3)} of gradients, and averages of up to {amount(of_four.average, 3)} with four "
+        else f"{amount(demand.message, 3)} of its own, and averages of up to {amount(of_four.average, 3)} with four "
         f"trainers, {amount(demand.average, 3)} with many; it receives as much",
         "that takes": on_lines_of_homes(of_four.average),
     }

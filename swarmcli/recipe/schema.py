@@ -498,8 +498,17 @@ def _check_outer(recipe: Recipe) -> None:
     """Refuses what outer steps have no use for, and batches that do not make up an inner step."""
     if not recipe.outer.takes_steps:
         return
+    sparse = recipe.gradient_averaging.method == "topk"
+    if sparse and (recipe.outer.momentum or recipe.outer.optimizer == "adam"):
+        raise Conflict(
+            "outer.momentum" if recipe.outer.momentum else "outer.optimizer",
+            "outer.momentum and adam do not go with gradient_averaging.method: topk, whose peers keep what they "
+            "have not sent, while a momentum applies again what they have; write outer.optimizer: sgd and "
+            "outer.momentum: 0",
+        )
+    low_rank = recipe.gradient_averaging.method in ("powersgd", "poweref")
     no_use = {
-        "gradient_averaging.method": (recipe.gradient_averaging.method != "plain", "no gradients are averaged"),
+        "gradient_averaging.method": (low_rank, "no gradients are averaged"),
         "local_updates.enabled": (recipe.local_updates.enabled, "it is another way to train"),
         "averaging.target_group_size": (recipe.averaging.target_group_size, "one anchor needs one group"),
         "averaging.average_state_every": (recipe.averaging.average_state_every, "all peers have the same anchor"),

@@ -29,7 +29,7 @@ OVERRIDES = [word for key, value in SMALLER.items() for word in ("--set", f"{key
 TASKS = {
     "chat", "image-classification", "lora", "masked-lm", "seq2seq", "sequence-classification", "token-classification",
 }  # fmt: skip
-MODES = {"compressed", "delayed", "local-updates", "outer-steps", "powersgd", "poweref", "sparse"}
+MODES = {"compressed", "delayed", "local-updates", "outer-steps", "powersgd", "poweref", "sparse", "sparse-outer"}
 
 
 def rounds(run: Swarm, name: str, recipe: str) -> list[RoundFinished]:

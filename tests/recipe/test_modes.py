@@ -24,6 +24,12 @@ def test_sparse_gradients_are_for_members_and_have_means() -> None:
     assert (settings.k, settings.bits, settings.decay, recipe.aggregator) == (128, 8, 1.0, "mean")
 
 
+def test_outer_steps_may_be_sparse() -> None:
+    outer = "outer={optimizer: sgd, momentum: 0, inner_batch_size: 8}"
+    recipe = small("averaging.trust=members", TOPK, outer)
+    assert recipe.outer.takes_steps and recipe.gradient_averaging.method == "topk"
+
+
 def test_delayed_averaging_delays_the_step_too_and_both_need_an_optimizer_in_host_memory() -> None:
     delayed = small("delay.grad_averaging=yes")
     assert delayed.delay.step and delayed.offloaded
@@ -104,6 +110,15 @@ OUTER = "outer={optimizer: nesterov, inner_batch_size: 8}"
         (["outer.optimizer=sgd"], "outer.inner_batch_size is missing; add `inner_batch_size: …`"),
         (["outer.lr=0.5"], "lr belongs to outer steps; add optimizer: nesterov beside it, or remove lr"),
         ([OUTER, LOCAL], "local_updates.enabled has no use with outer steps: it is another way to train; remove it"),
+        (
+            [f"averaging={{{MEMBERS}}}", TOPK, OUTER],
+            "method: topk, whose peers keep what they have not sent, while a momentum applies again what they have; "
+            "write outer.optimizer: sgd and outer.momentum: 0",
+        ),
+        (
+            [f"averaging={{{MEMBERS}}}", TOPK, "outer={optimizer: adam, momentum: 0, inner_batch_size: 8}"],
+            "outer.momentum and adam do not go with gradient_averaging.method: topk",
+        ),
         ([OUTER, "gradient_averaging.method=poweref"], "gradient_averaging.method has no use with outer steps"),
         ([OUTER, "delay.grad_averaging=yes"], "trainers go on during a round in any case"),
         ([OUTER, "averaging.average_state_every=2"], "all peers have the same anchor"),

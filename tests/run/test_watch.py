@@ -25,6 +25,14 @@ TRAINER = Identity.from_seed(1).peer_id
         (["local.site.processes=4"], "synchronous, a site of 4"),
         (["gradient_averaging={method: powersgd, rank: 8}"], "PowerSGD of rank 8"),
         (["averaging.trust=members", "gradient_averaging.method=topk"], "the largest 64 of 4,096 in 2 bits"),
+        (
+            [
+                "averaging.trust=members",
+                "gradient_averaging.method=topk",
+                "outer={optimizer: sgd, momentum: 0, inner_batch_size: 8}",
+            ],
+            "outer steps (sgd), the largest 64 of 4,096 in 2 bits",
+        ),
         (["delay.grad_averaging=yes"], "delayed averaging"),
         (
             ["delay.optimizer_step=yes", "compression.gradients=blockwise_8bit"],

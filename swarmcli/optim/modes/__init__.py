@@ -18,7 +18,7 @@ from swarmcli.optim.modes.base import Mode
 from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.modes.low_rank import PowerEF, PowerSGD
 from swarmcli.optim.modes.outer import Outer as Outer
-from swarmcli.optim.modes.outer import OuterSteps
+from swarmcli.optim.modes.outer import OuterSteps, SparseOuterSteps
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.optim.modes.synchronous import Synchronous
 
@@ -29,6 +29,7 @@ MODES: Mapping[Any, type[Mode]] = {
     PowerEFGradientAverager: PowerEF,
     Sparse: Sparse,
 }
+WITH_OUTER: Mapping[Any, type[Mode]] = {GradientAverager: OuterSteps, Sparse: SparseOuterSteps}
 
 
 def choose_mode(grad_averager: Callable[..., Any] | None, outer: Outer | None = None, **common: Any) -> Mode:
@@ -36,10 +37,6 @@ def choose_mode(grad_averager: Callable[..., Any] | None, outer: Outer | None = 
     it, is one itself; with `outer`, outer steps.
     `common`: the options that all modes have. Raises TypeError for anything else, and for options that the mode does
     not have; ValueError for options that cannot work together."""
-    if outer is not None:
-        if grad_averager is not GradientAverager:
-            raise ValueError(f"outer: outer steps average differences by GradientAverager, not by {grad_averager!r}")
-        return OuterSteps(outer=outer, **common)
     kind: Any = grad_averager
     options: dict[str, Any] = {}
     if isinstance(grad_averager, partial):
@@ -48,7 +45,11 @@ def choose_mode(grad_averager: Callable[..., Any] | None, outer: Outer | None = 
             raise TypeError(f"grad_averager: give {kind.__name__} its options by name, got {grad_averager.args!r}")
     if kind not in MODES:
         raise TypeError(f"grad_averager: expected GradientAverager or one of its kind, got {grad_averager!r}")
-    mode = MODES[kind]
+    if outer is not None:
+        if kind not in WITH_OUTER:
+            raise ValueError(f"outer: differences are averaged by GradientAverager or Sparse, not by {grad_averager!r}")
+        common["outer"] = outer
+    mode = MODES[kind] if outer is None else WITH_OUTER[kind]
     own = {field.name: field for field in fields(mode) if field.name not in {each.name for each in fields(Mode)}}
     if unknown := options.keys() - own:
         raise TypeError(

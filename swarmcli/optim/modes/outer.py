@@ -18,6 +18,7 @@ from swarmcli.averaging.checks import as_count
 from swarmcli.events import Noticed
 from swarmcli.network.loop_thread import offload
 from swarmcli.optim.gradients.accumulator import GradientMethod
+from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.optim.modes.synchronous import GradientWork, Synchronous
 from swarmcli.optim.state.anchor import Anchored
 from swarmcli.optim.state.buffers import Buffers
@@ -92,17 +93,35 @@ class OuterSteps(Synchronous):
             raise ValueError("site: with outer steps a peer is one process")
         place = Anchored(trained.placement.model_parameters, self.outer.make)
         buffers = Buffers(trained.extra_tensors)
-        state = TrainingState(
-            peer.config.run_id, place.optimizer, trained.scheduler, buffers.own, inner=trained.optimizer
-        )
 
         def lost(samples: int) -> None:
             text = f"{samples} samples of this peer are given up: two rounds in a row have not counted them"
             peer.events.emit(Noticed("warning", text))
 
         differences = Differences(place, trained.optimizer, self.outer.inner_batch_size, lost)
-        replica = Replica(state, place, buffers=buffers)
-        return OuterWork(self, peer, replica, differences, self.method(differences, buffers.means))
+        method = self.method(differences, buffers.means)
+        inner, run_id = trained.optimizer, peer.config.run_id
+        state = TrainingState(run_id, place.optimizer, trained.scheduler, buffers.own, own=method.own, inner=inner)
+        return OuterWork(self, peer, Replica(state, place, buffers=buffers), differences, method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseOuterSteps(Sparse, OuterSteps):
+    """SparseLoCo (arXiv 2508.15706): of the differences the largest numbers travel, and no outer momentum is beside
+    the residuals, which are of what outer steps have not moved yet: it would move that once more.
+
+    Differences are divided by their steps, so residuals are in units of inner_batch_size times a distance. Raises
+    ValueError for a momentum and for adam; an optimizer that a factory makes is taken as it is.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        outer = self.outer
+        if outer.optimizer == "adam" or (not callable(outer.optimizer) and outer.momentum):
+            raise ValueError(
+                f"outer.optimizer={outer.optimizer!r}, outer.momentum={outer.momentum!r}: Sparse keeps what has not "
+                "been sent, and a momentum would apply what has been sent again; use Outer(optimizer='sgd', momentum=0)"
+            )
 
 
 class OuterWork(GradientWork):

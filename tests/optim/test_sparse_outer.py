@@ -1,0 +1,218 @@
+"""Outer steps of which the largest numbers travel: anchors are those of one process, and nothing learned is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.compression import BlockwiseQuantization
+from swarmcli.events import Noticed
+from swarmcli.optim import GradientAverager, Outer, Sparse
+from swarmcli.optim.gradients.sparse_method import SparseMethod
+from swarmcli.optim.modes import choose_mode
+from swarmcli.optim.modes.base import Timing
+from swarmcli.optim.modes.outer import OuterSteps, SparseOuterSteps
+from swarmcli.optim.state.anchor import Anchored
+from swarmcli.optim.state.differences import Differences
+from swarmcli.testing import virtual_time
+from tests.optim import optim_swarm
+from tests.optim.optim_swarm import Swarm, decay, digests, loss_of, make_model, record, together
+from tests.optim.test_outer import Taught, rests
+
+INNER, K, CHUNK, FADES = 4, 32, 4096, 0.75
+FEATURES = 5000  # a chunk and a shorter one
+OUTER = Outer(INNER, "sgd", 0.5, 0.0)
+
+
+def gentle(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-4)
+
+
+def sparse_steps(timing: Timing = Timing.AT_ONCE) -> SparseOuterSteps:
+    return SparseOuterSteps(outer=OUTER, timing=timing, k=K, bits=2, decay=FADES)
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optim_swarm, "FEATURES", FEATURES)
+
+
+def largest(due: torch.Tensor) -> torch.Tensor:
+    """SparseLoCo's Q(top-k) with two bits: the mean of the larger half, and that of the smaller one."""
+    sent = torch.zeros_like(due)
+    for chunk, out in zip(due.split(CHUNK), sent.split(CHUNK), strict=True):
+        places = chunk.abs().sort(descending=True).indices[:K]
+        for half in places.chunk(2):
+            out[half] = chunk[half].abs().double().mean().float() * chunk[half].sign()
+    return sent
+
+
+class PlainSparseLoCo:
+    """One process in the place of all peers (arXiv 2508.15706, algorithm 1): residuals are distances here."""
+
+    def __init__(self, seed: int) -> None:
+        self.anchor = make_model(seed, torch.float32).detach()
+        self.peers, self.residuals = dict[object, Any](), dict[object, torch.Tensor]()
+
+    def round(self, batches: dict[object, list[torch.Tensor]]) -> None:
+        steps = {peer: len(its) for peer, its in batches.items()}
+        sent = torch.zeros_like(self.anchor)
+        for peer, its in batches.items():
+            weights, optimizer, _ = self.peers.setdefault(peer, self.newcomer())
+            weights.data.copy_(self.anchor)
+            for batch in its:
+                weights.grad = None
+                loss_of(weights, batch).backward()
+                optimizer.step()
+            due = FADES * self.residuals.get(peer, 0.0) + (self.anchor - weights.data)
+            sent += largest(due)
+            self.residuals[peer] = due - largest(due)
+        codec = BlockwiseQuantization(CHUNK)  # of averages, as they come back
+        averaged = codec.extract(codec.compress(sent * (1 / sum(steps.values())))).clone()
+        self.anchor -= OUTER.lr * averaged * (sum(n * n for n in steps.values()) / sum(steps.values()))
+        for _, _, schedule in self.peers.values():
+            schedule.step()
+
+    def newcomer(self) -> tuple[torch.nn.Parameter, torch.optim.Optimizer, Any]:
+        weights = torch.nn.Parameter(self.anchor.clone())
+        optimizer = gentle([weights])
+        return weights, optimizer, decay(optimizer)
+
+
+def test_the_anchors_of_a_swarm_are_those_of_one_process() -> None:
+    """Three peers of unlike speed. Peers agree to the bit; the reference computes in distances, where they compute in
+    sums over samples, so it agrees to rounding: a number that is chosen or not, or a code that is another one, would
+    be a thousand times as far off."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            common = {"seed": 1, "make": gentle, "mode": sparse_steps(), "dtype": torch.float32}
+            peers = [await swarm.trainer(pace=pace, **common) for pace in (0.1, 0.17, 0.35)]
+            await together(*(peer.train(8) for peer in peers))
+            plain, unlike = PlainSparseLoCo(1), 0
+            for epoch in range(8):
+                given = {peer: list(peer.used[epoch].split(INNER)) for peer in peers if epoch in peer.used}
+                unlike += len({len(batches) for batches in given.values()}) > 1
+                plain.round(given)
+            moved = float((plain.anchor - make_model(1, torch.float32).detach()).abs().max())
+            assert unlike >= 3 and moved > 0.01
+            assert len(digests(peers)) == 1
+            for peer in peers:
+                anchor = peer.core.replica.state.trained[0].detach()
+                torch.testing.assert_close(anchor, plain.anchor, rtol=0, atol=2e-6)
+
+    virtual_time.run(main(), timeout=300)
+
+
+def method_of(peer: Taught) -> SparseMethod:
+    method = peer.core.work.method
+    assert isinstance(method, SparseMethod)
+    return method
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_peers_that_die_pause_and_come_leave_one_anchor_and_their_books_add_up(seed: int) -> None:
+    async def main() -> None:
+        async with Swarm(seed, latency=0.05) as swarm:
+
+            async def taught(pace: float) -> Taught:
+                mode = sparse_steps(Timing.DELAYED_AVERAGING)
+                peer = Taught(await swarm.node(), seed=1, make=gentle, mode=mode, pace=pace, dtype=torch.float32)
+                await peer.core.start()
+                swarm.trainers.append(peer)
+                return peer
+
+            peers = [await taught(pace) for pace in (0.05, 0.08, 0.1, 0.2)]
+            dies, *others = peers
+            dying = asyncio.create_task(dies.train(100))
+            going = asyncio.create_task(together(*(peer.train(10) for peer in others)))
+            await asyncio.sleep(2 + seed / 3)
+            await swarm.kill(dies)
+            others[0].core.pause()
+            await asyncio.sleep(4)
+            others[0].core.resume()
+            dying.cancel()
+            await going
+            await asyncio.wait([dying])
+            late = await taught(0.1)
+            assert await late.core.join()
+            for peer in others:
+                peer.pace = 0.5  # epochs that are long enough to come along
+            others.append(late)
+            await together(*(peer.train(30) for peer in others))
+            await rests(others)
+            assert len(digests(others)) == 1 and len({peer.core.position.lineage for peer in others}) == 1
+            for peer in others:
+                assert peer is late or peer.computed == peer.counted + peer.waits + peer.lost
+                booked, left = method_of(peer).booked, method_of(peer).left
+                assert booked.came == pytest.approx(booked.sent + booked.decayed + booked.lost + left, abs=1e-3)
+                assert booked.sent
+            saved = (await late.core.state_dict())["swarm"]
+            residual = saved["gradients"]["residual0"]
+            assert torch.equal(residual, method_of(late).own["residual0"]) and residual.count_nonzero()
+            notices = record(late.node, Noticed)
+            await late.core.work.start_over()
+            assert any("error feedback of this peer is lost" in notice.text for notice in notices)
+
+    virtual_time.run(main(), seed=seed, timeout=600)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_a_peer_learned_was_sent_or_is_left_or_given_up_number_by_number(seed: int) -> None:
+    """Rounds fail, commit without this peer's difference, or with it; steps for each round vary. Steps are of whole
+    numbers, so what does not add up was lost or counted twice."""
+    draws, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    model = torch.nn.Parameter(torch.zeros(FEATURES))
+    place = Anchored([model], lambda parameters: torch.optim.SGD(parameters, lr=1.0))
+    given_up = list[int]()
+    differences = Differences(place, torch.optim.SGD([model], lr=1.0), INNER, given_up.append)
+    mode = SparseOuterSteps(outer=OUTER, k=K, bits=2, decay=1.0)
+    method = mode.method(differences)
+    learned, sent, dropped, fresh, late = (torch.zeros(FEATURES, dtype=torch.float64) for _ in range(5))
+    outcomes = ["failed", "without", "without", "with", "with"]
+    for _ in range(40):
+        for _ in range(draws.choice([0, 1, 2, 4])):
+            model.grad = torch.randint(-9, 9, (FEATURES,), generator=generator).float()
+            differences.add(INNER)
+            learned += INNER * model.grad.double()
+            fresh += INNER * model.grad.double()
+        samples, outcome = differences.freeze(), draws.choice(outcomes)
+        method.load(samples)
+        if outcome == "failed":
+            differences.restore()
+            continue
+        if outcome == "with" and samples:
+            sent += samples * method.tensors[0].double()
+            late, fresh = torch.zeros_like(late), torch.zeros_like(fresh)
+        elif samples:
+            dropped += late
+            late, fresh = fresh, torch.zeros_like(fresh)
+        counted = outcome == "with" and samples > 0
+        method.tensors[0].copy_(torch.randint(-9, 9, (FEATURES,), generator=generator))  # the average of all
+        method.finish(100.0, counted)
+        differences.settle(counted)
+        place.state_parameters[0].grad = method.averaged[0].clone()
+        place.optimizer.step()
+        place.optimizer.zero_grad()
+    place.publish()
+    waiting = INNER * (place.anchor[0] - model.detach()).double()
+    left = method.own["residual0"].double()
+    assert given_up and sent.count_nonzero() > 100
+    torch.testing.assert_close(sent + left + waiting + dropped, learned, rtol=0, atol=0.1)
+    assert method.booked.came == pytest.approx(method.booked.sent + method.left, abs=1.0)
+
+
+def test_it_has_no_momentum_beside_it_and_the_optimizer_takes_it_by_name() -> None:
+    mode = choose_mode(partial(Sparse, k=32, bits=4), OUTER)
+    assert isinstance(mode, SparseOuterSteps) and (mode.k, mode.bits, mode.outer) == (32, 4, OUTER)
+    assert type(choose_mode(GradientAverager, OUTER)) is OuterSteps
+    for outer in (Outer(INNER), Outer(INNER, "sgd"), Outer(INNER, "adam", momentum=0.0)):
+        with pytest.raises(ValueError, match=r"outer\.momentum=.*use Outer\(optimizer='sgd', momentum=0\)"):
+            choose_mode(Sparse, outer)
+    with pytest.raises(ValueError, match="differences are averaged by GradientAverager or Sparse, not by"):
+        choose_mode(None, OUTER)
