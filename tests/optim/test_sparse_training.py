@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from functools import partial
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 import torch
 
 from swarmcli.averaging import AveragerConfig, Median
+from swarmcli.averaging.audit.case import FalseAverage
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.compression import Float16Compression
-from swarmcli.events import Noticed
+from swarmcli.events import Noticed, PeerBanned
 from swarmcli.optim.arguments import averager_config
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription
 from swarmcli.optim.core import OptimizerCore
@@ -22,8 +24,11 @@ from swarmcli.optim.modes import choose_mode
 from swarmcli.optim.modes.base import Trained
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.testing import virtual_time
+from tests.adversary.lies import Liar
+from tests.adversary.lies.base import LIES, all_lies
 from tests.optim.optim_swarm import Swarm, record, together, until
 
+all_lies()
 TARGET, WIDTH = 24, 60
 MODE = Sparse(k=64, bits=2, decay=1.0)
 TRUTH = torch.randn(WIDTH, 2 * WIDTH, generator=torch.Generator().manual_seed(5))  # more than a chunk
@@ -32,13 +37,15 @@ TRUTH = torch.randn(WIDTH, 2 * WIDTH, generator=torch.Generator().manual_seed(5)
 class Sower:
     """A peer that fits a matrix, of which a round carries 128 of 7,200 elements."""
 
-    def __init__(self, node: Any) -> None:
+    def __init__(self, node: Any, **averaging: Any) -> None:
         self.parameters = [torch.nn.Parameter(torch.zeros(WIDTH, 2 * WIDTH))]
         self.node = node
         self.data = torch.Generator().manual_seed(int.from_bytes(node.peer_id[:4]))
         config = OptimizerConfig("run", TARGET, description=PeerDescription("trainer"))
         optimizer = torch.optim.SGD(self.parameters, lr=0.02)
-        self.core = OptimizerCore(PeerContext(node, config, averager_config(config)), Trained(optimizer), MODE)
+        self.core = OptimizerCore(
+            PeerContext(node, config, averager_config(config, options=averaging)), Trained(optimizer), MODE
+        )
         self.digests: dict[int, str] = {}  # epoch → of the parameters then
 
     @property
@@ -63,8 +70,8 @@ class Sower:
             await self.step()
 
 
-async def sower(swarm: Swarm) -> Sower:
-    made = Sower(await swarm.node())
+async def sower(swarm: Swarm, **averaging: Any) -> Sower:
+    made = Sower(await swarm.node(), **averaging)
     await made.core.start()
     swarm.trainers.append(made)  # type: ignore[arg-type]  # for its end
     return made
@@ -104,6 +111,36 @@ def test_peers_that_come_freeze_and_die_hold_the_same_bits_and_learn() -> None:
             assert any("error feedback" in notice.text for notice in notices)
 
     virtual_time.run(main(), seed=0, timeout=7200)
+
+
+def test_audits_find_honest_averages_true_and_a_false_one() -> None:
+    """Every part is looked at. Averages come back in another form than the inputs of which they are computed again."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            sowers = [await sower(swarm, audit=1.0) for _ in range(4)]
+            banned = [record(each.node, PeerBanned) for each in sowers]
+            await together(*(each.train(5) for each in sowers))
+            assert not any(banned) and len({each.digests[5] for each in sowers}) == 1
+            dishonest, *honest = sowers
+            liar = Liar(random.Random(0), dishonest.node.endpoint, dishonest.node, dishonest.core.work.averager)
+            LIES["false sums"].tell(liar)
+            going = asyncio.create_task(dishonest.train(100))
+            await together(*(each.train(9) for each in honest))
+            going.cancel()
+            await asyncio.wait([going])
+            assert liar.told
+            for events in banned[1:]:
+                assert {event.peer for event in events} == {dishonest.node.peer_id.text}
+            assert len({each.digests[9] for each in honest}) == 1
+            assert all(isinstance(each, FalseAverage) for peer in honest for each in found(peer))
+
+    virtual_time.run(main(), seed=0, timeout=7200)
+
+
+def found(peer: Sower) -> list[object]:
+    """The evidence that it has of lies."""
+    return list(peer.core.work.averager.bans.found.values())
 
 
 def loaded(method: SparseMethod, values: torch.Tensor, samples: float) -> torch.Tensor:
