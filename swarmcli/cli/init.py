@@ -363,11 +363,11 @@ def _write(file: Path, chosen: Answers) -> Path | None:
 def _fit(file: Path, uplink: float, count: int) -> None:
     """Has the recipe train as such links allow, by how fast this computer trains its model. Where that cannot be found
     out the recipe stays as it is, and the reason is told."""
-    from swarmcli.training.pace import numbers_and_pace
-
     recipe = load_recipe(file)
     try:
         with err.status("training the model for a moment, to see how fast this computer is …"):
+            from swarmcli.training.pace import numbers_and_pace  # with torch, which takes seconds
+
             numbers, pace = numbers_and_pace(recipe)
     except SwarmError as error:
         err.print(f"not fitted to the volunteers' links: {error}", soft_wrap=not err.is_terminal)
