@@ -183,7 +183,7 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
         **({"evaluation": f"on {sum(map(samples_in, held_out)):,} samples"} if held_out else {}),
         "device": str(compute),
         "memory": f"about {memory}",
-        "an epoch sends": f"{amount(demand.message, 3)} between two peers, up to twice that among more; receives as much"
+        "an epoch sends": f"{amount(demand.message, 3)} between two peers, up to twice that among more; it gets as much"
         if demand.message == demand.average
         else f"{amount(demand.message, 3)} of its own, and averages of up to {amount(of_four.average, 3)} with four "
         f"trainers, {amount(demand.average, 3)} with many; it receives as much",

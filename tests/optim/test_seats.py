@@ -112,7 +112,7 @@ def test_a_link_that_others_find_slow_has_no_seat_and_gets_it_back_when_it_is_qu
                     task.cancel()
                 await asyncio.wait(tasks)
             told = [notice.text for notice in slow.said if "samples cannot count" in notice.text]
-            assert "your link has been seen to need" in told[0]
+            assert "your link has been seen to need" in told[0] and "by outer steps (outer:" in told[0]
 
     virtual_time.run(main(), timeout=3600)
 

@@ -486,7 +486,10 @@ def test_a_limit_for_which_the_run_waits_is_told_in_figures() -> None:
 def test_a_limit_that_several_peers_share_is_told_as_it_was_set() -> None:
     lost = replace(LOST, limit=5e3, divided=2.0)
     assert "your limit of 10 kB/s, which your peers here share, needs 3 min" in lost.sentence
-    assert lost.remedy == "this computer follows the run and computes nothing; a higher limit brings it back"
+    assert lost.remedy == (
+        "this computer follows the run and computes nothing; a higher limit brings it back; the run's owner can make "
+        "rounds smaller, by outer steps (outer:, docs/modes.md) or fewer bits (compression:)"
+    )
 
 
 def test_a_peer_that_was_started_again_is_catching_up_and_the_others_are_in_step() -> None:

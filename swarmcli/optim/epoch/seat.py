@@ -46,12 +46,15 @@ class SeatLost:
 
     @property
     def remedy(self) -> str:
-        """Says what this computer does now, and what helps."""
+        """Says what this computer does now, and what helps: what its user can do, and what the run's owner."""
         does = "follows the run and computes nothing"
         if not self.follows:
             does = "waits, since it could not even follow the run"
         helps = "a higher limit brings it back" if self.limit else "it is tried again now and then"
-        return f"this computer {does}; {helps}"
+        return (
+            f"this computer {does}; {helps}; the run's owner can make rounds smaller, by outer steps (outer:, "
+            "docs/modes.md) or fewer bits (compression:)"
+        )
 
 
 def before_joining(nbytes: int, limit: float | None, target: float, epoch: float = 0.0) -> str:
