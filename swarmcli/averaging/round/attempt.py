@@ -362,6 +362,11 @@ class Attempt:
         while unfinished and arrived != self.bytes_received and loop_time() < ends_at:
             arrived = self.bytes_received
             _, unfinished = await asyncio.wait(unfinished, timeout=PACE.stalled)
+        if unfinished and self.audits is not None:
+            # All averages may be here, but for the inputs of one that an audit still waits for: over a slow link longer
+            # than it takes to fetch the whole result again.
+            self.audits.settle()
+            _, unfinished = await asyncio.wait(unfinished, timeout=PACE.stalled)
         for task in unfinished:
             task.cancel()  # or late averages could overwrite the copies
         await asyncio.wait(exchanging)  # cancelled arithmetic goes on until it is done

@@ -104,6 +104,7 @@ class Audits:
         self._serving = 0  # members that are getting averages or inputs
         self._served = -math.inf  # loop time at which the last of them had all
         self._asked, self._accused = set[int](), set[int]()  # members that have asked for inputs here, or accused
+        self._looking, self._settled = set[asyncio.Timeout](), False  # at reducers' inputs; no more, once settled
 
     @property
     def owes(self) -> bool:
@@ -129,6 +130,12 @@ class Audits:
     def leave(self) -> None:
         """This member's part in the try is over: own tensors may change."""
         self._inputs = None
+
+    def settle(self) -> None:
+        """Ends what this member looks at: the round is decided, and it holds all averages. Nobody is at fault."""
+        self._settled = True
+        for patience in self._looking:
+            patience.reschedule(loop_time())
 
     # As a sender
 
@@ -241,11 +248,16 @@ class Audits:
         digests, inputs = b"".join(a.digest for a in averages), b"".join(a.inputs for a in averages)
         statement = Statement(numbers, digests, inputs, signed)
         try:
-            async with asyncio.timeout(self._how.to_give * len(chosen)):
-                return await self._fetch(reducer, chosen, statement, results)
+            async with asyncio.timeout(self._how.to_give * len(chosen)) as patience:
+                self._looking.add(patience)
+                try:
+                    return await self._fetch(reducer, chosen, statement, results)
+                finally:
+                    self._looking.discard(patience)
         except TimeoutError as error:
             forget(error)
-            self.withheld[reducer] = "it fell silent instead of giving the inputs of what it signed"
+            if not self._settled:
+                self.withheld[reducer] = "it fell silent instead of giving the inputs of what it signed"
         except NetworkError as error:
             forget(error)
             if not await self._is_settled(reducer, error):

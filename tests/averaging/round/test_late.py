@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from swarmcli.averaging.audit.case import Case
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
 from swarmcli.averaging.round.allreduce import AllreduceResult
+from swarmcli.averaging.round.auditing import Audits
+from swarmcli.averaging.round.pace import PACE
 from swarmcli.errors import RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_outcomes, assert_all_equal
@@ -69,6 +73,29 @@ def test_a_member_that_was_frozen_for_long_gets_the_round_from_the_files_of_othe
             assert [peer.rounds[0].outcome for peer in peers] == ["committed"] * 4
 
     virtual_time.run(main(), seed=3, timeout=3600)
+
+
+def test_a_member_that_still_audits_when_the_result_is_committed_takes_the_averages_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fetch = Audits._fetch
+
+    async def slowly(audits: Audits, *what: Any) -> Case | None:
+        if audits._mates.me == 2:
+            await asyncio.sleep(25)  # its link is slow
+        return await fetch(audits, *what)
+
+    monkeypatch.setattr(Audits, "_fetch", slowly)
+
+    async def main() -> None:
+        async with Swarm([Kind()] * 3, options=AllreduceOptions(part_size_bytes=512, audit=1.0)) as swarm:
+            began = asyncio.get_running_loop().time()
+            outcomes = await swarm.round()
+            assert asyncio.get_running_loop().time() - began < 2 * PACE.stalled + 1
+            assert len(swarm.check(outcomes)) == 3
+            assert not any(outcome.late for outcome in outcomes if isinstance(outcome, AllreduceResult))
+
+    virtual_time.run(main(), timeout=2000)
 
 
 def test_copies_from_links_that_are_too_slow_are_waited_for_no_longer_than_a_round() -> None:
