@@ -198,8 +198,8 @@ class _Record:
 class Sightings:
     """One averager's record of how others send, round by round; its `Witness` follows from it."""
 
-    def __init__(self, options: SeatOptions = SEATS) -> None:
-        self._options = options
+    def __init__(self, own: PeerID, options: SeatOptions = SEATS) -> None:
+        self._own, self._options = own, options
         self._records: Recent[PeerID, _Record] = Recent(MAX_PEERS)
         self._pace = self._quickest = 0.0
         self._reduces = False
@@ -208,7 +208,7 @@ class Sightings:
     def note_sending(self, now: float, taken: Mapping[PeerID, float], bids: Mapping[PeerID, Bid]) -> None:
         """Seconds that each sender of a round has `taken` here, this peer itself among them. For one that was left out,
         they are estimated from the parts that arrived. `bids`: of the group."""
-        self._reduces = self._reduces or len(taken) > 1
+        self._reduces = self._reduces or not taken.keys() <= {self._own}  # one lone trainer sent to it, or several
         self._quickest = min(taken.values(), default=self._quickest)
         bound = max(self._options.noise, self._options.slower * self._quickest)
         for peer, seconds in taken.items():

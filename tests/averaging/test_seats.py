@@ -136,7 +136,7 @@ class Rounds:
     """What A sees of rounds of A and B, with epochs of four seconds."""
 
     def __init__(self) -> None:
-        self.seen, self.now = Sightings(), 0.0
+        self.seen, self.now = Sightings(A), 0.0
 
     def round(self, seconds: float, *, counted: bool = True, says: float = 0.0) -> None:
         began, self.now = self.now + 4.0, self.now + 4.1
@@ -165,6 +165,16 @@ def test_a_peer_that_is_slow_is_named_with_the_pace_of_the_samples_that_counted(
     newcomer = Rounds()
     newcomer.round(9.0, counted=False)
     assert (named := newcomer.named()) is not None and named.pace == 0.0 and not named.counted
+
+
+def test_who_reduces_for_a_lone_trainer_tells_how_long_that_sends() -> None:
+    bids = {A: Bid(), MONITOR: Bid(sends=False)}
+    monitor, trainer = Sightings(MONITOR), Sightings(A)
+    for seen in (monitor, trainer):
+        seen.note_sending(0.0, {A: 120.0}, bids)
+    assert trainer.witness(1.0) is None, "it has seen itself alone"
+    seats = decide(bids | {MONITOR: Bid(sends=False, witness=monitor.witness(1.0))}, TARGET)
+    assert not seats.unseated and 120 <= seats.planned <= 2 * 120
 
 
 def test_a_slow_peer_is_tried_again_ever_more_seldom() -> None:

@@ -86,7 +86,7 @@ class GroupFinder:
         self._turn = asyncio.Lock()
         self._ban_news = ban_news or BanNews.of(node, config.run or config.prefix)
         self.experience = Experience(config.allreduce)
-        self.sightings = Sightings()
+        self.sightings = Sightings(node.peer_id)
         self._memory = Memory(self._ban_news.bans.is_banned, config.matchmaking.search)
         self._begun: Recent[Bucket, Group] = Recent(MAX_BEGUN)  # the last groups that began with this peer
         self._declarations = Declarations(node, config.prefix)
