@@ -273,8 +273,11 @@ class PreformedGroup:
         return self.begun and self.last is not None and self._averager.node.peer_id in self.last.unseated
 
     def is_overdue(self, seconds: float) -> bool:
-        """Whether a round began so long ago and its outcome is not known here, or it was lost. For any thread."""
-        return bool(self.undecided) or (self.begun and self._time() > self._begun_at + seconds)
+        """Whether a round began so long ago and this peer has not begun its part, or the outcome was lost here. A round
+        under way may take many times as long where links are slow. For any thread."""
+        control = self._control
+        waits = self.begun and not (control is not None and control.began_allreduce)
+        return bool(self.undecided) or (waits and self._time() > self._begun_at + seconds)
 
     @property
     def members(self) -> list[PeerID]:
