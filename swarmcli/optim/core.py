@@ -23,7 +23,7 @@ from swarmcli.optim.epoch.end import EpochEnd, LastMoment
 from swarmcli.optim.epoch.group import CrowdedEpochRule, EpochRule, PreformedGroup
 from swarmcli.optim.epoch.keeper import StateKeeper
 from swarmcli.optim.epoch.seat import OwnSeat
-from swarmcli.optim.modes.base import Advanced, Mode, SiteHooks, Timing, Trained
+from swarmcli.optim.modes.base import Advanced, Mode, SiteHooks, Timing, Trained, tell_lost
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.optim.peers.catch_up import CatchUp
 from swarmcli.optim.peers.claims import Claims
@@ -149,6 +149,7 @@ class OptimizerCore:
             if self.pausing.is_asked and (batch_size or not await self._has_to_hand_in()):
                 return await self._pause(batch_size, scale)
             if await self._replaced_meanwhile() or (not self._ending and await self._join()):
+                tell_lost(self.node.endpoint.events, batch_size)
                 return True
             if batch_size:
                 await self._accumulate(batch_size, scale)

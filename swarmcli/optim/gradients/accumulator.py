@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ class Accumulator(Protocol):
     def means(self) -> Sequence[torch.Tensor]: ...
     @property
     def samples(self) -> int: ...
+    @property
+    def handed_in(self) -> int: ...
     def add(self, batch_size: int, scale: float | None = None) -> bool: ...
     def freeze(self) -> int: ...
     def restore(self) -> None: ...
@@ -290,9 +293,14 @@ class GradientMethod:
         The means that were loaded are used up.
         """
 
+    @torch.no_grad()
     def reset_own(self) -> str:
-        """The parameters are others than those that `own` came from. Says in words what is lost; "": nothing."""
-        return ""
+        """The parameters are others than those that `own` came from: drops it. Says in words what is lost; "":
+        nothing."""
+        norm = math.hypot(*(float(each.norm()) for each in self.own.values()))
+        for each in self.own.values():
+            each.zero_()
+        return f"error feedback of this peer is lost: a norm of {norm:.3g} in sums over samples" if norm else ""
 
 
 @contextmanager

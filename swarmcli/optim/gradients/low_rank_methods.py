@@ -157,12 +157,6 @@ class PowerSGDMethod(LowRankMethod):
         """The residuals, as (rows, cols)."""
         return {f"residual{index}": each for index, each in zip(self.indices, self._residuals, strict=True)}
 
-    def reset_own(self) -> str:
-        """Residuals of gradients at parameters that this peer does not hold any more are dropped."""
-        for residual in self._residuals:
-            residual.zero_()
-        return ""
-
     def differences(self) -> list[Difference]:
         pairs = zip(self.matrices, self._residuals, strict=True)
         return [Difference(matrix.mean, residual, 1.0 / self.samples) for matrix, residual in pairs]

@@ -81,14 +81,9 @@ class SparseMethod(GradientMethod):
             mean.copy_(message)
         self._samples = 0.0
 
-    @torch.no_grad()
     def reset_own(self) -> str:
-        """Residuals of parameters that this peer does not hold any more are lost."""
         self.booked.lost += self.left
-        norm = sum(float(each.norm()) ** 2 for each in self._residuals) ** 0.5
-        for residual in self._residuals:
-            residual.zero_()
-        return f"error feedback of this peer is lost: a norm of {norm:.3g} in sums over samples" if norm else ""
+        return super().reset_own()
 
     def _with(self, mean: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return residual.mul(self._decay).add_(mean * self._samples)

@@ -291,6 +291,13 @@ class Mode(ABC):
         return NoCompression() if self.average_state_every(several=False) is None else self.state.compression
 
 
+def tell_lost(events: Events, samples: float) -> None:
+    """No round will count so many samples of this peer any more."""
+    if samples:
+        text = f"{samples:.0f} samples of this peer are lost: they are of parameters that the run has left"
+        events.emit(Noticed("warning", text))
+
+
 class GivenUp:
     """Counts how often gradients that are not finite were given up, and says so: once for each row of such batches, for
     a model that has diverged gives no others."""

@@ -17,7 +17,6 @@ import torch
 from swarmcli.averaging.checks import as_count
 from swarmcli.events import Noticed
 from swarmcli.network.loop_thread import offload
-from swarmcli.optim.gradients.accumulator import GradientMethod
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.optim.modes.synchronous import GradientWork, Synchronous
 from swarmcli.optim.state.anchor import Anchored
@@ -129,12 +128,6 @@ class OuterWork(GradientWork):
 
     _gradients: Differences
     _mode: OuterSteps
-
-    def __init__(
-        self, mode: OuterSteps, peer: PeerContext, replica: Replica, differences: Differences, method: GradientMethod
-    ) -> None:
-        super().__init__(mode, peer, replica, differences, method)
-        self._own_id = peer.node.peer_id
 
     async def accumulate(self, batch_size: int, scale: float | None = None) -> None:
         self.replica.placement.check_trained()

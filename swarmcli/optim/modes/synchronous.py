@@ -14,7 +14,7 @@ from swarmcli.averaging.aggregators import Mean
 from swarmcli.compression import NoCompression
 from swarmcli.events import Noticed
 from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Shapes
-from swarmcli.optim.modes.base import GivenUp, Mode
+from swarmcli.optim.modes.base import GivenUp, Mode, tell_lost
 from swarmcli.optim.state.buffers import Buffers, room_for
 from swarmcli.optim.state.replica import Replica
 from swarmcli.tasks import OFFLOAD_FROM, on_executor
@@ -105,7 +105,7 @@ class GradientWork:
         self.method = method
         self.averager = averager_of(method, method.tensors, peer.node, peer.averaging)
         self._mode = mode
-        self._events = peer.events
+        self._events, self._own_id = peer.events, peer.node.peer_id
         self._target = peer.config.target_batch_size
         self._gradients = accumulator
         self.given_up = GivenUp(peer.events)
@@ -186,7 +186,7 @@ class GradientWork:
 
     async def drop(self) -> None:
         async with self.averager.tensors():
-            await on_executor(self._nbytes, self._drop)
+            tell_lost(self._events, await on_executor(self._nbytes, self._drop))
 
     async def start_over(self) -> None:
         await self.drop()
@@ -205,15 +205,19 @@ class GradientWork:
         return self.replica.state.step(self._descent(weights), position)
 
     def _missed(self, weights: Mapping[PeerID, float]) -> bool:
-        """A round of these contributors is made up for; whether what this peer has accumulated is in it. Here that is
-        of former parameters, and dropped."""
-        self._drop()
-        return False
+        """A round of these contributors is made up for; whether what this peer has handed in is in it. What it has
+        accumulated is of former parameters, and dropped."""
+        counted = weights.get(self._own_id, 0.0)
+        tell_lost(self._events, max(0.0, self._drop() - counted))
+        return counted > 0
 
     def _descent(self, weights: Iterable[float]) -> Sequence[torch.Tensor]:
         """What the optimizer steps with: here the average, in which samples count alike, whosever they are."""
         return self.method.averaged
 
-    def _drop(self) -> None:
+    def _drop(self) -> int:
+        """Returns the number of samples that are dropped."""
+        samples = self._gradients.samples + self._gradients.handed_in
         self._gradients.reset()
         self._handed = None
+        return samples

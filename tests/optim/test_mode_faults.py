@@ -1,0 +1,318 @@
+"""Every way to train under every fault: equal bits, no sample counted twice or lost in silence, error feedback adds up.
+
+A mode is a row of MODES, a fault a row of FAULTS. Each swarm trains while the fault happens, and is looked at when all
+that are left stand at one epoch and rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from swarmcli.dht import DHTNode
+from swarmcli.events import EpochAdvanced, EpochCredited, Noticed, RoundsReplayed, StateDownloaded
+from swarmcli.network.identity import PeerID
+from swarmcli.optim import Outer
+from swarmcli.optim.arguments import averager_config
+from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription
+from swarmcli.optim.core import OptimizerCore
+from swarmcli.optim.gradients.low_rank_methods import LowRankMethod
+from swarmcli.optim.gradients.sparse_method import SparseMethod
+from swarmcli.optim.modes.base import Mode, Timing, Trained
+from swarmcli.optim.modes.low_rank import PowerSGD
+from swarmcli.optim.modes.outer import OuterSteps
+from swarmcli.optim.modes.sparse import Sparse
+from swarmcli.optim.modes.synchronous import Synchronous
+from swarmcli.testing import virtual_time
+from tests.optim.optim_swarm import Swarm, record, until
+from tests.suites import soak
+
+TARGET, BATCH = 48, 4  # samples of an epoch, and of a batch, which is an inner step
+ROWS, COLUMNS = 48, 96  # of the matrix that is learned: more than a chunk of sparse gradients
+TRUTH = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(5)) / ROWS**0.5
+
+
+@dataclass(frozen=True)
+class Row:
+    mode: Mode
+    rate: float  # of the peers' own optimizer, SGD
+    keeps: bool = False  # what a round has not counted, for the next one
+
+
+MODES = {
+    "synchronous": Row(Synchronous(), 2.0),
+    "outer steps": Row(OuterSteps(outer=Outer(BATCH), timing=Timing.DELAYED_AVERAGING), 0.5, keeps=True),
+    "sparse": Row(Sparse(k=256, bits=2, decay=0.95), 1.0),
+    "powersgd": Row(PowerSGD(averager_rank=4), 1.0),
+}
+
+
+class Learner:
+    """A peer that learns a matrix, and keeps books of its samples."""
+
+    def __init__(self, node: DHTNode, row: Row, pace: float) -> None:
+        self.node, self.row, self.pace = node, row, pace
+        self.weights = torch.nn.Parameter(torch.zeros(ROWS, COLUMNS))
+        self.data = torch.Generator().manual_seed(int.from_bytes(node.peer_id[:4]))
+        self.goes = asyncio.Event()
+        self.goes.set()
+        self.last = 10**6  # the epoch at which it stops
+        self.computed = 0
+        self.digests: dict[str, str] = {}  # lineage → of the parameters then
+        self.advanced, self.credited = record(node, EpochAdvanced), record(node, EpochCredited)
+        self.downloads, self.replays = record(node, StateDownloaded), record(node, RoundsReplayed)
+        self.notices = record(node, Noticed)
+        config = OptimizerConfig("run", TARGET, description=PeerDescription("trainer"))
+        optimizer = torch.optim.SGD([self.weights], lr=row.rate)
+        self.core = OptimizerCore(PeerContext(node, config, averager_config(config)), Trained(optimizer), row.mode)
+        self.feedback = Feedback(self.core.work.method)  # type: ignore[attr-defined]
+
+    @property
+    def epoch(self) -> int:
+        return self.core.position.epoch
+
+    async def train(self) -> None:
+        while self.epoch < self.last:
+            await asyncio.sleep(self.pace)
+            await self.goes.wait()
+            rows = torch.randn(BATCH, ROWS, generator=self.data)
+            loss = ((rows @ (self.weights - TRUTH)) ** 2).mean()
+            (self.weights.grad,) = torch.autograd.grad(loss, [self.weights])
+            self.computed += BATCH
+            await self.core.step(BATCH)
+            state = self.core.replica.state
+            digest = state.digest()
+            assert self.digests.setdefault(state.position.lineage.hex(), digest) == digest, "a lineage is one state"
+
+    @property
+    def counted(self) -> float:
+        """Samples that rounds have counted, as far as this peer knows; of a round that it replayed, by its record."""
+        return sum(credit.samples.get(self.node.peer_id.text, 0.0) for credit in self.credited)
+
+    @property
+    def lost(self) -> int:
+        """Samples that it has been told are lost."""
+        ends = "given up|lost" if self.row.keeps else "given up|lost|not in the average"
+        told = [re.match(rf"(\d+) samples of this peer are ({ends})", notice.text) for notice in self.notices]
+        return sum(int(each[1]) for each in told if each)
+
+
+class Feedback:
+    """Error feedback of a peer, kept once more: what came − what was sent, as far as rounds have counted it."""
+
+    def __init__(self, method: Any) -> None:
+        self.method = method
+        self.counted = 0.0  # samples whose error is fed back
+        self.left = [torch.zeros_like(each, dtype=torch.float64) for each in method.own.values()]
+        finish, reset = method.finish, method.reset_own
+
+        def finish_and_book(samples: float, counted: bool) -> None:
+            own = self.loaded if counted else 0.0
+            self.counted += own
+            low_rank = isinstance(method, LowRankMethod)
+            came = [matrix.mean.double() for matrix in method.matrices] if low_rank else []
+            finish(samples, counted)
+            for number, mean in enumerate(came):
+                self.left[number].add_(mean - method.matrices[number].mean.double(), alpha=own)
+
+        def reset_and_book() -> str:
+            for left in self.left:
+                left.zero_()
+            return str(reset())
+
+        method.finish, method.reset_own = finish_and_book, reset_and_book
+
+    @property
+    def loaded(self) -> float:
+        return float(getattr(self.method, "_samples", 0) or getattr(self.method, "samples", 0))
+
+    def check(self, counted: float) -> None:
+        if not self.left:
+            return
+        assert self.counted == counted
+        if isinstance(self.method, SparseMethod):
+            booked = self.method.booked
+            added = booked.sent + booked.decayed + booked.lost + self.method.left
+            assert added == pytest.approx(booked.came, abs=1e-2) and booked.sent
+        else:
+            for left, residual in zip(self.left, self.method.own.values(), strict=True):
+                torch.testing.assert_close(residual.double(), left, rtol=1e-4, atol=1e-3)
+
+
+class Field:
+    """A swarm in which something goes wrong."""
+
+    def __init__(self, swarm: Swarm, row: Row) -> None:
+        self.swarm, self.row = swarm, row
+        self.peers: list[Learner] = []  # that stay
+        self._all: list[Learner] = []
+        self._work: dict[Learner, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> Field:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._work.values():
+            task.cancel()
+        await asyncio.wait(self._work.values())
+
+    async def learner(self) -> Learner:
+        peer = Learner(await self.swarm.node(), self.row, pace=0.2 + 0.013 * len(self.peers))
+        await peer.core.start()
+        self.swarm.trainers.append(peer)  # type: ignore[arg-type]  # for its end
+        self.peers.append(peer)
+        self._all.append(peer)
+        return peer
+
+    def begin(self) -> None:
+        """All train that do not yet."""
+        self._work |= {peer: asyncio.ensure_future(peer.train()) for peer in self.peers if peer not in self._work}
+
+    async def in_mid_round(self) -> list[Learner]:
+        """Returns all peers, the leader first, when a round of all of them has begun."""
+
+        def begun() -> list[PeerID]:
+            groups = [peer.core._group for peer in self.peers if peer.core._group.begun]
+            return max((group.members for group in groups), key=len, default=[])
+
+        await until(lambda: len(begun()) == len(self.peers) and min(peer.epoch for peer in self.peers) > 0)
+        by_id = {peer.node.peer_id: peer for peer in self.peers}
+        return [by_id[member] for member in begun()]
+
+    async def kill(self, peer: Learner) -> None:
+        await self.swarm.kill(peer)  # type: ignore[arg-type]
+        self.peers.remove(peer)
+        dead = self._work.pop(peer)
+        dead.cancel()
+        await asyncio.wait([dead])
+
+    async def freeze(self, peer: Learner) -> None:
+        peer.goes.clear()
+        self.swarm.network.freeze(peer.node.peer_id)
+
+    async def thaw(self, peer: Learner) -> None:
+        """Returns when it has found out what it has missed."""
+        self.swarm.network.thaw(peer.node.peer_id)
+        peer.goes.set()
+        await until(lambda: bool(peer.downloads or peer.replays))
+
+    async def end(self) -> None:
+        """Two epochs after all are together again."""
+        await self.in_mid_round()
+        last = max(peer.epoch for peer in self.peers) + 2
+        for peer in self.peers:
+            peer.last = last
+        await asyncio.gather(*self._work.values())
+        for peer in self.peers:
+            await peer.core.state_dict()  # no end of an epoch is under way any more
+
+    def check(self) -> None:
+        assert len({peer.core.position for peer in self.peers}) == 1
+        digests: dict[str, str] = {}
+        for peer in self.peers:
+            for lineage, digest in peer.digests.items():
+                assert digests.setdefault(lineage, digest) == digest, f"{peer.node.peer_id.short} has other bits"
+            assert peer.computed == peer.counted + peer.core.work.samples + peer.lost
+            peer.feedback.check(peer.counted)
+        witness = next(peer for peer in self.peers if not peer.downloads)  # it knows every round of the run
+        counted = sum((Counter(credit.samples) for credit in witness.credited), Counter[str]())
+        assert witness.core.position.samples == counted.total()
+        for peer in self._all:
+            own = counted[peer.node.peer_id.text]
+            assert own <= peer.computed - peer.core.work.samples, "a sample is in the run twice"
+            assert own == peer.counted or peer.downloads or peer not in self.peers
+
+
+async def killed(field: Field) -> None:
+    *_, last = await field.in_mid_round()
+    await asyncio.sleep(0.03)  # its parts are on their way
+    await field.kill(last)
+
+
+async def leader_killed(field: Field) -> None:
+    leader, *_ = await field.in_mid_round()
+    await field.kill(leader)
+
+
+async def frozen(field: Field) -> None:
+    """So long that it downloads what it has missed."""
+    first, *_, last = await field.in_mid_round()
+    await field.freeze(last)
+    await until(lambda: first.epoch >= last.epoch + 4)
+    await field.thaw(last)
+    assert last.downloads
+
+
+async def dozing(field: Field) -> None:
+    """It makes up for the one round that it has missed, unless the mode's rounds are kept without a proof."""
+    *others, last = await field.in_mid_round()
+    await field.freeze(last)
+    await until(lambda: others[0].epoch > last.epoch)
+    for peer in others:
+        peer.goes.clear()
+    await field.thaw(last)
+    for peer in others:
+        peer.goes.set()
+    assert bool(last.replays) == (last.core.work.method.program is None)
+
+
+async def parted(field: Field) -> None:
+    """Both halves go on, and one of them takes over the other's state in the end."""
+    members = await field.in_mid_round()
+    assert field.swarm.contact is not None
+    halves = members[:2], members[2:]
+    ids = [[peer.node.peer_id for peer in half] for half in halves]
+    field.swarm.network.partition([field.swarm.contact.peer_id, *ids[0]], ids[1])
+    reached = max(peer.epoch for peer in members)
+    await until(lambda: min(peer.epoch for peer in members) > reached + 1)
+    assert len({peer.core.position.lineage for peer in members}) > 1
+    field.swarm.network.heal()
+    await field.in_mid_round()
+    assert [all(peer.downloads for peer in half) for half in halves].count(True) == 1
+    assert [any(peer.downloads for peer in half) for half in halves].count(True) == 1
+
+
+async def joined(field: Field) -> None:
+    first, *_ = await field.in_mid_round()
+    for _ in range(2):
+        await until(lambda: first.core._group.begun)
+        newcomer = await field.learner()
+        field.begin()
+        await until(lambda: newcomer.counted > 0)  # noqa: B023
+
+
+FAULTS: dict[str, Callable[[Field], Awaitable[None]]] = {
+    "killed": killed,
+    "leader killed": leader_killed,
+    "frozen": frozen,
+    "dozing": dozing,
+    "parted": parted,
+    "joined": joined,
+}
+
+
+LONG = [("synchronous", "parted"), ("powersgd", "parted"), ("powersgd", "joined")]
+CASES = [case for case in itertools.product(MODES, FAULTS) if case not in LONG]
+
+
+@pytest.mark.parametrize("seed", [0, *soak(range(1, 4))])
+@pytest.mark.parametrize(("mode", "fault"), [*CASES, *soak(LONG)])
+def test_who_stays_is_equal_and_samples_count_once_or_are_told_as_lost(mode: str, fault: str, seed: int) -> None:
+    async def main() -> None:
+        async with Swarm(seed, latency=0.02) as swarm, Field(swarm, MODES[mode]) as field:
+            for _ in range(4):
+                await field.learner()
+            field.begin()
+            await FAULTS[fault](field)
+            await field.end()
+            field.check()
+
+    virtual_time.run(main(), seed=seed, timeout=600)
