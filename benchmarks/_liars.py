@@ -163,7 +163,7 @@ def train(case: Case) -> list[float]:
     names = [name for name, _ in model.named_parameters()]
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.0)
     if case.steps:
-        optimizer = Outer(1).make(parameters)
+        optimizer = Outer(1, "nesterov").make(parameters)
     generator = torch.Generator().manual_seed(case.seed + 1)
     shapes = [p.shape for p in parameters]
 

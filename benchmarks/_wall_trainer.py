@@ -12,7 +12,7 @@ from benchmarks._wall import ByteGPT, Work, meet, train
 from swarmcli.compression import BlockwiseQuantization
 from swarmcli.training.muon import MuonWithAdamW
 
-PLAIN_MEANS = swarmcli.Outer(8, "sgd", 1.0, 0.0)
+PLAIN_MEANS = swarmcli.Outer(8)
 FOUR = BlockwiseQuantization(64, bits=4)
 WAYS: dict[str, dict[str, Any]] = {
     "synchronous, float32": {},

@@ -63,28 +63,28 @@ class Way:
 
 def ways() -> list[Way]:
     eight, four = BlockwiseQuantization(), BlockwiseQuantization(64, bits=4)
-    plain, dense = Outer(BATCH, "sgd", 1.0, 0.0), NoCompression()
+    plain, dense = Outer(BATCH), NoCompression()
     found = [
         Way(PLAIN),
         Way("synchronous, 8 bits", codec=eight),
         Way("synchronous, 4 bits", codec=four),
         Way("PowerSGD of rank 4", mode=PowerSGD(averager_rank=4)),
         Way("PowerEF of rank 4", mode=PowerEF(averager_rank=4)),
-        sparse("synchronous", 64, 2),
+        sparse("synchronous", 256, 2),
         Way("local updates, every 15", every=15),
     ]
     for every in (5, 15, 50, 150):
         name = f"outer steps, every {every}"
-        found.append(Way(f"{name}, Nesterov", every=every, outer=Outer(BATCH)))
+        found.append(Way(f"{name}, Nesterov", every=every, outer=Outer(BATCH, "nesterov")))
         for bits, codec in ((32, dense), (8, eight), (4, four)):
             found.append(Way(f"{name}, {bits} bits", every=every, codec=codec, outer=plain))
-        found.append(sparse(name, 64, 2, every=every, outer=plain))
+        found.append(sparse(name, 256, 2, every=every, outer=plain))
     found.append(Way("synchronous with Muon", muon=True))
     for every in (5, 15, 50, 150):
         name = f"Muon, outer steps, every {every}"
-        found.append(Way(f"{name}, Nesterov", every=every, muon=True, outer=Outer(BATCH)))
+        found.append(Way(f"{name}, Nesterov", every=every, muon=True, outer=Outer(BATCH, "nesterov")))
         found.append(Way(f"{name}, 4 bits", every=every, codec=four, muon=True, outer=plain))
-        found.append(sparse(name, 64, 2, every=every, outer=plain, muon=True))
+        found.append(sparse(name, 256, 2, every=every, outer=plain, muon=True))
     return found
 
 
@@ -248,7 +248,7 @@ def by_own_steps(way: Way, setting: Setting, text: Text, rate: float, samples: i
     optimizers = [optimizer_of(way, model, rate) for model in models]
     for model, optimizer in zip(models, optimizers, strict=True):
         optimizer.register_step_pre_hook(lambda *_, model=model: clip(model))
-    make = way.outer.make if way.outer is not None else Outer(BATCH, "sgd", 1.0, 0.0).make
+    make = way.outer.make if way.outer is not None else Outer(BATCH).make
     places = [Anchored(list(model.parameters()), make) for model in models]
     peers = [Differences(*pair, BATCH) for pair in zip(places, optimizers, strict=True)]
     methods = [way.mode.method(own) for own in peers]
@@ -432,6 +432,7 @@ def picture(results: Results, ways: list[Way]) -> str:
 FRONTIER = (
     PLAIN, "outer steps, every 15, 4 bits", "synchronous with Muon", "Muon, outer steps, every 5, 4 bits",
     "Muon, outer steps, every 15, 4 bits", "Muon, outer steps, every 50, 4 bits",
+    "Muon, outer steps, every 15, top 256 in 2 bits", "Muon, outer steps, every 150, 4 bits",
 )  # fmt: skip
 
 

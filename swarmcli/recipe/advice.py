@@ -40,8 +40,8 @@ class AdviceOptions:
     ways: tuple[TrainingWay, ...] = (  # the least loss first, by the table of docs/modes.md
         TrainingWay("gradients in float32", "none"),
         TrainingWay("gradients in 8 bits", "blockwise_8bit"),
-        TrainingWay("outer steps every 15 in 8 bits", "blockwise_8bit", 15),
-        TrainingWay("outer steps every 50 in 8 bits", "blockwise_8bit", 50),
+        TrainingWay("outer steps every 15 in 4 bits", "blockwise_4bit", 15),
+        TrainingWay("outer steps every 50 in 4 bits", "blockwise_4bit", 50),
     )
     share: float = 0.5  # of the time of computing, that sending may take: then at most a third of all time is waiting
     homes: tuple[int, ...] = (10, 50, 100)  # Mbit/s up, of usual lines
@@ -77,7 +77,7 @@ class WeighedWay:
     @property
     def sections(self) -> tuple[str, ...]:
         """The lines of a recipe that trains so, beside `target_batch_size: {samples}`."""
-        outer = f"outer: {{optimizer: sgd, lr: 1.0, momentum: 0.0, inner_batch_size: {self.inner_batch_size}}}"
+        outer = f"outer: {{optimizer: sgd, inner_batch_size: {self.inner_batch_size}}}"
         codec = f"compression: {{gradients: {self.way.codec}}}"
         return (outer, codec) if self.way.steps > 1 else (codec,)
 

@@ -499,12 +499,11 @@ def _check_outer(recipe: Recipe) -> None:
     if not recipe.outer.takes_steps:
         return
     sparse = recipe.gradient_averaging.method == "topk"
-    if sparse and (recipe.outer.momentum or recipe.outer.optimizer == "adam"):
+    if sparse and recipe.outer.has_momentum:
         raise Conflict(
             "outer.momentum" if recipe.outer.momentum else "outer.optimizer",
             "outer.momentum and adam do not go with gradient_averaging.method: topk, whose peers keep what they "
-            "have not sent, while a momentum applies again what they have; write outer.optimizer: sgd and "
-            "outer.momentum: 0",
+            "have not sent, while a momentum applies again what they have; write outer.optimizer: sgd alone",
         )
     low_rank = recipe.gradient_averaging.method in ("powersgd", "poweref")
     no_use = {

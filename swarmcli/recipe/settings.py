@@ -428,8 +428,12 @@ class OuterSettings(Section):
         "steps the anchor with the average of how far peers went by themselves, with `optimizer`; null: gradients are "
         "averaged instead",
     )
-    lr: float = shared(0.7, "learning rate of the outer optimizer; adam wants less, such as 0.1", gt=0)
-    momentum: float = shared(0.9, "of the outer optimizer; for adam its first beta", ge=0, lt=1)
+    lr: float | None = shared(
+        None, "learning rate of the outer optimizer; null: 1 of sgd, 0.7 of nesterov, 0.1 of adam", gt=0
+    )
+    momentum: float | None = shared(
+        None, "of the outer optimizer, for adam its first beta; null: 0 of sgd, otherwise 0.9", ge=0, lt=1
+    )
     inner_batch_size: int = shared(
         0, "samples of a peer's own step, a multiple of micro_batch_size; outer.optimizer needs it", ge=0
     )
@@ -438,13 +442,18 @@ class OuterSettings(Section):
     def _consistent(self) -> OuterSettings:
         for key in ("lr", "momentum", "inner_batch_size"):
             if key in self.model_fields_set and not self.takes_steps:
-                raise Conflict(key, f"{key} belongs to outer steps; add optimizer: nesterov beside it, or remove {key}")
+                raise Conflict(key, f"{key} belongs to outer steps; add optimizer: sgd beside it, or remove {key}")
         if self.takes_steps and not self.inner_batch_size:
             raise Conflict(
                 "optimizer",
                 "outer.inner_batch_size is missing; add `inner_batch_size: …`, samples of a peer's own step",
             )
         return self
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether the outer optimizer keeps one."""
+        return self.takes_steps and (self.optimizer != "sgd" if self.momentum is None else self.momentum > 0)
 
     @property
     def takes_steps(self) -> bool:

@@ -191,7 +191,7 @@ def statistics_that_travel(recipe: Recipe, trained: int, inner: int) -> int:
     """Bytes of statistics in a state: of the outer optimizer, or where there is none the `inner` ones."""
     if not recipe.outer.takes_steps:
         return inner
-    moments = 2 if recipe.outer.optimizer == "adam" else int(recipe.outer.momentum > 0)
+    moments = 2 if recipe.outer.optimizer == "adam" else int(recipe.outer.has_momentum)
     return trained * (moments + bool(recipe.ema_decay))
 
 

@@ -24,7 +24,7 @@ from swarmcli.peer.collaboration import (
     timing_options,
 )
 from swarmcli.recipe import Recipe, load_recipe
-from swarmcli.recipe.settings import Codec
+from swarmcli.recipe.settings import GradientCodec
 from swarmcli.training import Compute, optimizer_factory, parameter_groups
 from swarmcli.training.resumed import Resume, resumed_place
 from tests.checkpoints.shelves import fill
@@ -34,7 +34,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def test_every_compression_that_a_recipe_may_name_is_a_codec_of_its_own() -> None:
-    assert COMPRESSIONS.keys() == set(get_args(Codec))
+    assert COMPRESSIONS.keys() == set(get_args(GradientCodec))
     assert isinstance(COMPRESSIONS["none"], NoCompression)
     assert len({codec.name for codec in COMPRESSIONS.values()}) == len(COMPRESSIONS)
     for name, codec in COMPRESSIONS.items():

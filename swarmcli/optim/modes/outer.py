@@ -41,32 +41,43 @@ class Outer:
     """Outer steps, as all peers of a run take them. Raises ValueError or TypeError, which name the option.
 
     `inner_batch_size` samples make an inner step of a peer, in one batch or in several; `target_batch_size` samples of
-    the swarm make an outer one. `optimizer` is a name, for which `lr` and `momentum` count (Adam's first beta), or a
-    factory that takes parameters.
+    the swarm make an outer one. `optimizer` is a factory that takes parameters, or a name, for which `lr` and
+    `momentum` (Adam's first beta) count, by default
+
+        sgd        1.0, 0     the anchor goes where the peers went on average: best where there are few rounds
+        nesterov   0.7, 0.9   as in the paper, for runs of very many rounds
+        adam       0.1, 0.9
     """
 
     inner_batch_size: int
-    optimizer: OuterOptimizer = "nesterov"
-    lr: float = 0.7
-    momentum: float = 0.9
+    optimizer: OuterOptimizer = "sgd"
+    lr: float | None = None
+    momentum: float | None = None
 
     def __post_init__(self) -> None:
         as_count(self.inner_batch_size, "outer.inner_batch_size", least=1)
-        if not self.lr > 0:
-            raise ValueError(f"outer.lr={self.lr!r}: expected a positive number")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"outer.momentum={self.momentum!r}: expected a number from 0 to below 1")
+        lr, momentum = self.rates
+        if not lr > 0:
+            raise ValueError(f"outer.lr={lr!r}: expected a positive number")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"outer.momentum={momentum!r}: expected a number from 0 to below 1")
         if not callable(self.optimizer) and self.optimizer not in ("nesterov", "sgd", "adam"):
             raise ValueError(f"outer.optimizer={self.optimizer!r}: expected nesterov, sgd, adam or a factory")
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """`lr` and `momentum`, where they are None what is usual for the optimizer."""
+        lr, momentum = {"sgd": (1.0, 0.0), "nesterov": (0.7, 0.9)}.get(str(self.optimizer), (0.1, 0.9))
+        return lr if self.lr is None else self.lr, momentum if self.momentum is None else self.momentum
 
     def make(self, parameters: Any) -> torch.optim.Optimizer:
         """The outer optimizer of these parameters."""
         if callable(self.optimizer):
             return self.optimizer(parameters)
+        lr, momentum = self.rates
         if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, self.lr, betas=(self.momentum, SECOND_MOMENT))
-        nesterov = self.optimizer == "nesterov" and self.momentum > 0
-        return torch.optim.SGD(parameters, self.lr, self.momentum, nesterov=nesterov)
+            return torch.optim.Adam(parameters, lr, betas=(momentum, SECOND_MOMENT))
+        return torch.optim.SGD(parameters, lr, momentum, nesterov=self.optimizer == "nesterov" and momentum > 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +126,10 @@ class SparseOuterSteps(Sparse, OuterSteps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        outer = self.outer
-        if outer.optimizer == "adam" or (not callable(outer.optimizer) and outer.momentum):
+        outer, momentum = self.outer, self.outer.rates[1]
+        if not callable(outer.optimizer) and momentum:
             raise ValueError(
-                f"outer.optimizer={outer.optimizer!r}, outer.momentum={outer.momentum!r}: Sparse keeps what has not "
+                f"outer.optimizer={outer.optimizer!r}, outer.momentum={momentum!r}: Sparse keeps what has not "
                 "been sent, and a momentum would apply what has been sent again; use Outer(optimizer='sgd', momentum=0)"
             )
 
