@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 
+from swarmcli.averaging.aggregators import CenteredClip
 from swarmcli.dht import DHTNode
 from swarmcli.events import EpochAdvanced, EpochCredited, Noticed, RoundsReplayed, StateDownloaded
 from swarmcli.network.identity import PeerID
@@ -32,10 +34,10 @@ from swarmcli.optim.modes.outer import OuterSteps
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.testing import virtual_time
+from tests.adversary.lies import LIES, Liar
 from tests.optim.optim_swarm import Swarm, record, until
 from tests.suites import soak
 
-TARGET, BATCH = 48, 4  # samples of an epoch, and of a batch, which is an inner step
 ROWS, COLUMNS = 48, 96  # of the matrix that is learned: more than a chunk of sparse gradients
 TRUTH = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(5)) / ROWS**0.5
 
@@ -45,11 +47,14 @@ class Row:
     mode: Mode
     rate: float  # of the peers' own optimizer, SGD
     keeps: bool = False  # what a round has not counted, for the next one
+    batch: int = 4  # samples, which are an inner step
+    target: int = 48  # of an epoch
+    averaging: Mapping[str, Any] = field(default_factory=dict)
 
 
 MODES = {
     "synchronous": Row(Synchronous(), 2.0),
-    "outer steps": Row(OuterSteps(outer=Outer(BATCH), timing=Timing.DELAYED_AVERAGING), 0.5, keeps=True),
+    "outer steps": Row(OuterSteps(outer=Outer(4), timing=Timing.DELAYED_AVERAGING), 0.5, keeps=True),
     "sparse": Row(Sparse(k=256, bits=2, decay=0.95), 1.0),
     "powersgd": Row(PowerSGD(averager_rank=4), 1.0),
 }
@@ -67,12 +72,14 @@ class Learner:
         self.last = 10**6  # the epoch at which it stops
         self.computed = 0
         self.digests: dict[str, str] = {}  # lineage → of the parameters then
+        self.errors: dict[int, float] = {}  # epoch → of the parameters then
         self.advanced, self.credited = record(node, EpochAdvanced), record(node, EpochCredited)
         self.downloads, self.replays = record(node, StateDownloaded), record(node, RoundsReplayed)
         self.notices = record(node, Noticed)
-        config = OptimizerConfig("run", TARGET, description=PeerDescription("trainer"))
+        config = OptimizerConfig("run", row.target, description=PeerDescription("trainer"))
         optimizer = torch.optim.SGD([self.weights], lr=row.rate)
-        self.core = OptimizerCore(PeerContext(node, config, averager_config(config)), Trained(optimizer), row.mode)
+        peer = PeerContext(node, config, averager_config(config, options=row.averaging))
+        self.core = OptimizerCore(peer, Trained(optimizer), row.mode)
         self.feedback = Feedback(self.core.work.method)  # type: ignore[attr-defined]
 
     @property
@@ -83,14 +90,15 @@ class Learner:
         while self.epoch < self.last:
             await asyncio.sleep(self.pace)
             await self.goes.wait()
-            rows = torch.randn(BATCH, ROWS, generator=self.data)
+            rows = torch.randn(self.row.batch, ROWS, generator=self.data)
             loss = ((rows @ (self.weights - TRUTH)) ** 2).mean()
             (self.weights.grad,) = torch.autograd.grad(loss, [self.weights])
-            self.computed += BATCH
-            await self.core.step(BATCH)
+            self.computed += self.row.batch
+            await self.core.step(self.row.batch)
             state = self.core.replica.state
             digest = state.digest()
             assert self.digests.setdefault(state.position.lineage.hex(), digest) == digest, "a lineage is one state"
+            self.errors[self.epoch] = float((state.trained[0].detach() - TRUTH).norm())
 
     @property
     def counted(self) -> float:
@@ -231,61 +239,61 @@ class Field:
             assert own == peer.counted or peer.downloads or peer not in self.peers
 
 
-async def killed(field: Field) -> None:
-    *_, last = await field.in_mid_round()
+async def killed(there: Field) -> None:
+    *_, last = await there.in_mid_round()
     await asyncio.sleep(0.03)  # its parts are on their way
-    await field.kill(last)
+    await there.kill(last)
 
 
-async def leader_killed(field: Field) -> None:
-    leader, *_ = await field.in_mid_round()
-    await field.kill(leader)
+async def leader_killed(there: Field) -> None:
+    leader, *_ = await there.in_mid_round()
+    await there.kill(leader)
 
 
-async def frozen(field: Field) -> None:
+async def frozen(there: Field) -> None:
     """So long that it downloads what it has missed."""
-    first, *_, last = await field.in_mid_round()
-    await field.freeze(last)
+    first, *_, last = await there.in_mid_round()
+    await there.freeze(last)
     await until(lambda: first.epoch >= last.epoch + 4)
-    await field.thaw(last)
+    await there.thaw(last)
     assert last.downloads
 
 
-async def dozing(field: Field) -> None:
+async def dozing(there: Field) -> None:
     """It makes up for the one round that it has missed, unless the mode's rounds are kept without a proof."""
-    *others, last = await field.in_mid_round()
-    await field.freeze(last)
+    *others, last = await there.in_mid_round()
+    await there.freeze(last)
     await until(lambda: others[0].epoch > last.epoch)
     for peer in others:
         peer.goes.clear()
-    await field.thaw(last)
+    await there.thaw(last)
     for peer in others:
         peer.goes.set()
     assert bool(last.replays) == (last.core.work.method.program is None)
 
 
-async def parted(field: Field) -> None:
+async def parted(there: Field) -> None:
     """Both halves go on, and one of them takes over the other's state in the end."""
-    members = await field.in_mid_round()
-    assert field.swarm.contact is not None
+    members = await there.in_mid_round()
+    assert there.swarm.contact is not None
     halves = members[:2], members[2:]
     ids = [[peer.node.peer_id for peer in half] for half in halves]
-    field.swarm.network.partition([field.swarm.contact.peer_id, *ids[0]], ids[1])
+    there.swarm.network.partition([there.swarm.contact.peer_id, *ids[0]], ids[1])
     reached = max(peer.epoch for peer in members)
     await until(lambda: min(peer.epoch for peer in members) > reached + 1)
     assert len({peer.core.position.lineage for peer in members}) > 1
-    field.swarm.network.heal()
-    await field.in_mid_round()
+    there.swarm.network.heal()
+    await there.in_mid_round()
     assert [all(peer.downloads for peer in half) for half in halves].count(True) == 1
     assert [any(peer.downloads for peer in half) for half in halves].count(True) == 1
 
 
-async def joined(field: Field) -> None:
-    first, *_ = await field.in_mid_round()
+async def joined(there: Field) -> None:
+    first, *_ = await there.in_mid_round()
     for _ in range(2):
         await until(lambda: first.core._group.begun)
-        newcomer = await field.learner()
-        field.begin()
+        newcomer = await there.learner()
+        there.begin()
         await until(lambda: newcomer.counted > 0)  # noqa: B023
 
 
@@ -307,12 +315,39 @@ CASES = [case for case in itertools.product(MODES, FAULTS) if case not in LONG]
 @pytest.mark.parametrize(("mode", "fault"), [*CASES, *soak(LONG)])
 def test_who_stays_is_equal_and_samples_count_once_or_are_told_as_lost(mode: str, fault: str, seed: int) -> None:
     async def main() -> None:
-        async with Swarm(seed, latency=0.02) as swarm, Field(swarm, MODES[mode]) as field:
+        async with Swarm(seed, latency=0.02) as swarm, Field(swarm, MODES[mode]) as there:
             for _ in range(4):
-                await field.learner()
-            field.begin()
-            await FAULTS[fault](field)
-            await field.end()
-            field.check()
+                await there.learner()
+            there.begin()
+            await FAULTS[fault](there)
+            await there.end()
+            there.check()
 
     virtual_time.run(main(), seed=seed, timeout=600)
+
+
+def errors_beside(liars: int, attack: str = "") -> dict[int, float]:
+    """Errors by epoch of eleven honest peers with outer steps, whose anchors are bit-identical."""
+    mode = OuterSteps(outer=Outer(16), timing=Timing.DELAYED_AVERAGING)
+    row = Row(mode, 0.5, keeps=True, batch=16, target=512, averaging={"aggregator": CenteredClip()})
+
+    async def main() -> dict[int, float]:
+        async with Swarm(latency=0.02) as swarm, Field(swarm, row) as there:
+            for number in range(11 + liars):
+                peer = await there.learner()
+                if number < liars:
+                    lies = random.Random(number)
+                    LIES[attack].tell(Liar(lies, peer.node.endpoint, peer.node, peer.core.work.averager, peer.core))
+            there.begin()
+            await until(lambda: min(peer.epoch for peer in there.peers) >= 4)
+            await there.end()
+            there.check()
+            return there.peers[-1].errors
+
+    return virtual_time.run(main(), timeout=600)
+
+
+@pytest.mark.soak
+def test_with_five_of_sixteen_that_lie_about_differences_three_rounds_learn_more_than_one_without() -> None:
+    honest, lied_to = errors_beside(0), errors_beside(5, "scaled")
+    assert lied_to[6] < honest[2]
