@@ -187,6 +187,29 @@ def test_a_round_steps_with_what_was_sent_over_the_samples_of_all() -> None:
     assert torch.equal(method.averaged[0], message * 0.5)
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_round_that_is_replayed_takes_what_it_counted_of_the_error_feedback(counted: bool) -> None:
+    """Otherwise the next round would send the same again."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            late = await sower(swarm)
+            work, notices = late.core.work, record(late.node, Noticed)
+            late.parameters[0].grad = torch.randn(WIDTH, 2 * WIDTH, generator=late.data)
+            await work.accumulate(4)
+            await work.freeze()
+            message = late.method.tensors[0].clone()
+            await work.restore()  # the outcome is not known here
+            contributor = late.node.peer_id if counted else swarm.contact.peer_id  # type: ignore[union-attr]
+            await work.replay([message], bytes(32), 4, {contributor: 4.0})
+            left = 4 * (late.parameters[0].grad - message) if counted else torch.zeros_like(message)
+            torch.testing.assert_close(late.method.own["residual0"], left)
+            told = [notice.text for notice in notices if "4 samples of this peer are lost" in notice.text]
+            assert len(told) == (not counted)
+
+    virtual_time.run(main(), timeout=100)
+
+
 @pytest.mark.parametrize(("option", "value"), [("k", 31), ("k", 257), ("bits", 3), ("decay", 1.1), ("decay", -0.1)])
 def test_options_that_have_no_meaning_are_refused_by_name(option: str, value: float) -> None:
     with pytest.raises(ValueError, match=option):
