@@ -452,8 +452,9 @@ class OuterSettings(Section):
 
     @property
     def has_momentum(self) -> bool:
-        """Whether the outer optimizer keeps one."""
-        return self.takes_steps and (self.optimizer != "sgd" if self.momentum is None else self.momentum > 0)
+        """Whether the outer optimizer keeps one; Adam does, whatever its betas are."""
+        usual = self.momentum is None and self.optimizer == "nesterov"
+        return usual or self.optimizer == "adam" or bool(self.momentum)
 
     @property
     def takes_steps(self) -> bool:

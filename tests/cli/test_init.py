@@ -147,12 +147,12 @@ def test_templates_for_slow_lines_show_the_arithmetic_and_train_as_it_says() -> 
         said(template, "--template", template)
     home, slow = (load_recipe(f"{name}/recipe.yaml") for name in ("home", "slow-links"))
     assert home.target_batch_size == TEMPLATES["medium"].target_batch_size == 512
-    assert (slow.outer.optimizer, slow.outer.lr, slow.outer.momentum) == ("sgd", 1.0, 0.0)  # plain means
+    assert (slow.outer.optimizer, slow.outer.has_momentum) == ("sgd", False)  # plain means
     assert (slow.target_batch_size, slow.outer.inner_batch_size) == (15 * 512, 512 / 4)
     assert (slow.max_epochs, slow.lr_scheduler.warmup_epochs, slow.checkpoint.every_epochs) == (133, 6, 3)
     text = Path("slow-links/recipe.yaml").read_text()
     assert "#   gradients in 8 bits: 11.2 MB, 27 s of sending beside 32 s of computing\n" in text
-    assert "#   outer steps every 15 in 8 bits: 11.2 MB, 27 s of sending beside 8 min of computing\n" in text
+    assert "#   outer steps every 15 in 4 bits: 6.24 MB, 15 s of sending beside 8 min of computing\n" in text
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_lines_and_volunteers_are_weighed_by_how_fast_this_computer_is(paced: No
         "In a round each sends 1.75 times what it brings: its own, and averages.",
         "  gradients in float32: 1.89 MB, 13 s of sending beside 0.6 s of computing",
         "  gradients in 8 bits: 481 kB, 3.4 s of sending beside 0.6 s of computing",
-        "  outer steps every 15 in 8 bits: 481 kB, 3.4 s of sending beside 9.6 s of computing",
+        "  outer steps every 15 in 4 bits: 269 kB, 1.9 s of sending beside 9.6 s of computing",
     ]
     assert "\n".join(told) in result.stderr and "".join(f"# {line}\n" for line in told) in text
     said("quick", "--uplink", "100Mbit/s")

@@ -72,7 +72,7 @@ class PlainSparseLoCo:
             due = FADES * self.residuals.get(peer, 0.0) + (self.anchor - weights.data)
             sent += largest(due)
             self.residuals[peer] = due - largest(due)
-        codec = BlockwiseQuantization(CHUNK)  # of averages, as they come back
+        codec = BlockwiseQuantization(CHUNK, bits=4)  # of averages, as they come back
         averaged = codec.extract(codec.compress(sent * (1 / sum(steps.values())))).clone()
         self.anchor -= OUTER.lr * averaged * (sum(n * n for n in steps.values()) / sum(steps.values()))
         for _, _, schedule in self.peers.values():
@@ -211,7 +211,7 @@ def test_it_has_no_momentum_beside_it_and_the_optimizer_takes_it_by_name() -> No
     mode = choose_mode(partial(Sparse, k=32, bits=4), OUTER)
     assert isinstance(mode, SparseOuterSteps) and (mode.k, mode.bits, mode.outer) == (32, 4, OUTER)
     assert type(choose_mode(GradientAverager, OUTER)) is OuterSteps
-    for outer in (Outer(INNER), Outer(INNER, "sgd"), Outer(INNER, "adam", momentum=0.0)):
+    for outer in (Outer(INNER, "nesterov"), Outer(INNER, momentum=0.9), Outer(INNER, "adam", momentum=0.0)):
         with pytest.raises(ValueError, match=r"outer\.momentum=.*use Outer\(optimizer='sgd', momentum=0\)"):
             choose_mode(Sparse, outer)
     with pytest.raises(ValueError, match="differences are averaged by GradientAverager or Sparse, not by"):

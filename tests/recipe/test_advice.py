@@ -24,8 +24,8 @@ def test_the_arithmetic_is_that_of_a_round() -> None:
     [
         (100.0, "gradients in float32"),
         (20.0, "gradients in 8 bits"),
-        (2.0, "outer steps every 15 in 8 bits"),
-        (0.5, "outer steps every 50 in 8 bits"),
+        (2.0, "outer steps every 15 in 4 bits"),
+        (0.3, "outer steps every 50 in 4 bits"),
     ],
 )
 def test_the_way_with_the_least_loss_that_the_links_allow_is_taken(mbit: float, name: str) -> None:

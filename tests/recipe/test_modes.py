@@ -108,12 +108,12 @@ OUTER = "outer={optimizer: nesterov, inner_batch_size: 8}"
         ([LOCAL, "delay.optimizer_step=yes"], "local updates step after every batch and wait for nobody then"),
         (["outer.optimizer=lion"], "outer.optimizer should be one of 'nesterov', 'sgd' or 'adam'"),
         (["outer.optimizer=sgd"], "outer.inner_batch_size is missing; add `inner_batch_size: …`"),
-        (["outer.lr=0.5"], "lr belongs to outer steps; add optimizer: nesterov beside it, or remove lr"),
+        (["outer.lr=0.5"], "lr belongs to outer steps; add optimizer: sgd beside it, or remove lr"),
         ([OUTER, LOCAL], "local_updates.enabled has no use with outer steps: it is another way to train; remove it"),
         (
             [f"averaging={{{MEMBERS}}}", TOPK, OUTER],
             "method: topk, whose peers keep what they have not sent, while a momentum applies again what they have; "
-            "write outer.optimizer: sgd and outer.momentum: 0",
+            "write outer.optimizer: sgd alone",
         ),
         (
             [f"averaging={{{MEMBERS}}}", TOPK, "outer={optimizer: adam, momentum: 0, inner_batch_size: 8}"],
@@ -134,7 +134,7 @@ def test_what_contradicts_itself_is_refused_where_it_is_written(overrides: list[
 
 def test_an_inner_step_is_made_up_of_whole_batches_and_an_outer_one_of_many() -> None:
     recipe = small("micro_batch_size=2", "outer={optimizer: adam, lr: 0.1, inner_batch_size: 8}")
-    assert recipe.outer.takes_steps and recipe.outer.momentum == 0.9
+    assert recipe.outer.takes_steps and recipe.outer.has_momentum
     said = refused(SMALL, "local.micro_batch_size=3", "outer={optimizer: sgd, inner_batch_size: 8}")
     assert "an inner step of 8 samples is not made up of 3 × 1" in said and "set local.micro_batch_size" in said
     said = refused(SMALL, "micro_batch_size=1", "target_batch_size=16", "outer={optimizer: sgd, inner_batch_size: 32}")

@@ -127,7 +127,7 @@ class SparseOuterSteps(Sparse, OuterSteps):
     def __post_init__(self) -> None:
         super().__post_init__()
         outer, momentum = self.outer, self.outer.rates[1]
-        if not callable(outer.optimizer) and momentum:
+        if outer.optimizer == "adam" or (not callable(outer.optimizer) and momentum):
             raise ValueError(
                 f"outer.optimizer={outer.optimizer!r}, outer.momentum={momentum!r}: Sparse keeps what has not "
                 "been sent, and a momentum would apply what has been sent again; use Outer(optimizer='sgd', momentum=0)"
