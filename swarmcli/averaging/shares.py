@@ -1,8 +1,9 @@
 """Shares of the reducing work: how much of the vector each member reduces, by what its link can carry.
 
 With s members that send and receive, one that reduces a fraction v of the vector and also averages its own tensors
-moves (1 - v) + (s - 1)·v = 1 + (s - 2)·v vectors each way; an auxiliary moves s·v. A round takes as long as its
-slowest link, so the shares solve a linear program:
+sends (1 - v) + (s - 1)·b·v vectors; an auxiliary sends s·b·v. Averages take b times the bytes of what a sender brings:
+once, where both directions are alike; more, where they hold what several have sent. A round takes as long as its
+slowest link, and uplinks are the slower ones, so the shares solve a linear program:
 
     minimize T   with   traffic_i(v_i) / bandwidth_i <= T,   sum of v = 1,   v >= 0
 
@@ -33,28 +34,31 @@ _SLOWEST = 1e-12  # of the fastest link: slower ones count as this, so that all 
 _ROUNDING = 1e-15  # figures nearer to zero are taken for zero; all figures are at most about one
 
 
-def reducing_shares(members: Sequence[Member], total_size: int, min_vector_size: int = 0) -> tuple[float, ...]:
+def reducing_shares(
+    members: Sequence[Member], total_size: int, min_vector_size: int = 0, back: float = 1.0
+) -> tuple[float, ...]:
     """Each member's share of the vector, in the order of `members`; they sum to 1.
 
     `total_size` and `min_vector_size` count elements: nobody gets fewer than `min_vector_size` of them, except that
-    one member gets everything if even that is less. Raises NoReducerError when nobody can reduce for all.
+    one member gets everything if even that is less. `back`: bytes of averages for a byte that is brought. Raises
+    NoReducerError when nobody can reduce for all.
     """
     able = [index for index in range(len(members)) if _can_reduce(members, index)]
     if not able:
         raise NoReducerError(_why_nobody(members))
     direct = [index for index in able if _can_reduce(members, index, Dialable.DIRECTLY)]
-    shares = _divide(members, direct or able, total_size, min_vector_size)
-    if len(direct) in (0, len(able)) or not _relays_may_pay(members, able, slowest_link(members, shares)):
+    shares = _divide(members, direct or able, total_size, min_vector_size, back)
+    if len(direct) in (0, len(able)) or not _relays_may_pay(members, able, slowest_link(members, shares, back)):
         return shares
-    mixed = _divide(members, able, total_size, min_vector_size)
-    return mixed if 2 * slowest_link(members, mixed) < slowest_link(members, shares) else shares
+    mixed = _divide(members, able, total_size, min_vector_size, back)
+    return mixed if 2 * slowest_link(members, mixed, back) < slowest_link(members, shares, back) else shares
 
 
-def slowest_link(members: Sequence[Member], shares: Sequence[float]) -> float:
+def slowest_link(members: Sequence[Member], shares: Sequence[float], back: float = 1.0) -> float:
     """The time of a round, which the linear program minimizes, in units of (vector size) / (bandwidth)."""
     senders = _count_senders(members)
     own = [
-        share * senders if member.auxiliary else 1 + (senders - 2) * share
+        share * senders * back if member.auxiliary else 1 + ((senders - 1) * back - 1) * share
         for member, share in zip(members, shares, strict=True)
     ]
     outside, relayed = 0.0, _relayed(members, range(len(members)))
@@ -120,24 +124,26 @@ def _why_nobody(members: Sequence[Member]) -> str:
     )
 
 
-def _divide(members: Sequence[Member], able: Sequence[int], total_size: int, min_vector_size: int) -> tuple[float, ...]:
+def _divide(
+    members: Sequence[Member], able: Sequence[int], total_size: int, min_vector_size: int, back: float
+) -> tuple[float, ...]:
     """Shares among those of the `able` that get at least `min_vector_size` elements."""
     # The fastest first, and members of equal bandwidth in their order.
     most = len(able) if min_vector_size <= 0 else max(1, total_size // min_vector_size)
     chosen = sorted(able, key=lambda index: -members[index].bandwidth)[:most]
-    shares = _solve(members, chosen)
+    shares = _solve(members, chosen, back)
     large = [index for index in chosen if shares[index] * total_size >= min_vector_size]
     if len(large) < len(chosen):
-        shares = _solve(members, large or chosen[:1])
+        shares = _solve(members, large or chosen[:1], back)
     return tuple(shares)
 
 
-def _solve(members: Sequence[Member], chosen: Sequence[int]) -> list[float]:
+def _solve(members: Sequence[Member], chosen: Sequence[int], back: float) -> list[float]:
     """Shares for all members, zero except for the chosen."""
     relayed = _relayed(members, chosen)
     shares = np.zeros(len(members))
     if relayed or len({(members[index].bandwidth, members[index].auxiliary) for index in chosen}) > 1:
-        shares[list(chosen)] = _solve_program(members, chosen, relayed)
+        shares[list(chosen)] = _solve_program(members, chosen, relayed, back)
     else:  # by symmetry
         shares[list(chosen)] = 1 / len(chosen)
     return [float(share) for share in shares]
@@ -162,7 +168,7 @@ def _relayed(members: Sequence[Member], reducers: Sequence[int]) -> dict[int | s
 
 
 def _solve_program(
-    members: Sequence[Member], chosen: Sequence[int], relayed: Mapping[int | str, Mapping[int, float]]
+    members: Sequence[Member], chosen: Sequence[int], relayed: Mapping[int | str, Mapping[int, float]], back: float
 ) -> Vector:
     """The linear program's solution. A row is the link of a reducer, of another member that relays, or of a relay
     outside."""
@@ -175,7 +181,7 @@ def _solve_program(
         row = [relayed.get(link, {}).get(reducer, 0.0) for reducer in chosen]
         member = members[link] if isinstance(link, int) else None
         if member is not None and link in column:
-            row[column[link]] += senders if member.auxiliary else senders - 2
+            row[column[link]] += senders * back if member.auxiliary else (senders - 1) * back - 1
         rows.append(row)
         fixed.append(0.0 if member is None or member.auxiliary else 1.0)
         bandwidth.append((member.bandwidth if member is not None else 0.0) or slowest)

@@ -170,6 +170,10 @@ class CompressionBase(ABC):
     def payload_bound(self, descriptor: TensorDescriptor) -> int:
         """The largest payload in bytes that a tensor of this kind can need."""
 
+    def average_bound(self, descriptor: TensorDescriptor, senders: int) -> int:
+        """The same of the average of so many messages."""
+        return self.of_averages.payload_bound(descriptor)
+
 
 class NoCompression(CompressionBase):
     """The tensor's own bytes, little-endian. Exact, and neither side copies."""

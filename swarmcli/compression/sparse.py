@@ -141,6 +141,11 @@ class TopK(FloatCodec):
     def of_averages(self) -> CompressionBase:
         return NonzeroQuantization()
 
+    def average_bound(self, descriptor: TensorDescriptor, senders: int) -> int:
+        if not self.handles(descriptor.dtype):
+            return descriptor.nbytes
+        return NonzeroQuantization().payload_of(descriptor, min(descriptor.numel, senders * self.kept(descriptor)))
+
     def handles(self, dtype: torch.dtype) -> bool:
         return dtype.is_floating_point and dtype is not torch.float64
 
@@ -177,7 +182,7 @@ class TopK(FloatCodec):
             below = (above - 1).clamp_(min=0)
             nearer = magnitudes - levels.gather(1, below) < levels.gather(1, above) - magnitudes
             nearest = torch.where(nearer, below, above)
-        # Of equal levels always the first: so equal values have equal codes.
+        # The first of equal levels is always taken: so equal values have equal codes.
         sent = levels.gather(1, nearest)
         # There is one zero: what is sent again as zero has no sign.
         codes = torch.searchsorted(levels, sent) << 1 | ((values.gather(1, places) < 0) & (sent > 0)).long()

@@ -141,13 +141,13 @@ class RunWatch:
         samples = min(float(recipe.target_batch_size), sum(done for done, _ in counted))
         eta = seconds_until(recipe.target_batch_size - samples, sum(rate for _, rate in counted))
         state, waits = self._progress(self._state(optimizer, peers), epoch, peers, status.now)
-        rates = [each.samples_per_second for each in peers if each.counts]
+        rate = math.fsum(each.samples_per_second for each in peers if each.counts)
         return replace(
             status,
             state=state,
             epoch=epoch,
             samples=int(samples),
-            samples_per_second=0.0 if state == "standing" else math.fsum(rates),
+            samples_per_second=0.0 if state == "standing" else rate,
             eta_seconds=eta if 0 < eta < math.inf and state in GOES_ON else None,  # at 0 a round ends the epoch
             run_eta_seconds=self._run_eta(epoch, eta) if state in GOES_ON else None,
             alarm=clock or alarm(optimizer),

@@ -83,7 +83,7 @@ class MemoryLink:
         self._next()
 
     def drop(self, connection: object) -> None:
-        """What waits to be sent on it goes nowhere."""
+        """Messages that wait to be sent on it go nowhere."""
         self._queues.pop(connection, None)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from swarmcli.averaging.group import Member
 from swarmcli.averaging.shares import reducing_shares
-from swarmcli.compression import NonzeroQuantization, TensorDescriptor, TopK
+from swarmcli.compression import TensorDescriptor, TopK
 from swarmcli.network.identity import PeerID
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Recipe
@@ -113,7 +113,7 @@ def passed_on(
     counts[role] += 1
     roles = [each for each, count in counts.items() for _ in range(count)]
     members = [Member(PeerID(bytes(32)), auxiliary=each == "auxiliary") for each in roles]
-    own = reducing_shares(members, ASSUMED.numbers)[roles.index(role)]
+    own = reducing_shares(members, ASSUMED.numbers, back=average / max(1, message))[roles.index(role)]
     keeps, computes = role != "auxiliary", role == "trainer"  # what was averaged; gradients of its own
     holders, senders = counts["trainer"] + counts["monitor"], counts["trainer"]
     sent = computes * (1 - own) * message + own * (holders - keeps) * average
@@ -125,10 +125,9 @@ def averaged_bytes(recipe: Recipe, outline: nn.Module, senders: int) -> tuple[in
     they travel."""
     method = recipe.gradient_averaging
     if method.method == "topk":
-        codec, averages = TopK(method.k, method.bits), NonzeroQuantization()
+        codec = TopK(method.k, method.bits)
         shapes = [TensorDescriptor(tuple(p.shape), torch.float32) for p in outline.parameters() if p.requires_grad]
-        whole = sum(averages.payload_of(each, min(each.numel, senders * codec.kept(each))) for each in shapes)
-        return sum(codec.payload_bound(each) for each in shapes), whole
+        return sum(map(codec.payload_bound, shapes)), sum(codec.average_bound(each, senders) for each in shapes)
     width = WIDTHS[recipe.compression.gradients]
     if recipe.local_updates.enabled:
         width = WIDTHS[recipe.compression.state_averaging] * (1 + len(recipe.averaging.average_opt_statistics))

@@ -371,10 +371,11 @@ class GroupFinder:
             member if may_reduce else replace(member, bandwidth=0.0)
             for member, may_reduce in zip(said, able, strict=True)
         ]
+        back = self._layout.back(sum(not member.auxiliary for member in said))
         with suppress(NoReducerError):
-            return members, reducing_shares(members, self._layout.numel, least)
+            return members, reducing_shares(members, self._layout.numel, least, back)
         try:
-            return said, reducing_shares(said, self._layout.numel, least)
+            return said, reducing_shares(said, self._layout.numel, least, back)
         except NoReducerError:
             # The followers are connected with their leader, even where no member can be dialed any more.
             leader, *followers = said

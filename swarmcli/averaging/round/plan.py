@@ -117,6 +117,12 @@ class Layout:
         """Bytes of all tensors on the wire, at most, in the direction that takes more."""
         return sum(_larger_bound(codec, each) for each, codec in zip(self.descriptors, self.codecs, strict=True))
 
+    def back(self, senders: int) -> float:
+        """Bytes of the averages of so many senders, at most, for each byte that one of them brings."""
+        pairs = list(zip(self.descriptors, self.codecs, strict=True))
+        brought = sum(codec.payload_bound(each) for each, codec in pairs)
+        return sum(codec.average_bound(each, senders) for each, codec in pairs) / max(1, brought)
+
     @property
     def nbytes(self) -> int:
         """Bytes of flat memory that holds all tensors."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Accumulator(Protocol):
-    """What a peer brings to the round that ends an epoch, in the making; see GradientAccumulator."""
+    """A peer makes here what it brings to the round that ends an epoch; see GradientAccumulator."""
 
     waits: bool  # whether `freeze` waits for other processes, so that it must not be called on an event loop
 

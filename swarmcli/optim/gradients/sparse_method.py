@@ -46,7 +46,7 @@ class SparseMethod(GradientMethod):
 
     @property
     def compression(self) -> CompressionBase:
-        """Of `tensors`, by index. What travels beside gradients is not made sparse."""
+        """The codecs of `tensors`, by index: tensors beside gradients are not made sparse."""
         return PerTensorCompression([self._codec] * len(self._messages) + [NoCompression()] * len(self.beside))
 
     @property
@@ -89,7 +89,7 @@ class SparseMethod(GradientMethod):
         return residual.mul(self._decay).add_(mean * self._samples)
 
     def _sent(self, due: torch.Tensor) -> torch.Tensor:
-        """What the others decode, per sample."""
+        """The values that the others decode, per sample."""
         values = due / self._samples
         codec = self._codec.codec_for(CompressionInfo.of(values))
         return codec.extract(codec.compress(values)).clone()

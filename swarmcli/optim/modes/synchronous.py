@@ -212,7 +212,7 @@ class GradientWork:
         return counted > 0
 
     def _descent(self, weights: Iterable[float]) -> Sequence[torch.Tensor]:
-        """What the optimizer steps with: here the average, in which samples count alike, whosever they are."""
+        """The optimizer steps with this: here the average, in which samples count alike, whosever they are."""
         return self.method.averaged
 
     def _drop(self) -> int:

@@ -60,7 +60,7 @@ class StateExchange:
 
     @contextmanager
     def progress(self, what: str) -> Iterator[DownloadProgress]:
-        """Of a download that the block makes, so that people are told of it."""
+        """Tells people of a download that the block makes."""
         self._progress = progress = DownloadProgress(asyncio.get_running_loop().time, what=what)
         try:
             yield progress
@@ -73,7 +73,7 @@ class StateExchange:
 
     @property
     def on_its_way(self) -> str:
-        """What this peer downloads now to come into step, in words; "": nothing. From any thread."""
+        """The download by which this peer comes into step now, in words; "": nothing. From any thread."""
         progress = self._progress
         return "" if progress is None else progress.sentence(self._endpoint.rates.download.limit)
 
