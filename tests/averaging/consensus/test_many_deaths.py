@@ -86,7 +86,8 @@ def test_survivors_pass_over_a_leader_that_says_nothing_where_none_could_decide(
     virtual_time.run(main(), timeout=2000)
 
 
-@pytest.mark.parametrize("sender_timeout", [0.5, 3.0])
+# Two messages, each behind a packet of four other connections, take 0.58 s at this bandwidth: no less can be asked for.
+@pytest.mark.parametrize("sender_timeout", [0.7, 3.0])
 @pytest.mark.parametrize("fault", ["kill", "leave"])
 def test_one_that_fails_before_the_round_is_done_without_also_where_patience_is_short(
     fault: str, sender_timeout: float
