@@ -49,7 +49,7 @@ class Person:
 def test_from_nothing_to_a_run_with_a_volunteer_who_pauses_and_leaves(tmp_path: Path) -> None:
     owner, volunteer = Person(tmp_path / "owner"), Person(tmp_path / "volunteer")
     with owner.at("init", "my-run") as asked:
-        questions = ("called?", "should the model learn?", "Where are the data?", "large is the model?", "takes part")
+        questions = ("called?", "the model learn?", "are the data?", "large is the model?", "connected?", "takes part")
         for question in questions:
             asked.until(lambda text, question=question: question in text and text.rstrip().endswith(">"))  # type: ignore[misc]
             asked.type("\r")
