@@ -183,22 +183,28 @@ def test_a_newcomer_begins_at_the_anchor_with_the_learning_rate_of_the_others() 
     virtual_time.run(main(), timeout=300)
 
 
+async def one_dies_one_pauses(swarm: Swarm, peers: list[Taught], seconds: float) -> list[Taught]:
+    """The first peer dies after so many seconds of training, and the second pauses; the others, after ten epochs."""
+    dies, *others = peers
+    dying = asyncio.create_task(dies.train(100))
+    going = asyncio.create_task(together(*(peer.train(10) for peer in others)))
+    await asyncio.sleep(seconds)
+    await swarm.kill(dies)
+    others[0].core.pause()
+    await asyncio.sleep(4)
+    others[0].core.resume()
+    dying.cancel()
+    await going
+    await asyncio.wait([dying])
+    return others
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_peers_that_die_or_pause_leave_one_anchor(seed: int) -> None:
     async def main() -> None:
         async with Swarm(seed, latency=0.05) as swarm:
             peers = [await taught(swarm, pace=pace) for pace in (0.05, 0.08, 0.1, 0.2)]
-            dies, *others = peers
-            dying = asyncio.create_task(dies.train(100))
-            going = asyncio.create_task(together(*(peer.train(10) for peer in others)))
-            await asyncio.sleep(2 + seed / 3)
-            await swarm.kill(dies)
-            others[0].core.pause()
-            await asyncio.sleep(4)
-            others[0].core.resume()
-            dying.cancel()
-            await going
-            await asyncio.wait([dying])
+            others = await one_dies_one_pauses(swarm, peers, 2 + seed / 3)
             await rests(others)
             assert len(digests(others)) == 1 and len({peer.core.position.lineage for peer in others}) == 1
             for peer in others:

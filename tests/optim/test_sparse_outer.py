@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from functools import partial
 from typing import Any
@@ -22,7 +21,7 @@ from swarmcli.optim.state.differences import Differences
 from swarmcli.testing import virtual_time
 from tests.optim import optim_swarm
 from tests.optim.optim_swarm import Swarm, decay, digests, loss_of, make_model, record, together
-from tests.optim.test_outer import Taught, rests
+from tests.optim.test_outer import Taught, one_dies_one_pauses, rests
 
 INNER, K, CHUNK, FADES = 4, 32, 4096, 0.75
 FEATURES = 5000  # a chunk and a shorter one
@@ -128,17 +127,7 @@ def test_peers_that_die_pause_and_come_leave_one_anchor_and_their_books_add_up(s
                 return peer
 
             peers = [await taught(pace) for pace in (0.05, 0.08, 0.1, 0.2)]
-            dies, *others = peers
-            dying = asyncio.create_task(dies.train(100))
-            going = asyncio.create_task(together(*(peer.train(10) for peer in others)))
-            await asyncio.sleep(2 + seed / 3)
-            await swarm.kill(dies)
-            others[0].core.pause()
-            await asyncio.sleep(4)
-            others[0].core.resume()
-            dying.cancel()
-            await going
-            await asyncio.wait([dying])
+            others = await one_dies_one_pauses(swarm, peers, 2 + seed / 3)
             late = await taught(0.1)
             assert await late.core.join()
             for peer in others:
