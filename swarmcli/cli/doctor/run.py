@@ -328,7 +328,7 @@ def _last_rounds(homes: Sequence[Path], recipe: Recipe, most: int = 20) -> Volun
             if seconds > 0:
                 rounds = journal.rounds(recipe.run_id, limit=most)
                 took = [(each.bytes_sent, each.seconds.get("running all-reduce", 0.0)) for each in rounds]
-                rates = [sent / seconds for sent, seconds in took if seconds > 0]
+                rates = [sent / lasted for sent, lasted in took if lasted > 0]
                 count = max(2, steps[-1].peers)
                 pace = sum(each.samples for each in steps) / seconds / count
                 found.append((steps[-1].time, Volunteers(max(rates, default=0.0), count, pace)))
