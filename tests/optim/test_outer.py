@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 
 from swarmcli.events import Noticed, RoundsReplayed
 from swarmcli.optim import Outer
-from swarmcli.optim.modes.base import Timing
+from swarmcli.optim.modes.base import CommittedRound, Timing
 from swarmcli.optim.modes.outer import OuterSteps
+from swarmcli.optim.state import replica
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, adamw, decay, digests, loss_of, make_model, record, together
 
@@ -106,7 +108,8 @@ class Taught(Trainer):
 
 async def taught(swarm: Swarm, seed: int = 1, **options: Any) -> Taught:
     options.setdefault("mode", outer_steps(Timing.DELAYED_AVERAGING))
-    peer = Taught(await swarm.node(), seed=seed, make=adamw, **options)
+    options.setdefault("make", adamw)
+    peer = Taught(await swarm.node(), seed=seed, **options)
     await peer.core.start()
     swarm.trainers.append(peer)
     return peer
@@ -133,6 +136,43 @@ def test_peers_go_on_while_a_round_runs_and_each_sample_counts_once(seed: int) -
             assert sum(peer.counted for peer in peers) == peers[0].core.position.samples
 
     virtual_time.run(main(), seed=seed, timeout=300)
+
+
+def test_no_inner_step_is_made_while_the_anchor_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a model is so large that both are made in threads: a trainer would begin at half of a step."""
+    monkeypatch.setattr(replica, "OFFLOAD_FROM", 0)
+    stepping, beside = threading.Event(), threading.Event()
+
+    class InnerSteps(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            if stepping.is_set():
+                beside.set()
+            super().step(closure)
+
+    class LongSteps(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            stepping.set()
+            beside.wait(0.2)
+            super().step(closure)
+            stepping.clear()
+
+    async def main() -> None:
+        async with Swarm(1) as swarm:
+            mode = outer_steps(optimizer=lambda params: LongSteps(params, lr=0.7))
+            peer = await taught(swarm, mode=mode, make=lambda params: InnerSteps(params, lr=0.01))
+            await peer.compute()
+            work = peer.core.work
+            await work.freeze()
+            await work.average_alone()
+            end = asyncio.ensure_future(
+                work.advance(CommittedRound(bytes(32), INNER, (), weights={peer.node.peer_id: INNER}), counted=True)
+            )
+            assert await asyncio.to_thread(stepping.wait, 10)
+            await work.accumulate(INNER)
+            await end
+            assert not beside.is_set()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("seed", range(4))

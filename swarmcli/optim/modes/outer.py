@@ -16,7 +16,6 @@ import torch
 
 from swarmcli.averaging.checks import as_count
 from swarmcli.events import Noticed
-from swarmcli.network.loop_thread import offload
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.optim.modes.synchronous import GradientWork, Synchronous
 from swarmcli.optim.state.anchor import Anchored
@@ -24,8 +23,6 @@ from swarmcli.optim.state.buffers import Buffers
 from swarmcli.optim.state.differences import Differences, steps_of
 from swarmcli.optim.state.replica import InPlace, Replica
 from swarmcli.optim.state.training_state import TrainingState
-from swarmcli.tasks import OFFLOAD_FROM
-from swarmcli.threads import on_all_threads, on_one_thread
 
 if TYPE_CHECKING:
     from swarmcli.network.identity import PeerID
@@ -142,8 +139,8 @@ class OuterWork(GradientWork):
 
     async def accumulate(self, batch_size: int, scale: float | None = None) -> None:
         self.replica.placement.check_trained()
-        add = partial(self._gradients.add, batch_size, scale)
-        if on_one_thread(add) if self._nbytes < OFFLOAD_FROM else await offload(lambda: on_all_threads(add)):
+        # An inner step begins at the anchor, which the end of an epoch steps beside the trainer: never at half of it.
+        if await self.replica.change(partial(self._gradients.add, batch_size, scale)):
             self.given_up.end()
         else:
             self.given_up.note(batch_size, scale)

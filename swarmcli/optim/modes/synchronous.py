@@ -147,7 +147,7 @@ class GradientWork:
     async def restore(self) -> None:
         if self._handed is not None:
             async with self.averager.tensors():
-                self._gradients.restore()
+                await self.replica.change(self._gradients.restore)  # the trainer may add samples at this moment
             self._handed = None
 
     async def average_alone(self) -> None:
