@@ -39,6 +39,7 @@ class EndOptions:
     last_call: float = 1.5  # seconds to wait for a round that should begin, by what the others reported
     of_a_batch: float = 0.5  # computed meanwhile: if the others need less for the rest, this peer waits for them
     most_epochs: int = 64  # that pass at most until reports are believed again
+    other_work: float = 0.2  # of adding up a round: who does it is told again where a part has changed by more
 
 
 class LastMoment:
@@ -142,6 +143,7 @@ class EpochEnd:
         self._kept_out = ""  # of the last round, and why
         self._share = 1.0  # of the last round's samples that were this peer's; until one is known, an epoch's all
         self._said_alone = False  # since the last round with others
+        self._told_work: tuple[float, float] | None = None  # this peer's and the auxiliaries' part of adding up
 
     @property
     def has_enough(self) -> bool:
@@ -238,6 +240,7 @@ class EpochEnd:
         if isinstance(outcome, CommittedRound):
             self._said_alone = self._said_alone and len(outcome.members) <= 1  # auxiliaries are no members
             self._metrics.note_outcome("committed", outcome.left_out.get(self._own_id, ""))
+            self._mention_the_work()
         return outcome
 
     async def _average_alone(self) -> Outcome:
@@ -259,6 +262,23 @@ class EpochEnd:
             several=self._rule.several,
             weights={self._own_id: float(samples)},
         )
+
+    def _mention_the_work(self) -> None:
+        """Tells how the cost model has divided the reducing work, where that is far from what was last told."""
+        group = self._group.last
+        if group is None or len(group.members) < 2:
+            return
+        work = own, helpers = group.work_of(self._own_id)
+        if (
+            self._told_work is None
+            or max(abs(a - b) for a, b in zip(work, self._told_work, strict=True)) > self.options.other_work
+        ):
+            self._told_work = work
+            text = (
+                f"by the lines of its {len(group.members)} members, this computer adds up {own:.0%} of a round, "
+                f"auxiliaries {helpers:.0%}, the others {max(0.0, 1 - own - helpers):.0%}"
+            )
+            self._events.emit(Noticed("info", text))
 
     def _mention_the_unreachable(self) -> None:
         """Two peers behind firewalls, above all, would otherwise train apart without a word."""
