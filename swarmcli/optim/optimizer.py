@@ -438,7 +438,7 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def round_bytes(self) -> int:
         """That a trainer sends in each round, and receives; 0: not known to an auxiliary."""
-        return 0 if self.auxiliary else self.core.work.averager.layout.wire_bytes
+        return 0 if self.auxiliary else self.core.seat.nbytes
 
     @property
     def has_handed_in(self) -> bool:

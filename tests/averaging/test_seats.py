@@ -50,6 +50,18 @@ def test_its_samples_are_worth_waiting_for_where_an_epoch_takes_longer() -> None
     assert with_it.unseated == {} and with_it.planned == 20.0
 
 
+@pytest.mark.parametrize(
+    ("steps", "width", "slowest"), [(1, 4.0, 1278), (1, 1.02, 326), (15, 0.57, 12.2), (50, 0.57, 3.7)]
+)
+def test_whoever_could_only_follow_a_run_with_gradients_trains_in_one_with_outer_steps(
+    steps: int, width: float, slowest: float
+) -> None:
+    """The slowest line with a seat as docs/modes.md has it: 86 million parameters, four of 20 samples a second."""
+    for mbit, seated in ((1.02 * slowest, True), (0.98 * slowest, False)):
+        slow = Sighting(D, seconds=86e6 * width * 8e-6 / mbit, pace=20, counted=True)
+        assert (not decide(dict.fromkeys((A, B, C, D), saw(60, slow)), 512 * steps).unseated) == seated
+
+
 def test_the_first_so_many_by_sending_time_are_seated_which_make_the_most_samples() -> None:
     quick, slower, slowest = Sighting(B, 2.0, 64, True), Sighting(C, 2.2, 64, True), Sighting(D, 300.0, 64, True)
     named = (slowest, quick, slower)

@@ -305,7 +305,12 @@ class GroupFinder:
         others = {*self._memory.holders, *self._memory.mates, *self._endpoint.connected()} - {self._endpoint.peer_id}
         if limit is None or (others and all(map(self._endpoint.is_on_this_computer, others))):
             return 0.0
-        return min(self._layout.wire_bytes / limit, MAX_SECONDS)
+        return min(self.round_bytes / limit, MAX_SECONDS)
+
+    @property
+    def round_bytes(self) -> int:
+        """Bytes that a round with those whom this peer knows sends over its link, and as much comes in, at most."""
+        return self._layout.round_bytes(len({self._endpoint.peer_id, *self._memory.holders, *self._memory.mates}))
 
     def _shunned(self) -> frozenset[PeerID]:
         """The doubted peers, which get no seat in the next group; empty if no group could form without them."""

@@ -119,9 +119,17 @@ class Layout:
 
     def back(self, senders: int) -> float:
         """Bytes of the averages of so many senders, at most, for each byte that one of them brings."""
+        brought, averages = self._both_directions(senders)
+        return averages / max(1, brought)
+
+    def round_bytes(self, senders: int) -> int:
+        """Bytes that a round of so many senders sends over a link without reducing work, or brings: the larger."""
+        return max(self._both_directions(senders))
+
+    def _both_directions(self, senders: int) -> tuple[int, int]:
         pairs = list(zip(self.descriptors, self.codecs, strict=True))
         brought = sum(codec.payload_bound(each) for each, codec in pairs)
-        return sum(codec.average_bound(each, senders) for each, codec in pairs) / max(1, brought)
+        return brought, sum(codec.average_bound(each, senders) for each, codec in pairs)
 
     @property
     def nbytes(self) -> int:

@@ -89,6 +89,7 @@ class OwnSeat:
         self.lost: SeatLost | None = None
         self.divided = 1.0  # what its user has set, by the limits of this peer
         self.seconds = 0.0  # that sending takes by these limits
+        self.nbytes = averager.finder.round_bytes  # that a round sends, and as much comes in, at most
         self._averager, self._peer, self._target = averager, peer, target
 
     def review(self, group: Group | None, rates: Mapping[PeerID, float], epoch_age: float) -> bool:
@@ -105,13 +106,13 @@ class OwnSeat:
             said = Witness(pace=sum(rates.values()))
             bids |= {peer: replace(bids[peer], witness=said) for peer in rates}
         own = self._averager.finder.bid(self._target)
-        self.seconds = own.seconds
+        self.seconds, self.nbytes = own.seconds, self._averager.finder.round_bytes
         seats = decide(bids | {self._peer: own}, self._target)
         reason = seats.unseated.get(self._peer)
         had, self.lost = self.lost, None
         if reason is not None and epoch_age <= seats.overdue():
-            link, nbytes = self._averager.node.endpoint.rates, self._averager.layout.wire_bytes
+            link = self._averager.node.endpoint.rates
             limit = link.lower if own.seconds >= reason.seconds else None
-            slow = link.download.limit is not None and nbytes / link.download.limit > reason.epoch
-            self.lost = SeatLost(reason, nbytes, limit, follows=not slow, divided=self.divided)
+            slow = link.download.limit is not None and self.nbytes / link.download.limit > reason.epoch
+            self.lost = SeatLost(reason, self.nbytes, limit, follows=not slow, divided=self.divided)
         return (had is None) != (self.lost is None)
