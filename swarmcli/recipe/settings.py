@@ -376,7 +376,7 @@ class GradientAveragingSettings(Section):
         0.5, "a tensor is sent whole unless it shrinks by more than this fraction (powersgd, poweref)", ge=0, lt=1
     )
     k: int = shared(64, "numbers of each 4,096 that travel (topk)", ge=32, le=256)
-    bits: Literal[1, 2, 4, 8] = shared(2, "for the sign and size of each; its place takes 12 (topk)")
+    bits: Literal[1, 2, 4, 8] = shared(2, "for the sign and size of each; its place takes about 8 (topk)")
     decay: float = shared(0.95, "share of what has not been sent that a round keeps for later ones (topk)", ge=0, le=1)
 
     @model_validator(mode="after")

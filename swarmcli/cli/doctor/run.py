@@ -310,7 +310,8 @@ def check_sending(context: Context) -> Iterator[Finding]:
     step = recipe.outer.inner_batch_size * here.count or recipe.target_batch_size
     way = advise(demand.trained, step, recipe.micro_batch_size, here).chosen
     keys = ", ".join(f"`{line}`" for line in (f"target_batch_size: {way.samples}", *way.sections))
-    fix = f"the run's owner can write {keys}: {way} (docs/modes.md)"
+    beside = " and remove gradient_averaging" if recipe.gradient_averaging.method != "plain" else ""
+    fix = f"the run's owner can write {keys}{beside}: {way} (docs/modes.md)"
     if way.sending * computing >= sending * way.computing:
         fix = "a larger target_batch_size makes rounds rarer, a smaller model makes them smaller (docs/modes.md)"
     yield Finding("sending", "WARN", text, fix)

@@ -245,6 +245,12 @@ def a_line_that_is_too_slow(world: World) -> Findings:
     return sending(world)
 
 
+def a_line_that_is_too_slow_for_sparse_gradients(world: World) -> Findings:
+    world.recipe("gradient_averaging={method: topk, k: 256, bits: 8}", "averaging.trust=members")
+    a_journal_of_the_run(world, bytes_sent=500)
+    return sending(world)
+
+
 def a_line_that_no_way_to_train_makes_good(world: World) -> Findings:
     outer = "outer={optimizer: sgd, lr: 1, momentum: 0, inner_batch_size: 16}"
     world.recipe(outer, "compression.gradients=blockwise_4bit", "target_batch_size=1600")  # 50 steps of two peers
@@ -419,6 +425,7 @@ FAULTS = [
         "`compression: {gradients: blockwise_4bit}`: outer steps every 15 in 4 bits: 4.4 kB, 0.4 s of sending",
         "WARN",
     ),
+    Fault(a_line_that_is_too_slow_for_sparse_gradients, "compute an epoch", "and remove gradient_averaging: ", "WARN"),
     Fault(a_line_that_no_way_to_train_makes_good, "compute an epoch", "a larger target_batch_size makes", "WARN"),
     Fault(a_key_that_others_read, "mode 0644", "chmod 600"),
     Fault(a_torn_key, "holds no Ed25519 private key", "restore a backup"),
