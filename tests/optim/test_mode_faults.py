@@ -30,7 +30,7 @@ from swarmcli.optim.gradients.low_rank_methods import LowRankMethod
 from swarmcli.optim.gradients.sparse_method import SparseMethod
 from swarmcli.optim.modes.base import Mode, Timing, Trained
 from swarmcli.optim.modes.low_rank import PowerSGD
-from swarmcli.optim.modes.outer import OuterSteps
+from swarmcli.optim.modes.outer import OuterSteps, SparseOuterSteps
 from swarmcli.optim.modes.sparse import Sparse
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.testing import virtual_time
@@ -56,6 +56,9 @@ MODES = {
     "synchronous": Row(Synchronous(), 2.0),
     "outer steps": Row(OuterSteps(outer=Outer(4), timing=Timing.DELAYED_AVERAGING), 0.5, keeps=True),
     "sparse": Row(Sparse(k=256, bits=2, decay=0.95), 1.0),
+    "sparse outer steps": Row(
+        SparseOuterSteps(k=256, bits=2, decay=0.95, outer=Outer(4), timing=Timing.DELAYED_AVERAGING), 0.5, keeps=True
+    ),
     "powersgd": Row(PowerSGD(averager_rank=4), 1.0),
 }
 
