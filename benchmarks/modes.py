@@ -7,10 +7,11 @@ also train with 2 and 8 peers, beside a straggler of a quarter of the speed, and
 several seeds.
 
     python -m benchmarks.modes [--keep FILE.json] [--samples N] [--seeds N] [--page docs/modes.md]
-                                [--picture docs/modes.svg] [--known]
+                                [--picture docs/modes.svg] [--known] [--only WAY ...] [--medium]
 
 What is in FILE.json already is not computed again, so the script goes on where it stopped; with --known nothing is
-computed, and ways that are not there yet are left out.
+computed, and ways that are not there yet are left out. With --medium the model has the 10.8 million parameters of the
+templates `home` and `slow-links`, and takes thirty times as long.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ class Setting:
 
     name: str
     peers: int = 4
+    size: str = "small"
     uneven: bool = False
     straggler: bool = False
     churn: float = 0.0
@@ -141,10 +143,13 @@ class Text:
         return text[begins + torch.arange(CONTEXT)]
 
 
-def build(seed: int) -> Any:
+SIZES = {"small": {"n_layer": 2, "n_head": 4, "n_embd": 128}, "medium": {"n_layer": 6, "n_head": 6, "n_embd": 384}}
+
+
+def build(size: str, seed: int) -> Any:
     torch.manual_seed(seed)
     config = transformers.GPT2Config(
-        vocab_size=BYTES, n_positions=CONTEXT, n_layer=2, n_head=4, n_embd=128, resid_pdrop=0.0, embd_pdrop=0.0,
+        vocab_size=BYTES, n_positions=CONTEXT, **SIZES[size], resid_pdrop=0.0, embd_pdrop=0.0,
         attn_pdrop=0.0, initializer_range=0.06, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     return transformers.GPT2LMHeadModel(config)
@@ -206,7 +211,7 @@ def learn(model: Any, windows: torch.Tensor) -> None:
 
 def by_gradients(way: Way, setting: Setting, text: Text, rate: float, samples: int, seed: int) -> tuple[Any, Wire]:
     """The model at the end, and what has travelled."""
-    model, wire = build(seed), Wire(way.codec, setting.peers)
+    model, wire = build(setting.size, seed), Wire(way.codec, setting.peers)
     optimizer = optimizer_of(way, model, rate)
     accumulators = [GradientAccumulator(list(model.parameters())) for _ in range(setting.peers)]
     methods = [way.mode.method(accumulator) for accumulator in accumulators]
@@ -244,7 +249,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float, done: float) -> None
 
 def by_own_steps(way: Way, setting: Setting, text: Text, rate: float, samples: int, seed: int) -> tuple[Any, Wire]:
     """Outer steps, or local updates whose parameters are averaged."""
-    models, wire = [build(seed) for _ in range(setting.peers)], Wire(way.codec, setting.peers)
+    models, wire = [build(setting.size, seed) for _ in range(setting.peers)], Wire(way.codec, setting.peers)
     optimizers = [optimizer_of(way, model, rate) for model in models]
     for model, optimizer in zip(models, optimizers, strict=True):
         optimizer.register_step_pre_hook(lambda *_, model=model: clip(model))
@@ -289,15 +294,16 @@ def run(way: Way, setting: Setting, rate: float, samples: int, seed: int) -> dic
 class Results:
     """What was computed, in a file."""
 
-    def __init__(self, file: Path | None, samples: int, compute: bool) -> None:
-        self._file, self._samples, self._compute = file, samples, compute
+    def __init__(self, file: Path | None, samples: int, compute: bool, size: str) -> None:
+        self._file, self._samples, self._compute, self._size = file, samples, compute, size
         self._found: dict[str, dict[str, float]] = json.loads(file.read_text()) if file and file.exists() else {}
 
     def of(self, way: Way, setting: Setting, rate: float, seed: int = 1) -> dict[str, float] | None:
         """None: it is not there, and is not to be computed."""
         key = f"{way.name} | {rate:g} | {setting.name} | {self._samples} | {seed}"
+        key += f" | {self._size}" * (self._size != "small")
         if key not in self._found and self._compute:
-            self._found[key] = run(way, setting, rate, self._samples, seed)
+            self._found[key] = run(way, replace(setting, size=self._size), rate, self._samples, seed)
             print(key, self._found[key], flush=True)
             if self._file is not None:
                 self._file.write_text(json.dumps(self._found, indent=1))
@@ -445,20 +451,25 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="the page between whose marks the tables are written")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg")
     parser.add_argument("--known", action="store_true", help="compute nothing")
+    parser.add_argument("--only", nargs="+", metavar="WAY", help="of the ways, by name")
+    parser.add_argument("--medium", action="store_true")
     arguments = parser.parse_args()
-    results, all_ways = Results(arguments.keep, arguments.samples, not arguments.known), ways()
+    size = "medium" if arguments.medium else "small"
+    results = Results(arguments.keep, arguments.samples, not arguments.known, size)
+    all_ways = [way for way in ways() if way.name in (arguments.only or (way.name,))]
     named = {way.name: way for way in all_ways}
     if arguments.picture is not None:
         arguments.picture.write_text(picture(results, all_ways))
-    for mark, rows in (
-        ("screened", screened(results, all_ways)),
-        ("in full", in_full(results, [named[name] for name in FRONTIER], arguments.seeds)),
-    ):
-        print("\n".join(rows))
+    tables = {"screened": screened(results, all_ways)}
+    if not arguments.medium:
+        frontier = [named[name] for name in FRONTIER if name in named]
+        tables["in full"] = in_full(results, frontier, arguments.seeds)
+    for mark, rows in tables.items():
+        text = "\n".join(rows)
+        print(text)
         if arguments.page is not None:
             before, _, rest = arguments.page.read_text().partition(f"<!-- {mark} -->\n")
             after = rest.partition("<!-- end -->")[2]
-            text = "\n".join(rows)
             arguments.page.write_text(f"{before}<!-- {mark} -->\n{text}\n<!-- end -->{after}")
 
 
