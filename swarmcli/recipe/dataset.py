@@ -98,8 +98,7 @@ class HuggingFaceDataset(DatasetSettings):
     )
     train_on_eos: Literal["turn", "all", "last"] = shared(
         "turn",
-        "chat_template: the model learns the mark at the end of a turn: of turns that it learns, of all, or of the "
-        "last one",
+        "chat_template: the model learns the end mark of the turns that it learns, of all, or of the last one",
     )
     chat_template: ChatTemplate | None = shared(None, "chat_template: one for this dataset; see above")
 

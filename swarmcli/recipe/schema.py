@@ -59,21 +59,20 @@ class Recipe(Section):
     task: TaskName = shared("causal_lm", "what is learned; see [tasks](#tasks)")
     base_model: Mapping[str, Any] | str = shared(
         REQUIRED,
-        "a transformers config (`model_type` and its fields), a directory with a saved model, or with revision the "
-        "owner/name of one of the Hugging Face Hub",
+        "a transformers config (`model_type` and its fields), a directory with a saved model, or owner/name on the "
+        "Hugging Face Hub, with revision",
     )
     revision: str | None = shared(
         None, "the commit (40 hexadecimal digits) of a base_model of the Hub, and of its tokenizer", max_length=200
     )
     unfrozen_parameters: tuple[str, ...] = shared(
         (),
-        "regular expressions for the beginnings of the names of the parameters that are trained, all others are not; "
-        "[]: all are trained",
+        "regular expressions for the beginnings of the names of trained parameters; []: all are trained",
         max_length=64,
     )
     frozen_weights: str | None = shared(
         None,
-        "which weights those have that are not trained: the digest that `swarm validate` tells",
+        "the digest of the weights that are not trained; `swarm validate` tells it",
         pattern="^[0-9a-f]{64}$",
     )
     adapter: Literal["lora", "loha", "lokr", "ia3"] | None = shared(
@@ -86,7 +85,7 @@ class Recipe(Section):
         None, "beside which modules: the ends of their names, or all-linear; null: as peft has it for the architecture"
     )
     lora_modules_to_save: tuple[str, ...] | None = shared(
-        None, "modules of which a copy is trained whole, and is part of the adapter"
+        None, "modules that are trained whole, as a copy in the adapter"
     )
     peft_use_rslora: bool = shared(False, "lora_alpha is divided by the root of the rank")
     peft: Mapping[str, Any] = shared({}, "fields of peft's configuration of the adapter, by their names there")
@@ -94,7 +93,7 @@ class Recipe(Section):
     load_in_4bit: bool = shared(False, "the base is held in 4 bits a weight")
     quantized_by: str | None = shared(
         None,
-        "the package that does it, with its version, as pip takes it: `swarm validate` tells what is installed",
+        "the package that does it, with its version, as pip takes it; `swarm validate` tells it",
         pattern="^(torchao|bitsandbytes)==[0-9][0-9A-Za-z.+-]{0,40}$",
     )
     tokenizer: str | None = shared(
@@ -120,7 +119,7 @@ class Recipe(Section):
     gradient_accumulation_steps: int = advised(1, "forward passes between two reports of progress", ge=1)
     gradient_checkpointing: bool = advised(
         False,
-        "keep only what layers begin with, and compute the rest again: slower by a third, with far less memory",
+        "keep only what layers begin with, and compute the rest again: a third slower, far less memory",
     )
     label_smoothing_factor: float = shared(
         0.0, "this share of each label is spread over all classes or tokens; evaluations measure without", ge=0, lt=1

@@ -329,7 +329,7 @@ class AveragingSettings(Section):
     averaging_timeout: float = advised(60.0, "seconds after which an attempt to average is given up", gt=0)
     load_state_timeout: float = advised(600.0, "seconds after which a download that brings nothing is given up", gt=0)
     proceed_alone: bool = own(
-        False, "train a model apart when others train one whose state cannot be reached, instead of waiting for it"
+        False, "train a model apart, instead of waiting, when the state of the others cannot be reached"
     )
     target_group_size: int | None = shared(
         None, "with more peers than that, several groups average side by side; null: all together", ge=2
@@ -425,8 +425,7 @@ class OuterSettings(Section):
 
     optimizer: Literal["nesterov", "sgd", "adam"] | None = shared(
         None,
-        "steps the anchor with the average of how far peers went by themselves, with `optimizer`; null: gradients are "
-        "averaged instead",
+        "steps the anchor with the average of how far peers went by themselves; null: gradients are averaged",
     )
     lr: float | None = shared(
         None, "learning rate of the outer optimizer; null: 1 of sgd, 0.7 of nesterov, 0.1 of adam", gt=0
@@ -524,8 +523,8 @@ class LocalSettings(Section):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = own(
         "auto",
-        "what is computed in: auto is bfloat16 autocast on CUDA devices that have it, else float32; float16 (T4) goes "
-        "with scaled losses",
+        "what is computed in: auto is bfloat16 autocast on CUDA devices that have it, else float32; float16 (T4) "
+        "scales losses",
     )
     matmul_precision: Literal["highest", "high", "medium"] = own(
         "highest", "how exactly float32 matrices are multiplied: high and medium are TF32 and bfloat16 where they are"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -14,15 +15,16 @@ from swarmcli.recipe import (
     FilesDataset,
     GradientAveragingSettings,
     HuggingFaceDataset,
-    Limits,
     Recipe,
     SchedulerSettings,
     SiteSettings,
     StdlibDataset,
     UploadSettings,
 )
+from swarmcli.recipe.dataset import DatasetSettings
 from swarmcli.recipe.document import arms, is_section
 from swarmcli.recipe.problems import as_written
+from swarmcli.recipe.section import is_shared
 from swarmcli.recipe.settings import (
     AveragingSettings,
     CheckpointSettings,
@@ -41,6 +43,7 @@ from swarmcli.recipe.settings import (
 PAGE = Path(__file__).parents[2] / "docs" / "recipes.md"
 SECTIONS: dict[str, type[BaseModel]] = {
     "top": Recipe,
+    "datasets": DatasetSettings,
     "datasets: source: files": FilesDataset,
     "datasets: source: stdlib": StdlibDataset,
     "datasets: source: huggingface": HuggingFaceDataset,
@@ -61,18 +64,20 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "network": NetworkSettings,
     "local": LocalSettings,
     "local.site": SiteSettings,
-    "local.limits": Limits,
 }
+DIFFERS = " (may differ)"
 
 
 def table(model: type[BaseModel]) -> str:
-    """One row for each key of a section."""
-    lines = ["| key | default | must agree | meaning |", "| --- | --- | --- | --- |"]
-    for name, info in model.model_fields.items():
-        if is_section(info.annotation):
-            continue  # a section has a table of its own
-        agree = isinstance(info.json_schema_extra, dict) and info.json_schema_extra["agree"]
-        lines.append(f"| `{name}` | {_default(info)} | {'yes' if agree else 'no'} | {_meaning(info)} |")
+    """One row for each key of a section; its head says *may differ* if each key may."""
+    above = DatasetSettings.model_fields if model.__base__ is DatasetSettings else {}
+    # a section has a table of its own, and so have the keys that all datasets have
+    keys = {n: i for n, i in model.model_fields.items() if not is_section(i.annotation) and n not in above}
+    differ = not any(map(is_shared, keys.values()))
+    lines = [f"| key{DIFFERS if differ else ''} | default | meaning |", "| --- | --- | --- |"]
+    for name, info in keys.items():
+        mark = "" if differ or is_shared(info) else DIFFERS
+        lines.append(f"| `{name}`{mark} | {_default(info)} | {_meaning(info)} |")
     return "\n".join(lines)
 
 
@@ -81,17 +86,18 @@ def _default(info: FieldInfo) -> str:
 
 
 def _meaning(info: FieldInfo) -> str:
+    meaning = info.description or ""
     choices = [choice for arm in arms(info.annotation) for choice in get_args(arm) if isinstance(choice, str)]
-    listed = f" ({', '.join(f'`{choice}`' for choice in choices)})" if len(choices) > 1 else ""
-    return f"{info.description}{listed}"
+    if len(choices) < 2 or set(choices) <= set(re.findall(r"\w+", meaning)):
+        return meaning
+    return f"{meaning} ({', '.join(f'`{choice}`' for choice in choices)})"
 
 
 def with_tables(page: str) -> str:
-    """The page with every table between its marks replaced by the schema's."""
+    """The page with every table, from its mark to the next empty line, replaced by the schema's."""
     for name, model in SECTIONS.items():
-        begin, end = f"<!-- keys of {name} -->\n", "<!-- end -->"
-        before, _, rest = page.partition(begin)
-        page = f"{before}{begin}{table(model)}\n{end}{rest.partition(end)[2]}"
+        before, mark, rest = page.partition(f"<!-- keys of {name} -->\n")
+        page = "".join((before, mark, table(model), *rest.partition("\n\n")[1:]))
     return page
 
 
