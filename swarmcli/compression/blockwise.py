@@ -23,6 +23,9 @@ class BlockwiseQuantization(FloatCodec):
     `bits` per element and one number per block, in float32 (float64 for float64 tensors). Blocks run along the
     flattened tensor, so an outlier makes only its own block coarser. Zeros stay zeros.
 
+    Payload: the largest magnitude m of each block, then a signed code k per element, which stands for k/h·m (linear)
+    or sign(k)·(k/h)²·m (dynamic); of two codes in a byte the first is in the lower half.
+
     bits         8: codes from −127 to 127, h = 127; 4: from −7 to 7, h = 7
     block_size   elements per block
     code         linear: equal steps. Error per element: at most m / 2h, m being the largest magnitude in its block.

@@ -64,6 +64,7 @@ class ScaledFloat16Compression(_SixteenBits):
 
     2 bytes per element and two numbers per row, in float32 (float64 for float64 tensors); 16-bit tensors travel
     unchanged. Rows run along the last dimension, if that has at least 64 elements; otherwise the whole tensor is one.
+    Payload: all means, all deviations, the elements as float16: (x − mean) / deviation.
 
     Error per element: at most 2⁻¹¹ of its distance from the row's mean plus 2⁻²⁴ of the row's standard deviation, and
     on top of that rounding, at most 4 eps of the tensor's type times the row's largest magnitude. So numbers far too

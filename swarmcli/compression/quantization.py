@@ -22,6 +22,8 @@ _MIDDLE = 127.5  # of the levels' numbers, 0 to 255
 class Uniform8BitQuantization(FloatCodec):
     """256 levels at equal distances from the smallest to the largest element: 1 byte per element and two numbers.
 
+    Payload: the centre c and the step s, then a byte b per element: c + (b − 127.5)·s.
+
     Error per element: at most (max − min) / 510, and on top of that rounding, at most 4 eps of the tensor's type times
     its largest magnitude. A single outlier makes all levels coarser: BlockwiseQuantization suffers less from that.
     NaN and infinity are refused (CompressionError).
@@ -66,8 +68,8 @@ class Uniform8BitQuantization(FloatCodec):
 class Quantile8BitQuantization(FloatCodec):
     """256 levels where the elements are: most of them at quantiles, the others at equal distances over the range.
 
-    1 byte per element and the levels themselves, as many as there are elements but at most 256. Quantiles are those
-    of up to 16384 elements from all over the tensor.
+    1 byte per element, the number of its level, and before them the levels themselves in ascending order, as many as
+    there are elements but at most 256. Quantiles are those of up to 16384 elements from all over the tensor.
 
     Error per element: at most (max − min) / 112, where elements are rare; where they are dense the levels are too. A
     tensor of at most 256 elements comes back as it was. NaN and infinity are refused (CompressionError).

@@ -35,7 +35,7 @@ class NonzeroQuantization(CompressionBase):
     The error is that of BlockwiseQuantization; zeros stay zeros. It takes a number per chunk, a count of 4 bytes, and
     for each element that is not zero half a byte beside its place (see `_pack_places`); where that is not smaller, the
     message is the plain one. The size tells a reader which of the two it is. For averages of TopK messages, whose
-    elements differ in number.
+    elements differ in number. Payload: the numbers per chunk, the count, the places, the codes, two in a byte.
     """
 
     name = "nonzero_4bit"
@@ -110,6 +110,7 @@ class TopK(FloatCodec):
     2 bits     the means of the smaller half of them and of the larger half
     4, 8 bits  8 or 128 equal steps from the smallest kept magnitude to the largest; the nearest is taken
 
+    Payload: the numbers of all chunks, the places, then for each element its level, with the sign as the lowest bit.
     What was decoded is encoded so that the same bits come out again, and a sender can know to the bit what others get.
     Tensors of float64 travel unchanged. NaN and infinity are refused (CompressionError). Averages travel as
     NonzeroQuantization.
