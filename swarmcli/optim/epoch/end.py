@@ -275,8 +275,8 @@ class EpochEnd:
         ):
             self._told_work = work
             text = (
-                f"by the lines of its {len(group.members)} members, this computer adds up {own:.0%} of a round, "
-                f"auxiliaries {helpers:.0%}, the others {max(0.0, 1 - own - helpers):.0%}"
+                f"of each round this computer adds up {own:.0%}, auxiliaries {helpers:.0%}, others "
+                f"{max(0.0, 1 - own - helpers):.0%}, as the lines of the {len(group.members)} members allow"
             )
             self._events.emit(Noticed("info", text))
 
