@@ -145,7 +145,8 @@ def init(
     shown = shlex.quote(str(file))
     err.print(f"wrote {file}" + (f" and the run key {key}, which is yours alone" if key else ""), soft_wrap=True)
     if chosen.uplink is not None:
-        _fit(file, chosen.uplink, chosen.volunteers)
+        by_muon = chosen.template in TEMPLATES and not chosen.base_model
+        _fit(file, chosen.uplink, chosen.volunteers, by_muon)
     task = TASK_TEMPLATES.get(chosen.template)
     if task and task.labels and chosen.data.path != STDLIB and not chosen.data.labels:
         err.print("Write the names of the classes in your data into it: labels.", soft_wrap=not err.is_terminal)
@@ -360,7 +361,7 @@ def _write(file: Path, chosen: Answers) -> Path | None:
     return key
 
 
-def _fit(file: Path, uplink: float, count: int) -> None:
+def _fit(file: Path, uplink: float, count: int, by_muon: bool) -> None:
     """Has the recipe train as such links allow, by how fast this computer trains its model. Where that cannot be found
     out the recipe stays as it is, and the reason is told."""
     recipe = load_recipe(file)
@@ -374,7 +375,7 @@ def _fit(file: Path, uplink: float, count: int) -> None:
         return
     step = recipe.micro_batch * recipe.accumulation_steps
     advice = advise(numbers, recipe.target_batch_size, step, Volunteers(uplink, count, pace))
-    write_file(file, fitted(file.read_text(encoding="utf-8"), advice).encode())
+    write_file(file, fitted(file.read_text(encoding="utf-8"), advice, by_muon=by_muon).encode())
     load_recipe(file)
     err.print("\n".join(advice.lines), soft_wrap=not err.is_terminal)
 

@@ -45,6 +45,7 @@ class AdviceOptions:
     )
     share: float = 0.5  # of the time of computing, that sending may take: then at most a third of all time is waiting
     homes: tuple[int, ...] = (10, 50, 100)  # Mbit/s up, of usual lines
+    rate_of_muon: float = 3.0  # times AdamW's learning rate: with it own steps lose least (docs/modes.md)
 
 
 OPTIONS = AdviceOptions()

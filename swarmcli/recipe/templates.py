@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from swarmcli.recipe.advice import Advice, Volunteers, advise
+from swarmcli.recipe.advice import OPTIONS, Advice, Volunteers, advise
 
 SizeName = Literal["small", "medium", "gpt2", "home", "slow-links"]
 TaskTemplateName = Literal[
@@ -174,12 +174,13 @@ def compose(
     if chosen.volunteers is None or not fit:
         return text
     size = chosen.parameters, chosen.target_batch_size, chosen.micro_batch_size
-    return fitted(text, advise(*size, chosen.volunteers))
+    return fitted(text, advise(*size, chosen.volunteers), by_muon=not base_model)
 
 
-def fitted(text: str, advice: Advice, least_epochs: int = 20) -> str:
+def fitted(text: str, advice: Advice, *, by_muon: bool, least_epochs: int = 20) -> str:
     """The text of a recipe that trains as the links of its volunteers allow, with the arithmetic in a comment. Of
-    epochs that have more samples there are fewer, but `least_epochs`: with fewer rounds peers learn apart."""
+    epochs that have more samples there are fewer, but `least_epochs`: with fewer rounds peers learn apart. `by_muon`:
+    own steps are Muon's in place of AdamW's, for a language model that begins with random weights."""
     chosen = advice.chosen
 
     def fewer(found: re.Match[str]) -> str:
@@ -188,6 +189,11 @@ def fitted(text: str, advice: Advice, least_epochs: int = 20) -> str:
 
     if chosen.samples > advice.batch:
         text = re.sub(r"(?m)^( *(?:max|warmup|every)_epochs: )(\d+)", fewer, text)
+    if by_muon and chosen.way.steps > 1:
+        _, rate, _ = re.split(r"(?m)^  learning_rate: (\S+)$", text, maxsplit=1)
+        rate = f"{OPTIONS.rate_of_muon * float(rate):.1g}"
+        text = _replaced("^  name: adamw$", "  name: muon              # makes up for what rare rounds lose", text)
+        text = _replaced(r"^  learning_rate: \S+$", f"  learning_rate: {rate}", text)
     text = _replaced(r"^target_batch_size: \d+", f"target_batch_size: {chosen.samples}", text)
     lines = [*(f"# {line}" for line in advice.lines), *chosen.sections, ""]
     return _replaced("^(?=checkpoint:)", "\n".join(lines), text)

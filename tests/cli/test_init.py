@@ -150,6 +150,7 @@ def test_templates_for_slow_lines_show_the_arithmetic_and_train_as_it_says() -> 
     assert (slow.outer.optimizer, slow.outer.has_momentum) == ("sgd", False)  # plain means
     assert (slow.target_batch_size, slow.outer.inner_batch_size) == (15 * 512, 512 / 4)
     assert (slow.max_epochs, slow.lr_scheduler.warmup_epochs, slow.checkpoint.every_epochs) == (133, 6, 3)
+    assert (home.optimizer.name, slow.optimizer.name, slow.optimizer.learning_rate) == ("adamw", "muon", 3e-3)
     text = Path("slow-links/recipe.yaml").read_text()
     assert "#   gradients in 8 bits: 11.2 MB, 27 s of sending beside 32 s of computing\n" in text
     assert "#   outer steps every 15 in 4 bits: 6.24 MB, 15 s of sending beside 8 min of computing\n" in text

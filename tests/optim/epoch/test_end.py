@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from swarmcli.averaging.group import NONCE_BYTES, Group, Member
 from swarmcli.errors import OptimizerError
 from swarmcli.events import Events, Noticed
 from swarmcli.network.identity import PeerID
@@ -45,6 +46,7 @@ class Story:
     has_strayed = False
     unseated = False
     company: ClassVar[list[PeerID]] = []
+    last: Group | None = None
     position = LineagePosition(3, 72, bytes(32))
 
     def __init__(
@@ -264,6 +266,23 @@ def test_a_round_without_this_peer_is_said_aloud(timing: Timing) -> None:
     assert "advance without own" in story.told
     assert "at the next epoch with 0 of 12" in story.told
     assert story.warnings == ["12 samples of this peer are not in the average: silent"]
+
+
+def test_who_adds_a_round_up_is_told_once_and_again_when_it_is_divided_anew() -> None:
+    story = Story(Timing.AT_ONCE, [TOGETHER] * 3)
+
+    async def rounds() -> None:
+        for own, helper in ((0.3, 0.2), (0.2, 0.3), (0.0, 0.8)):
+            members = [Member(OWN), Member(OTHER), Member(PeerID(bytes([2]) * 32), auxiliary=True)]
+            story.last = Group.form(b"run", members, (own, 1 - own - helper, helper), bytes(NONCE_BYTES))
+            story.begun = True
+            await story.run()
+
+    virtual_time.run(rounds())
+    assert [text.partition(", as the lines")[0] for text in story.warnings] == [
+        "of each round this computer adds up 30%, auxiliaries 20%, others 50%",
+        "of each round this computer adds up 0%, auxiliaries 80%, others 20%",
+    ]
 
 
 class Unanswered(Story):
