@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from swarmcli.clock import MAX_PER_NETWORK, Clock
+from swarmcli.clock import CLOCK, Clock
 from swarmcli.errors import CallRefused
 from swarmcli.network import Endpoint, Identity, NetworkLimits, Purpose, wire
 from swarmcli.network.budgets import BUDGETS, Budget, Budgets
@@ -357,7 +357,7 @@ def test_a_peer_that_has_dialed_nobody_hears_one_of_each_network_that_came() -> 
 
 def test_identities_of_one_network_have_few_votes() -> None:
     clock = Clock()
-    for number in range(MAX_PER_NETWORK + 1):
+    for number in range(CLOCK.max_per_network + 1):
         observe(clock, f"honest {number}", 1, Prefix("internet", str(number)), dialed=True)
     for number in range(64):
         observe(clock, f"liar {number}", 3000, HOME, dialed=True)

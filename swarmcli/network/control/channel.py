@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from swarmcli.clock import SAMPLE_LIFE
+from swarmcli.clock import CLOCK
 from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.serving import IncomingCalls
@@ -41,7 +41,6 @@ R = TypeVar("R")
 
 Reaction: TypeAlias = Callable[["ControlChannel", Any], None]
 
-_SMOOTHING = 1 / 8  # of round trips, as TCP does it (RFC 6298)
 _PING_SECRET_BITS = 32  # of a ping's number, drawn for each: who could guess it would answer before the ping has come
 
 
@@ -86,7 +85,7 @@ class Liveness:
         # One answer that came is no long message: it takes bytes in more than one tick.
         listening = self._listened > 1 and self._seconds(self._mute) >= self._limits.keepalive_timeout / 3
         self._since_ping += 1
-        measuring = self._seconds(self._since_ping) >= SAMPLE_LIFE
+        measuring = self._seconds(self._since_ping) >= CLOCK.sample_life
         if listening or measuring or self._seconds(self._silent) >= patience:
             return self.ping()
         return None
@@ -333,4 +332,5 @@ class ControlChannel:
 
 
 def _smoothed(known: float | None, seconds: float) -> float:
-    return seconds if known is None else known + _SMOOTHING * (seconds - known)
+    """As TCP does it (RFC 6298)."""
+    return seconds if known is None else known + (seconds - known) / 8
