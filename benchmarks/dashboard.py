@@ -28,7 +28,8 @@ from coordinator_web.background import listen, serving, url_of
 from coordinator_web.feed import Feed
 from swarmcli.events import Contribution, EpochAdvanced, EpochReported, Events
 from swarmcli.journal import Journal, RunRecord
-from swarmcli.journal.moments import KEPT, SCALES
+from swarmcli.journal.moments import SCALES
+from swarmcli.journal.options import JOURNAL
 from swarmcli.network.identity import PeerID
 from swarmcli.recipe import load_recipe
 from swarmcli.run.source import DashboardSource, Providers
@@ -102,11 +103,12 @@ def _fill(path: Path, ids: list[PeerID]) -> None:
             report + "VALUES (1, ?, ?, 2.0, 1, 10, ?)",
             [(peer.text, epoch, now) for peer in ids],
         )
+    kept = JOURNAL.moments
     for scale in SCALES:
         connection.execute(
-            NUMBERS.format(count=KEPT) + "INSERT INTO moments SELECT ?, ?, ? / ? - i, ? - i * ?, ? - i * ?, 1, 1000, "
+            NUMBERS.format(count=kept) + "INSERT INTO moments SELECT ?, ?, ? / ? - i, ? - i * ?, ? - i * ?, 1, 1000, "
             "990, 5000.0, ? - i * ? / 8, 2.0, 1 FROM n WHERE i > ?",
-            (RUN, scale, int(now), scale, now, scale, now, scale, ROUNDS, scale, 0 if scale == SCALES[0] else KEPT / 2),
+            (RUN, scale, int(now), scale, now, scale, now, scale, ROUNDS, scale, 0 if scale == SCALES[0] else kept / 2),
         )
     connection.commit()
     connection.close()

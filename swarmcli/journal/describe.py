@@ -7,17 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from swarmcli import events as happened
+from swarmcli.journal.options import JOURNAL
 from swarmcli.network.token_bucket import TokenBucket
 from swarmcli.words import megabytes, printable, some
 
-# Peers decide how often they connect and get refused; the journal's size must not be theirs to decide.
-BURST = 60.0  # lines about connections at once
-LINES_PER_SECOND = 1.0
-# Rows of peers that appear and of their reports of epochs, which anybody can write in the hash table under ever new
-# identities: enough for a thousand trainers at an epoch a minute, and 140 MB a day at the most.
-REPORT_BURST = 8192.0
-REPORTS_PER_SECOND = 16.0
-MAX_GONE = 4096  # peers that have left and are remembered
 _FLOODABLE = (
     happened.PeerConnected,
     happened.WayChanged,
@@ -45,8 +38,8 @@ class Recorder:
     def __init__(self) -> None:
         self._first_seen: dict[str, float] = {}
         self._gone: dict[str, None] = {}  # in the order of leaving
-        self._reports = TokenBucket(REPORTS_PER_SECOND, REPORT_BURST)
-        self._lines = TokenBucket(LINES_PER_SECOND, BURST)
+        self._reports = TokenBucket(JOURNAL.reports_per_second, JOURNAL.report_burst)
+        self._lines = TokenBucket(JOURNAL.lines_per_second, JOURNAL.burst)
         self._suppressed = 0
 
     def kept(self, event: happened.Event, now: float) -> Iterator[happened.Event]:
@@ -84,11 +77,11 @@ class Recorder:
                 text = f"{self._suppressed} lines about connections left out"
                 yield Line("detail", "suppressed", "", text, time=now)
                 self._suppressed = 0
-            yield replace(line, text=printable(line.text, 2000), time=now)
+            yield replace(line, text=printable(line.text, JOURNAL.max_text), time=now)
 
     def _leave(self, peer: str) -> None:
         self._gone[peer] = None
-        if len(self._gone) > MAX_GONE:
+        if len(self._gone) > JOURNAL.max_gone:
             del self._gone[next(iter(self._gone))]
 
     def _calmed(self, event: happened.Event, line: Line | None) -> Line | None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from swarmcli.errors import JournalError
 from swarmcli.events import Event, Events, Noticed
 from swarmcli.journal.describe import Recorder
+from swarmcli.journal.options import JOURNAL
 from swarmcli.journal.reader import JournalReader
-from swarmcli.journal.retention import DEFAULT_BYTES
 from swarmcli.journal.tables import RunRecord
 from swarmcli.journal.writer import JournalStatistics, Store, Writer, open_for_writing
 
@@ -34,7 +34,7 @@ class Journal:
         *,
         run: RunRecord,
         clock: Callable[[], float],
-        size: int = DEFAULT_BYTES,
+        size: int = JOURNAL.size,
     ) -> None:
         """Begins a new run in the journal at `path`, which is made if need be, its directory too.
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from swarmcli.events import RunObserved
+from swarmcli.journal.options import JOURNAL
 
 SCALES = tuple(4 << power for power in range(16))  # seconds that a row may span
-KEPT = 2000  # rows of the finest scale; each coarser one reaches back twice as far, with half as many
 
 LAYOUT = """
 CREATE TABLE IF NOT EXISTS moments (
@@ -73,7 +73,7 @@ def add_moments(connection: sqlite3.Connection, run_id: str, observed: Sequence[
         slot = int(each.time // SCALES[0])
         connection.execute(_OBSERVED, (run_id, SCALES[0], slot, each.time, each.time, *sums))
         for scale in SCALES[:-1]:
-            slots = 2 * (int(each.time // scale - KEPT) // 2)  # whole pairs that are too old for this scale
+            slots = 2 * (int(each.time // scale - JOURNAL.moments) // 2)  # whole pairs that are too old for this scale
             if connection.execute(_MERGED, (run_id, scale, slots)).rowcount:
                 connection.execute(f"DELETE {_OLD}", (run_id, scale, slots))
 

@@ -25,11 +25,10 @@ from swarmcli.events import (
 from swarmcli.journal import sums
 from swarmcli.journal.describe import Line
 from swarmcli.journal.moments import READ_FORMAT_6, Axis, Moment, read_ends, read_moments
+from swarmcli.journal.options import JOURNAL
 from swarmcli.journal.sums import Failure
 from swarmcli.journal.tables import CONVERTED, TABLES, RunRecord, Totals, from_row, version_of
 
-BUSY_SECONDS = 2.0
-ROWS_AT_ONCE = 1000  # of a list that is read whole
 R = TypeVar("R", bound=RunRecord | Event)
 
 
@@ -220,12 +219,12 @@ class JournalReader:
             rows = self._query(
                 f"{_CURVE} WHERE run_id = ? AND curve.epoch > ? AND curve.epoch <= {_REACHED} "
                 "ORDER BY curve.epoch LIMIT ?",
-                (run_id, after, run_id, ROWS_AT_ONCE),
+                (run_id, after, run_id, JOURNAL.rows_read),
             )
             return [self._of_swarm(row) for row in rows]
         rows = self._query(
             f"SELECT * FROM {name} NOT INDEXED WHERE run IN ({_RUNS}) AND id > ? ORDER BY id LIMIT ?",
-            (run_id, after, ROWS_AT_ONCE),
+            (run_id, after, JOURNAL.rows_read),
         )
         return [self._row(_LISTED[name], row) for row in rows]
 
@@ -294,7 +293,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _open(path: Path, mode: str) -> sqlite3.Connection:
     address = f"file:{quote(str(path.absolute()))}?{mode}"
     with ExitStack() as on_error:
-        connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
+        connection = sqlite3.connect(address, uri=True, timeout=JOURNAL.busy, check_same_thread=False)
         on_error.callback(connection.close)
         version = version_of(connection, path)
         if version == 0:

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 
-DEFAULT_BYTES = 500_000_000
-LEAST_BYTES = 10_000_000
-ROWS_AT_ONCE = 5000  # of a list in one transaction, so that nobody waits for long
-STEPS_AT_ONCE = 40  # transactions before records that wait are written again
-WAL_BYTES = 16_000_000  # that the file beside the journal keeps
+from swarmcli.journal.options import JOURNAL
 
 LISTS = ("rounds", "events", "reports", "epochs")  # rows are numbered in the order in which they came
 # Peers that left, and those that a start long ago last saw; a run's present peers are few, and known anyway.
@@ -22,15 +18,15 @@ GONE = "(gone != '' OR run < (SELECT max(id) FROM runs))"
 class Retention:
     """Used by the thread that writes."""
 
-    def __init__(self, limit: int = DEFAULT_BYTES) -> None:
+    def __init__(self, limit: int = JOURNAL.size) -> None:
         """`limit`: bytes."""
-        self.limit = max(limit, LEAST_BYTES)
+        self.limit = max(limit, JOURNAL.least_size)
         self._trims = False  # until a tenth is free
 
     def trim(self, connection: sqlite3.Connection) -> bool:
         """Takes as many rows away as one call may, if the journal is too large, and gives free pages back to the
         system. Whether more has to go. Raises sqlite3.Error."""
-        for _ in range(STEPS_AT_ONCE):
+        for _ in range(JOURNAL.trims_at_once):
             enough = self.limit * 0.9 if self._trims else self.limit
             self._trims = used_bytes(connection) > enough and _step(connection)
             if not self._trims:
@@ -48,7 +44,7 @@ def _step(connection: sqlite3.Connection) -> bool:
             edges = (f"(SELECT {edge}(rowid) FROM {table} WHERE {which})" for edge in ("min", "max"))  # by the index
             first, last = connection.execute(f"SELECT {', '.join(edges)}").fetchone()
             if first is not None and last > first:
-                end = first + min(ROWS_AT_ONCE, (last - first) // 256)
+                end = first + min(JOURNAL.rows_trimmed, (last - first) // 256)
                 if table == "epochs":
                     _thin_curve(connection, end)
                 connection.execute(f"DELETE FROM {table} WHERE rowid <= ? AND {which}", (end,))

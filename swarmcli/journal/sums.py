@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swarmcli.events import EpochLoss, RoundFinished
+from swarmcli.journal.options import JOURNAL
 
-MAX_CAUSES = 200  # of one run; their words are others'
-MAX_CAUSE = 200  # characters
 OTHER = "another reason"
 
 _RUN_ID = "(SELECT run_id FROM runs WHERE id = new.run)"
@@ -124,7 +123,7 @@ def cause_of(reason: str, peers: Iterable[str]) -> str:
             reason = reason.replace(peer, "…").replace(peer[:10], "…")
     reason = re.sub(r"\b\w+://\S+", "…", reason)
     reason = re.sub(r"\b[a-z2-7]{52}\b", "…", reason)
-    return re.sub(r"\d+([.,:]\d+)*", "…", reason)[:MAX_CAUSE] or OTHER
+    return re.sub(r"\d+([.,:]\d+)*", "…", reason)[: JOURNAL.max_cause] or OTHER
 
 
 def _add_causes(
@@ -135,9 +134,9 @@ def _add_causes(
         count = "SELECT count(*) FROM failures WHERE run_id = ?"
         if not connection.execute(known, (run_id, what, cause)).fetchone():
             (causes_known,) = connection.execute(count, (run_id,)).fetchone()
-            cause = cause if causes_known < MAX_CAUSES else OTHER
+            cause = cause if causes_known < JOURNAL.max_causes else OTHER
         connection.execute(
             "INSERT INTO failures VALUES (?, ?, ?, 1, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "count = count + 1, last = excluded.last, example = excluded.example",
-            (run_id, what, cause, time, time, example[:MAX_CAUSE].encode("utf-8", "replace").decode()),
+            (run_id, what, cause, time, time, example[: JOURNAL.max_cause].encode("utf-8", "replace").decode()),
         )

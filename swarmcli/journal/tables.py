@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 from swarmcli.errors import JournalError
 from swarmcli.events import Booked, BookHead, EpochAdvanced, EpochReported, Evaluated, Event, PeerSeen, RoundFinished
 from swarmcli.journal.describe import Line
+from swarmcli.journal.options import JOURNAL
 
 APPLICATION_ID = 0x53574A4C  # "SWJL", in the header of the SQLite file
 # The format of the tables; a journal of another one but CONVERTED is refused by name. A column that is only added, for
@@ -28,8 +29,6 @@ APPLICATION_ID = 0x53574A4C  # "SWJL", in the header of the SQLite file
 VERSION = 7
 CONVERTED = 6  # is read as it is, and becomes VERSION where it is written
 
-MOST_ROWS = 20_000  # of a table whose rows strangers can make at will, by ever new identities
-MAX_TEXT = 2000  # characters kept of any text, for peers choose some of it
 MAX_INTEGER = 2**63 - 1  # what SQLite can hold
 
 
@@ -86,7 +85,7 @@ class Table:
     added: tuple[str, ...] = ()
     filled: tuple[str, ...] = ()
     index: tuple[str, ...] = ()
-    least: tuple[str, ...] = ()  # beyond MOST_ROWS those go that have the least of these; none: it has no such bound
+    least: tuple[str, ...] = ()  # beyond JOURNAL.most_rows those with the least of these go; none: it has no such bound
 
     @property
     def columns(self) -> dict[str, str]:
@@ -177,7 +176,7 @@ def to_row(value: RunRecord | Event) -> dict[str, Any]:
 def _clean(value: Any) -> Any:
     match value:
         case str():
-            return value[:MAX_TEXT].encode("utf-8", "replace").decode()
+            return value[: JOURNAL.max_text].encode("utf-8", "replace").decode()
         case bool() | int():
             return max(-MAX_INTEGER, min(MAX_INTEGER, int(value)))
         case float():

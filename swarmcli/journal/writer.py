@@ -17,25 +17,11 @@ from typing import Any
 from swarmcli.errors import JournalError
 from swarmcli.events import EpochLoss, Event, RoundFinished, RunObserved
 from swarmcli.journal import moments, sums
-from swarmcli.journal.retention import DEFAULT_BYTES, WAL_BYTES, Retention
-from swarmcli.journal.tables import (
-    APPLICATION_ID,
-    CONVERTED,
-    MOST_ROWS,
-    TABLES,
-    VERSION,
-    RunRecord,
-    to_row,
-    version_of,
-)
+from swarmcli.journal.options import JOURNAL
+from swarmcli.journal.retention import Retention
+from swarmcli.journal.tables import APPLICATION_ID, CONVERTED, TABLES, VERSION, RunRecord, to_row, version_of
 
 logger = logging.getLogger(__name__)
-
-BUSY_SECONDS = 2.0  # another writer is waited for this long before the batch is put off
-
-INTERVAL_SECONDS = 0.5
-WARN_AGAIN_SECONDS = 600.0  # a disk that is full every other second is one piece of news
-MAX_BATCH = 2000  # records in one transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +47,7 @@ class Writer:
         clock: Callable[[], float],
         notice: Callable[[str, str], None],
         *,
-        interval: float = INTERVAL_SECONDS,
+        interval: float = JOURNAL.interval,
         capacity: int = 50_000,
     ) -> None:
         """`interval`: seconds from a record's arrival to its commit at most, while the disk works. `capacity`: records
@@ -135,7 +121,7 @@ class Writer:
     def _write_all(self, outcome: str | None) -> None:
         while True:
             with self._changed:
-                batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
+                batch = [self._waiting.popleft() for _ in range(min(JOURNAL.max_batch, len(self._waiting)))]
             try:
                 self._store.write(batch, self._clock(), outcome)
             except (sqlite3.Error, OSError, JournalError) as error:
@@ -144,7 +130,7 @@ class Writer:
                 self._failed(str(error))
                 return
             self._succeeded(len(batch))
-            if len(batch) < MAX_BATCH:
+            if len(batch) < JOURNAL.max_batch:
                 return
 
     def _put_back(self, batch: list[Event]) -> None:
@@ -163,7 +149,7 @@ class Writer:
         now = self._clock()
         with self._changed:
             self._statistics = replace(self._statistics, failing=why)
-            old_news = self._warned_at is not None and abs(now - self._warned_at) < WARN_AGAIN_SECONDS
+            old_news = self._warned_at is not None and abs(now - self._warned_at) < JOURNAL.warn_again
             if not old_news:
                 self._warned_at = now
         if not old_news:
@@ -183,7 +169,7 @@ class Writer:
 class Store:
     """Used by one thread at a time, the writer's. Errors of SQLite come out as they are: the writer retries."""
 
-    def __init__(self, path: Path, run: RunRecord, size: int = DEFAULT_BYTES) -> None:
+    def __init__(self, path: Path, run: RunRecord, size: int = JOURNAL.size) -> None:
         """`size`: bytes that the journal may take, see `retention`."""
         self._path = path
         self._retention = Retention(size)
@@ -243,7 +229,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
     """Opens or makes a journal. Raises JournalError for a file that is something else, sqlite3.Error for a disk that
     is full, read-only or locked."""
     with ExitStack() as on_error:
-        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False)
+        connection = sqlite3.connect(path, timeout=JOURNAL.busy, check_same_thread=False)
         on_error.callback(connection.close)
         version = version_of(connection, path)
         if version == 0:
@@ -254,7 +240,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
             _change(connection, convert)
         _add_columns(connection)
         connection.execute("PRAGMA synchronous=NORMAL")  # a killed process loses nothing by that, a power cut seconds
-        connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
+        connection.execute(f"PRAGMA journal_size_limit={JOURNAL.wal_bytes}")
         on_error.pop_all()
     return connection
 
@@ -294,6 +280,6 @@ def _put(connection: sqlite3.Connection, kind: type[Event], values: Sequence[Any
     table = TABLES[kind]
     connection.executemany(table.put, ({**to_row(value), "run": run.id, "id": None} for value in values))
     if table.least:
-        connection.execute(table.bound, (MOST_ROWS,))
+        connection.execute(table.bound, (JOURNAL.most_rows,))
     if kind is RoundFinished:
         sums.add_failures(connection, run.run_id, values)

@@ -6,7 +6,8 @@ import pytest
 
 from swarmcli import events as happened
 from swarmcli.journal import Line, Recorder
-from swarmcli.journal.describe import BURST, MAX_GONE, REPORT_BURST, REPORTS_PER_SECOND, describe
+from swarmcli.journal.describe import describe
+from swarmcli.journal.options import JOURNAL
 
 from .samples import ALICE, BOB, CAROL, averaging_round, epoch, seen
 
@@ -104,7 +105,7 @@ def test_strangers_do_not_decide_how_long_the_journal_gets() -> None:
     recorder = Recorder()
     knocks = [happened.PeerRefused(f"{i:052}", "wrong version") for i in range(1000)]
     written = [record for event in knocks for record in recorder.kept(event, 100.0)]
-    assert len(written) == BURST
+    assert len(written) == JOURNAL.burst
     later = list(recorder.kept(knocks[0], 110.0))
     assert [line.text for line in of_kind(later, "suppressed")] == ["940 lines about connections left out"]
     assert len(of_kind(later, "refused")) == 1
@@ -122,8 +123,9 @@ def test_throwaway_identities_that_come_report_and_go_fill_no_disk_and_no_memory
                 happened.PeerSeen(peer, "x", "trainer", 1, 1, 1.0, False, gone="lost"),
             ):
                 kept += len(list(recorder.kept(event, float(second))))
-    assert kept <= 4 * (REPORT_BURST + 300 * REPORTS_PER_SECOND)  # a sighting and an end: two rows with a line each
-    assert len(recorder._gone) <= MAX_GONE and not recorder._first_seen
+    # A sighting and an end: two rows with a line each.
+    assert kept <= 4 * (JOURNAL.report_burst + 300 * JOURNAL.reports_per_second)
+    assert len(recorder._gone) <= JOURNAL.max_gone and not recorder._first_seen
 
 
 def test_a_clock_that_jumps_back_does_not_open_the_gate() -> None:

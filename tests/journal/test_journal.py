@@ -13,6 +13,7 @@ from swarmcli.errors import JournalError
 from swarmcli.events import EpochLoss, EpochReported, Event, Events, Noticed
 from swarmcli.journal import Journal, JournalReader, RunRecord
 from swarmcli.journal import writer as writer_module
+from swarmcli.journal.options import JournalOptions
 
 from .samples import ALICE, BOB, RUN, START, Clock, averaging_round, epoch, seen
 
@@ -119,7 +120,7 @@ def warnings_of(events: Events) -> list[str]:
 def test_a_locked_journal_is_written_later_with_one_warning(
     journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_module, "BUSY_SECONDS", 0.0)
+    monkeypatch.setattr(writer_module, "JOURNAL", JournalOptions(busy=0.0))
     events = Events()
     heard = warnings_of(events)
     journal.listen(events)

@@ -11,6 +11,7 @@ import pytest
 from swarmcli.events import RunObserved
 from swarmcli.journal import Journal, JournalReader, moments
 from swarmcli.journal.moments import Moment, add_moments, read_moments
+from swarmcli.journal.options import JournalOptions
 from swarmcli.journal.tables import VERSION
 
 from .samples import CURVE_OF_FORMAT_6, RUN, START, Clock
@@ -67,7 +68,7 @@ def test_a_span_is_given_by_times_or_by_epochs() -> None:
 
 
 def test_what_is_long_past_is_known_less_exactly_and_the_table_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moments, "KEPT", 50)
+    monkeypatch.setattr(moments, "JOURNAL", JournalOptions(moments=50))
     table = Table()
     for number in range(2000):
         table.observe(number * 4.0, number)

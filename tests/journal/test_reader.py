@@ -11,6 +11,7 @@ from swarmcli.errors import JournalError
 from swarmcli.events import Booked, BookHead, EpochLoss, Evaluated
 from swarmcli.journal import Journal, JournalReader, RunRecord
 from swarmcli.journal import reader as reader_module
+from swarmcli.journal.options import JournalOptions
 
 from .samples import ALICE, BOB, RUN, Clock, averaging_round, epoch, seen
 
@@ -242,7 +243,7 @@ def test_a_locked_journal_is_not_read_past_its_lock(journal: Journal, monkeypatc
 def test_what_peers_have_given_is_added_up_by_peer_and_never_more_than_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarmcli.journal.writer.MOST_ROWS", 3)
+    monkeypatch.setattr("swarmcli.journal.writer.JOURNAL", JournalOptions(most_rows=3))
     path = tmp_path / "journal.sqlite"
     with Journal(path, run=RunRecord("run", "monitor", "me"), clock=lambda: 5.0) as journal:
         for number in range(6):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,7 @@ def fill(path: Path, epochs: int) -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "LEAST_BYTES", 0)
-    monkeypatch.setattr(retention, "ROWS_AT_ONCE", 100)
+    monkeypatch.setattr(retention, "JOURNAL", replace(retention.JOURNAL, least_size=0, rows_trimmed=100))
 
 
 def trimmed(path: Path, calls: int = 100) -> Retention:
@@ -73,7 +73,7 @@ def test_little_gives_way_at_a_time_so_that_rows_which_wait_are_written(
 ) -> None:
     path = tmp_path / "journal.sqlite"
     fill(path, 1500)
-    monkeypatch.setattr(retention, "STEPS_AT_ONCE", 2)
+    monkeypatch.setattr(retention, "JOURNAL", replace(retention.JOURNAL, trims_at_once=2))
     connection = open_for_writing(path)
     keeping, before = Retention(SIZE), connection.total_changes
     assert keeping.trim(connection)

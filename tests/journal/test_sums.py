@@ -13,7 +13,8 @@ import pytest
 from swarmcli.errors import JournalError
 from swarmcli.events import EpochLoss, EpochReported
 from swarmcli.journal import Journal, JournalReader
-from swarmcli.journal.sums import MAX_CAUSES, OTHER, cause_of
+from swarmcli.journal.options import JOURNAL
+from swarmcli.journal.sums import OTHER, cause_of
 from swarmcli.journal.tables import CONVERTED, VERSION
 
 from .samples import ALICE, BOB, CAROL, CURVE_OF_FORMAT_6, RUN, Clock, averaging_round, epoch
@@ -119,12 +120,12 @@ def test_failures_are_counted_by_reason_without_what_differs(path: Path) -> None
 
 def test_reasons_that_strangers_make_up_do_not_fill_the_list(path: Path) -> None:
     with Journal(path, run=RUN, clock=Clock()) as journal:
-        for number in range(MAX_CAUSES + 50):
+        for number in range(JOURNAL.max_causes + 50):
             made_up = "x" * (number // 20) + "y" * (number % 20)
             journal.record(replace(averaging_round(number, "failed", f"word {made_up}"), left_out={}))
     with JournalReader(path) as reader:
         found = reader.failures(R)
-    assert len(found) == MAX_CAUSES + 1 and {each.reason: each.count for each in found}[OTHER] == 50
+    assert len(found) == JOURNAL.max_causes + 1 and {each.reason: each.count for each in found}[OTHER] == 50
 
 
 def test_a_reason_keeps_its_words() -> None:

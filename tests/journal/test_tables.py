@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from swarmcli.events import EpochAdvanced, EpochReported, Evaluated, Event, PeerSeen, RoundFinished
 from swarmcli.journal import Line, RunRecord
-from swarmcli.journal.tables import MAX_INTEGER, MAX_TEXT, TABLES, from_row, to_row
+from swarmcli.journal.options import JOURNAL
+from swarmcli.journal.tables import MAX_INTEGER, TABLES, from_row, to_row
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
@@ -67,9 +68,9 @@ def test_every_row_is_one_that_sqlite_takes(value: RunRecord | Event) -> None:
 
 
 def test_what_a_peer_wrote_cannot_make_a_row_that_cannot_be_written() -> None:
-    hostile = Line("info", "x", "half of a pair: \ud800", "y" * (MAX_TEXT + 5), time=math.nan)
+    hostile = Line("info", "x", "half of a pair: \ud800", "y" * (JOURNAL.max_text + 5), time=math.nan)
     row = to_row(hostile)
-    assert row["time"] is None and row["peer"] == "half of a pair: ?" and len(row["text"]) == MAX_TEXT
+    assert row["time"] is None and row["peer"] == "half of a pair: ?" and len(row["text"]) == JOURNAL.max_text
     assert to_row(EpochReported("p", 2**80, math.inf, -(2**80), 1.0))["epoch"] == MAX_INTEGER
 
 

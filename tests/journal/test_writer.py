@@ -8,7 +8,8 @@ import pytest
 
 from swarmcli.events import Event
 from swarmcli.journal import Line
-from swarmcli.journal.writer import INTERVAL_SECONDS, MAX_BATCH, WARN_AGAIN_SECONDS, Writer
+from swarmcli.journal.options import JOURNAL
+from swarmcli.journal.writer import Writer
 
 from .samples import Clock
 
@@ -65,7 +66,7 @@ def bench() -> Iterator[Bench]:
 
 
 def test_rows_are_written_by_themselves_within_a_second() -> None:
-    assert INTERVAL_SECONDS < 1.0
+    assert JOURNAL.interval < 1.0
     written = threading.Event()
 
     class Waking(Disk):
@@ -155,7 +156,7 @@ def test_a_disk_that_is_full_every_other_second_is_reported_once(bench: Bench) -
             bench.put("row")
             bench.writer.flush(30)
     assert [level for level, _ in bench.notices].count("warning") == 1
-    bench.clock.now += WARN_AGAIN_SECONDS
+    bench.clock.now += JOURNAL.warn_again
     bench.disk.full = True
     bench.writer.flush(30)
     assert [level for level, _ in bench.notices].count("warning") == 2
@@ -164,10 +165,10 @@ def test_a_disk_that_is_full_every_other_second_is_reported_once(bench: Bench) -
 
 def test_a_large_backlog_is_written_in_several_transactions() -> None:
     bench = Bench(capacity=10_000)
-    bench.put(*map(str, range(2 * MAX_BATCH + 5)))
+    bench.put(*map(str, range(2 * JOURNAL.max_batch + 5)))
     bench.writer.flush(60)
-    assert bench.disk.batches == [MAX_BATCH, MAX_BATCH, 5]
-    assert bench.disk.rows == list(map(str, range(2 * MAX_BATCH + 5)))
+    assert bench.disk.batches == [JOURNAL.max_batch, JOURNAL.max_batch, 5]
+    assert bench.disk.rows == list(map(str, range(2 * JOURNAL.max_batch + 5)))
     bench.writer.close("done")
 
 

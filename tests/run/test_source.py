@@ -20,6 +20,7 @@ from swarmcli.events import (
 )
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.journal import reader as reader_module
+from swarmcli.journal.options import JournalOptions
 from swarmcli.run import source as source_module
 from swarmcli.run import views
 from swarmcli.run.source import REREAD_SECONDS, DashboardSource, PeerStatus, RunStatus
@@ -232,7 +233,7 @@ def test_of_what_others_tell_of_evaluations_the_newest_are_kept(world: World, mo
 
 
 def test_lists_are_exported_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(reader_module, "JOURNAL", JournalOptions(rows_read=3))
     for number in range(1, 8):
         world.epoch(number)
         world.round(number)
