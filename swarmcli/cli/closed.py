@@ -40,8 +40,6 @@ RecipeFile = Annotated[str, typer.Argument(metavar="RECIPE", help="The recipe fi
 KeyFile = Annotated[
     Path | None, typer.Option("--run-key", help="The run key. Default: <run id>.run-key beside the recipe.")
 ]
-MAX_DAYS = 3650.0
-ASKED_SECONDS = 12.0  # for a peer of this user, which asks the monitors when it is asked for the first time
 
 
 def invite(
@@ -69,8 +67,8 @@ def invite(
     """
     loaded = load_recipe(recipe, overrides)
     key, path = load_key(loaded, run_key)
-    if not 0 < days <= MAX_DAYS:
-        raise UsageError(f"--days is more than 0 and at most {MAX_DAYS:g}, got {days:g}")
+    if not 0 < days <= 3650:
+        raise UsageError(f"--days is more than 0 and at most 3650, got {days:g}")
     whom = PeerID.parse(peer) if peer is not None else None
     host = _host_of(loaded, link)
     digest, until = digest_of(loaded), int(time.time() + days * 86_400)
@@ -217,7 +215,7 @@ def _told_here(run_id: str) -> _ToldHere | None:
     own = next((peer for peer in LocalPeers().peers() if peer.run_id == run_id and peer.api), None)
     if own is None:
         return None
-    deadline = time.monotonic() + ASKED_SECONDS
+    deadline = time.monotonic() + 12.0
     while not (found := client.get(own, "contributions")) and time.monotonic() < deadline:
         time.sleep(0.5)
     return _ToldHere([Contribution(**each) for each in found], client.get(own, "state")["me"]["rests_on"])

@@ -18,7 +18,6 @@ from rich.text import Text
 from swarmcli.events import EpochAdvanced, RoundFinished, notices
 from swarmcli.journal import Line, megabytes, printable
 
-MAX_MOMENT = 250_000_000_000  # the year 9892: a calendar ends, and an invitation's end is a number of eight bytes
 STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "bold red"}
 
 
@@ -86,8 +85,8 @@ def day(time: float) -> str:
 
 
 def moment(time: float) -> str:
-    """To the minute, for what a stranger may have set beyond every calendar's end."""
-    return datetime.fromtimestamp(min(time, MAX_MOMENT)).strftime("%Y-%m-%d %H:%M")
+    """To the minute. A stranger may have set it beyond every calendar's end, which is then told as the year 9892."""
+    return datetime.fromtimestamp(min(time, 250_000_000_000)).strftime("%Y-%m-%d %H:%M")
 
 
 def format_time(seconds: float) -> str:

@@ -104,7 +104,7 @@ def print_contributions(given: Given, wanted: Shown) -> None:
 def print_list(found: Sequence[Contribution], rests_on: Sequence[str], wanted: Shown) -> None:
     """The table, and whose word it is."""
     shown = ordered(found, wanted.sort)[: wanted.last]
-    narrow = out.width < NARROW
+    narrow = out.width < 79  # columns, in which only the samples have room beside a name
     if wanted.by_team:
         out.print(_team_table(teams_of(found), narrow=narrow))
     else:
@@ -131,7 +131,6 @@ NUMERIC = (
     "added up\nseen",
     "there\nseen",
 )
-NARROW = 79  # columns, in which only the samples have room beside a name
 
 
 def _team_table(teams: Sequence[Team], *, narrow: bool) -> Table:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,10 +23,18 @@ from swarmcli.machine.moments import duration, moment
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.words import printable
 
-SAVE_SECONDS = 120.0  # that `stop` waits for one that hands nothing in (any more): for its step, perhaps a checkpoint
-LONGEST_SECONDS = 600.0 + SAVE_SECONDS  # that it waits in all: nobody stays longer than ten minutes to hand in
-NOW_SECONDS = 3.0  # after which one that should end at once and does not answer is ended
-LOOK_SECONDS = 0.25
+
+@dataclass(frozen=True, slots=True)
+class StopOptions:
+    """How long `stop` waits for a peer. Seconds."""
+
+    save: float = 120.0  # for one that hands nothing in (any more): for its step, perhaps a checkpoint
+    hand_in: float = 600.0  # before that: nobody stays longer to hand in
+    answer: float = 3.0  # after which one that should end at once and does not answer is ended
+    look: float = 0.25  # between two looks at who still runs
+
+
+STOP = StopOptions()
 
 
 def pause(
@@ -118,7 +127,7 @@ def stop(
     with _shown(quiet or as_json) as show:
         left = _wait_for_end(registry, asked, show)
     unasked = {each.home for each in peers} - {each.home for each in asked}
-    silent = _left_after(NOW_SECONDS, registry, unasked)
+    silent = _left_after(STOP.answer, registry, unasked)
     for each, result in zip(peers, results, strict=True):
         if "error" in result and each.home not in silent:
             del result["error"]  # it was leaving by itself, and had hung up already
@@ -132,7 +141,7 @@ def _ask_to_stop(registry: LocalPeers, peer: LocalPeer, now: bool) -> Any:
     """Asks a peer to stop; returns its answer. A peer that still joins cannot be asked: a signal tells it."""
     try:
         if peer.port is not None:
-            seconds = NOW_SECONDS if now else client.SECONDS
+            seconds = STOP.answer if now else client.SECONDS
             return client.post(peer, "stop", {"now": now}, registry=registry, timeout=seconds)
     except ControlError:
         if not now:
@@ -176,10 +185,10 @@ def _stopping(activity: Any) -> str:
 
 
 def _wait_for_end(registry: LocalPeers, peers: list[LocalPeer], show: Callable[[str], object]) -> set[str]:
-    """The homes of those that still run when they have had SAVE_SECONDS with nothing to hand in, or LONGEST_SECONDS in
-    all. What is waited for is shown."""
+    """The homes of those that still run when they have had the time to hand in and to save. What is waited for is
+    shown."""
     began = time.monotonic()
-    until = {each.home: began + SAVE_SECONDS for each in peers}
+    until = {each.home: began + STOP.save for each in peers}
     while True:
         living, now = {each.home for each in registry.living()}, time.monotonic()
         left = [each for each in peers if each.home in living and now < until[each.home]]
@@ -188,16 +197,16 @@ def _wait_for_end(registry: LocalPeers, peers: list[LocalPeer], show: Callable[[
         activities = [_activity(registry, each) for each in left]
         for each, activity in zip(left, activities, strict=True):
             if _hands_in(activity):
-                until[each.home] = min(now + SAVE_SECONDS, began + LONGEST_SECONDS)
+                until[each.home] = min(now, began + STOP.hand_in) + STOP.save
         show("\n".join(f"{described(each)}: {_stopping(said)}" for each, said in zip(left, activities, strict=True)))
-        time.sleep(LOOK_SECONDS)
+        time.sleep(STOP.look)
 
 
 def _left_after(seconds: float, registry: LocalPeers, homes: set[str]) -> set[str]:
     """Which of these homes somebody still runs in after so many seconds at the most."""
     deadline = time.monotonic() + seconds
     while (left := homes & {each.home for each in registry.living()}) and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(STOP.look)
     return left
 
 
@@ -205,7 +214,7 @@ def _activity(registry: LocalPeers, peer: LocalPeer) -> Any:
     """Asks the peer what it does now; None: it does not answer (any more)."""
     with suppress(ControlError):
         if peer.port is not None:
-            return client.get(peer, "control", registry=registry, timeout=NOW_SECONDS).get("activity")
+            return client.get(peer, "control", registry=registry, timeout=STOP.answer).get("activity")
     return None
 
 

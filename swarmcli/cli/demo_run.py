@@ -20,9 +20,7 @@ from swarmcli.errors import JournalError, SwarmError
 from swarmcli.events import EpochAdvanced, RoundFinished
 from swarmcli.journal import JOURNAL_NAME, JournalReader
 
-CONTRIBUTED_EPOCHS = 3  # of the newcomer, before somebody is killed
 ACTORS = ("monitor", "trainer-1", "trainer-2", "auxiliary", "trainer-3")
-LEARNED = 0.8  # the loss has clearly fallen when it is below this part of the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,7 @@ class DemoRun:
         self._say(f"trainer-3 has downloaded the state and contributes since epoch {first.epoch}")
 
     def _newcomer_has_contributed(self) -> bool:
-        if len(self._contributions("trainer-3")) >= CONTRIBUTED_EPOCHS:
+        if len(self._contributions("trainer-3")) >= 3:  # epochs, before somebody is killed
             return True
         if self._epoch() >= self._plan.last:
             raise SwarmError(
@@ -237,7 +235,7 @@ def expectations(actors: Sequence[ActorReport], plan: DemoPlan) -> list[Expectat
         ),
         Expectation(
             "the loss has clearly fallen",
-            len(losses) > 1 and losses[-1] < LEARNED * losses[0],
+            len(losses) > 1 and losses[-1] < 0.8 * losses[0],
             f"{losses[0]:.3f} → {losses[-1]:.3f}" if losses else "no loss",
         ),
         Expectation(

@@ -30,7 +30,6 @@ RECIPE = "recipe.yaml"  # in a directory
 SUFFIXES = (".yaml", ".yml")
 USUAL: TemplateName = "small"
 TEXT = "text"  # the answer that asks for a size next
-LOOK_BYTES = 4096  # of a file, whether it is text
 Answer = TypeVar("Answer")
 
 
@@ -65,6 +64,23 @@ WHERE = {
     "rows": "A file of rows (.jsonl, .csv, .parquet), of which each volunteer needs a copy",
     "images": "A directory of images, with one below it for each class, of which each volunteer needs a copy",
 }
+LearnsFrom = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|NAME",
+        help="What the model learns from: a directory with texts (or what else the task reads), a dataset of the "
+        f"Hugging Face Hub (owner/name), or {STDLIB}: the sources of Python's own standard library, and small data "
+        f"made of them. Default: {STDLIB}.",
+    ),
+]
+Uplink = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RATE",
+        help="What a volunteer's line sends, for example 10Mbit/s: this computer trains the model a moment, and the "
+        "recipe gets the way to train that such lines allow.",
+    ),
+]
 
 
 def init(
@@ -75,15 +91,7 @@ def init(
         TemplateName | None, typer.Option(help=f"What kind of run. Default: {USUAL}.", show_default=False)
     ] = None,
     run_id: Annotated[str | None, typer.Option(help="The name of the run. Default: the directory's or file's.")] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|NAME",
-            help="What the model learns from: a directory with texts (or what else the task reads), a dataset of the "
-            f"Hugging Face Hub (owner/name), or {STDLIB}: the sources of Python's own standard library, and small data "
-            f"made of them. Default: {STDLIB}.",
-        ),
-    ] = None,
+    data: LearnsFrom = None,
     base_model: Annotated[
         str | None,
         typer.Option(
@@ -98,14 +106,7 @@ def init(
             help="Closed: only whom you invite takes part, and the run key is made too. Default: open.",
         ),
     ] = None,
-    uplink: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RATE",
-            help="What a volunteer's line sends, for example 10Mbit/s: this computer trains the model a moment, and "
-            "the recipe gets the way to train that such lines allow.",
-        ),
-    ] = None,
+    uplink: Uplink = None,
     volunteers: Annotated[
         int | None,
         typer.Option(min=2, help=f"So many computers as fast as this one at a time. Default: {AT_HOME.count}."),
@@ -330,7 +331,7 @@ def _holds_text(path: Path) -> bool:
 def _is_text(file: Path) -> bool:
     try:
         with file.open("rb") as stream:
-            begins = stream.read(LOOK_BYTES)
+            begins = stream.read(4096)
     except OSError:
         return False
     return bool(begins.strip()) and b"\0" not in begins

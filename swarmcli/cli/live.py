@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -23,14 +24,20 @@ from swarmcli.events import EpochAdvanced, Event, Events
 from swarmcli.journal import Line, Recorder, megabytes, printable
 from swarmcli.run.values import Me, PeerStatus, RunStatus
 
-MOST_PEERS = 12  # rows of the table; a line tells of the others
-LEAST_PEERS = 3  # of them, on a terminal that is not high
-EVENT_ROWS = 6  # for the latest events, below the peers
-FEW_EVENT_ROWS = 4  # on a terminal of fewer than ROOMY rows
-ROOMY = 24
-INDENT = 10  # columns of the time before an event
-MOST_BARS = 32  # epochs in the little curve
-LEAST_BAR = 4  # columns that a bar of progress needs to say anything
+
+@dataclass(frozen=True, slots=True)
+class ViewOptions:
+    """The room that each part of a view has, and how often it tells of progress."""
+
+    most_peers: int = 12  # rows of the table; a line tells of the others
+    least_peers: int = 3  # of them, on a terminal that is not high
+    events: int = 6  # rows for the latest events, below the peers, and …
+    few_events: int = 4  # … on a terminal with fewer rows than …
+    roomy: int = 24  # … these
+    progress: float = 30.0  # seconds without any other line, after which one tells of progress where no terminal is
+
+
+VIEW = ViewOptions()
 GIVE_WAY = ("drift", "role", "seen", "loss")  # columns of the table that a narrow terminal does without, in this order
 UNKNOWN = "–"
 BARS = "▁▂▃▄▅▆▇█"
@@ -83,11 +90,12 @@ class Frame:
         above += [Text(printable(status.alarm, 600), style="bold red")] if status.alarm else []
         told = [text[0].upper() + text[1:] for text in (status.seat, status.waits) if text]
         above += [Text(printable(text, 600), style="yellow") for text in told]
-        rows = EVENT_ROWS if options.size.height >= ROOMY else FEW_EVENT_ROWS
+        rows = VIEW.events if options.size.height >= VIEW.roomy else VIEW.few_events
         below = _latest(console, self._said, width, rows)
         high = sum(len(each.wrap(console, width)) if isinstance(each, Text) else 1 for each in above)
         room = options.size.height - high - len(below) - 4  # blank line, heading, "and … more", the cursor's line
-        yield Group(*above, Text(), _peers(status, width, max(LEAST_PEERS, min(MOST_PEERS, room))), *below)
+        most = max(VIEW.least_peers, min(VIEW.most_peers, room))
+        yield Group(*above, Text(), _peers(status, width, most), *below)
 
 
 def _fitting(parts: Iterable[str], room: int, between: str = "   ") -> str:
@@ -139,16 +147,17 @@ def _event(console: Console, said: Line, width: int) -> list[Text]:
     """One line or two."""
     # Terminals echo Ctrl-C as ^C behind the last line. Without room for it there the cursor would come to stand a
     # line lower than the view believes, and a line of the frame before would stay.
-    room = max(1, width - INDENT - 2)
+    began = f"{time_of_day(said.time)}  "
+    room = max(1, width - len(began) - 2)
     text = event_line(said)
     if cell_len(text) > room:
         text = PATH.sub(lambda path: _last_parts(path[0], room), text)
     first, *rest = Text(text, style="dim").wrap(console, room) or [Text()]
-    lines = [Text(f"{time_of_day(said.time)}  ", style="dim").append_text(first)]
+    lines = [Text(began, style="dim").append_text(first)]
     if rest:
         second = Text(" ".join(line.plain.strip() for line in rest), style="dim")
         second.truncate(room, overflow="ellipsis")
-        lines.append(Text(" " * INDENT).append_text(second))
+        lines.append(Text(" " * len(began)).append_text(second))
     return [_one_line(line) for line in lines]
 
 
@@ -170,7 +179,7 @@ def _figures(status: RunStatus, width: int, *, curve: bool) -> Text:
         took, averaging = format_time(status.last_epoch.seconds), format_time(status.last_epoch.averaging_seconds)
         last = [f"   last epoch {took}", f"{averaging} of it averaging"]
         tail.append(_fitting(last, width - len(head) - len(tail), ", "), style="dim")
-    bars = min(MOST_BARS, width - len(head) - len(tail) - 2)
+    bars = min(32, width - len(head) - len(tail) - 2)  # one for each epoch
     if curve and len(losses) > 1 and bars > 1:
         head.append("  " + sparkline(losses[-bars:]), style="cyan")
     return _one_line(head.append_text(tail))
@@ -208,7 +217,8 @@ def _progress(status: RunStatus, width: int) -> RenderableType:
     eta = _fitting(etas, width - len(epoch) - len(counted) - 2, ", ")
     left = width - len(epoch) - len(counted) - len(eta) - 4
     bar = ProgressBar(total=max(1, status.target), completed=min(status.samples, status.target), width=min(32, left))
-    cells: list[RenderableType] = [epoch, *([bar] if left >= LEAST_BAR else []), counted, Text(eta, style="dim")]
+    shown = [bar] if left >= 4 else []  # a shorter one says nothing
+    cells: list[RenderableType] = [epoch, *shown, counted, Text(eta, style="dim")]
     grid = Table.grid(*(Column(no_wrap=True, overflow="ellipsis") for _ in cells), padding=(0, 1))
     grid.add_row(*cells)
     return grid
@@ -272,9 +282,6 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(BARS[round((value - low) * scale)] for value in values)
 
 
-REDRAW_SECONDS = 0.25
-PROGRESS_SECONDS = 30.0  # without a terminal: a line of progress after this long without any other
-MAX_WAITING = 1000  # lines that wait for a slow terminal; the oldest give way
 STYLES = {"warning": "yellow", "error": "red"}
 
 
@@ -299,12 +306,12 @@ class LiveView:
         self._look = look
         self._me = me
         self._plain = plain or not console.is_terminal or console.is_dumb_terminal
-        self._said: deque[Line] = deque(maxlen=EVENT_ROWS)
+        self._said: deque[Line] = deque(maxlen=VIEW.events)
         self._events = events
         self._console = console
         self._clock = clock
         self._recorder = Recorder()  # not the journal's, which began earlier: who came before is told of here as well
-        self._heard: deque[EpochAdvanced | Line] = deque(maxlen=MAX_WAITING)
+        self._heard: deque[EpochAdvanced | Line] = deque(maxlen=1000)  # for a slow terminal; the oldest give way
         self._changed = threading.Condition()
         self._ending = False
         self._printed_at = clock()
@@ -349,7 +356,7 @@ class LiveView:
         with Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
             ending = False
             while not ending:
-                ending, heard = self._next(REDRAW_SECONDS)
+                ending, heard = self._next(timeout=0.25)
                 for each in heard:
                     if isinstance(each, Line) and each.level in STYLES:
                         self._print(each.time, event_line(each), STYLES[each.level])
@@ -361,10 +368,10 @@ class LiveView:
     def _print_lines(self) -> None:
         ending = False
         while not ending:
-            ending, heard = self._next(PROGRESS_SECONDS / 4)
+            ending, heard = self._next(timeout=VIEW.progress / 4)
             for each in heard:
                 self._print(each.time, epoch_line(each) if isinstance(each, EpochAdvanced) else event_line(each))
-            if not ending and abs(self._clock() - self._printed_at) >= PROGRESS_SECONDS:
+            if not ending and abs(self._clock() - self._printed_at) >= VIEW.progress:
                 self._print_progress()
 
     def _next(self, timeout: float) -> tuple[bool, list[EpochAdvanced | Line]]:

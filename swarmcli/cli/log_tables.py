@@ -16,11 +16,6 @@ from swarmcli.cli.local import in_columns
 from swarmcli.events import EpochAdvanced, PeerSeen, RoundFinished
 from swarmcli.journal import JournalReader, Line, RunRecord, megabytes, printable
 
-ALIVE_SECONDS = 15.0  # a journal without an end whose last sign of life is younger than this belongs to a live process
-SILENT_SECONDS = 60.0  # a peer that was seen last so long before the journal's last sign of life may well be gone
-MOST_REASONS = 5
-MOST_PEERS = 8
-
 
 class Column(NamedTuple):
     """`style(record)` is for terminals only."""
@@ -146,7 +141,8 @@ def _state(run: RunRecord, now: float) -> str:
 
 
 def _goes_on(run: RunRecord, now: float) -> bool:
-    return run.finished is None and abs(now - run.last_seen) < ALIVE_SECONDS
+    """A journal without an end whose last sign of life is younger than 15 s belongs to a live process."""
+    return run.finished is None and abs(now - run.last_seen) < 15
 
 
 def _epoch_facts(reader: JournalReader, run_id: str) -> list[tuple[str, str]]:
@@ -169,7 +165,7 @@ def _round_facts(reader: JournalReader, run_id: str) -> list[tuple[str, str]]:
     counts = f"{totals.rounds_committed} committed, {totals.rounds_failed} failed, {totals.rounds_undecided} undecided"
     facts = [("rounds", counts)]
     reasons = Counter(round_.reason for round_ in reader.rounds(run_id) if round_.outcome != "committed")
-    for reason, times in reasons.most_common(MOST_REASONS):
+    for reason, times in reasons.most_common(5):
         facts.append(("", f"{times} × {printable(reason) or 'no reason given'}"))
     facts.append(("moved", f"{megabytes(totals.bytes_sent)} sent, {megabytes(totals.bytes_received)} received"))
     return facts
@@ -181,19 +177,21 @@ def _peer_facts(reader: JournalReader, run: RunRecord, now: float) -> list[tuple
         return [("peers", "none seen")]
     here = sum(not _gone(peer, run) for peer in peers)
     facts = [("peers", f"{plural(len(peers), 'peer')} seen, {here} there {_as_of(run, now)}")]
-    for peer in peers[:MOST_PEERS]:
+    shown = peers[:8]
+    for peer in shown:
         name = printable(peer.name or peer.peer[:10], 40)
         facts.append(("", f"{name}, {printable(peer.role, 20)}, epoch {peer.epoch}{_gone(peer, run)}"))
-    if len(peers) > MOST_PEERS:
-        facts.append(("", f"and {len(peers) - MOST_PEERS} more (--peers)"))
+    if len(peers) > len(shown):
+        facts.append(("", f"and {len(peers) - len(shown)} more (--peers)"))
     return facts
 
 
 def _gone(peer: PeerSeen, run: RunRecord) -> str:
-    """A killed peer does not sign off, and if the journal's owner was away then, nobody noted that the peer left."""
+    """A killed peer does not sign off, and if the journal's owner was away then, nobody noted that the peer left. One
+    that was seen last a minute before the journal's last sign of life may well be gone."""
     if peer.gone:
         return f", {peer.gone}"
-    silent = run.last_seen - peer.time > SILENT_SECONDS
+    silent = run.last_seen - peer.time > 60
     return f", not heard of since {day(peer.time)}" if silent else ""
 
 

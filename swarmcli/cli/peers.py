@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from swarmcli.recipe import Recipe
     from swarmcli.training.resumed import Resume
 
-DEFAULT_PORT = 31330
-
 Overrides = Annotated[
     list[str],
     typer.Option(
@@ -321,7 +319,7 @@ def monitor(options: MonitorOptions) -> None:
     from swarmcli.peer.lifetime import run_monitor
 
     named = options.agreed("monitor")
-    port = 0 if "port" in named.recipe.local.model_fields_set else DEFAULT_PORT
+    port = 0 if "port" in named.recipe.local.model_fields_set else 31330
     contacts = [*options.peer, *named.contacts]
     with options.session("monitor", named.recipe, contacts, port=port) as session:
         watch = session.show()

@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any
 
 VARIABLE = "SWARM_PARENT"  # in the environment of a process: the id of the parent with which it ends
-PR_SET_PDEATHSIG = 1  # of Linux, see prctl(2)
 
 
 def end_with_parent_of_environment() -> None:
@@ -33,7 +32,7 @@ def end_with(parent: int) -> None:
     """Has the kernel kill this process when the parent's main thread ends: also one that is stopped, or stuck where
     no thread of Python's runs. Only Linux can. A parent that was gone before the kernel was told is noticed too."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGKILL))  # PR_SET_PDEATHSIG
         if os.getppid() != parent:
             os._exit(1)
 
@@ -69,8 +68,6 @@ def _watch(parent: int, over: threading.Event, end_process: Callable[[int], obje
 # Windows knows no sessions, but groups of processes, and asks them to stop by a key.
 _OWN_GROUP = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 _STOP: signal.Signals = getattr(signal, "CTRL_BREAK_EVENT", signal.SIGTERM)
-
-GRACE_SECONDS = 20.0  # between asking a process to stop and stopping it
 
 
 class Child:
@@ -168,7 +165,7 @@ class Children:
         for child in running:
             child.ask_to_stop(hurry=True)  # all go, so nobody is left for whom it would count
         for child in running:
-            child.wait(GRACE_SECONDS)
+            child.wait(timeout=20.0)
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
 

@@ -16,9 +16,6 @@ from swarmcli.machine import client
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.words import printable, roughly
 
-ANSWER_SECONDS = 3.0  # one that is stopped or overloaded delays the others' answers no longer
-WATCH_SECONDS = 1.0
-
 
 def status(
     run: OfRun = None,
@@ -73,7 +70,8 @@ def _report(registry: LocalPeers, peer: LocalPeer) -> dict[str, Any]:
     if peer.port is None:
         return known | {"joining": True, "waits": peer.waits}
     try:
-        state = client.get(peer, "state", registry=registry, timeout=ANSWER_SECONDS)
+        # One that is stopped or overloaded delays the others' answers no longer.
+        state = client.get(peer, "state", registry=registry, timeout=3.0)
         return known | {"state": state, "page": f"{peer.api}/?token={registry.token(peer)}"}
     except ControlError as error:
         return known | {"error": str(error)}
@@ -140,8 +138,8 @@ def _moment(seconds: float) -> str:
     return time.strftime("%H:%M" if then[:3] == now[:3] else "%Y-%m-%d %H:%M", then)
 
 
-def _watch(look: Callable[[], list[dict[str, Any]]], *, as_json: bool) -> None:
-    """Until Ctrl-C. On a terminal in place; elsewhere one after the other."""
+def _watch(look: Callable[[], list[dict[str, Any]]], *, as_json: bool, every: float = 1.0) -> None:
+    """Until Ctrl-C, every so many seconds. On a terminal in place; elsewhere one after the other."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -150,8 +148,8 @@ def _watch(look: Callable[[], list[dict[str, Any]]], *, as_json: bool) -> None:
     if as_json or not console.is_terminal:
         while True:
             typer.echo(json.dumps(look()) if as_json else text(look()) + "\n")
-            time.sleep(WATCH_SECONDS)
+            time.sleep(every)
     with Live(console=console, auto_refresh=False) as live:
         while True:
             live.update(Text(text(look())), refresh=True)
-            time.sleep(WATCH_SECONDS)
+            time.sleep(every)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from swarmcli.cli.live import BARS, Frame, LiveView, sparkline
+from swarmcli.cli.live import BARS, Frame, LiveView, ViewOptions, sparkline
 from swarmcli.events import EpochAdvanced, Events, Noticed, PeerConnected, PeerSeen
 from swarmcli.journal import Line, Totals
 from swarmcli.run.values import ActivityShown, Me, PeerStatus, Reason, RunStatus
@@ -132,7 +132,7 @@ def test_nothing_is_heard_and_no_thread_is_left_after_the_block() -> None:
 
 
 def test_a_long_epoch_shows_some_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmcli.cli.live.PROGRESS_SECONDS", 0.02)
+    monkeypatch.setattr("swarmcli.cli.live.VIEW", ViewOptions(progress=0.02))
     written = threading.Event()
 
     class Watched(io.StringIO):
@@ -231,7 +231,7 @@ def test_a_state_that_comes_is_told_in_place_of_the_progress_of_an_epoch() -> No
 def test_in_a_pipe_trouble_is_told_while_it_lasts(
     status: RunStatus, said: str, unsaid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarmcli.cli.live.PROGRESS_SECONDS", 0.02)
+    monkeypatch.setattr("swarmcli.cli.live.VIEW", ViewOptions(progress=0.02))
     written = threading.Event()
 
     class Watched(io.StringIO):
@@ -252,7 +252,7 @@ FINISHED = replace(STATUS, state="finished", epoch=20, samples=0, eta_seconds=No
 
 
 def test_of_a_run_that_has_finished_no_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmcli.cli.live.PROGRESS_SECONDS", 0.02)
+    monkeypatch.setattr("swarmcli.cli.live.VIEW", ViewOptions(progress=0.02))
     looks = threading.Semaphore(0)
 
     def status() -> RunStatus:

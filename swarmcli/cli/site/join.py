@@ -22,9 +22,6 @@ from swarmcli.training import Compute
 if TYPE_CHECKING:
     from swarmcli.cli.peers import JoinOptions, PagedOptions
 
-PORT_SECONDS = 30.0  # that a site that is started again waits for the port that its recipe names
-LOOK_SECONDS = 0.5
-
 
 def join_as_process(process: SiteProcess, options: JoinOptions) -> None:
     """Trains as the process of a site that `process` is, until the site ends or breaks."""
@@ -85,13 +82,14 @@ def _lead(
 
 
 def await_port(host: str, port: int, *, sleep: Callable[[float], object] = time.sleep) -> None:
-    """Returns when one can listen there, or after PORT_SECONDS: then whoever listens tells what is in the way. The site
-    that lived before may not be gone for the system yet, or a connection may have been given its port meanwhile."""
-    for _ in range(round(PORT_SECONDS / LOOK_SECONDS)):
+    """Returns when one can listen there, or after half a minute: then whoever listens tells what is in the way. The
+    site that lived before may not be gone for the system yet, or a connection may have been given its port
+    meanwhile."""
+    for _ in range(60):
         try:
             listen(host, port).close()
         except ListenError:
-            sleep(LOOK_SECONDS)
+            sleep(0.5)
         else:
             return
 

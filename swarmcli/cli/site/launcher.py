@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -29,11 +30,20 @@ from swarmcli.cli.ending import ExitCode, stop_on_signals
 from swarmcli.cli.site.link import VARIABLE, Failed, ProcessPipe, Past, Start, StopProcess
 from swarmcli.errors import SiteError
 
-MAX_DEATHS = 6  # in a row, without an epoch that ended in between
-POLL_SECONDS = 0.1
-GRACE_SECONDS = 5.0  # for the processes of a broken site to end by themselves; a frozen one never does
 PREFIX = "swarm-site-"  # of directories where processes meet
-STALE_SECONDS = 3600.0  # after which such a directory that no launcher holds is removed
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherOptions:
+    """How long a launcher looks after a site that breaks."""
+
+    max_deaths: int = 6  # in a row, without an epoch that ended in between
+    poll: float = 0.1  # seconds between two looks at the processes
+    grace: float = 5.0  # seconds for those of a broken site to end by themselves; a frozen one never does
+    stale: float = 3600.0  # seconds after which a directory that no launcher holds is removed
+
+
+LAUNCHER = LauncherOptions()
 
 
 def start_site(processes: int, arguments: Sequence[str]) -> int:
@@ -98,12 +108,12 @@ class Launcher:
                 return code
             deaths = 1 if self._past.epoch > reached else deaths + 1
             why = cause(ended)
-            if deaths >= MAX_DEATHS:
+            if deaths >= LAUNCHER.max_deaths:
                 raise SiteError(
                     f"{why}; that was the end number {deaths} of this site without an epoch in between, so it is not "
                     "started again; look at the lines above, or try fewer processes or a smaller micro_batch_size"
                 )
-            self._say(f"{why}; the site starts again from its last state ({deaths} of {MAX_DEATHS - 1})")
+            self._say(f"{why}; the site starts again from its last state ({deaths} of {LAUNCHER.max_deaths - 1})")
 
     def _live(self, store: Path) -> list[Process]:
         """One life of the site: its processes, all of which have ended."""
@@ -140,13 +150,13 @@ class Launcher:
             for process in self._processes:
                 words.register(process.line, selectors.EVENT_READ, process)
             while any(process.runs for process in self._processes):
-                for key, _ in words.select(POLL_SECONDS):
+                for key, _ in words.select(LAUNCHER.poll):
                     if not self._hear(key.data):
                         words.unregister(key.fileobj)
-                        key.data.await_end(POLL_SECONDS)
+                        key.data.await_end(LAUNCHER.poll)
                 now = time.monotonic()
                 if deadline is None and any(process.broke for process in self._processes):
-                    deadline = now + GRACE_SECONDS
+                    deadline = now + LAUNCHER.grace
                 elif deadline is not None and now >= deadline:
                     for process in self._processes:
                         process.kill()
@@ -296,7 +306,7 @@ def private_directory() -> Iterator[Path]:
     for stale in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # another user's, or in use
             age = time.time() - stale.lstat().st_mtime  # before the lock, whose file makes a directory young
-            if age > STALE_SECONDS and not stale.is_symlink():  # a younger one may not be locked yet
+            if age > LAUNCHER.stale and not stale.is_symlink():  # a younger one may not be locked yet
                 with _locked(stale):
                     shutil.rmtree(stale)
     directory = Path(tempfile.mkdtemp(prefix=PREFIX))  # its mode is 0700

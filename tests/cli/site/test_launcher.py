@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,7 @@ import pytest
 from filelock import FileLock
 
 from swarmcli.cli.site import launcher
-from swarmcli.cli.site.launcher import PREFIX, STALE_SECONDS, Launcher, environment
+from swarmcli.cli.site.launcher import PREFIX, Launcher, LauncherOptions, environment
 from swarmcli.errors import SiteError
 
 pytestmark = pytest.mark.e2e
@@ -65,7 +66,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(launcher, "LAUNCHER", LauncherOptions(grace=0.3))
     return Site(tmp_path)
 
 
@@ -101,7 +102,7 @@ def test_what_a_killed_launcher_has_left_is_removed_by_a_later_one(
     for directory in (stale, fresh, held):
         directory.mkdir()
         (directory / "life-1").touch()
-        at = time.time() - (0 if directory is fresh else STALE_SECONDS + 60)
+        at = time.time() - (0 if directory is fresh else LauncherOptions().stale + 60)
         os.utime(directory, (at, at))
     with FileLock(held / "in-use"):
         os.utime(held, (0, 0))  # the lock's file has just made it young
@@ -132,14 +133,14 @@ def test_after_a_death_all_processes_start_again(site: Site) -> None:
 
 
 def test_a_site_that_dies_again_and_again_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "MAX_DEATHS", 3)
+    monkeypatch.setattr(launcher, "LAUNCHER", replace(launcher.LAUNCHER, max_deaths=3))
     with pytest.raises(SiteError, match=r"process 0 of this site has given up; that was the end number 3 of this site"):
         site.run("link.tell(Failed(75, 'a fault')) if rank == 0 else wait()")
     assert site.lives() == 3 and site.said.count("a fault") == 3
 
 
 def test_epochs_between_deaths_make_a_site_worth_starting_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "MAX_DEATHS", 2)
+    monkeypatch.setattr(launcher, "LAUNCHER", replace(launcher.LAUNCHER, max_deaths=2))
     assert site.run("if rank == 0:\n    link.tell(Past(life))\n    if life < 4: kill_self()") == 0
     assert site.lives() == 4
     assert all("(1 of 1)" in line for line in site.said)
