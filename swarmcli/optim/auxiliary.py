@@ -24,7 +24,6 @@ from swarmcli.optim.state.lineage import LINEAGE_BYTES, Claim, LineagePosition
 from swarmcli.optim.state.rounds import Occasion, StateRounds, state_config
 from swarmcli.optim.state.volumes import Slot
 
-STRAY = 5.0  # seconds for which a lineage is kept that no trainer reports: reports are some seconds late
 _NOWHERE = LineagePosition(0, 0, bytes(LINEAGE_BYTES))  # before any trainer was heard of
 
 
@@ -171,7 +170,7 @@ class AuxiliaryCore:
     @property
     def _astray(self) -> bool:
         """Whether nobody has held this lineage for a while: those who did may be gone, and others begun anew."""
-        return loop_time() - self._confirmed > STRAY
+        return loop_time() - self._confirmed > 5  # reports are some seconds late
 
     async def _ask_for_positions(self) -> None:
         """A report is seconds old, which may be an epoch or more."""

@@ -18,8 +18,6 @@ from swarmcli.state.snapshot import copied
 
 logger = logging.getLogger(__name__)
 
-LOAD = 60.0  # seconds that a newcomer's first step spends on getting what the others share, at most
-LOOK = 2.0  # seconds without a group, after which a peer looks whether the others are further, again and again
 _TRIES, _TAG_BYTES = 3, 32
 
 
@@ -57,7 +55,7 @@ class LowRankGradientAverager(GradientAverager):
         if not self._in_step:
             for _ in range(_TRIES):  # they may have a round while this peer downloads
                 if self._others_are_further():
-                    self.load_state_from_peers(timeout=LOAD)
+                    self.load_state_from_peers(timeout=60.0)
             self._in_step = True
         return super().schedule_step(scheduled_time, **step_options)
 
@@ -75,7 +73,7 @@ class LowRankGradientAverager(GradientAverager):
         """Peers that are further form groups of their own: a peer that they have left behind would wait for ever."""
         while True:
             try:
-                return control.result(timeout=LOOK)
+                return control.result(timeout=2.0)
             except TimeoutError:
                 if control.stage is AveragingStage.LOOKING_FOR_GROUP and self._others_are_further():
                     logger.warning(

@@ -23,7 +23,6 @@ from swarmcli.optim.gradients.accumulator import Accumulator, GradientMethod, Sh
 from swarmcli.optim.gradients.low_rank import Difference, flattened, orthonormalized, redrawn, saved, stuck, vanished
 
 P_PHASE, Q_PHASE = 0, 1
-_FRESH = 1 << 32  # label of columns that are drawn because the first ones said nothing
 
 
 @dataclass(frozen=True)
@@ -306,6 +305,6 @@ class LowRankRun:
         for place, (product, right) in enumerate(zip(averages, self._right, strict=True)):
             columns = [column for column in stuck(product, right) if column not in self._drawn[place]]
             if columns:
-                self._right[place] = redrawn(right, columns, self._seed, place, _FRESH)
+                self._right[place] = redrawn(right, columns, self._seed, place, 1 << 32)  # another label
                 self._again.add(place)
         return bool(self._again)

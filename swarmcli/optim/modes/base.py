@@ -48,7 +48,9 @@ class StateOptions:
     average_every: int | None = None  # epochs; None: with local updates every epoch, otherwise when sketches part
     delay: bool = True  # training goes on meanwhile, and what was learned meanwhile is added to the average
     statistics: tuple[str, ...] = ()  # of the optimizer, by name, that are averaged with the parameters
-    tolerance: float = 1e-3  # distance between parameters, relative to their norm, above which they are repaired
+    # Distance between parameters, relative to their norm, above which they are repaired; rounding on unlike processors
+    # stays far below it.
+    tolerance: float = 1e-3
     compression: CompressionBase = field(default_factory=NoCompression)
     load_compression: CompressionBase = field(default_factory=NoCompression)
     volume_bytes: int = VOLUME_BYTES  # a constant of the protocol; only tests have another one, at all peers

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from swarmcli.optim.modes.base import EpochWork, SiteHooks, Trained
 
 OuterOptimizer: TypeAlias = Literal["nesterov", "sgd", "adam"] | Callable[[Any], torch.optim.Optimizer]
-SECOND_MOMENT = 0.95  # of Adam as the outer optimizer (arXiv 2311.08105, appendix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class Outer:
             return self.optimizer(parameters)
         lr, momentum = self.rates
         if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, lr, betas=(momentum, SECOND_MOMENT))
+            return torch.optim.Adam(parameters, lr, betas=(momentum, 0.95))  # arXiv 2311.08105, appendix
         return torch.optim.SGD(parameters, lr, momentum, nesterov=self.optimizer == "nesterov" and momentum > 0)
 
 

@@ -36,7 +36,6 @@ from swarmcli.optim.state.lineage import (
 )
 
 MOST_STEPS = 64  # a peer that stood still while a round had no outcome, or was cut off, misses some dozens
-MOST_BYTES = 128 << 10  # of all steps of one proof; groups of hundreds show fewer of them
 ANSWER_TIMEOUT = 3.0  # seconds
 MOST_PROOFS = 4  # that are asked for at once; each takes some hundred signatures' time at most
 MOST_SIGNED = 256  # lineages of which is remembered who signed
@@ -139,7 +138,7 @@ class LineageWay:
     def proof(self, lineage: bytes) -> LineageProof:
         """Shows as many of the last steps to this lineage as have room; none if it is not on this peer's way."""
         steps: list[Step] = []
-        room, found = MOST_BYTES, False
+        room, found = 128 << 10, False  # bytes: groups of hundreds show fewer steps
         for step in reversed(self._steps):
             found = found or step.position.lineage == lineage
             if found:

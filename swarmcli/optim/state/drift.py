@@ -133,11 +133,19 @@ class Sketcher:
         return hashlib.shake_256(b"swarm sketch" + self._seed + purpose).digest(count)
 
 
-TOLERANCE = 1e-3  # of the length of the parameters; rounding on unlike processors stays far below it
-TELLERS = 64  # of a larger group only so many tell: each sketch goes to every member
-SKETCHED_EACH_EPOCH = 1 << 25  # elements; larger states are sketched every second, third … epoch: 1.5 ms per million
-MOST_DRIFT = 1e9  # what is further away than this, or not a number at all, is reported so
 _PURPOSE = "sketch"
+
+
+@dataclass(frozen=True, slots=True)
+class DriftOptions:
+    """How much sketches tell. All peers of a run have the same: the members of a group have to find the same."""
+
+    tellers: int = 64  # of a larger group only so many tell: each sketch goes to every member
+    each_epoch: int = 1 << 25  # elements; larger states are sketched every second, third … epoch: 1.5 ms per million
+    most: float = 1e9  # a distance further away than this, or not a number at all, is reported so
+
+
+DRIFT = DriftOptions()
 
 
 @dataclass(frozen=True)
@@ -159,7 +167,7 @@ class Comparison:
     median: Sketch | None = None
 
 
-def compare(sketches: Mapping[PeerID, Sketch], expected: int, tolerance: float = TOLERANCE) -> Comparison:
+def compare(sketches: Mapping[PeerID, Sketch], expected: int, tolerance: float) -> Comparison:
     """Compares the sketches of a group in which so many members are expected to tell one.
 
     Every member of a group computes this from the same list and has to find the same, on whatever processor it runs. So
@@ -236,14 +244,14 @@ class DriftMonitor:
 
     def note_members(self, members: Iterable[PeerID]) -> None:
         """Hears who ended this epoch, in the order of the group. The first of them tell a sketch to the next group."""
-        self._tells = self._identity.peer_id in list(members)[:TELLERS]
+        self._tells = self._identity.peer_id in list(members)[: DRIFT.tellers]
 
     async def look(self) -> None:
         """Sketches the state, for the group that opens next; a very large one not in every epoch."""
         state = self._replica.state
         buffers = [tensor for tensor in state.extra_tensors if tensor.is_floating_point()]
         watched: list[torch.Tensor] = [*state.trained, *state.shared.values(), *buffers]
-        period = 1 + sum(tensor.numel() for tensor in watched) // SKETCHED_EACH_EPOCH
+        period = 1 + sum(tensor.numel() for tensor in watched) // DRIFT.each_epoch
         self._sketch = None
         if state.position.epoch % period == 0:
             self._sketch = await self._replica.change(partial(self._sketcher.sketch, watched))
@@ -274,13 +282,13 @@ class DriftMonitor:
             return None
         if not sketches.keys() - {self._identity.peer_id}:
             return None
-        found = compare(sketches, min(TELLERS, len(gathered)), self._tolerance)
-        self.drift = min(self._distance(found), MOST_DRIFT)
+        found = compare(sketches, min(DRIFT.tellers, len(gathered)), self._tolerance)
+        self.drift = min(self._distance(found), DRIFT.most)
         self._events.emit(
             DriftMeasured(
                 epoch=self._replica.position.epoch,
                 distance=self.drift,
-                distances={peer.text: min(far, MOST_DRIFT) for peer, far in found.distances.items()},
+                distances={peer.text: min(far, DRIFT.most) for peer, far in found.distances.items()},
                 strays=tuple(peer.text for peer in found.strays),
                 averages=found.disagree,
             )
@@ -304,7 +312,7 @@ class DriftMonitor:
         refused = 0
         for peer, data in gathered.items():
             # More than so many tell nothing honest, and a signature takes 0.1 ms to check, here on the event loop.
-            if len(sketches) + refused == TELLERS:
+            if len(sketches) + refused == DRIFT.tellers:
                 break
             try:
                 told = wire.decode(MemberNote, data) if data else None

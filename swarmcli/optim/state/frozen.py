@@ -21,11 +21,10 @@ import torch
 from swarmcli.errors import CheckpointError
 from swarmcli.files.tensor_file import TensorFile, mapped, write_tensors
 from swarmcli.state.distant import AnyTensor, fill, loaded
-from swarmcli.state.snapshot import ChunkLayout, PinnedState, Snapshot, StateOutline
+from swarmcli.state.snapshot import DIGEST_BYTES, ChunkLayout, PinnedState, Snapshot, StateOutline
 
 FILE = "frozen-weights.safetensors"
 TERM = "frozen_weights"  # the key of the fingerprint under which peers compare digests
-_HASH = 32
 
 Parameters = Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
@@ -83,7 +82,7 @@ class FrozenWeights:
         if outline.layout != self.layout:
             raise ValueError("its frozen weights have other names, types or shapes than this model's")
         told = outline.metadata if isinstance(outline.metadata, bytes) else b""
-        chunks = [told[begin : begin + _HASH] for begin in range(0, len(told), _HASH)]
+        chunks = [told[begin : begin + DIGEST_BYTES] for begin in range(0, len(told), DIGEST_BYTES)]
         if len(chunks) != self.layout.chunks or _digest(self.layout, chunks) != self.digest:
             raise ValueError(f"what it offers are not the run's frozen weights, {self.digest[:16]}…")
         return chunks
