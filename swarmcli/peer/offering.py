@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 METHOD, FILE_METHOD = "run.recipe", "run.file"
 PIECE = 256 << 10  # bytes of a file in one answer; both ends have to agree
-TIMEOUT = 15.0  # seconds, for the dial and for the recipe
 MAX_PEERS = 1 << 20  # of each role that a run may be said to have
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_PEERS)]
@@ -93,9 +92,10 @@ class FilePiece(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """For how long a volunteer waits for a tokenizer's files. Times are seconds."""
+    """For how long a volunteer waits for a recipe and a tokenizer's files. Times are seconds."""
 
-    piece: float = 30.0  # for one answer
+    recipe: float = 15.0  # for the dial, and as long for the recipe
+    piece: float = 30.0  # for one answer with a piece of a file
     all: float = 900.0  # for all of them
     head_start: float = 20.0  # of the peer that answered first, before another one is asked beside it
 
@@ -200,8 +200,8 @@ async def _ask_each(link: Link, visitor: Visitor | None, directory: Path) -> Fet
     async def ask(one: Link) -> Fetched | None:
         known: dict[str, Any] = {}
         try:
-            async with _met(one, visitor, TIMEOUT) as endpoint:
-                answer = await _recipe_from(endpoint, one, TIMEOUT)
+            async with _met(one, visitor, FETCH.recipe) as endpoint:
+                answer = await _recipe_from(endpoint, one, FETCH.recipe)
                 data = answer.recipe.encode(errors="replace")
                 recipe = read_offered(data, one, directory, answer.contents, known.update)
                 if known and known["tokenizer"] != "bytes":
@@ -267,7 +267,7 @@ async def _in_turn(turn: asyncio.Lock, patience: float) -> AsyncIterator[None]:
             turn.release()
 
 
-async def ask_for_recipe(link: Link, visitor: Visitor | None = None, *, timeout: float = TIMEOUT) -> RecipeOffered:
+async def ask_for_recipe(link: Link, visitor: Visitor | None = None, *, timeout: float = FETCH.recipe) -> RecipeOffered:
     """Gets what the first peer that the link names hands out, unread. The asker is nobody: an identity of its own for
     this one question, unless it is a visitor of a closed run. `timeout`: seconds, for the dial and for the answer."""
     async with _met(link, visitor, timeout) as endpoint:

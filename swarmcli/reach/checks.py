@@ -26,12 +26,10 @@ from swarmcli.reach.dialback import (
     with_port,
 )
 from swarmcli.reach.evidence import CheckOptions, Evidence
-from swarmcli.reach.verdict import WANTED_NETWORKS, AskedContact, Family, family_of, host_of, network_of
+from swarmcli.reach.verdict import AskedContact, Family, family_of, host_of, network_of
 from swarmcli.recent import Recent
 
 logger = logging.getLogger(__name__)
-
-_TICK = 1e-3  # seconds; below the resolution of some loops' clocks
 
 
 @dataclass(slots=True)
@@ -130,7 +128,7 @@ class Checks:
         asks = self._asks(nonces)
         silent = {ask.network for ask in asks if not ask.proved}
         refused = set(asked.values()) - {ask.network for ask in asks}
-        return len(silent) < WANTED_NETWORKS and len(refused) >= len(silent)
+        return len(silent) < self._options.networks and len(refused) >= len(silent)
 
     async def _ask_around(
         self, family: Family, avoid: Mapping[PeerID, str], *, yourself: bool = False
@@ -138,7 +136,7 @@ class Checks:
         """Has this peer dialed back on behalf of up to three contacts in unlike networks, those too that are met
         meanwhile. Returns their nonces, as soon as they say enough or have had their time, and who was asked, each
         with its network."""
-        begun = loop_time()
+        begun, options = loop_time(), self._options
         under_way: dict[asyncio.Task[bytes | None], str] = {}
         taken: dict[str, bytes] = {}  # network → nonce
         asked: dict[PeerID, str] = {}
@@ -146,13 +144,13 @@ class Checks:
             while True:
                 busy = set(taken) | set(under_way.values())
                 for contact, network in self._evidence.candidates(family, {**asked, **avoid}):
-                    if len(busy) < WANTED_NETWORKS and network not in busy and len(asked) < self._options.candidates:
+                    if len(busy) < options.networks and network not in busy and len(asked) < options.candidates:
                         asked[contact] = network
                         busy.add(network)
                         under_way[asyncio.create_task(self.ask(contact, family, yourself=yourself))] = network
                 deadline = begun + self._patience(asked)
-                # Less than a clock's tick before it is at it: a shorter wait would not get any further.
-                if self._enough(taken.values(), len(under_way)) or loop_time() >= deadline - _TICK:
+                # Less than a tick of some loops' clocks before it is at it: a shorter wait would not get any further.
+                if self._enough(taken.values(), len(under_way)) or loop_time() >= deadline - 1e-3:
                     return tuple(taken.values()), asked
                 await self._something(under_way, deadline)
                 for task in [task for task in under_way if task.done()]:

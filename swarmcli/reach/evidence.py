@@ -56,6 +56,7 @@ class CheckOptions:
     call: float = 2.0  # for the contact's yes; the dial comes after it
     late: float = 30.0  # a nonce that comes this late still proves what it proves
     nonces: int = 256  # that are waited for, or that a verdict stands on
+    networks: int = 3  # unlike ones that are asked before a verdict is at rest
     candidates: int = 16  # contacts that are tried in one check, where many refuse
     sightings: int = 512  # contacts that are remembered …
     sighting_life: float = 1200.0  # … and how long the word of one counts that has gone: two checks

@@ -38,7 +38,7 @@ from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.transports.base import Connection, Family, LocalPort, Purpose
 from swarmcli.reach.budgets import ASK_LIMITS, BULK_LIMITS, CONTROL_LIMITS, NEAR_LIMITS, TRIES
 from swarmcli.reach.evidence import Translation, find_translation, outer_address
-from swarmcli.reach.punch_rules import CROSSING, Pair, Patience, behind_one_router, nearby, pairs_of
+from swarmcli.reach.punch_rules import Pair, Patience, behind_one_router, nearby, pairs_of
 from swarmcli.reach.verdict import Surroundings, family_of, host_of
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,9 @@ class PunchOptions:
 
     ask: float = 12.0  # for the other end to open its ports
     meet: float = 6.0  # from "go" to the end of the handshake
+    # For a SYN to cross the other end's. Systems send it again after 1 s (RFC 6298): a try shorter than that costs a
+    # wrong address one packet. The two ends of a pair that is farther apart than this stay with their relay.
+    crossing: float = 0.9
     # For a dial inside this network, which takes milliseconds. One that fails is given all of it: the time of an answer
     # must not tell a stranger whether a host is there, or a port open.
     nearby: float = 2.0
@@ -469,7 +472,8 @@ class Puncher:
         self, port: LocalPort, address: str, peer: PeerID, purpose: Purpose, *, leads: bool
     ) -> Connection | None:
         try:
-            return await port.meet(address, peer, purpose, leads=leads, crossing=CROSSING, timeout=self._options.meet)
+            crossing, timeout = self._options.crossing, self._options.meet
+            return await port.meet(address, peer, purpose, leads=leads, crossing=crossing, timeout=timeout)
         except ConnectError as error:
             logger.debug("%s was not met: %s", peer.short, error)
             return None

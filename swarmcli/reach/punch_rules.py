@@ -15,10 +15,6 @@ from swarmcli.network.identity import PeerID
 from swarmcli.reach.budgets import LEAST_PORT, MAX_NEARBY
 from swarmcli.reach.verdict import Family, family_of
 
-# Seconds that a SYN has to cross the other end's. Systems send it again after 1 s (RFC 6298): a try shorter than that
-# costs a wrong address one packet. The two ends of a pair that is farther apart than this stay with their relay.
-CROSSING = 0.9
-
 Pair: TypeAlias = tuple[Family, str, str]  # a family, and in it where this end and the other one are seen
 
 

@@ -28,15 +28,7 @@ from swarmcli.reach.mapping import PortMapping
 from swarmcli.reach.punch import Puncher
 from swarmcli.reach.rates import RateService
 from swarmcli.reach.relays import Relays
-from swarmcli.reach.verdict import (
-    WANTED_NETWORKS,
-    ContactSighting,
-    Family,
-    ReachVerdict,
-    Surroundings,
-    family_of,
-    host_of,
-)
+from swarmcli.reach.verdict import ContactSighting, Family, ReachVerdict, Surroundings, family_of, host_of
 from swarmcli.reach.words import in_words
 
 logger = logging.getLogger(__name__)
@@ -293,7 +285,7 @@ class Reach:
             self._doubts.add(None, self._checked_at)
         else:
             self._doubts.forget(None)
-        few = any(verdict.networks < WANTED_NETWORKS for verdict in self.verdicts)
+        few = any(verdict.networks < times.networks for verdict in self.verdicts)
         pause = times.early[self.checks - 1] if few and self.checks <= len(times.early) else times.rest
         self._check_due = min(self._check_due, loop_time() + pause * (1 + 0.25 * self.endpoint.random.random()))
 

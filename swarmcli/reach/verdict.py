@@ -22,9 +22,7 @@ Family = Literal["IPv4", "IPv6", "memory"]
 How = Literal["assumed", "dialed back", "dialed from outside", "mapped", "stated", "asked in vain", "not checked"]
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-WANTED_NETWORKS = 3  # unlike networks that are asked before a verdict is at rest
 _VOICE_BITS = 16, 32  # of IPv4 and IPv6 that name a network; neighbours within it may belong together
-_MAX_REMEMBERED = 4096  # hosts of which a peer remembers whether they are near: strangers come from anywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class Surroundings:
         if found is None:
             address = _ip(host)
             found = self._is_own(host) or (address is not None and any(address in each for each in self.networks))
-            if len(self._near) >= _MAX_REMEMBERED:
+            if len(self._near) >= 4096:  # strangers come from anywhere
                 self._near.clear()
             self._near[host] = found
         return found

@@ -23,8 +23,6 @@ logger = logging.getLogger(__name__)
 
 MethodName = Literal["NAT-PMP", "UPnP"]
 
-_ROUTE_TIMEOUT = 2.0  # seconds, for the system's own command that prints the route
-
 
 @dataclass(frozen=True, slots=True)
 class MappingTimes:
@@ -114,7 +112,7 @@ def default_gateway() -> Gateway | None:
             host = _of_windows()
         else:  # macOS and the BSDs
             command = ["/sbin/route", "-n", "get", "default"]
-            found = subprocess.run(command, capture_output=True, text=True, timeout=_ROUTE_TIMEOUT, check=True)
+            found = subprocess.run(command, capture_output=True, text=True, timeout=2.0, check=True)
             host = parse_route_command(found.stdout)
         if host is None:
             return None

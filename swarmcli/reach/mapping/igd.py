@@ -35,16 +35,13 @@ MAX_DATAGRAM = 2048
 MAX_BODY = 128 << 10  # bytes; the descriptions of real routers have up to 60 KiB
 MAX_REQUESTS = 32  # for the descriptions of one device
 MAX_LOCATION = 256  # characters
-PORT_TRIES = 4
 DESCRIPTION = "swarm"
 
 _SEARCHED = "urn:schemas-upnp-org:device:InternetGatewayDevice:1"  # devices of version 2 answer to it, too
 _SERVICES = tuple(
     f"urn:schemas-upnp-org:service:{name}" for name in ("WANIPConnection:2", "WANIPConnection:1", "WANPPPConnection:1")
 )
-# Codes of the fault that an action ends with (WANIPConnection, section 2.4).
-_TAKEN = (718, 729)
-_PERMANENT_ONLY = 725
+_TAKEN = (718, 729)  # codes of the fault that an action ends with (WANIPConnection, section 2.4)
 
 Place = tuple[str, int]
 
@@ -88,7 +85,7 @@ class UPnP:
     async def _ask(self, port: int, wanted: int) -> Mapping:
         if self._service is None:
             self._service = await self._find_service()
-        for outer in (wanted, *(random.randrange(20000, 60000) for _ in range(PORT_TRIES - 1))):
+        for outer in (wanted, *(random.randrange(20000, 60000) for _ in range(3))):
             if await self._take(port, outer):
                 told = await self._call("GetExternalIPAddress", {})
                 return Mapping(outer_host(str(told.get("NewExternalIPAddress"))), outer, self.name, self._gateway.host)
@@ -126,7 +123,7 @@ class UPnP:
         try:
             await self._call("AddPortMapping", {**question, "NewLeaseDuration": self._seconds})
         except _Fault as fault:
-            if fault.code != _PERMANENT_ONLY or self._seconds == 0:
+            if fault.code != 725 or self._seconds == 0:  # OnlyPermanentLeasesSupported
                 raise
             self._seconds = 0
             await self._call("AddPortMapping", {**question, "NewLeaseDuration": 0})

@@ -23,10 +23,6 @@ from swarmcli.reach.mapping.gateway import (
     outer_host,
 )
 
-SERVER_PORT = 5351
-MAX_ANSWER = 1100  # bytes
-MAX_WAITING_ANSWERS = 8  # datagrams that are not read yet; further ones are dropped
-
 _VERSION = 0
 _ADDRESS, _MAP_TCP = 0, 2  # operations
 _RESPONSE = 0x80
@@ -55,7 +51,7 @@ class NatPMP:
 
     name: MethodName = "NAT-PMP"
 
-    def __init__(self, gateway: Gateway, times: MappingTimes = MappingTimes(), server_port: int = SERVER_PORT) -> None:
+    def __init__(self, gateway: Gateway, times: MappingTimes = MappingTimes(), server_port: int = 5351) -> None:
         self._gateway, self._times, self._server_port = gateway, times, server_port
 
     async def ask(self, port: int, wanted: int) -> Mapping:
@@ -115,7 +111,7 @@ def read_granted(answer: bytes, port: int) -> Granted | None:
 
 
 def _answers(answer: bytes, operation: int) -> bool:
-    if not _HEADER.size <= len(answer) <= MAX_ANSWER:
+    if not _HEADER.size <= len(answer) <= 1100:
         return False
     # The gateway's epoch says when it has forgotten everything. A peer that asks every two minutes does not need it.
     version, answered, result, _ = _HEADER.unpack_from(answer)
@@ -129,7 +125,7 @@ def _answers(answer: bytes, operation: int) -> bool:
 
 class _Answers(asyncio.DatagramProtocol):
     def __init__(self) -> None:
-        self._waiting: asyncio.Queue[bytes | OSError] = asyncio.Queue(MAX_WAITING_ANSWERS)
+        self._waiting: asyncio.Queue[bytes | OSError] = asyncio.Queue(8)  # further ones are dropped
 
     def datagram_received(self, data: bytes, addr: object) -> None:
         self._put(data)
