@@ -38,8 +38,6 @@ from swarmcli.run.values import (
 
 __all__ = ["DashboardSource", "Health", "PeerStatus", "Providers", "RunStatus", "State"]
 
-GONE_SECONDS = 600.0  # for this long a peer that left is still listed
-FRESH_SECONDS = 0.25  # for which the run at one moment is shown
 REREAD_SECONDS = 0.4  # between two looks into the journal for sums and for who left
 MOST_EVALUATIONS = 1000  # the newest of a run
 T = TypeVar("T")
@@ -93,7 +91,7 @@ class DashboardSource:
         are open, it is put together a few times a second."""
         with self._lock:
             now = self._clock()
-            if self._shown is None or not 0 <= now - self._looked_at < FRESH_SECONDS:
+            if self._shown is None or not 0 <= now - self._looked_at < 0.25:
                 self._shown, self._looked_at = self._compose(now), now
             return self._shown
 
@@ -103,7 +101,7 @@ class DashboardSource:
             self._keep_told(replace(status.evaluation, time=status.now))
         if not 0 <= now - self._read_at < REREAD_SECONDS:
             self._read_at = now
-            self._read(lambda reader: self._reread(reader, status.now - GONE_SECONDS))
+            self._read(lambda reader: self._reread(reader, status.now - 600))  # a peer that left is listed for so long
         present = {peer.peer_id for peer in status.peers}
         departed = [_departed(seen) for seen in self._departed if seen.peer not in present]
         evaluation = status.evaluation or self._evaluation

@@ -12,7 +12,6 @@ from dataclasses import fields
 from typing import Any
 
 EXPORTS = ("epochs", "evaluations", "rounds", "peers", "contributions", "events")
-LINES_AT_ONCE = 500
 # Where a formula begins: at the start of a text, and behind what some spreadsheets take for the end of a cell. Those of
 # countries that write 0,5 for a half split a line at semicolons, whatever stands in quotes.
 _FORMULA = re.compile(r"(?:^|(?<=[;,|\t\r\n]))(?=[ ]*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20])")
@@ -27,7 +26,7 @@ def csv_of(kind: type[Any], rows: Iterable[Any]) -> Iterator[bytes]:
     write(names)
     for number, row in enumerate(rows, 1):
         write(_cell(getattr(row, name)) for name in names)
-        if number % LINES_AT_ONCE == 0:
+        if number % 500 == 0:
             yield _taken(buffer)
     yield _taken(buffer)
 

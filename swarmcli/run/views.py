@@ -24,7 +24,6 @@ from swarmcli.words import roughly
 
 ROLES = ("trainer", "auxiliary", "monitor")
 GONE = ("left", "lost")
-MOST_STRAGGLERS = 10
 MOST_NAMED = 32  # peers of each kind in a round
 
 SORTED_BY: Mapping[str, Callable[[PeerStatus], Any]] = {
@@ -170,12 +169,9 @@ def _own_eyes(seen: float, monitors: int) -> str:
     return f"{own}, and knows the rest by the word of {monitors} {'other' if monitors == 1 else 'others'}."
 
 
-WHOLE = 0.95  # of the run's samples: a list that has fewer lacks some that were given
-
-
 def missing(accounted: float) -> str:
     """That a list accounts for a part of the run's samples only; "" if it is (about) whole."""
-    if accounted >= WHOLE:
+    if accounted >= 0.95:
         return ""
     return (
         f"The list has {accounted:.0%} of the run's samples: those of epochs that nobody counted are missing, and "
@@ -220,7 +216,7 @@ def stragglers(rounds: Sequence[RoundFinished], names: Mapping[str, str]) -> tup
         reasons |= each.left_out
     return tuple(
         Straggler(peer=peer, name=names.get(peer, ""), rounds=members[peer], left_out=times, reason=reasons[peer])
-        for peer, times in left.most_common(MOST_STRAGGLERS)
+        for peer, times in left.most_common(10)
     )
 
 

@@ -99,9 +99,43 @@ class RunWatch:
 
     def look(self) -> RunStatus:
         """The run as this peer sees it now."""
-        peer, recipe, optimizer = self._peer, self._peer.recipe, self._optimizer
-        link = peer.link()
-        status = RunStatus(
+        status, optimizer = self._look_alone(), self._optimizer
+        if optimizer is None:
+            return status
+        epoch, expected = self._epoch(optimizer), optimizer.tracker.expected()
+        peers = self._peers(optimizer, epoch, expected, status.now)
+        evaluation, evaluation_by = status.evaluation, status.evaluation_by
+        if evaluation is None:
+            evaluation, evaluation_by = evaluation_of_others(optimizer.peers(), epoch)
+        by_text = {peer.text: each for peer, each in expected.items()}
+        counted = [by_text.get(each.peer_id, (0.0, 0.0)) for each in peers if each.counts]
+        samples = min(float(status.target), sum(done for done, _ in counted))
+        eta = seconds_until(status.target - samples, sum(rate for _, rate in counted))
+        state, waits = self._progress(self._state(optimizer, peers), epoch, peers, status.now)
+        rate = math.fsum(each.samples_per_second for each in peers if each.counts)
+        return replace(
+            status,
+            state=state,
+            epoch=epoch,
+            samples=int(samples),
+            samples_per_second=0.0 if state == "standing" else rate,
+            eta_seconds=eta if 0 < eta < math.inf and state in GOES_ON else None,  # at 0 a round ends the epoch
+            run_eta_seconds=self._run_eta(epoch, eta) if state in GOES_ON else None,
+            alarm=status.alarm or alarm(optimizer),
+            waits=waits,
+            seat=self.seat(),
+            download=optimizer.downloading,
+            round_bytes=optimizer.round_bytes,
+            evaluation=evaluation,
+            evaluation_by=evaluation_by,
+            peers=tuple(peers),
+        )
+
+    def _look_alone(self) -> RunStatus:
+        """As far as this peer knows the run without an optimizer."""
+        peer, recipe, link = self._peer, self._peer.recipe, self._peer.link()
+        reach = reach_in_words(link) if link else peer.no_link
+        return RunStatus(
             run_id=recipe.run_id,
             state=self.state or "synchronizing",
             peer_id=peer.peer_id.text,
@@ -122,42 +156,10 @@ class RunWatch:
             join_line=command_of(link) if link else self._join_line,
             link=str(link or ""),
             install=package_of(recipe),
-            link_reach=" ".join(
-                filter(None, [reach_in_words(link) if link else peer.no_link, access_in_words(recipe)])
-            ),
+            link_reach=" ".join(filter(None, [reach, access_in_words(recipe)])),
             reach=self._reach,
             result=peer.saved,
-            alarm=(clock := clock_alarm(peer.dht.clock.uncorrected)),
-        )
-        if optimizer is None:
-            return status
-        epoch, expected = self._epoch(optimizer), optimizer.tracker.expected()
-        peers = self._peers(optimizer, epoch, expected, status.now)
-        evaluation, evaluation_by = status.evaluation, status.evaluation_by
-        if evaluation is None:
-            evaluation, evaluation_by = evaluation_of_others(optimizer.peers(), epoch)
-        by_text = {peer.text: each for peer, each in expected.items()}
-        counted = [by_text.get(each.peer_id, (0.0, 0.0)) for each in peers if each.counts]
-        samples = min(float(recipe.target_batch_size), sum(done for done, _ in counted))
-        eta = seconds_until(recipe.target_batch_size - samples, sum(rate for _, rate in counted))
-        state, waits = self._progress(self._state(optimizer, peers), epoch, peers, status.now)
-        rate = math.fsum(each.samples_per_second for each in peers if each.counts)
-        return replace(
-            status,
-            state=state,
-            epoch=epoch,
-            samples=int(samples),
-            samples_per_second=0.0 if state == "standing" else rate,
-            eta_seconds=eta if 0 < eta < math.inf and state in GOES_ON else None,  # at 0 a round ends the epoch
-            run_eta_seconds=self._run_eta(epoch, eta) if state in GOES_ON else None,
-            alarm=clock or alarm(optimizer),
-            waits=waits,
-            seat=self.seat(),
-            download=optimizer.downloading,
-            round_bytes=optimizer.round_bytes,
-            evaluation=evaluation,
-            evaluation_by=evaluation_by,
-            peers=tuple(peers),
+            alarm=clock_alarm(peer.dht.clock.uncorrected),
         )
 
     def seat(self) -> str:
