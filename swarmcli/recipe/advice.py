@@ -40,6 +40,7 @@ class AdviceOptions:
     ways: tuple[TrainingWay, ...] = (  # the least loss first, by the table of docs/modes.md
         TrainingWay("gradients in float32", "none"),
         TrainingWay("gradients in 8 bits", "blockwise_8bit"),
+        TrainingWay("gradients in 4 bits", "blockwise_4bit"),
         TrainingWay("outer steps every 15 in 4 bits", "blockwise_4bit", 15),
         TrainingWay("outer steps every 50 in 4 bits", "blockwise_4bit", 50),
     )

@@ -126,7 +126,7 @@ TEMPLATES: Mapping[str, Template] = {
     "slow-links": replace(
         HOME,
         about="as medium, for slower lines: peers step by themselves, and average every 15 steps how far they went",
-        volunteers=replace(AT_HOME, uplink=5e6 / 8),
+        volunteers=replace(AT_HOME, uplink=2e6 / 8),
     ),
 }
 

@@ -11,7 +11,7 @@ GPT2 = 86_000_000  # numbers: 344 MB
 
 def test_the_arithmetic_is_that_of_a_round() -> None:
     advice = advise(GPT2, 512, 4, Volunteers(uplink=10e6 / 8, count=4, pace=2.0))
-    plain, codes, every_15 = advice.ways
+    plain, codes, _, every_15 = advice.ways
     # 344 MB to those who add up, of which three quarters leave the computer, and as much of averages.
     assert plain.nbytes == 344e6 and plain.sending == pytest.approx(344e6 * 1.5 / 1.25e6)
     assert codes.sending == pytest.approx(plain.sending * 1.02 / 4)
@@ -24,6 +24,7 @@ def test_the_arithmetic_is_that_of_a_round() -> None:
     [
         (100.0, "gradients in float32"),
         (20.0, "gradients in 8 bits"),
+        (5.0, "gradients in 4 bits"),
         (2.0, "outer steps every 15 in 4 bits"),
         (0.3, "outer steps every 50 in 4 bits"),
     ],
