@@ -10,6 +10,9 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
+_LARGE = 4 << 20  # bytes; below it, two pages of 2 MiB would be wasted on the edges
+_KEPT = 30.0  # seconds; whoever averages less often does not notice what fresh memory costs
+
 
 def fresh_memory(nbytes: int) -> torch.Tensor:
     """(nbytes,) of uint8 with any content; given back to the system when the last view of it is gone.
@@ -17,7 +20,7 @@ def fresh_memory(nbytes: int) -> torch.Tensor:
     Where the system has huge pages to give (Linux), the first write costs a fault per 2 MiB instead of one per 4 KiB:
     for the results of a round that was an eighth of all its processor time.
     """
-    if nbytes < 4 << 20 or not hasattr(mmap, "MADV_HUGEPAGE"):  # of less, the edges would waste two pages of 2 MiB
+    if nbytes < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(nbytes, dtype=torch.uint8)
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
@@ -49,8 +52,7 @@ class ReusableBuffer:
         if spare is None or spare.nbytes != nbytes:
             spare = fresh_memory(nbytes).numpy()
         self.forget()
-        # A peer that averages less often does not notice what fresh memory costs.
-        self._expiry = asyncio.get_running_loop().call_later(30.0, self.forget)
+        self._expiry = asyncio.get_running_loop().call_later(_KEPT, self.forget)
         lent = spare.view()  # an object of its own, which tensors hold on to
         weakref.finalize(lent, self._give_back, spare).atexit = False
         return torch.from_numpy(lent)

@@ -16,6 +16,8 @@ import platform
 
 USUAL = gc.get_threshold()
 WHILE_IMPORTING = 100_000  # new objects between two searches: few megabytes, and a tenth of what a trainer imports
+KEPT_BYTES = 128 << 20  # that are free stay with the process
+HEAP_BYTES = 32 << 20  # up to so many are taken from what it has; the most that glibc allows, beyond it asks the system
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 
 
@@ -29,9 +31,8 @@ def _keep_freed_memory() -> None:
     """Where the C library is glibc, and no person has said otherwise."""
     if platform.libc_ver()[0] == "glibc" and not any(name.startswith("MALLOC_") for name in os.environ):
         libc = ctypes.CDLL(None)
-        # Up to so many bytes are taken from what it has, the most that glibc allows; beyond it asks the system.
-        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        libc.mallopt(_M_TRIM_THRESHOLD, 128 << 20)  # so many free ones stay with the process
+        libc.mallopt(_M_MMAP_THRESHOLD, HEAP_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def over() -> None:

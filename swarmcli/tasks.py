@@ -21,6 +21,8 @@ Ends = Callable[[int], bool]  # whether so few bytes in a time are too few
 # float16; handing it to another thread and back was measured at 0.7 ms on a busy machine, more than it saves.
 OFFLOAD_FROM = 2 << 20
 
+_LEAST_TAKEN = 8 << 10  # bytes that a slow reader takes in any minute; one that trickles holds a place for nothing
+
 
 class Bell:
     """Wakes everyone who waits for something to change."""
@@ -83,8 +85,7 @@ async def beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]
 
 
 def _trickles(taken: int) -> bool:
-    """Whether a reader that took so many bytes within a minute holds a place for nothing."""
-    return taken < 8 << 10
+    return taken < _LEAST_TAKEN
 
 
 class _Listening:

@@ -29,6 +29,7 @@ from swarmcli.memory import fresh_memory
 from swarmcli.network import wire
 
 ROOM_TO_TELL = 64  # bytes of what a member gathers, at most
+_MOST_AWAY = 2.0  # times the largest number of a tensor: at that distance the difference loses one digit more
 
 
 class Way(Enum):
@@ -147,5 +148,5 @@ def lost_in(tensors: Sequence[torch.Tensor], layout: Layout, parts: Sequence[Par
 @torch.no_grad()
 def _is_near(value: torch.Tensor, reference: torch.Tensor) -> bool:
     value = value.cpu()
-    most = 2.0 * largest(value)  # at that distance the difference loses one digit more
+    most = _MOST_AWAY * largest(value)
     return all(largest(piece) <= most for piece in Inputs([value], base=[reference]).each())

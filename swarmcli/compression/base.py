@@ -19,6 +19,9 @@ import torch
 from swarmcli.errors import CompressionError
 from swarmcli.network.transports.base import Buffer
 
+MAX_DIMENSIONS = 32
+_MAX_EXTENT = 1 << 48  # elements along one dimension; keeps products of hostile shapes small
+
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -102,8 +105,7 @@ class TensorHeader(msgspec.Struct, frozen=True, omit_defaults=True):
         dtype = _DTYPES.get(self.dtype)
         if dtype is None:
             raise CompressionError(f"unknown dtype {self.dtype[:40]!r}")
-        # So products of hostile shapes stay small.
-        if len(self.shape) > 32 or not all(0 <= extent <= 1 << 48 for extent in self.shape):
+        if len(self.shape) > MAX_DIMENSIONS or not all(0 <= extent <= _MAX_EXTENT for extent in self.shape):
             raise CompressionError(f"impossible shape with {len(self.shape)} dimensions")
         return TensorDescriptor(self.shape, dtype)
 

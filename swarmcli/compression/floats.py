@@ -12,6 +12,8 @@ from swarmcli.compression.numeric import FloatCodec, keep_within_, not_finite, s
 from swarmcli.errors import CompressionError
 from swarmcli.network.transports.base import Buffer
 
+_SHORTEST_ROW = 64  # numbers that share a mean and a deviation, which take 8 bytes
+
 
 class _SixteenBits(FloatCodec):
     """Two bytes per element. Tensors of 16-bit types travel unchanged: encoded they would be no smaller."""
@@ -108,9 +110,9 @@ class ScaledFloat16Compression(_SixteenBits):
 
 
 def _rows(descriptor: TensorDescriptor) -> tuple[int, int]:
-    """How many rows of how many elements have a mean and a deviation of their own, which take 8 bytes."""
+    """How many rows of how many elements have a mean and a deviation of their own."""
     width = descriptor.shape[-1] if descriptor.shape else 1
-    return (descriptor.numel // width, width) if width >= 64 else (1, descriptor.numel)
+    return (descriptor.numel // width, width) if width >= _SHORTEST_ROW else (1, descriptor.numel)
 
 
 def _furthest(rows: torch.Tensor, means: torch.Tensor) -> torch.Tensor:

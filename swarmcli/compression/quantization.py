@@ -83,7 +83,7 @@ class Quantile8BitQuantization(FloatCodec):
         least, most = _extremes(values, self.name)
         levels = _choose_levels(values, least, most)
         borders = levels[:-1] / 2 + levels[1:] / 2
-        if values.numel() <= 4096:  # a binary search for each is cheaper than a table
+        if values.numel() <= _FEW:
             numbers = torch.bucketize(values, levels if values.numel() <= _LEVELS else borders, out_int32=True)
             return tensor_memory(levels), tensor_memory(numbers.to(torch.uint8))
         return tensor_memory(levels), tensor_memory(_lookup(values.unsqueeze(0), borders, least, most))
@@ -114,6 +114,7 @@ def _extremes(values: torch.Tensor, codec: str) -> tuple[float, float]:
 
 _EVEN = 64  # levels at equal distances, the extremes among them; they bound the error
 _SAMPLE = 16384  # elements
+_FEW = 4096  # elements, up to which a binary search for each is cheaper than a table
 _REACH = 2.0**15  # the largest magnitude among scaled elements, within the range of half precision
 
 

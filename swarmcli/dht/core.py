@@ -30,13 +30,14 @@ from swarmcli.recent import Recent
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 T = TypeVar("T")
 
+_BREATH = 64  # records that are checked before other work on the loop gets its turn
 _GONE = Prefix("name", "gone")  # of a peer whose connection has ended while it was answered
 
 
 async def breathing(things: Iterable[T]) -> AsyncIterator[T]:
     """All of them, with a turn for other work on the loop now and then."""
     for number, each in enumerate(things, 1):
-        if number % 64 == 0:
+        if number % _BREATH == 0:
             await asyncio.sleep(0)
         yield each
 

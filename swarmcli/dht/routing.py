@@ -80,6 +80,7 @@ class _Bucket:
 
 
 _UNKNOWN = Prefix("name", "?")
+_LOOK_AROUND = 4  # buckets, for contacts in other networks
 
 
 class RoutingTable:
@@ -193,7 +194,7 @@ class RoutingTable:
         networks = [where for each in found if (where := self.network(each)) is not None]
         if len(set(networks)) == len(networks):
             return found
-        return spread(self.nearest(target, 4 * self._bucket_size), count, self.network)  # some are in other networks
+        return spread(self.nearest(target, _LOOK_AROUND * self._bucket_size), count, self.network)
 
     def network(self, contact: Contact) -> Prefix | None:
         """Where a contact of this table is; of others what `prefix` says."""

@@ -195,6 +195,9 @@ def _check(check: Check, value: Any, what: str) -> None:
         raise ValidationError(f"{what} is nested too deeply") from error
 
 
+_MAX_SEQUENCE = (1 << 63) - 1
+
+
 class SignatureValidator:
     """Accepts a record under an owned subkey only with its owner's Ed25519 signature over all its fields.
 
@@ -212,7 +215,7 @@ class SignatureValidator:
         if not isinstance(subkey, OwnedSubkey):
             _check_unowned(record)
             return
-        if not 0 < record.sequence < 1 << 63:
+        if not 0 < record.sequence <= _MAX_SEQUENCE:
             raise ValidationError(f"an owned record is numbered from 1, got {record.sequence}")
         if len(record.signature) != SIGNATURE_BYTES:
             raise ValidationError("a record under an owned subkey carries its owner's signature")

@@ -17,6 +17,7 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.token_bucket import Meter
 
+_VALUE_WORK = 1 / 1024  # of a question's, for each byte of a large value: reading 100 KiB takes up to ten milliseconds
 _RECORD_WORK = 0.1  # of a question's, for one record in an answer and for one key that is compared
 
 
@@ -92,8 +93,7 @@ class DHTService:
         async for record in breathing(request.records):
             if record.size > LARGE_VALUE:
                 await asyncio.sleep(0)
-            # As a question for each KiB of a large value: reading 100 KiB takes up to ten milliseconds.
-            work = max(0, record.size - LARGE_VALUE) / 1024
+            work = max(0, record.size - LARGE_VALUE) * _VALUE_WORK
             allowed = (
                 self._records.take(now, 1, **keys)
                 and self._bytes.take(now, record.size, **keys)

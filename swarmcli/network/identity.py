@@ -23,6 +23,9 @@ from swarmcli.network.key_file import create_key_file, open_key_file, read_key
 
 PEER_ID_BYTES = 32
 SIGNATURE_BYTES = 64
+_REMEMBERED_BYTES = 2048  # of a message; a longer one is checked each time
+_TEXT_LENGTH = 52  # 32 bytes in base32 without padding
+_SHORT_LENGTH = 10
 
 
 class PeerID(bytes):
@@ -45,7 +48,7 @@ class PeerID(bytes):
             peer_id = None
         # Four bits of the last character carry nothing; comparing refuses a second spelling of the same id.
         if peer_id is None or peer_id.text != text:
-            raise AddressError(f"{text[:80]!r} is no peer id: expected 52 characters of a–z and 2–7")
+            raise AddressError(f"{text[:80]!r} is no peer id: expected {_TEXT_LENGTH} characters of a–z and 2–7")
         return peer_id
 
     @property
@@ -56,7 +59,7 @@ class PeerID(bytes):
     @property
     def short(self) -> str:
         """The first ten characters of `text`, for people."""
-        return self.text[:10]
+        return self.text[:_SHORT_LENGTH]
 
     def __str__(self) -> str:
         return self.text
@@ -144,7 +147,7 @@ def verify(peer_id: PeerID, purpose: str, signature: bytes, *fields: bytes) -> b
     if len(signature) != SIGNATURE_BYTES:  # a stranger's may be as long as a message, and would be remembered
         return False
     message = _signed_bytes(purpose, fields)
-    check = _signed_lately if len(message) <= 2048 else _signed  # bytes; a longer one is checked each time
+    check = _signed_lately if len(message) <= _REMEMBERED_BYTES else _signed
     return check(peer_id, signature, message)
 
 

@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from swarmcli.errors import IdentityError
 
+_MAX_FILE_BYTES = 4096  # a PEM file of such a key has about 120
+
 
 def open_key_file(path: Path, what: str) -> int:
     """A descriptor of the file, for `read_key`. `what` it is called in errors. Raises IdentityError, OSError."""
@@ -79,7 +81,7 @@ def _check_file(path: Path, status: os.stat_result, what: str) -> None:
 
 def read_key(path: Path, descriptor: int, what: str, fix: str) -> Ed25519PrivateKey:
     """The key in an open file. Raises IdentityError, which ends with `fix` where the file holds something else."""
-    data = os.read(descriptor, 4096)  # a PEM file of such a key has about 120
+    data = os.read(descriptor, _MAX_FILE_BYTES)
     try:
         key = load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):

@@ -19,6 +19,8 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 T = TypeVar("T")
 P = ParamSpec("P")
 
+_EXIT_GRACE = 5.0  # seconds that the end of the interpreter waits for a thread that nobody released
+
 
 class SwarmFuture(concurrent.futures.Future[T]):
     """A result on its way from the loop's thread. May be waited for from any thread, or awaited from any loop."""
@@ -242,7 +244,7 @@ def _forget_in_child() -> None:
 def _end_with_interpreter() -> None:
     left = LoopThread._shared
     if left is not None:
-        left._end(5.0)  # seconds; nobody has released that thread
+        left._end(_EXIT_GRACE)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork

@@ -32,6 +32,7 @@ ID_BYTES = 8  # of an invitation: drawn by lot, so that two that its owner has m
 _HEAD = struct.Struct(f"!B{ID_BYTES}sQ{PEER_ID_BYTES}s{PEER_ID_BYTES}s")
 INVITATION_BYTES = _HEAD.size + SIGNATURE_BYTES
 MAX_PROOF = INVITATION_BYTES + 2 * SIGNATURE_BYTES  # bytes of what is shown
+MAX_REVOCATIONS = 10_000  # that a peer keeps; all of them are the owner's own
 
 MAX_ADMITTED = 4096  # members of which this peer remembers what they have shown, besides those that are connected
 
@@ -221,7 +222,7 @@ class Membership:
         known = self.remembered.revoked
         try:
             for each in revocations:
-                if each.subject in known or len(known) >= 10_000:  # all of them are the owner's own
+                if each.subject in known or len(known) >= MAX_REVOCATIONS:
                     continue
                 if not each.is_genuine(self.run):
                     raise ValueError("a revocation that the run's owner has not signed")

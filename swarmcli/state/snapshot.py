@@ -38,6 +38,8 @@ from swarmcli.network import wire
 from swarmcli.state.distant import AnyTensor, DistantTensor
 
 MAX_VERSION = 64
+MAX_TENSORS = 1 << 18
+MAX_NAME = 256
 MAX_METADATA = 4 << 20  # bytes
 MAX_MANIFEST = 16 << 20  # bytes
 DIGEST_BYTES = 32  # BLAKE3
@@ -84,7 +86,7 @@ class Snapshot:
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """One tensor in a manifest; `nbytes` is what it takes as the codec made it."""
 
-    name: Annotated[str, msgspec.Meta(max_length=256)]
+    name: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
     codec: str
     dtype: str
     shape: tuple[int, ...]
@@ -105,7 +107,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     version: Annotated[bytes, msgspec.Meta(max_length=MAX_VERSION)]
     metadata: Annotated[bytes, msgspec.Meta(max_length=MAX_METADATA)]
-    tensors: Annotated[tuple[TensorEntry, ...], msgspec.Meta(max_length=1 << 18)]
+    tensors: Annotated[tuple[TensorEntry, ...], msgspec.Meta(max_length=MAX_TENSORS)]
     chunk_size: Annotated[int, msgspec.Meta(ge=1, le=_MAX_CHUNK)]
 
 

@@ -18,6 +18,9 @@ import torch
 # Values within 2**20 of the smallest number of the type lose digits by that.
 FREE_WEIGHT = 2.0**20
 
+_SQUARES_FIT = 40  # binary exponents up to this, and down to its negative, whose squares can be added up in float32
+_EXACT_FROM = 256  # terms that are left when a sum goes on in exact arithmetic
+
 
 class PartAggregator(Protocol):
     """One part at its reducer. Calls come one at a time, and `finish` comes last, after at least one `add`."""
@@ -77,13 +80,13 @@ def norm(values: torch.Tensor) -> float:
     """
     exponent = math.frexp(largest(values))[1]
     left = values.to(sum_type(values.dtype))
-    if abs(exponent) > 40:  # the squares of all others can be added up in float32 as they are
+    if abs(exponent) > _SQUARES_FIT:
         for power in _powers(-exponent):
             left = left * power
     else:
         exponent = 0
     left = left * left
-    while (count := left.numel()) > 256:  # terms, with which the sum goes on in exact arithmetic
+    while (count := left.numel()) > _EXACT_FROM:
         half = (count + 1) // 2
         left[: count - half].add_(left[half:])
         left = left[:half]

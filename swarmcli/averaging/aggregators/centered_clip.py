@@ -12,6 +12,7 @@ from swarmcli.averaging.aggregators.base import Aggregator, PartAggregator, norm
 from swarmcli.averaging.aggregators.median import CollectedPart, middle
 from swarmcli.averaging.checks import as_count, check_numbers
 
+MOST_ITERATIONS = 20
 _ROOM = 0.25  # values are taken this many times smaller, or differences of the largest numbers would be out of range
 
 
@@ -34,8 +35,8 @@ class CenteredClip(Aggregator):
         check_numbers(radius=self.radius)
         if not 0 < self.radius < math.inf:
             raise ValueError(f"radius must be positive and finite, got {self.radius}")
-        if as_count(self.iterations, "iterations", least=1) > 20:
-            raise ValueError(f"iterations must be 1 to 20, got {self.iterations}")
+        if as_count(self.iterations, "iterations", least=1) > MOST_ITERATIONS:
+            raise ValueError(f"iterations must be 1 to {MOST_ITERATIONS}, got {self.iterations}")
 
     @property
     def passes(self) -> int:  # type: ignore[override]

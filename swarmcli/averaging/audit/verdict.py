@@ -24,6 +24,9 @@ from swarmcli.errors import CompressionError
 # middle one on it counts as false.
 TRUE_WITHIN, FALSE_BEYOND, ACCUSED_BEYOND = 1, 2, 4
 
+_ROUNDINGS = 8  # of one addition or multiplication each, for every sender
+_STRAYS = 1 / 64  # of the elements, which may be off by a level of the codec for each tolerance
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -71,8 +74,7 @@ def redo(terms: Terms, inputs: Sequence[Input], messages: Sequence[TensorMessage
     average, left_out = part.finish()
     torch.maximum(largest, average.abs(), out=largest)
     counted = [each for each in inputs if each.sender not in left_out]
-    roundings = 8 * (len(inputs) + 4)  # of one addition or multiplication each
-    tolerance = largest.mul_(roundings * torch.finfo(kind).eps)
+    tolerance = largest.mul_(_ROUNDINGS * (len(inputs) + 4) * torch.finfo(kind).eps)
     return Redone(tuple(e.sender for e in counted), tuple(e.counts for e in counted), average, tolerance)
 
 
@@ -107,8 +109,7 @@ def is_within(terms: Terms, redone: Redone, claimed: torch.Tensor, tolerances: f
     slack = 2 * off.max()
     strays = (values < low - slack) | (values > high + slack)
     of_codec = 2 * (middle - exact).abs().max() + slack
-    # So many elements may be off by a level of the codec for each tolerance.
-    return int(strays.sum()) <= tolerances * values.numel() / 64 and bool(
+    return int(strays.sum()) <= tolerances * _STRAYS * values.numel() and bool(
         ((values - exact).abs() <= of_codec * tolerances).all()
     )
 

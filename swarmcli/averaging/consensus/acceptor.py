@@ -30,6 +30,8 @@ from swarmcli.errors import CallRefused
 from swarmcli.network import Identity, PeerID
 from swarmcli.network.prefix import Prefix, prefix_of_address
 
+_FURTHEST = 1000  # turns that a ballot may be ahead of the last promise: no member may use them up for all
+
 
 class Met:
     """The members of a group that this one has met in this round: only their votes count in a guarded group, since a
@@ -142,7 +144,7 @@ class RoundVotes:
         owner = 0 if ballot == ZERO else proposer_of(ballot, len(self.group))
         if self.member(peer) != owner:
             raise CallRefused("ballot", f"ballot {ballot} belongs to another member")
-        if ballot > self.acceptor.promised + 1000 * len(self.group):  # turns: no member may use them up for all
+        if ballot > self.acceptor.promised + _FURTHEST * len(self.group):
             raise CallRefused("ballot", f"ballot {ballot} is far beyond those that were seen here")
 
     # Votes

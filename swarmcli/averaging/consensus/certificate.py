@@ -31,6 +31,8 @@ from swarmcli.averaging.group import MAX_MEMBERS, NONCE_BYTES, Group, derived_no
 from swarmcli.network.identity import Identity, PeerID, verify
 from swarmcli.network.limits import MAX_TAG_BYTES
 
+MOST_DERIVATIONS = 2  # a step of a round, and a try at it
+_MAX_PURPOSE = 16
 _Network: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMBERS)]
 _MOST_REMEMBERED = 4 * MAX_MEMBERS  # valid votes of one group
 
@@ -185,8 +187,9 @@ class RoundCertificate(msgspec.Struct, frozen=True):
     networks: Annotated[tuple[_Network, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
     rest: Hash
     trust: Trust
-    # A step of a round, and a try at it.
-    derivations: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=16)], ...], msgspec.Meta(max_length=2)]
+    derivations: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=_MAX_PURPOSE)], ...], msgspec.Meta(max_length=MOST_DERIVATIONS)
+    ]
     digest: Hash
     votes: Certificate
 

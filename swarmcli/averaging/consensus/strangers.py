@@ -41,6 +41,8 @@ from swarmcli.averaging.consensus.messages import (
 )
 from swarmcli.network.identity import Identity, PeerID
 
+_BALLOTS_SEEN = 16  # whose votes are kept, to find members that vote twice
+
 
 class SeenVotes:
     """The votes of others that arrived here, in certificates or by themselves: they show members that vote twice."""
@@ -53,7 +55,7 @@ class SeenVotes:
         """Notes votes, which are valid. Returns proof against each author that has voted for another value."""
         ballot, kind = votes.ballot, votes.kind
         known = self._votes.setdefault((ballot, kind), {})
-        while len(self._votes) > 16:  # ballots
+        while len(self._votes) > _BALLOTS_SEEN:
             # The ballot with the fewest voters goes, the oldest first: one member can vote in any number of ballots.
             del self._votes[min(self._votes.keys() - {(ballot, kind)}, key=lambda each: len(self._votes[each]))]
         found = []

@@ -22,11 +22,12 @@ LIFETIME = 60.0  # seconds for which peers believe a declaration, unless they re
 SEARCH_BYTES = 16
 MAX_GONE = 64  # members of a group that has begun, as named to peers that came too late
 MAX_REASON = 500  # characters
+MAX_PATIENCE = 3600.0  # seconds
 
 Rank: TypeAlias = tuple[bool, int, int, bytes]
 Bucket: TypeAlias = tuple[bytes, str]  # tag and group bits
 Bandwidth = Annotated[float, msgspec.Meta(ge=0, le=MAX_BANDWIDTH)]
-Patience = Annotated[float, msgspec.Meta(ge=0, le=3600)]  # seconds that a leader promises
+Patience = Annotated[float, msgspec.Meta(ge=0, le=MAX_PATIENCE)]  # that a leader promises
 Verdict: TypeAlias = Literal["accepted", "coming", "follow", "full", "outranked", "begun", "cannot_lead", "terms"]
 
 

@@ -17,6 +17,7 @@ from swarmcli.averaging.round.plan import Layout, Part, Plan
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.compression import CompressionBase, NoCompression, TensorMessage
 
+_PIECE = 1 << 18  # elements
 NOTHING = bytes(DIGEST_BYTES)  # stands for the digest of a part that is not there
 
 
@@ -38,7 +39,7 @@ class Inputs:
     def each(self) -> Iterator[torch.Tensor]:
         """The vector in flat pieces: whole tensors, or, where each takes memory of its own, no more than a few MiB."""
         for index, flat in enumerate(self._flat):
-            length = max(1, flat.numel()) if self._base is None else 1 << 18  # elements
+            length = max(1, flat.numel()) if self._base is None else _PIECE
             for begin in range(0, flat.numel(), length):
                 yield self._piece(index, begin, min(begin + length, flat.numel()))
 

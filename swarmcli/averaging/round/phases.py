@@ -42,6 +42,7 @@ from swarmcli.recent import Recent
 from swarmcli.tasks import Bell, forgetful, on_all_processors
 
 MOST_STEPS = 9  # all-reduces of one round, after which it is given up
+_REMEMBERED = 16  # rounds that auxiliaries may ask about
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -114,7 +115,7 @@ class PhaseNews:
     def __init__(self, service: AllreduceService) -> None:
         self._service = service
         self._method = service.method("step")
-        self._rounds: Recent[bytes, _Round] = Recent(16)  # that auxiliaries may ask about
+        self._rounds: Recent[bytes, _Round] = Recent(_REMEMBERED)
         self._bell = Bell()
 
     def start(self) -> None:

@@ -35,6 +35,8 @@ from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.recent import Recent
 from swarmcli.tasks import Bell, forgetful
 
+MOST_TRIES = 4  # at one round, after which it is given up
+
 logger = logging.getLogger(__name__)
 
 # The committed result of a round, from peers that keep it on disk: averages and parts; None: no peer gives it.
@@ -72,8 +74,8 @@ class Round(Protocol):
 
 
 def tries(group: Group) -> list[Group]:
-    """The groups of the four tries at a round, after which it is given up; the first is the round's own."""
-    return [group, *(group.derived(f"try {number}") for number in range(1, 4))]
+    """The groups of all tries at a round; the first is the round's own."""
+    return [group, *(group.derived(f"try {number}") for number in range(1, MOST_TRIES))]
 
 
 class AllreduceService:

@@ -15,6 +15,8 @@ from swarmcli.words import printable
 
 T = TypeVar("T")
 
+_ENVELOPE = 256  # bytes that a message's own header may take
+
 
 def encode(message: Any) -> bytes:
     """The message in msgpack. Raises TypeError for what msgpack cannot carry."""
@@ -50,7 +52,7 @@ def _unreadable(error: Exception) -> msgspec.DecodeError:
 
 def encode_body(message: Any, max_message: int) -> msgspec.Raw:
     """A user's message for a control connection. Raises ValueError for one that is too large, TypeError."""
-    body, room = encode(message), max_message - 256  # bytes for the message's own header
+    body, room = encode(message), max_message - _ENVELOPE
     if len(body) > room:
         raise ValueError(f"a message of {len(body)} bytes is too large: at most {room}; use a stream")
     return msgspec.Raw(body)

@@ -35,6 +35,8 @@ from swarmcli.network.transports.tcp.tls import TLSEngine, TLSReader, TLSWriter
 
 logger = logging.getLogger(__name__)
 
+_WINDOW = 0.1  # seconds of the limited rate that may be under way to here on one connection
+
 
 class Phase(Enum):
     TLS = auto()  # the TLS handshake is under way
@@ -409,8 +411,7 @@ class TCPConnection(asyncio.BufferedProtocol):
         limit = self._way_in.limit
         if self._writer.bulk and self._phase is Phase.OPEN:
             self._reader.may_sleep = limit is None
-            # So much of the limited rate may be under way to here on one connection: a tenth of a second's.
-            bound_window(self._socket.get_extra_info("socket"), None if limit is None else int(limit * 0.1))
+            bound_window(self._socket.get_extra_info("socket"), None if limit is None else int(limit * _WINDOW))
 
     def _account_for_header(self) -> None:
         size = self._reader.large_header

@@ -10,6 +10,7 @@ import psutil
 
 from swarmcli.network.addresses import Address, format_address
 
+MAX_ANNOUNCED = 4  # each that does not answer costs a dialer a moment
 # Bridges of container engines and hypervisors have the same addresses on every machine: others who dialed them
 # would reach their own.
 _LOCAL_ONLY = ("docker", "br-", "veth", "virbr", "vmnet", "vboxnet", "cni", "flannel", "cali", "podman", "lo")
@@ -30,11 +31,10 @@ def announced_addresses(host: str, port: int) -> tuple[str, ...]:
 
 
 def rank_hosts(hosts: Iterable[str], outgoing: str | None, *, with_ipv6: bool) -> list[str]:
-    """At most four of the hosts that others can dial: `outgoing` first, loopback in absence of others. Each that does
-    not answer costs a dialer a moment."""
+    """At most MAX_ANNOUNCED of the hosts that others can dial: `outgoing` first, loopback in absence of others."""
     usable = [host for host in dict.fromkeys(hosts) if _is_dialable(host, with_ipv6)]
     usable.sort(key=lambda host: (host != outgoing, ":" in host))
-    return usable[:4] or ["127.0.0.1"]
+    return usable[:MAX_ANNOUNCED] or ["127.0.0.1"]
 
 
 def _is_dialable(host: str, with_ipv6: bool) -> bool:
