@@ -39,7 +39,8 @@ class EndOptions:
     last_call: float = 1.5  # seconds to wait for a round that should begin, by what the others reported
     of_a_batch: float = 0.5  # computed meanwhile: if the others need less for the rest, this peer waits for them
     most_epochs: int = 64  # that pass at most until reports are believed again
-    other_work: float = 0.2  # of adding up a round: who does it is told again where a part has changed by more
+    other_work: float = 0.2  # of adding up a round: who does it is told again where a part has changed by more …
+    other_rounds: int = 5  # … in so many rounds in a row, since leaders that doubt a reducer divide otherwise by turns
 
 
 class LastMoment:
@@ -144,6 +145,7 @@ class EpochEnd:
         self._share = 1.0  # of the last round's samples that were this peer's; until one is known, an epoch's all
         self._said_alone = False  # since the last round with others
         self._told_work: tuple[float, float] | None = None  # this peer's and the auxiliaries' part of adding up
+        self._other_rounds = 0  # in a row, that were far from it
 
     @property
     def has_enough(self) -> bool:
@@ -269,11 +271,11 @@ class EpochEnd:
         if group is None or len(group.members) < 2:
             return
         work = own, helpers = group.work_of(self._own_id)
-        if (
-            self._told_work is None
-            or max(abs(a - b) for a, b in zip(work, self._told_work, strict=True)) > self.options.other_work
-        ):
-            self._told_work = work
+        told, most = self._told_work, self.options.other_work
+        other = told is None or max(abs(now - then) for now, then in zip(work, told, strict=True)) > most
+        self._other_rounds = self._other_rounds + 1 if other else 0
+        if told is None or self._other_rounds >= self.options.other_rounds:
+            self._told_work, self._other_rounds = work, 0
             text = (
                 f"of each round this computer adds up {own:.0%}, auxiliaries {helpers:.0%}, others "
                 f"{max(0.0, 1 - own - helpers):.0%}, as the lines of the {len(group.members)} members allow"

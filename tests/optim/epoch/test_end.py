@@ -268,11 +268,12 @@ def test_a_round_without_this_peer_is_said_aloud(timing: Timing) -> None:
     assert story.warnings == ["12 samples of this peer are not in the average: silent"]
 
 
-def test_who_adds_a_round_up_is_told_once_and_again_when_it_is_divided_anew() -> None:
-    story = Story(Timing.AT_ONCE, [TOGETHER] * 3)
+def test_who_adds_a_round_up_is_told_once_and_again_when_it_stays_divided_anew() -> None:
+    divided = [(0.3, 0.2), (0.2, 0.3), *[(0.8, 0.1), (0.3, 0.2)] * 5, *[(0.0, 0.8)] * 7]  # by turns, then for good
+    story = Story(Timing.AT_ONCE, [TOGETHER] * len(divided))
 
     async def rounds() -> None:
-        for own, helper in ((0.3, 0.2), (0.2, 0.3), (0.0, 0.8)):
+        for own, helper in divided:
             members = [Member(OWN), Member(OTHER), Member(PeerID(bytes([2]) * 32), auxiliary=True)]
             story.last = Group.form(b"run", members, (own, 1 - own - helper, helper), bytes(NONCE_BYTES))
             story.begun = True
