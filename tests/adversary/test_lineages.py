@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from swarmcli.events import Event, Noticed, PeerRefused, StateDownloaded
-from swarmcli.network.identity import Identity
+from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.peers.proofs import MOST_STEPS, LineageProof, LineageWay, Saved, Step
 from swarmcli.optim.state.lineage import ANY_ROUND, LineagePosition, solitary_round_id
+from swarmcli.state.witnesses import contradicted
 from swarmcli.testing import virtual_time
 from tests.adversary.lies import LIES, Liar
 from tests.adversary.lies.lineages import FAR, forged_step
@@ -114,6 +115,29 @@ def test_a_donor_with_another_state_is_found_before_anything_is_taken_over(name:
             assert peers[0].node.peer_id not in newcomer.core.claims.credible(), "it is remembered"
 
     virtual_time.run(main(), seed=1, timeout=500)
+
+
+@pytest.mark.parametrize(
+    ("false", "true", "refused"),
+    [
+        ("bbbbbb", "c", False),  # the donor and one more network bear the state out
+        ("bb", "", True),  # of as many networks more peers count
+        ("b", "", False),
+        ("bc", "aaaa", True),  # the donor's network is one, however many are in it
+        ("abb", "c", False),  # what the donor says beside what it gave counts for nothing
+    ],
+)
+def test_networks_count_before_keys_where_peers_contradict_a_state(false: str, true: str, refused: bool) -> None:
+    """A peer for each letter, which is its network; the donor is the first of network a."""
+    said = [(network, b"false") for network in false] + [(network, b"true") for network in true]
+    donor, *others = (PeerID(bytes([number]) * 32) for number in range(1 + len(said)))
+    peers = [
+        donor if (network, root) == ("a", b"false") else peer
+        for peer, (network, root) in zip(others, said, strict=True)
+    ]
+    networks = {donor: "a"} | {peer: network for peer, (network, _) in zip(peers, said, strict=True)}
+    roots = {peer: root for peer, (_, root) in zip(peers, said, strict=True)}
+    assert contradicted(b"true", [donor], roots, networks.__getitem__) == refused
 
 
 def test_a_crowd_in_one_network_does_not_lead_a_newcomer() -> None:

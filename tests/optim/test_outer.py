@@ -206,6 +206,27 @@ def test_one_that_missed_a_round_keeps_what_it_learned(seed: int) -> None:
     virtual_time.run(main(), seed=seed, timeout=300)
 
 
+@pytest.mark.parametrize("counted", [False, True])
+def test_the_record_of_a_missed_round_says_whether_a_difference_was_in_it(counted: bool) -> None:
+    """Handed in, and then frozen: it stays if the round was without it, and is gone if not."""
+
+    async def main() -> None:
+        async with Swarm() as swarm:
+            peer = await taught(swarm)
+            await peer.compute()
+            work, held = peer.core.work, peer.core.replica
+            handed_in = await work.freeze()
+            await work.restore()  # what became of it is not known here
+            averages = [torch.zeros_like(each) for each in work.method.tensors]
+            weights = {peer.node.peer_id: float(handed_in)} if counted else {}
+            await work.replay(averages, bytes(32), 3 * INNER, weights)
+            await held.publish()
+            assert handed_in == INNER and peer.waits == (0 if counted else INNER)
+            assert torch.equal(peer.weights.detach(), held.state.trained[0]) == counted
+
+    virtual_time.run(main())
+
+
 def test_a_newcomer_begins_at_the_anchor_with_the_learning_rate_of_the_others() -> None:
     async def main() -> None:
         async with Swarm() as swarm:

@@ -9,7 +9,7 @@ import pytest
 from swarmcli.errors import BootstrapError, CallRefused, NotAMember
 from swarmcli.events import MembershipEnded, PeerRefused
 from swarmcli.network.identity import Identity
-from swarmcli.owner.revocations import METHOD, Revoked, Taken
+from swarmcli.owner.revocations import LAST_SECONDS, METHOD, Revoked, Taken
 from swarmcli.testing import virtual_time
 from tests.network.closed_runs import TONIGHT, ClosedRunWorld, ClosedSwarm
 
@@ -45,6 +45,7 @@ def test_who_was_away_learns_of_it_when_it_connects_or_by_the_runs_key() -> None
                 await swarm.add(world.member(seed))
             subject = Identity.from_seed(77).peer_id
             await swarm.revocations[0].take_up([world.key.revoke(world.recipe, subject)])
+            await asyncio.sleep(2 * LAST_SECONDS)  # a record ends, and what it says does not
             late = world.member(8)
             await swarm.add(late)
             await asyncio.sleep(2)

@@ -23,8 +23,6 @@ from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import StepReport, StepVerdict, announce, gather_reports, hear_verdict, send_report
 from tests.sharding.processes import Worlds
 
-pytestmark = pytest.mark.e2e
-
 
 def parameters() -> list[torch.Tensor]:
     """Of several types; one of them never has a gradient."""
@@ -86,6 +84,7 @@ FIRST = [0, 3, 7.0, 7.0, 0.0, 7.0]  # (1 · 1 + 2 · 10) / 3
 BOTH = [0, 6, 7.0, 7.0, 0.0, 7.0]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
@@ -132,6 +131,7 @@ def hand_over_what_is_void() -> list[Any]:
         return told(own)
 
 
+@pytest.mark.e2e
 def test_the_samples_of_void_sums_are_not_handed_in(worlds: Worlds) -> None:
     assert worlds(2).run(hand_over_what_is_void) == [[0, 1, 1.0, 1.0, 0.0, 1.0], [1]]
 
@@ -146,6 +146,7 @@ def add_many(shapes: list[int]) -> list[float]:
         return [float((each - factor * torch.arange(len(each))).abs().max()) for each in tensors]
 
 
+@pytest.mark.e2e
 def test_large_tensors_are_summed_in_pieces_and_small_ones_together(worlds: Worlds) -> None:
     assert worlds(3).run(add_many, [5, 3_000_000, 1, 2_500_000, 7])[0] == [0.0] * 5
 
@@ -169,6 +170,7 @@ def average_in_each_step() -> list[Any]:
         return seen
 
 
+@pytest.mark.e2e
 def test_local_updates_take_the_mean_over_all_samples_in_every_step(worlds: Worlds) -> None:
     weighted = [4, 8.5, 8.5, None, 8.5]  # (1 · 1 + 3 · 11) / 4
     seen = worlds(2).run(average_in_each_step)[0]
@@ -188,9 +190,24 @@ def refuse() -> None:
         assert dist.get_rank() == site.rank
 
 
+@pytest.mark.e2e
 def test_what_a_site_cannot_do_is_refused(worlds: Worlds) -> None:
     worlds(2).run(refuse)
 
 
 def test_the_order_is_plain() -> None:
     assert GatherGradients(3).generation == 3
+
+
+def test_rank_0_counts_the_samples_of_all_and_weighs_its_gradients_by_its_own() -> None:
+    """Without processes: the others' sums come only when it hands in, which has a test above."""
+    trained = parameters()
+    leader = LeaderSums(commands=None)  # type: ignore[arg-type]
+    sums = leader.make_accumulator(trained, reuse=False)
+    gradients(trained, 3.0)
+    sums.add(leader.take(2, [StepReport(4), StepReport(5)]))
+    assert sums.samples == 2 + 4 + 5
+    assert [float(each.flatten()[0]) for each in sums.accumulators] == [6.0, 6.0, 0.0, 6.0]
+    sums.reset()
+    sums.add(leader.take(2, [StepReport(4), StepReport(5, generation=1)]))
+    assert sums.samples == 2 + 5, "what a reset has voided counts nothing"

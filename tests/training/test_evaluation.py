@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 
 from swarmcli.errors import DataError
 from swarmcli.recipe import parse_recipe
-from swarmcli.training import Compute, build_task, evaluate
+from swarmcli.training import Batch, Compute, build_task, evaluate
 from swarmcli.training.sources import USUAL, FileSource, HuggingFaceSource, Split
 
 from .small_tasks import SMALL, small
@@ -108,6 +110,21 @@ def test_batches_are_the_same_for_everyone_and_no_more_than_asked_for(texts: Pat
     assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(batches, again, strict=True))
     other = build_task(held_out(texts, "evaluation.samples=9", "seed=5", "local.shuffle_buffer_size=9"))
     assert torch.equal(other.evaluation_batches()[0]["input_ids"], batches[0]["input_ids"])
+
+
+def test_of_one_recipe_no_batch_of_training_shows_what_evaluations_read(tmp_path: Path) -> None:
+    directory, letters = tmp_path / "texts", range(40, 80)  # each file has a byte of its own
+    directory.mkdir()
+    for letter in letters:
+        (directory / f"{letter}.txt").write_text(chr(letter) * 100)
+    task = build_task(held_out(directory, "evaluation.held_out=0.3", "evaluation.samples=1000"))
+    batches = task.batches(1)
+
+    def letters_of(those: Iterable[Batch]) -> set[int]:
+        return {*letters} & {*torch.cat([batch["input_ids"].flatten() for batch in those]).tolist()}
+
+    kept, trained = letters_of(task.evaluation_batches()), letters_of(islice(batches, 130))  # more than one pass
+    assert kept and trained == {*letters} - kept
 
 
 def test_fewer_samples_where_there_is_no_more_text_and_an_error_where_there_is_none(tmp_path: Path) -> None:

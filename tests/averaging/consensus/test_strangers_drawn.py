@@ -241,6 +241,20 @@ def test_nobody_is_told_two_outcomes(size: int, hostile: int, bounded: bool, see
     assert ends["Committed"] > 0
 
 
+@pytest.mark.parametrize("denied", [None, b"b" * 32], ids=["no vote", "another vote"])
+def test_what_all_have_voted_for_binds_although_a_liar_denies_its_vote(denied: bytes | None) -> None:
+    keys = [Key(index) for index in range(4)]
+    group = Group.form(b"", [Member(key.peer_id) for key in keys], [1.0] * 4, bytes(16))
+    first, second, third = (RoundVotes(group, key) for key in keys[:3])  # type: ignore[arg-type]
+    assert all(votes.vote_zero(b"a" * 32) for votes in (first, second, third))  # and the liar: that decides
+    promises = {index: votes.prepare(1).signed for index, votes in enumerate((first, second))}
+    promise = SignedPromise(1, None, None, denied, bytes(64))
+    promises[3] = sign_promise(keys[3], group.group_id, promise)  # type: ignore[arg-type]
+    for value in (*VALUES[1:], VALUES[0]):
+        proposed = Propose(group.group_id, 1, value, promises, None)  # type: ignore[arg-type]
+        assert (third.accept(proposed, held=True).signature is not None) == (value == VALUES[0])
+
+
 def _votes_again(self: strangers.GuardedAcceptor, *proposed: object) -> bool:
     return True
 
