@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import msgspec
 import torch
@@ -13,10 +15,12 @@ import torch
 from swarmcli.averaging import AveragerConfig, AveragerCore, RoundRequest
 from swarmcli.clock import Clock
 from swarmcli.dht import DHTNode
+from swarmcli.events import EpochAdvanced, EpochReported, RoundFinished
+from swarmcli.journal import Journal, RunRecord
 from swarmcli.network import Endpoint, Identity
 from swarmcli.network.transports.tcp.transport import TCPTransport
 
-PEERS, CALLS, RECORDS = 4, 3000, 200
+PEERS, CALLS, RECORDS, EPOCHS = 4, 3000, 200, 250  # of reports the journal takes 8,192 at once
 
 
 class Ping(msgspec.Struct, frozen=True):
@@ -81,12 +85,32 @@ async def rounds(mebibytes: int, count: int) -> dict[str, tuple[float, float]]:
     return {f"round of {mebibytes} MiB, {PEERS} peers": (spent[0] / count, spent[1] / count)}
 
 
+def journal() -> dict[str, tuple[float, float]]:
+    """Rows that a peer with 29 others around it writes, and what is added up of them."""
+    peers = [Identity.generate().peer_id.text for _ in range(30)]
+    with tempfile.TemporaryDirectory() as directory:
+        run = RunRecord("journal", "trainer", peers[0])
+        with Journal(Path(directory, "journal.sqlite"), run=run, clock=time.time) as kept:
+            kept.flush(60)
+            began = time.perf_counter(), time.process_time()
+            for number in range(EPOCHS):
+                kept.record(EpochAdvanced(number, "ab" * 32, 4096, 128, 30, 2.5, 8.0, 0.3))
+                kept.record(RoundFinished(
+                    "ab" * 32, "journal.grads", "committed", "", number, peers[0], tuple(peers), tuple(peers),
+                    {peers[3]: "no part arrived for 4.0 s"}, 40_000_000, 39_000_000, {"running all-reduce": 0.4},
+                ))  # fmt: skip
+                for peer in peers:
+                    kept.record(EpochReported(peer, number, 2.5, 4096, 12.5))
+            assert kept.flush(600)
+            return {f"journal of {EPOCHS} epochs, {len(peers)} peers": _since(began)}
+
+
 def _since(began: tuple[float, float]) -> tuple[float, float]:
     return time.perf_counter() - began[0], time.process_time() - began[1]
 
 
 async def main() -> None:
-    spent = await calls() | await stores() | await rounds(1, 20) | await rounds(64, 3)
+    spent = await calls() | await stores() | await rounds(1, 20) | await rounds(64, 3) | journal()
     json.dump(spent, sys.stdout)
 
 

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from swarmcli.events import Event, Events, Noticed
 from swarmcli.journal.describe import Recorder
 from swarmcli.journal.options import JOURNAL
 from swarmcli.journal.reader import JournalReader
-from swarmcli.journal.tables import RunRecord
-from swarmcli.journal.writer import JournalStatistics, Store, Writer, open_for_writing
+from swarmcli.journal.tables import RunRecord, version_of
+from swarmcli.journal.writer import JournalStatistics, Store, Writer
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Journal:
 
     def read(self) -> JournalReader:
         """A view of the file as it is; close it soon. Raises JournalError when the file cannot be read."""
+        self._writer.begun.wait(JOURNAL.busy)
         return JournalReader(self.path)
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -108,7 +110,8 @@ def _make_sure_of(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise JournalError(f"{path} is a directory; name a file in it, for example {path / JOURNAL_NAME}")
-        open_for_writing(path).close()
+        with closing(sqlite3.connect(path)) as connection:  # the writer makes the tables
+            version_of(connection, path)
     except (NotADirectoryError, FileExistsError) as error:
         raise JournalError(f"{path.parent} is no directory; name another place for the journal") from error
     except (sqlite3.Error, OSError) as error:

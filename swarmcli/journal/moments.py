@@ -8,22 +8,18 @@ to 36 hours, in 17,000 rows: few enough to be read as a whole for any chart.
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from swarmcli.events import RunObserved
 from swarmcli.journal.options import JOURNAL
 
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
 SCALES = tuple(4 << power for power in range(16))  # seconds that a row may span
 
-LAYOUT = """
-CREATE TABLE IF NOT EXISTS moments (
-    run_id TEXT, scale INTEGER, slot INTEGER, first REAL, last REAL, count INTEGER, alive INTEGER, trainers INTEGER,
-    rate REAL, epoch INTEGER, loss REAL, losses INTEGER, PRIMARY KEY (run_id, scale, slot)
-) WITHOUT ROWID;
-"""
 # In format 6 each of four scales had a row of its own for the same moment: of those the finest counts.
 _FINER = """
 WITH oldest AS MATERIALIZED (SELECT run_id, scale, min(first) AS first FROM main.moments GROUP BY run_id, scale)
@@ -33,7 +29,6 @@ EXISTS (SELECT 1 FROM oldest WHERE oldest.run_id = moments.run_id AND oldest.sca
     AND oldest.first <= moments.last)
 """
 READ_FORMAT_6 = f"CREATE TEMP VIEW moments AS {_FINER} SELECT * FROM main.moments AS moments WHERE NOT {_DOUBLED}"
-CONVERT_FORMAT_6 = f"{_FINER} DELETE FROM moments WHERE {_DOUBLED}; DROP INDEX IF EXISTS moments_by_epoch;"
 
 _ADD = """
 INSERT INTO moments {} ON CONFLICT DO UPDATE SET
@@ -65,17 +60,29 @@ class Moment:
     loss: float | None  # the swarm's; None: unknown then
 
 
-def add_moments(connection: sqlite3.Connection, run_id: str, observed: Sequence[RunObserved]) -> None:
+def make(db: Database) -> None:
+    """Makes the table, where it is missing."""
+    key = {"run_id": str, "scale": int, "slot": int}
+    sums = {"count": int, "alive": int, "trainers": int, "rate": float, "epoch": int, "loss": float, "losses": int}
+    db.table("moments").create({**key, "first": float, "last": float, **sums}, pk=tuple(key), if_not_exists=True)
+
+
+def convert_format_6(db: Database) -> None:
+    db.execute(f"{_FINER} DELETE FROM moments WHERE {_DOUBLED}")
+    db.execute("DROP INDEX IF EXISTS moments_by_epoch")
+
+
+def add_moments(db: Database, run_id: str, observed: Sequence[RunObserved]) -> None:
     for each in observed:
         known = each.loss is not None and math.isfinite(each.loss)
         rate = each.samples_per_second if math.isfinite(each.samples_per_second) else 0.0
         sums = (each.alive, each.trainers, rate, each.epoch, each.loss if known else 0.0, int(known))
         slot = int(each.time // SCALES[0])
-        connection.execute(_OBSERVED, (run_id, SCALES[0], slot, each.time, each.time, *sums))
+        db.execute(_OBSERVED, (run_id, SCALES[0], slot, each.time, each.time, *sums))
         for scale in SCALES[:-1]:
             slots = 2 * (int(each.time // scale - JOURNAL.moments) // 2)  # whole pairs that are too old for this scale
-            if connection.execute(_MERGED, (run_id, scale, slots)).rowcount:
-                connection.execute(f"DELETE {_OLD}", (run_id, scale, slots))
+            if db.execute(_MERGED, (run_id, scale, slots)).rowcount:
+                db.execute(f"DELETE {_OLD}", (run_id, scale, slots))
 
 
 def read_moments(

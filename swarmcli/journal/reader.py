@@ -27,7 +27,7 @@ from swarmcli.journal.describe import Line
 from swarmcli.journal.moments import READ_FORMAT_6, Axis, Moment, read_ends, read_moments
 from swarmcli.journal.options import JOURNAL
 from swarmcli.journal.sums import Failure
-from swarmcli.journal.tables import CONVERTED, TABLES, RunRecord, Totals, from_row, version_of
+from swarmcli.journal.tables import TABLES, RunRecord, Totals, from_row, version_of
 
 R = TypeVar("R", bound=RunRecord | Event)
 
@@ -298,7 +298,7 @@ def _open(path: Path, mode: str) -> sqlite3.Connection:
         version = version_of(connection, path)
         if version == 0:
             raise JournalError(f"{path} cannot be read: it is empty; its run has not written anything yet")
-        if version == CONVERTED:
+        if version == 6:
             connection.executescript(f"{READ_FORMAT_6}; {sums.READ_FORMAT_6};")
         on_error.pop_all()
     return connection

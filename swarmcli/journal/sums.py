@@ -1,7 +1,7 @@
 """Sums made as rows come in, so that nobody has to read a million of them again: sums of a run, the loss of the
 swarm by epoch, and why rounds failed.
 
-SQLite's triggers add up, in the transaction of the row itself: what is in the file agrees whatever died meanwhile. Rows
+They are added up in the transaction of the rows themselves: what is in the file agrees whatever died meanwhile. Rows
 that retention deletes are not subtracted.
 """
 
@@ -9,74 +9,47 @@ from __future__ import annotations
 
 import math
 import re
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from swarmcli.events import EpochLoss, RoundFinished
 from swarmcli.journal.options import JOURNAL
 
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
 OTHER = "another reason"
 
-_RUN_ID = "(SELECT run_id FROM runs WHERE id = new.run)"
-
-LAYOUT = f"""
-CREATE TABLE IF NOT EXISTS totals (
-    run_id TEXT PRIMARY KEY, epochs INTEGER NOT NULL DEFAULT 0, own_samples INTEGER NOT NULL DEFAULT 0,
-    rounds_committed INTEGER NOT NULL DEFAULT 0, rounds_failed INTEGER NOT NULL DEFAULT 0,
-    rounds_undecided INTEGER NOT NULL DEFAULT 0, bytes_sent INTEGER NOT NULL DEFAULT 0,
-    bytes_received INTEGER NOT NULL DEFAULT 0, reached INTEGER NOT NULL DEFAULT -1
-) WITHOUT ROWID;
-
--- one row per epoch: which row of `epochs` tells of it best; the swarm's loss, how many told theirs, and since when
-CREATE TABLE IF NOT EXISTS curve (
-    run_id TEXT, epoch INTEGER, row INTEGER, stepped INTEGER NOT NULL DEFAULT 0,
-    loss REAL, peers INTEGER NOT NULL DEFAULT 0, told REAL, PRIMARY KEY (run_id, epoch)
-) WITHOUT ROWID;
-
-CREATE TABLE IF NOT EXISTS failures (
-    run_id TEXT, what TEXT, reason TEXT, count INTEGER, first REAL, last REAL, example TEXT,
-    PRIMARY KEY (run_id, what, reason)
-) WITHOUT ROWID;
-
-CREATE TRIGGER IF NOT EXISTS begin_run AFTER INSERT ON runs BEGIN
-    INSERT INTO totals (run_id) VALUES (new.run_id) ON CONFLICT DO NOTHING;
-END;
-
-CREATE TRIGGER IF NOT EXISTS add_epoch AFTER INSERT ON epochs BEGIN
-    INSERT INTO curve (run_id, epoch) VALUES ({_RUN_ID}, new.epoch) ON CONFLICT DO NOTHING;
-    UPDATE totals SET
-        epochs = epochs + (SELECT row IS NULL FROM curve WHERE run_id = totals.run_id AND epoch = new.epoch),
-        own_samples = own_samples + coalesce(new.own_samples, 0), reached = max(reached, new.epoch)
-        WHERE run_id = {_RUN_ID};
-    -- a state that was downloaded later tells nothing about an epoch that was stepped here
-    UPDATE curve SET row = new.id, stepped = new.samples > 0
-        WHERE run_id = {_RUN_ID} AND epoch = new.epoch AND (new.samples > 0 OR NOT stepped);
-END;
-
-CREATE TRIGGER IF NOT EXISTS add_round AFTER INSERT ON rounds BEGIN
-    UPDATE totals SET
-        rounds_committed = rounds_committed + (new.outcome = 'committed'),
-        rounds_failed = rounds_failed + (new.outcome = 'failed'),
-        rounds_undecided = rounds_undecided + (new.outcome = 'undecided'),
-        bytes_sent = bytes_sent + coalesce(new.bytes_sent, 0),
-        bytes_received = bytes_received + coalesce(new.bytes_received, 0)
-        WHERE run_id = {_RUN_ID};
-END;
-
--- lists show the newest rows that people should read, and who left lately
-CREATE INDEX IF NOT EXISTS events_told ON events (id) WHERE level != 'detail';
-CREATE INDEX IF NOT EXISTS peers_gone ON peers (time) WHERE gone != '';
-"""
 # In format 6 triggers added up what peers reported, weighted by the rates that they claimed.
-READ_FORMAT_6 = "CREATE TEMP VIEW curve AS SELECT *, loss_sum / nullif(weight, 0) AS loss FROM main.curve"
-CONVERT_FORMAT_6 = """
-DROP TRIGGER IF EXISTS add_report;
-DROP TRIGGER IF EXISTS change_report;
-ALTER TABLE curve ADD COLUMN loss REAL;
-UPDATE curve SET loss = loss_sum / nullif(weight, 0);
-"""
+LOSS_OF_FORMAT_6 = "loss_sum / nullif(weight, 0)"
+READ_FORMAT_6 = f"CREATE TEMP VIEW curve AS SELECT *, {LOSS_OF_FORMAT_6} AS loss FROM main.curve"
+
+
+def make(db: Database) -> None:
+    """Makes the tables of sums, and the indices of lists, where they are missing."""
+    sums = {
+        "epochs": 0,
+        "own_samples": 0,
+        "rounds_committed": 0,
+        "rounds_failed": 0,
+        "rounds_undecided": 0,
+        "bytes_sent": 0,
+        "bytes_received": 0,
+        "reached": -1,
+    }
+    totals = {"run_id": str, **dict.fromkeys(sums, int)}
+    db.table("totals").create(totals, pk="run_id", not_null=sums, defaults=sums, if_not_exists=True)
+    # One row per epoch: which row of `epochs` tells of it best; the swarm's loss, how many told theirs, and since when.
+    counts = {"stepped": 0, "peers": 0}
+    curve = {"run_id": str, "epoch": int, "row": int, "stepped": int, "loss": float, "peers": int, "told": float}
+    db.table("curve").create(curve, pk=("run_id", "epoch"), not_null=counts, defaults=counts, if_not_exists=True)
+    key = ("run_id", "what", "reason")
+    failures = {**dict.fromkeys(key, str), "count": int, "first": float, "last": float, "example": str}
+    db.table("failures").create(failures, pk=key, if_not_exists=True)
+    # Lists show the newest rows that people should read, and who left lately.
+    db.execute("CREATE INDEX IF NOT EXISTS events_told ON events (id) WHERE level != 'detail'")
+    db.execute("CREATE INDEX IF NOT EXISTS peers_gone ON peers (time) WHERE gone != ''")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +64,60 @@ class Failure:
     example: str  # as it was said the last time
 
 
-def put_losses(connection: sqlite3.Connection, run_id: str, losses: Sequence[EpochLoss]) -> None:
-    """Writes losses, and leaves out what is no number: a curve shows this peer's own there."""
-    rows = [(run_id, each.epoch, each.loss, each.peers, each.time) for each in losses if math.isfinite(each.loss)]
-    connection.executemany(
-        "INSERT INTO curve (run_id, epoch, loss, peers, told) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-        "loss = excluded.loss, peers = excluded.peers, told = coalesce(told, excluded.told)",
-        rows,
+def begin(db: Database, run_id: str) -> None:
+    """For the row of a start: its run's sums begin at nothing, if it is the first one."""
+    db.table("totals").insert({"run_id": run_id}, pk="run_id", ignore=True)
+
+
+def add_epochs(db: Database, run_id: str, count: int) -> None:
+    """Adds up the newest so many rows of `epochs`."""
+    newest = "SELECT id, epoch, samples > 0 AS stepped, coalesce(own_samples, 0) AS own FROM epochs"
+    for row in reversed(list(db.query(f"{newest} ORDER BY id DESC LIMIT ?", [count]))):
+        new = {**row, "run_id": run_id}
+        db.execute("INSERT INTO curve (run_id, epoch) VALUES (:run_id, :epoch) ON CONFLICT DO NOTHING", new)
+        db.execute(
+            "UPDATE totals SET own_samples = own_samples + :own, reached = max(reached, :epoch), epochs = epochs + "
+            "(SELECT row IS NULL FROM curve WHERE run_id = :run_id AND epoch = :epoch) WHERE run_id = :run_id",
+            new,
+        )
+        # A state that was downloaded later tells nothing about an epoch that was stepped here.
+        db.execute(
+            "UPDATE curve SET row = :id, stepped = :stepped "
+            "WHERE run_id = :run_id AND epoch = :epoch AND (:stepped OR NOT stepped)",
+            new,
+        )
+
+
+def add_rounds(db: Database, run_id: str, rounds: Sequence[RoundFinished]) -> None:
+    """Adds up rounds that were just added to their table."""
+    db.execute(
+        """
+        UPDATE totals SET
+            rounds_committed = rounds_committed + committed, rounds_failed = rounds_failed + failed,
+            rounds_undecided = rounds_undecided + undecided,
+            bytes_sent = totals.bytes_sent + sent, bytes_received = totals.bytes_received + received
+        FROM (
+            SELECT sum(outcome = 'committed') AS committed, sum(outcome = 'failed') AS failed,
+                sum(outcome = 'undecided') AS undecided, sum(coalesce(bytes_sent, 0)) AS sent,
+                sum(coalesce(bytes_received, 0)) AS received
+            FROM (SELECT * FROM rounds ORDER BY id DESC LIMIT ?)
+        ) WHERE run_id = ?
+        """,
+        [len(rounds), run_id],
     )
-
-
-def add_failures(connection: sqlite3.Connection, run_id: str, rounds: Sequence[RoundFinished]) -> None:
     for each in rounds:
-        _add_causes(connection, run_id, each.time, _causes(each))
+        _add_causes(db, run_id, each.time, _causes(each))
+
+
+def put_losses(db: Database, run_id: str, losses: Sequence[EpochLoss]) -> None:
+    """Writes losses, and leaves out what is no number: a curve shows this peer's own there."""
+    for each in losses:
+        if math.isfinite(each.loss):
+            db.execute(
+                "INSERT INTO curve (run_id, epoch, loss, peers, told) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                "loss = excluded.loss, peers = excluded.peers, told = coalesce(told, excluded.told)",
+                [run_id, each.epoch, each.loss, each.peers, each.time],
+            )
 
 
 def _causes(ended: RoundFinished) -> Iterator[tuple[str, str, str]]:
@@ -126,17 +140,13 @@ def cause_of(reason: str, peers: Iterable[str]) -> str:
     return re.sub(r"\d+([.,:]\d+)*", "…", reason)[: JOURNAL.max_cause] or OTHER
 
 
-def _add_causes(
-    connection: sqlite3.Connection, run_id: str, time: float, causes: Iterable[tuple[str, str, str]]
-) -> None:
+def _add_causes(db: Database, run_id: str, time: float, causes: Iterable[tuple[str, str, str]]) -> None:
+    failures = db.table("failures")
     for what, cause, example in causes:
-        known = "SELECT 1 FROM failures WHERE run_id = ? AND what = ? AND reason = ?"
-        count = "SELECT count(*) FROM failures WHERE run_id = ?"
-        if not connection.execute(known, (run_id, what, cause)).fetchone():
-            (causes_known,) = connection.execute(count, (run_id,)).fetchone()
-            cause = cause if causes_known < JOURNAL.max_causes else OTHER
-        connection.execute(
+        if not failures.count_where("run_id = ? AND what = ? AND reason = ?", [run_id, what, cause]):
+            cause = cause if failures.count_where("run_id = ?", [run_id]) < JOURNAL.max_causes else OTHER
+        db.execute(
             "INSERT INTO failures VALUES (?, ?, ?, 1, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "count = count + 1, last = excluded.last, example = excluded.example",
-            (run_id, what, cause, time, time, example[: JOURNAL.max_cause].encode("utf-8", "replace").decode()),
+            [run_id, what, cause, time, time, example[: JOURNAL.max_cause].encode("utf-8", "replace").decode()],
         )

@@ -1,10 +1,7 @@
 """The tables of a journal, one per type of value, and how a value becomes a row and comes back.
 
-Plain SQL and no library such as sqlite-utils: with it as many lines are needed, since it replaces a row as a whole
-(here some columns stay, or only rise) and knows neither triggers nor a limit of rows; and where pandas is installed its
-import takes half a second.
-
-`time` and every other moment is wall-clock seconds since 1970 as this peer's clock showed them.
+sqlite-utils makes and writes them, in the writer's thread alone: verbs that only read start without it. `time` and
+every other moment is wall-clock seconds since 1970 as this peer's clock showed them.
 """
 
 from __future__ import annotations
@@ -15,19 +12,21 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, get_type_hints
 
 from swarmcli.errors import JournalError
 from swarmcli.events import Booked, BookHead, EpochAdvanced, EpochReported, Evaluated, Event, PeerSeen, RoundFinished
 from swarmcli.journal.describe import Line
 from swarmcli.journal.options import JOURNAL
 
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
 APPLICATION_ID = 0x53574A4C  # "SWJL", in the header of the SQLite file
-# The format of the tables; a journal of another one but CONVERTED is refused by name. A column that is only added, for
-# a field with a default, changes nothing about it: each swarm reads the other's, and this one adds the column where it
-# writes.
-VERSION = 7
-CONVERTED = 6  # is read as it is, and becomes VERSION where it is written
+# The format of the tables; a journal of another one is refused by name. A column that is only added, for a field with a
+# default, changes nothing about it: each swarm reads the other's, and this one adds the column where it writes.
+VERSION = 8
+CONVERTED = (6, 7)  # are read as they are, and become VERSION where they are written
 
 MAX_INTEGER = 2**63 - 1  # what SQLite can hold
 
@@ -88,23 +87,37 @@ class Table:
     least: tuple[str, ...] = ()  # beyond JOURNAL.most_rows those with the least of these go; none: it has no such bound
 
     @property
-    def columns(self) -> dict[str, str]:
-        """As SQLite stores them. Lists and mappings are texts, JSON."""
-        columns = {name: _SQL[_stored_as(hint)] for name, hint in self.hints.items()}
-        return columns if self.name == "runs" else {"run": "INTEGER", **columns}
+    def columns(self) -> dict[str, type]:
+        """Each with the type as which SQLite stores it. Lists and mappings are texts, JSON."""
+        columns = {name: _stored_as(hint) for name, hint in self.hints.items()}
+        return columns if self.name == "runs" else {"run": int, **columns}
 
-    @property
-    def layout(self) -> str:
-        columns = ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
-        made = f"CREATE TABLE IF NOT EXISTS {self.name} ({columns}, PRIMARY KEY ({', '.join(self.key)}));\n"
+    def make(self, db: Database) -> None:
+        """Makes the table, or of one that is there the columns that the swarm which made it did not know."""
+        table = db.table(self.name)
+        table.create(self.columns, pk=self.key[0] if len(self.key) == 1 else self.key, if_not_exists=True)
+        there = table.columns_dict
+        for name, kind in self.columns.items():
+            if name not in there:
+                table.add_column(name, kind)
         if self.index:
-            index, columns = "_".join(("idx", self.name, *self.index)), ", ".join(self.index)
-            made += f"CREATE INDEX IF NOT EXISTS {index} ON {self.name} ({columns});\n"
-        return made
+            table.create_index(self.index, if_not_exists=True)
+
+    def put(self, db: Database, rows: Iterable[dict[str, Any]]) -> None:
+        """Adds rows, or replaces those of the same key as far as they may be."""
+        if self.key == ("id",):
+            db.table(self.name).insert_all(({**row, "id": None} for row in rows), pk="id")  # SQLite numbers them
+        elif not self.keep:  # those that keep nothing raise nothing and add nothing up either
+            db.table(self.name).upsert_all(rows, pk=self.key)
+        else:
+            for row in rows:
+                db.execute(self._merge, row)
+        if self.least:
+            db.execute(self._bound, [JOURNAL.most_rows])
 
     @property
-    def put(self) -> str:
-        """The statement that adds a row, or replaces it as far as it may be."""
+    def _merge(self) -> str:
+        """The statement that adds a row, or merges it with the one of its key."""
         names = list(self.columns)
         changed = ", ".join(self._changed(name) for name in names if name not in (*self.key, *self.keep))
         return (
@@ -121,7 +134,7 @@ class Table:
         return f"{name}=coalesce(nullif({new}, ''), {old})" if name in self.filled else f"{name}={new}"
 
     @property
-    def bound(self) -> str:
+    def _bound(self) -> str:
         """The statement that deletes what is beyond so many rows."""
         beyond = f"max(0, (SELECT count(*) FROM {self.name}) - ?)"  # a negative limit would be none
         return (
@@ -134,9 +147,6 @@ def _table(name: str, kind: type[Any], **layout: tuple[str, ...]) -> Table:
     hints = get_type_hints(kind)
     # A row with a key is known by that.
     return Table(name, {f.name: hints[f.name] for f in fields(kind) if f.name != "id" or "key" not in layout}, **layout)
-
-
-_SQL = {int: "INTEGER", float: "REAL", str: "TEXT"}
 
 
 def _stored_as(hint: Any) -> type:
@@ -207,7 +217,8 @@ def _restore(hint: Any, stored: Any) -> Any:
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
-    """VERSION or CONVERTED; 0 for an empty file. Raises JournalError for what is no journal, or of another version."""
+    """VERSION or one of CONVERTED; 0 for an empty file. Raises JournalError for what is no journal, or of another
+    version."""
     try:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -222,7 +233,7 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
         return 0
     if application != APPLICATION_ID:
         raise JournalError(f"{path} is a database of another program; name another file for the journal")
-    if version not in (VERSION, CONVERTED):
+    if version not in (VERSION, *CONVERTED):
         age, fix = (
             ("a newer", "update swarm") if version > VERSION else ("an older", "move it away and a new one is begun")
         )

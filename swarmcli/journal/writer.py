@@ -1,5 +1,6 @@
 """The thread that writes the journal, so that nobody who records something waits for a disk; and the file as it sees
-it: opened, checked to be a journal, written in transactions."""
+it: opened, laid out or converted, written in transactions. All of that goes through sqlite-utils, which this thread
+imports."""
 
 from __future__ import annotations
 
@@ -7,19 +8,22 @@ import logging
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarmcli.errors import JournalError
-from swarmcli.events import EpochLoss, Event, RoundFinished, RunObserved
+from swarmcli.events import EpochAdvanced, EpochLoss, Event, RoundFinished, RunObserved
 from swarmcli.journal import moments, sums
 from swarmcli.journal.options import JOURNAL
 from swarmcli.journal.retention import Retention
-from swarmcli.journal.tables import APPLICATION_ID, CONVERTED, TABLES, VERSION, RunRecord, to_row, version_of
+from swarmcli.journal.tables import APPLICATION_ID, TABLES, VERSION, RunRecord, to_row, version_of
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +68,7 @@ class Writer:
         self._asked = 0  # flushes asked for
         self._answered = 0  # flushes after which an attempt was made
         self._outcome: str | None = None  # how the run ended, once it has
+        self.begun = threading.Event()  # a first attempt was made: where the disk works, the file has its tables
         self._thread = threading.Thread(target=self._run, name="swarm-journal", daemon=True)
         self._thread.start()
 
@@ -102,9 +107,10 @@ class Writer:
         outcome = None
         while outcome is None:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._outcome is not None or self._asked > self._answered, self._interval
-                )
+                if self.begun.is_set():
+                    self._changed.wait_for(
+                        lambda: self._outcome is not None or self._asked > self._answered, self._interval
+                    )
                 outcome, asked = self._outcome, self._asked
                 work = bool(self._waiting) or asked > self._answered or outcome is not None
             if work or abs(self._clock() - attempt_at) >= 5.0:  # without work a sign of life
@@ -113,6 +119,7 @@ class Writer:
                 if outcome is None and not self._statistics.failing and abs(attempt_at - tidied_at) >= 30.0:
                     # While more has to go, the next rows that come are written first.
                     tidied_at = attempt_at if self._store.tidy() else float("-inf")
+            self.begun.set()
             with self._changed:
                 self._answered = asked
                 self._changed.notify_all()
@@ -173,23 +180,22 @@ class Store:
         """`size`: bytes that the journal may take, see `retention`."""
         self._path = path
         self._retention = Retention(size)
-        self._connection: sqlite3.Connection | None = None
+        self._db: Database | None = None
         self._file: tuple[int, int] = (0, 0)
         self.run = run  # its id is that of the row in the file that was written last
 
     def write(self, batch: Sequence[Event], now: float, outcome: str | None = None) -> None:
         """Adds all records in one transaction, or none of them. `now` becomes the run's last sign of life, and with
         an `outcome` its end."""
-        connection = self._open()
+        db = self._open()
         run = replace(self.run, last_seen=now)
         if outcome is not None:
             run = replace(run, finished=now, outcome=outcome)
-        with connection:
-            numbered = connection.execute(TABLES[RunRecord].put, {**to_row(run), "id": run.id or None})
-            run = run if run.id else replace(run, id=numbered.lastrowid or 0)
+        with _alone(db):
+            run = _put_run(db, run)
             # Rows of one kind are added together: that is ten times as fast, and their order in each table stays.
             for kind, alike in groupby(sorted(batch, key=lambda record: type(record).__name__), key=type):
-                _put(connection, kind, list(alike), run)
+                _put(db, kind, list(alike), run)
         self.run = run
 
     def tidy(self) -> bool:
@@ -202,19 +208,19 @@ class Store:
             self.close()
             return True
 
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is not None and self._file != _identity(self._path):
+    def _open(self) -> Database:
+        if self._db is not None and self._file != _identity(self._path):
             self.close()  # somebody took the file away under us; a new one begins with the run's own row
             self.run = replace(self.run, id=0)
-        if self._connection is None:
-            self._connection = open_for_writing(self._path)
+        if self._db is None:
+            self._db = open_for_writing(self._path)
             self._file = _identity(self._path)
-        return self._connection
+        return self._db
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._db is not None:
+            self._db.close()
+            self._db = None
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -225,61 +231,91 @@ def _identity(path: Path) -> tuple[int, int]:
     return (status.st_dev, status.st_ino)
 
 
-def open_for_writing(path: Path) -> sqlite3.Connection:
+def open_for_writing(path: Path) -> Database:
     """Opens or makes a journal. Raises JournalError for a file that is something else, sqlite3.Error for a disk that
     is full, read-only or locked."""
+    from sqlite_utils import Database  # here, since it loads pandas where that is installed
+
     with ExitStack() as on_error:
         connection = sqlite3.connect(path, timeout=JOURNAL.busy, check_same_thread=False)
         on_error.callback(connection.close)
         version = version_of(connection, path)
+        db = Database(connection, recursive_triggers=False, execute_plugins=False)  # a plugin is no part of a run
         if version == 0:
-            connection.executescript("PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL")
-            _change(connection, LAYOUT)
-        elif version == CONVERTED:
-            convert = f"{moments.CONVERT_FORMAT_6} {sums.CONVERT_FORMAT_6} PRAGMA user_version={VERSION};"
-            _change(connection, convert)
-        _add_columns(connection)
-        connection.execute("PRAGMA synchronous=NORMAL")  # a killed process loses nothing by that, a power cut seconds
-        connection.execute(f"PRAGMA journal_size_limit={JOURNAL.wal_bytes}")
+            db.executescript("PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL")
+        with _alone(db):
+            if 0 < version < VERSION:
+                _convert(db, version)
+            _lay_out(db)
+        db.execute("PRAGMA synchronous=NORMAL")  # a killed process loses nothing by that, a power cut seconds
+        db.execute(f"PRAGMA journal_size_limit={JOURNAL.wal_bytes}")
         on_error.pop_all()
-    return connection
+    return db
 
 
-# Two that open a new file at once both come here, so what is there already stays.
-LAYOUT = "".join(
-    [
-        *(table.layout for table in TABLES.values()),
-        sums.LAYOUT,
-        moments.LAYOUT,
-        f"PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION};",
-    ]
-)
+@contextmanager
+def _alone(db: Database) -> Iterator[None]:
+    """A transaction that keeps other writers out from its beginning: a process that is killed meanwhile, or an error,
+    leaves the file as it was."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.commit()
+    except BaseException:
+        db.rollback()
+        raise
 
 
-def _change(connection: sqlite3.Connection, script: str) -> None:
-    """In one transaction: a process that is killed meanwhile, or an error, leaves the file as it was."""
-    connection.executescript(f"BEGIN IMMEDIATE; {script} COMMIT")
-
-
-def _add_columns(connection: sqlite3.Connection) -> None:
-    """Those that the swarm which made this file did not know."""
+def _lay_out(db: Database) -> None:
+    """Makes what is missing. Two that open a new file at once both come here, so what is there already stays."""
     for table in TABLES.values():
-        there = {column for (column,) in connection.execute(f"SELECT name FROM pragma_table_info('{table.name}')")}
-        for name, kind in table.columns.items():
-            if name not in there:
-                connection.execute(f"ALTER TABLE {table.name} ADD COLUMN {name} {kind}")
+        table.make(db)
+    sums.make(db)
+    moments.make(db)
+    db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+    db.execute(f"PRAGMA user_version={VERSION}")
 
 
-def _put(connection: sqlite3.Connection, kind: type[Event], values: Sequence[Any], run: RunRecord) -> None:
+def _convert(db: Database, version: int) -> None:
+    """Up to format 7 triggers added up, and the sums were in tables WITHOUT ROWID, which sqlite-utils cannot insert
+    into or transform: they are made anew."""
+    for trigger in db.triggers:
+        db.execute(f"DROP TRIGGER {trigger.name}")
+    computed = {}
+    if version == 6:
+        moments.convert_format_6(db)
+        computed = {("curve", "loss"): sums.LOSS_OF_FORMAT_6}
+    names = ("totals", "curve", "failures", "moments")
+    for name in names:
+        db.rename_table(name, f"former_{name}")
+    _lay_out(db)
+    for name in names:
+        columns = list(db.table(name).columns_dict)
+        taken = ", ".join(computed.get((name, column), column) for column in columns)
+        db.execute(f"INSERT INTO {name} ({', '.join(columns)}) SELECT {taken} FROM former_{name}")
+        db.table(f"former_{name}").drop()
+
+
+def _put_run(db: Database, run: RunRecord) -> RunRecord:
+    """Writes the row of this start, and gives it a number the first time."""
+    row = to_row(run)
+    if run.id:
+        db.table("runs").upsert(row, pk="id")
+        return run
+    sums.begin(db, run.run_id)
+    del row["id"]
+    return replace(run, id=db.table("runs").insert(row).last_rowid or 0)
+
+
+def _put(db: Database, kind: type[Event], values: Sequence[Any], run: RunRecord) -> None:
     if kind is RunObserved:
-        moments.add_moments(connection, run.run_id, values)
+        moments.add_moments(db, run.run_id, values)
         return
     if kind is EpochLoss:
-        sums.put_losses(connection, run.run_id, values)
+        sums.put_losses(db, run.run_id, values)
         return
-    table = TABLES[kind]
-    connection.executemany(table.put, ({**to_row(value), "run": run.id, "id": None} for value in values))
-    if table.least:
-        connection.execute(table.bound, (JOURNAL.most_rows,))
+    TABLES[kind].put(db, ({"run": run.id, **to_row(value)} for value in values))
+    if kind is EpochAdvanced:
+        sums.add_epochs(db, run.run_id, len(values))
     if kind is RoundFinished:
-        sums.add_failures(connection, run.run_id, values)
+        sums.add_rounds(db, run.run_id, values)

@@ -8,6 +8,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from sqlite_utils import Database
+from sqlite_utils.cli import cli
 
 from swarmcli.errors import JournalError
 from swarmcli.events import EpochLoss, EpochReported, Event, Events, Noticed
@@ -104,6 +107,8 @@ def test_other_programs_can_read_the_tables(journal: Journal, path: Path) -> Non
         assert {"runs", "epochs", "rounds", "peers", "events", "reports", "evaluations"} <= tables
         assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert other.execute("SELECT own_samples FROM epochs").fetchone() == (400,)
+    asked = CliRunner().invoke(cli, ["query", str(path), "SELECT own_samples FROM epochs", "--csv"])
+    assert asked.output.split() == ["own_samples", "400"]
 
 
 def warnings_of(events: Events) -> list[str]:
@@ -155,26 +160,27 @@ def test_a_journal_that_is_taken_away_is_begun_anew(journal: Journal, path: Path
 
 
 def test_a_database_that_may_not_grow_goes_on_when_it_may(
-    journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite's own "disk full", which it gives where the pages run out."""
     real = writer_module.open_for_writing
     room = {"pages": 40}
 
-    def small(where: Path) -> sqlite3.Connection:
-        connection = real(where)
-        connection.execute(f"PRAGMA max_page_count={room['pages']}")
-        return connection
+    def small(where: Path) -> Database:
+        db = real(where)
+        db.execute(f"PRAGMA max_page_count={room['pages']}")
+        return db
 
     monkeypatch.setattr(writer_module, "open_for_writing", small)
-    for number in range(2000):
-        journal.record(epoch(number))
-    assert not journal.flush(30)
-    assert journal.statistics().failing == "database or disk is full"
-    room["pages"] = 100_000
-    assert journal.flush(30)
-    with journal.read() as reader:
-        assert [row.epoch for row in reader.epochs("stdlib-lm")] == list(range(2000))
+    with Journal(path, run=RUN, clock=clock) as journal:
+        for number in range(2000):
+            journal.record(epoch(number))
+        assert not journal.flush(30)
+        assert journal.statistics().failing == "database or disk is full"
+        room["pages"] = 100_000
+        assert journal.flush(30)
+        with journal.read() as reader:
+            assert [row.epoch for row in reader.epochs("stdlib-lm")] == list(range(2000))
 
 
 # ---- files that are no journal

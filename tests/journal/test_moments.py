@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlite_utils import Database
 
 from swarmcli.events import RunObserved
 from swarmcli.journal import Journal, JournalReader, moments
@@ -21,16 +22,16 @@ class Table:
     """The table alone, and how many rows were read of it."""
 
     def __init__(self) -> None:
-        self.connection = sqlite3.connect(":memory:")
-        self.connection.row_factory = sqlite3.Row
-        self.connection.executescript(moments.LAYOUT)
+        self.db = Database(memory=True)
+        self.db.conn.row_factory = sqlite3.Row
+        moments.make(self.db)
 
     def observe(self, seconds: float, epoch: int, alive: int = 3, loss: float | None = 2.0) -> None:
         event = RunObserved(epoch, alive, alive - 1, 10.0 * alive, loss, time=START + seconds)
-        add_moments(self.connection, "r", [event])
+        add_moments(self.db, "r", [event])
 
     def query(self, sql: str, parameters: Sequence[Any]) -> list[sqlite3.Row]:
-        return self.connection.execute(sql, parameters).fetchall()
+        return self.db.execute(sql, parameters).fetchall()
 
     def read(self, begin: float | None = None, end: float | None = None, points: int = 300) -> list[Moment]:
         return read_moments(self.query, "r", begin=begin, end=end, by="time", points=points)
@@ -72,7 +73,7 @@ def test_what_is_long_past_is_known_less_exactly_and_the_table_stays_small(monke
     table = Table()
     for number in range(2000):
         table.observe(number * 4.0, number)
-    (rows,) = table.connection.execute("SELECT count(*) FROM moments").fetchone()
+    (rows,) = table.db.execute("SELECT count(*) FROM moments").fetchone()
     assert rows <= 51 * 5  # of nearly as old as the run: one of 256 s
     read = table.read()
     assert (read[0].time, read[0].seconds, read[-1].epoch) == (START, 256.0, 1999)
@@ -87,7 +88,7 @@ def test_a_moment_that_is_no_number_spoils_nothing() -> None:
     table = Table()
     table.observe(0.0, 1)
     for odd in (float("nan"), float("inf")):
-        add_moments(table.connection, "r", [RunObserved(1, 3, 2, odd, odd, time=START)])
+        add_moments(table.db, "r", [RunObserved(1, 3, 2, odd, odd, time=START)])
     assert table.read() == [Moment(START, 4.0, 1, 3.0, 2.0, 10.0, 2.0)]
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -243,7 +245,7 @@ def test_a_locked_journal_is_not_read_past_its_lock(journal: Journal, monkeypatc
 def test_what_peers_have_given_is_added_up_by_peer_and_never_more_than_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarmcli.journal.writer.JOURNAL", JournalOptions(most_rows=3))
+    monkeypatch.setattr("swarmcli.journal.tables.JOURNAL", JournalOptions(most_rows=3))
     path = tmp_path / "journal.sqlite"
     with Journal(path, run=RunRecord("run", "monitor", "me"), clock=lambda: 5.0) as journal:
         for number in range(6):
@@ -260,3 +262,9 @@ def test_what_peers_have_given_is_added_up_by_peer_and_never_more_than_are_kept(
             Booked("run", "peer 4", 4.0, 4.0, 0.0, 1, 0, 0.0, 1.0, 1.0, "Bob", time=5.0),
         ]
         assert reader.book("another") == (None, [])
+
+
+def test_who_only_reads_does_not_load_what_writes() -> None:
+    """Where pandas is installed, sqlite-utils loads it: that takes a quarter of a second."""
+    code = "import sys, swarmcli.journal; sys.exit('sqlite_utils' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -30,13 +30,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trimmed(path: Path, calls: int = 100) -> Retention:
-    connection = open_for_writing(path)
+    db = open_for_writing(path)
     keeping = Retention(SIZE)
     for _ in range(calls):
-        if not keeping.trim(connection):
+        if not keeping.trim(db):
             break
-    assert used_bytes(connection) <= SIZE
-    connection.close()
+    assert used_bytes(db) <= SIZE
+    db.close()
     return keeping
 
 
@@ -62,10 +62,10 @@ def test_the_oldest_rows_give_way_and_what_was_added_up_stays(tmp_path: Path, sm
 def test_a_journal_that_fits_loses_nothing(tmp_path: Path, small: None) -> None:
     path = tmp_path / "journal.sqlite"
     fill(path, 50)
-    connection = open_for_writing(path)
-    changes = connection.total_changes
-    assert not Retention(SIZE).trim(connection) and connection.total_changes == changes
-    connection.close()
+    db = open_for_writing(path)
+    changes = db.conn.total_changes
+    assert not Retention(SIZE).trim(db) and db.conn.total_changes == changes
+    db.close()
 
 
 def test_little_gives_way_at_a_time_so_that_rows_which_wait_are_written(
@@ -74,11 +74,11 @@ def test_little_gives_way_at_a_time_so_that_rows_which_wait_are_written(
     path = tmp_path / "journal.sqlite"
     fill(path, 1500)
     monkeypatch.setattr(retention, "JOURNAL", replace(retention.JOURNAL, trims_at_once=2))
-    connection = open_for_writing(path)
-    keeping, before = Retention(SIZE), connection.total_changes
-    assert keeping.trim(connection)
-    assert 0 < connection.total_changes - before <= 2 * 100 * 2  # rows, and their places on the curve
-    connection.close()
+    db = open_for_writing(path)
+    keeping, before = Retention(SIZE), db.conn.total_changes
+    assert keeping.trim(db)
+    assert 0 < db.conn.total_changes - before <= 2 * 100 * 2  # rows, and their places on the curve
+    db.close()
 
 
 def test_claims_of_epochs_to_come_do_not_stay(tmp_path: Path, small: None) -> None:

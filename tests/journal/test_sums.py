@@ -170,9 +170,26 @@ def test_the_curve_of_the_format_before_is_read_and_goes_on(path: Path) -> None:
         assert [row.loss for row in reader.every(R, "epochs")] == [3.0, 1.25]
 
 
+def test_a_journal_of_format_7_is_read_and_its_sums_go_on_without_its_triggers(path: Path) -> None:
+    with sqlite3.connect(path) as old:
+        old.executescript(Path(__file__).with_name("format_7.sql").read_text())
+    old.close()
+    for starts in (1, 2):
+        with JournalReader(path) as reader:
+            totals = reader.totals(R)
+            assert (totals.epochs, totals.own_samples, totals.bytes_sent) == (1 + starts, 400 * (1 + starts), 2000)
+            assert (totals.rounds_committed, totals.rounds_failed) == (1, 1)
+            assert [row.loss for row in reader.chart(R)][:2] == [3.25, 2.5]
+            assert len(reader.runs()) == starts and len(reader.moments(R)) == 1
+            assert [each.count for each in reader.failures(R)] == [2, 1]
+            assert [peer.name for peer in reader.peers(R)] == ["bob"]
+        with Journal(path, run=RUN, clock=Clock()) as journal:
+            journal.record(epoch(2 + starts))
+
+
 def test_a_journal_of_another_version_is_refused_by_name(path: Path) -> None:
     Journal(path, run=RUN, clock=Clock()).close()
-    for version, words in ((CONVERTED - 1, "an older swarm"), (VERSION + 1, "a newer swarm .* update swarm")):
+    for version, words in ((min(CONVERTED) - 1, "an older swarm"), (VERSION + 1, "a newer swarm .* update swarm")):
         with sqlite3.connect(path) as connection:
             connection.execute(f"PRAGMA user_version={version}")
         connection.close()

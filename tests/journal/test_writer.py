@@ -28,7 +28,7 @@ class Disk:
         if self.full:
             raise sqlite3.OperationalError("database or disk is full")
         self.rows += [record.text for record in batch if isinstance(record, Line)]
-        self.batches.append(len(batch))
+        self.batches += [len(batch)] if batch else []  # without one it is a sign of life
         self.outcome = outcome
 
     def tidy(self) -> bool:
