@@ -15,18 +15,19 @@ from swarmcli.training.samples import SampleStream, TextRun
 from swarmcli.training.sources import USUAL, DataOptions, FileSource, HuggingFaceSource, Permutation, TextSource
 from tests.suites import soak
 
-ROWS, FIRST = 20_000, 1_000
-MOST = FIRST / ROWS + 0.02  # independent draws share 5%, give or take 0.7
+ROWS, FIRST = 4_000, 200
+MOST = FIRST / ROWS + 0.06  # independent draws share 5%, give or take 1.5
 PEERS = 6
+BLOCK = 3072
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same 20,000 rows of 31 characters as files of several kinds."""
+    """The same 4,000 rows of 31 characters as files of several kinds."""
     directory = tmp_path_factory.mktemp("data")
     rows = datasets.Dataset.from_dict({"text": [f"{n:05} {'x' * 25}" for n in range(ROWS)]})
     rows.to_parquet(str(directory / "one.parquet"))
-    rows.to_parquet(str(directory / "groups.parquet"), batch_size=500)
+    rows.to_parquet(str(directory / "groups.parquet"), batch_size=100)
     rows.to_json(str(directory / "one.jsonl"))
     for number in range(16):
         rows.shard(16, number, contiguous=True).to_parquet(str(directory / f"shard{number:02}.parquet"))
@@ -55,15 +56,16 @@ SOURCES = {
     "shards, downloaded": of("parquet", "shard*.parquet", streaming=False),
     "one file, downloaded": of("json", "one.jsonl", streaming=False),
 }
-# What differs from source to source is read where their overlaps are.
-ELSEWHERE = [name for name in SOURCES if name not in ("shards, streamed", "one file, downloaded")]
+# What reads one is shown by these; the others are read in `make soak`.
+FIRST_ONES = ["shards, streamed", "one file, downloaded"]
+ELSEWHERE = [name for name in SOURCES if name not in FIRST_ONES]
 
 
 def overlaps(streams: list[set[str]]) -> list[float]:
     return [len(one & other) / FIRST for one, other in itertools.combinations(streams, 2)]
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", [*FIRST_ONES, "one JSON file, streamed", *soak(ELSEWHERE[:2] + ELSEWHERE[3:])])
 def test_two_peers_share_no_more_than_independent_draws(data: Path, name: str) -> None:
     source = SOURCES[name](data)
 
@@ -74,7 +76,7 @@ def test_two_peers_share_no_more_than_independent_draws(data: Path, name: str) -
     assert all(len(rows) == FIRST for rows in streams)
     shared = overlaps(streams)
     assert max(shared) <= MOST, sorted(shared)
-    assert sum(shared) / len(shared) == pytest.approx(FIRST / ROWS, abs=0.005)
+    assert sum(shared) / len(shared) == pytest.approx(FIRST / ROWS, abs=0.02)
 
 
 def test_two_peers_share_no_more_of_the_sequences_of_one_text_file(data: Path) -> None:
@@ -96,7 +98,7 @@ def stream(source: TextSource, seed: int = 1, position: object = None) -> Sample
         TextRun(ByteTokenizer(), 32),
         seed=seed,
         batch_size=1,
-        block=16384,
+        block=BLOCK,
         position=position,  # type: ignore[arg-type]
     )
 
@@ -106,11 +108,11 @@ def texts(made: SampleStream, count: int) -> Iterator[str]:
         yield ByteTokenizer().decode(batch["input_ids"][0].numpy())
 
 
-@pytest.mark.parametrize("name", ["shards, streamed", "one file, downloaded", *soak(ELSEWHERE)])
+@pytest.mark.parametrize("name", [*FIRST_ONES, *soak(ELSEWHERE)])
 def test_restarted_at_any_place_a_pass_reads_each_row_once(data: Path, name: str) -> None:
-    windows = DataOptions(window_rows=3000)  # several of them, as of data that is larger
+    windows = DataOptions(window_rows=600)  # several of them, as of data that is larger
     position, read, count = None, Counter[str](), 0
-    for length in (700, 1, 4000, 16384 - 4701, 2500, ROWS - 16384 - 2500):  # on a block's border, too
+    for length in (150, 1, 800, BLOCK - 951, 500, ROWS - BLOCK - 500):  # on a block's border, too
         made = stream(SOURCES[name](data, windows), position=position)  # another process with a source of its own
         read.update(texts(made, length))
         count += length
@@ -127,13 +129,13 @@ def test_small_windows_are_a_pass_as_well(data: Path) -> None:
         assert len({document.content for document in documents}) == len(documents) == ROWS
 
 
-@pytest.mark.parametrize("begin", [0, 1, ROWS - 1, ROWS, ROWS + 5])
-def test_a_stream_of_few_shards_begins_anywhere(data: Path, begin: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources.random.Random, "randrange", lambda rng, *bounds: begin)
-    source = of("json", "one.jsonl")(data, DataOptions(window_rows=1))
-    documents = [document.content for document in source.documents("peer")]
-    assert len(set(documents)) == len(documents) == ROWS
-    assert documents[0].startswith(f"{begin if begin < ROWS else 0:05}")
+def test_a_stream_of_few_shards_begins_anywhere(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for begin in (0, 1, ROWS - 1, ROWS + 5):
+        monkeypatch.setattr(sources.random.Random, "randrange", lambda rng, *bounds, begin=begin: begin)
+        source = of("json", "one.jsonl")(data, DataOptions(window_rows=1))
+        documents = [document.content for document in source.documents("peer")]
+        assert len(set(documents)) == len(documents) == ROWS
+        assert documents[0].startswith(f"{begin if begin < ROWS else 0:05}")
 
 
 def test_beyond_the_window_peers_begin_at_places_of_their_own(data: Path) -> None:
@@ -142,11 +144,11 @@ def test_beyond_the_window_peers_begin_at_places_of_their_own(data: Path) -> Non
     assert len(begins) == 8 and max(map(int, begins)) - min(map(int, begins)) > ROWS // 4
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 1000, 4097])
-def test_a_permutation_has_each_number_once(size: int) -> None:
-    first, second = ([Permutation(size, seed)[n] for n in range(size)] for seed in "ab")
-    assert sorted(first) == sorted(second) == list(range(size))
-    assert size < 5 or first != second != list(range(size))
+def test_a_permutation_has_each_number_once() -> None:
+    for size in (1, 2, 5, 64, 4097):
+        first, second = ([Permutation(size, seed)[n] for n in range(size)] for seed in "ab")
+        assert sorted(first) == sorted(second) == list(range(size))
+        assert size < 5 or first != second != list(range(size))
 
 
 def test_a_permutation_s_beginning_is_anywhere() -> None:
