@@ -26,7 +26,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     every, directory = make_data.sources, tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(make_data, "MOST", 200)
-        patch.setattr(make_data, "sources", lambda: itertools.islice(every(), 0, None, 16))
+        patch.setattr(make_data, "sources", lambda: itertools.islice(every(), 0, None, 8))
         make_data.main(directory / "data")
     return directory
 
