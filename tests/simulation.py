@@ -1,4 +1,4 @@
-"""Tests that are coroutines, run under virtual time."""
+"""Tests that are coroutines, run under virtual time, or in real time."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ def simulated(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]
     return run
 
 
+def in_real_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """The same for a test with sockets."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
 def faults() -> list[BaseException]:
     """What fails from now on in tasks that survive it, which otherwise would end the test."""
     found: list[BaseException] = []
@@ -30,5 +40,5 @@ def faults() -> list[BaseException]:
 
 
 def now() -> float:
-    """Seconds of virtual time since the test began."""
+    """Seconds since the test began, in virtual time."""
     return asyncio.get_running_loop().time()

@@ -42,7 +42,6 @@ ADAPTIVE: list[CompressionBase] = [
     PerTensorCompression({"w": ScaledFloat16Compression()}),
 ]
 CODECS = PLAIN + ADAPTIVE
-QUANTIZING = [codec for codec in PLAIN if codec.by_content]
 
 
 def error_bound(codec: CompressionBase, tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from swarmcli.compression import CompressionInfo, NoCompression, TensorMessage, TensorRole
+from swarmcli.compression import NoCompression, TensorMessage
 from swarmcli.compression.base import all_finite
 from tests.compression.codecs import FLOATS
 
@@ -29,22 +29,9 @@ def test_no_compression_gives_back_every_bit() -> None:
     assert torch.equal(restored.view(torch.int16), bits)
 
 
-def test_a_payload_may_come_in_pieces() -> None:
-    message = NoCompression().compress(torch.arange(4.0))
-    content = bytes(message.payload[0])
-    split = TensorMessage(message.header, (content[:3], content[3:9], b"", content[9:]))
-    assert NoCompression().extract(split).tolist() == [0.0, 1.0, 2.0, 3.0]
-
-
 def test_types_that_do_not_travel() -> None:
     with pytest.raises(TypeError, match="float8"):
         NoCompression().compress(torch.zeros(2, dtype=torch.float8_e5m2))
-
-
-def test_an_info_describes_a_tensor() -> None:
-    info = CompressionInfo.from_tensor(torch.zeros(2, 3), key="w", role=TensorRole.GRADIENT)
-    assert (info.descriptor.shape, info.descriptor.nbytes, info.key) == ((2, 3), 24, "w")
-    assert info == CompressionInfo.of(torch.ones(2, 3), "w", TensorRole.GRADIENT)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -22,7 +22,7 @@ from swarmcli.compression import (
     extract,
 )
 from swarmcli.errors import CompressionError
-from tests.compression.codecs import ADAPTIVE, CODECS, FLOATS, PLAIN, WHOLE, error_bound, received, restore
+from tests.compression.codecs import CODECS, FLOATS, PLAIN, WHOLE, error_bound, received, restore
 
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.description)
 every_plain_codec = pytest.mark.parametrize("codec", PLAIN, ids=lambda codec: codec.description)
@@ -184,11 +184,6 @@ def test_large_tensors_are_worked_on_in_pieces(codec: CompressionBase, shape: tu
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(2))
     error = (restore(codec, tensor).double() - tensor.double()).abs()
     assert (error <= error_bound(codec, tensor)).all()
-
-
-def test_unlike_codecs_have_unlike_descriptions() -> None:
-    assert len({codec.description for codec in CODECS}) == len(CODECS)
-    assert all(codec.name in codec.description for codec in ADAPTIVE)
 
 
 class LargeOnes(AdaptiveCompressionBase):

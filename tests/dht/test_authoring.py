@@ -19,13 +19,6 @@ def test_numbers_only_rise_even_if_the_clock_does_not() -> None:
     assert numbers == [1_000_000, 1_000_001, 1_000_002, 1_001_000]
 
 
-def test_records_without_an_owner_are_not_numbered() -> None:
-    author = Author(OWNER, DHTLimits())
-    record = author.write("key", "name", 1, 2000.0, 1000.0)
-    assert (record.sequence, record.signature) == (0, b"")
-    assert author.surpass(record, record, 1000.0) is None
-
-
 def test_an_author_signs_for_every_identity_that_it_adopted_and_no_other() -> None:
     author, other = Author(OWNER, DHTLimits()), Identity.from_seed(b"another")
     theirs = OwnedSubkey(other.peer_id)
@@ -53,11 +46,3 @@ def test_a_tombstone_outlives_everything_it_withdraws() -> None:
     assert unknown.expiration == 1060.0
     found = Author(OWNER, DHTLimits()).withdraw("key", MINE, long, now=1000.0)
     assert found.expiration == 9000.0 and found.sequence > long.sequence
-
-
-def test_memory_of_numbers_is_bounded() -> None:
-    author = Author(OWNER, DHTLimits(remembered_writes=3))
-    for number in range(4):
-        author.write(f"key {number}", MINE, 1, 2000.0, 1000.0)
-    numbers = [author.write(f"key {number}", MINE, 1, 2000.0, 500.0).sequence for number in (3, 0)]
-    assert numbers == [1_000_001, 500_000], "the first key was forgotten, and is numbered by the clock again"

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from swarmcli.dht import DHTNode
-from swarmcli.errors import AddressError, BootstrapError, WrongPeerError
+from swarmcli.errors import BootstrapError, WrongPeerError
 from swarmcli.events import Event, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.testing.virtual_time import run
@@ -64,19 +64,6 @@ async def test_an_address_with_another_peer_s_key_ends_the_search_at_once() -> N
 
 
 @simulated
-async def test_an_address_that_leads_nowhere_is_no_news_where_its_peer_answers_at_another() -> None:
-    async with Swarm() as swarm:
-        here = await swarm.node("here", [])
-        endpoint = await swarm.endpoint("newcomer")
-        told: list[Event] = []
-        endpoint.events.subscribe(told.append)
-        nowhere = f"memory://nowhere/{here.peer_id.text}"
-        node = await DHTNode.create(endpoint, initial_peers=[nowhere, address(here)])
-        assert not [event for event in told if isinstance(event, Noticed)]
-        await node.shutdown()
-
-
-@simulated
 async def test_a_first_contact_that_does_not_answer_is_told_of_once() -> None:
     async with Swarm() as swarm:
         cut = await swarm.node("cut", [])
@@ -98,26 +85,6 @@ async def test_a_first_contact_that_does_not_answer_is_told_of_once() -> None:
 
 
 @simulated
-async def test_a_first_contact_that_answers_is_nothing_to_tell_of() -> None:
-    async with Swarm() as swarm:
-        first = await swarm.node("first", [])
-        endpoint = await swarm.endpoint("second")
-        told: list[Event] = []
-        endpoint.events.subscribe(told.append)
-        swarm.nodes.append(await DHTNode.create(endpoint, initial_peers=[address(first)]))
-        assert not [event for event in told if isinstance(event, Noticed)]
-
-
-@simulated
-async def test_an_address_that_cannot_be_read_is_an_error_at_once() -> None:
-    async with Swarm() as swarm:
-        endpoint = await swarm.endpoint("one")
-        with pytest.raises(AddressError):
-            await DHTNode.create(endpoint, initial_peers=["not an address"])
-        assert asyncio.get_running_loop().time() < 1.0
-
-
-@simulated
 async def test_a_node_that_is_its_own_first_contact_is_alone() -> None:
     """All peers of a run may be given the same list."""
 
@@ -125,26 +92,6 @@ async def test_a_node_that_is_its_own_first_contact_is_alone() -> None:
         for form in ("memory://{0.short}", "memory://{0.short}/{0.text}"):
             node = await swarm.node(form, [form.format(identity(form).peer_id)])
             assert await node.store("key", 1, soon(node))
-
-
-@simulated
-async def test_one_of_several_is_enough() -> None:
-    async with Swarm() as swarm:
-        first = await swarm.node("first", [])
-        node = await swarm.node("second", ["memory://absent", address(first)])
-        assert len(node.core.contacts.table) == 1
-        assert asyncio.get_running_loop().time() < 1.0
-
-
-@simulated
-async def test_cancelling_a_start_leaves_nothing() -> None:
-    async with Swarm() as swarm:
-        endpoint = await swarm.endpoint("one")
-        start = asyncio.create_task(DHTNode.create(endpoint, initial_peers=["memory://absent"]))
-        await asyncio.sleep(2.0)
-        start.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await start
 
 
 @simulated
@@ -179,21 +126,6 @@ async def test_a_search_without_an_end_goes_on_calmly_says_whom_it_tries_and_fin
         before = loop.time()
         swarm.nodes.append(await start)
         assert loop.time() - before <= 20.0 and len(back.core.contacts.table) == 1
-
-
-@simulated
-async def test_a_search_without_an_end_hears_of_others_meanwhile() -> None:
-    """A peer that is started on the same computer while this one looks for the run."""
-    async with Swarm() as swarm:
-        known = list[str]()
-        start = asyncio.create_task(
-            swarm.node("early", ["memory://absent"], startup_timeout=math.inf, further_peers=lambda: known)
-        )
-        await asyncio.sleep(100.0)
-        late = await swarm.node("late", [])
-        known += ["memory://absent", address(late), *(f"memory://nobody-{number}" for number in range(1000))]
-        async with asyncio.timeout(10.0):
-            assert len((await start).core.contacts.table) == 1
 
 
 @simulated

@@ -26,28 +26,6 @@ def made(bucket_size: int = 20, **limits: int) -> tuple[Contacts, Heard]:
     return contacts, heard
 
 
-def test_listeners_hear_of_every_change_once() -> None:
-    contacts, heard = made()
-    for _ in range(2):
-        contacts.heard_from(contact(1), 0.0)
-    contacts.heard_from(contact(0), 0.0)
-    contacts.heard_from(Contact(contact(2).peer_id, ()), 0.0)
-    for _ in range(2):
-        contacts.gone(contact(1).peer_id, now=0.0)
-    contacts.gone(contact(5).peer_id, now=0.0)
-    assert heard == [("appeared", contact(1)), ("lost", contact(1))]
-
-
-def test_a_full_bucket_makes_its_oldest_doubtful_and_a_death_lets_a_newcomer_in() -> None:
-    contacts, heard = made(bucket_size=1)
-    far = [contact(n) for n in range(1, 40) if (contact(n).node ^ contact(0).node).bit_length() == 256][:2]
-    for each in far:
-        contacts.heard_from(each, 0.0)
-    assert heard == [("appeared", far[0]), ("doubtful", far[0])]
-    contacts.gone(far[0].peer_id, now=0.0)
-    assert heard[2:] == [("lost", far[0]), ("appeared", far[1])]
-
-
 def test_lost_contacts_are_probed_ever_less_often_until_they_are_heard_from() -> None:
     contacts, _ = made()
     contacts.heard_from(contact(1), 0.0)
@@ -64,15 +42,6 @@ def test_lost_contacts_are_probed_ever_less_often_until_they_are_heard_from() ->
     assert contacts.last_resort(5) == [contact(1)]
     contacts.heard_from(contact(1), 0.0)
     assert contacts.next_probe() == math.inf and contacts.last_resort(5) == []
-
-
-def test_the_memory_for_the_lost_is_bounded() -> None:
-    contacts, _ = made(max_evicted=3)
-    for number in range(1, 8):
-        contacts.heard_from(contact(number), 0.0)
-        contacts.gone(contact(number).peer_id, now=0.0)
-    assert contacts.last_resort(10) == [contact(5), contact(6), contact(7)]
-    assert contacts.last_resort(1) == [contact(7)]
 
 
 def test_the_banned_are_not_taken_in_for_a_while() -> None:

@@ -83,11 +83,6 @@ def test_coroutines_run_on_the_loop_with_the_node(first: DHT) -> None:
     assert first.run_coroutine(follower.refresh()) == {}
 
 
-def test_errors_of_a_call_reach_the_caller(first: DHT) -> None:
-    with pytest.raises(TypeError, match="value cannot be stored"):
-        first.store("key", object(), get_dht_time() + 60)
-
-
 def test_validators_can_be_given_and_added(first: DHT) -> None:
     number = SchemaValidator.for_keys("number", value=int)
     with joined(first, record_validators=[number]) as strict:
@@ -145,15 +140,6 @@ def test_a_start_in_the_background_shows_its_error_at_the_first_call() -> None:
         dht.shutdown()
 
 
-def test_calls_made_before_a_background_start_is_done_wait_for_it(first: DHT) -> None:
-    dht = joined(first, await_ready=False)
-    try:
-        assert dht.store("key", 1, get_dht_time() + 60)
-        assert dht.is_alive()
-    finally:
-        dht.shutdown()
-
-
 def test_shutdown_ends_everything_and_may_be_repeated() -> None:
     dht = DHT(start=False, host="127.0.0.1")
     assert not dht.is_alive()
@@ -172,13 +158,6 @@ def test_shutdown_ends_everything_and_may_be_repeated() -> None:
         _ = dht.node
     with pytest.raises(RuntimeError, match="shut down"):
         dht.run_in_background()
-
-
-def test_shutdown_in_the_middle_of_a_start() -> None:
-    dht = DHT(["tcp://127.0.0.1:1"], start=True, host="127.0.0.1", await_ready=False)
-    dht.shutdown()
-    # Nobody waits for the thread that resolves a name; it may have a moment to live.
-    assert [name for name in swarm_threads() if name != "swarm-names"] == []
 
 
 def test_shutdown_does_not_wait_for_a_first_contact_that_stays_silent() -> None:

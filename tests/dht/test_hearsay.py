@@ -30,13 +30,6 @@ def test_debts_take_credit_down_to_one_and_are_forgotten() -> None:
     assert hearsay.at(100.0 + 600.0).credit(liar) == 4
 
 
-def test_who_is_remembered_is_bounded() -> None:
-    hearsay = Hearsay()
-    for number in range(5000):
-        hearsay.missed({contact(number).peer_id}, now=0.0)
-    assert len(hearsay._debts) <= 1024
-
-
 def test_invented_contacts_cost_a_search_four_dials_of_each_liar_and_the_next_one_fewer() -> None:
     liar, honest, target = contact(0), contact(1), 0
     hearsay = Hearsay()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import pytest
 
-from swarmcli.dht.lookup import Lookup, traverse
+from swarmcli.dht.lookup import Lookup
 from swarmcli.dht.records import ID_BITS
 from swarmcli.dht.routing import Contact, RoutingTable
 from swarmcli.errors import CallTimeout, NetworkError
@@ -112,18 +110,6 @@ def test_it_finds_what_the_reference_finds_and_what_there_is(dead: float, parall
     assert found == reference_lookup(target, 5, start, ask) == network.nearest_living(target, 5)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_slow_answers_cost_nothing_but_do_not_stop_it(seed: int) -> None:
-    """Whoever is slow may be missing from the result; everyone in it is nearer than all others that answered."""
-    network = Network(100, 0.2, seed)
-    target = network.random.getrandbits(ID_BITS)
-    lookup = Lookup(target, 5)
-    lookup.offer(network.random.sample(network.contacts, 12))
-    found = drive(lookup, lambda asked: network.ask(asked, target), 3, network.random, slow=0.3)
-    assert len(found) == 5
-    assert len({each.peer_id for each in found} & {each.peer_id for each in network.nearest_living(target, 8)}) >= 3
-
-
 def test_no_more_than_parallel_are_asked_and_slow_ones_do_not_count() -> None:
     lookup = Lookup(0, 5)
     lookup.offer(contact(number) for number in range(10))
@@ -148,72 +134,3 @@ def test_it_waits_for_the_slow_when_there_is_nobody_else() -> None:
     assert lookup.due(3) == [] and not lookup.finished
     lookup.answered(only.peer_id)
     assert lookup.due(3) == [] and lookup.finished and lookup.nearest() == [only]
-
-
-def test_without_candidates_it_ends_with_nothing() -> None:
-    lookup = Lookup(0, 5)
-    assert lookup.due(3) == [] and lookup.finished and lookup.nearest() == []
-
-
-def test_liars_who_invent_nearer_nodes_do_not_lead_it_on_for_ever() -> None:
-    invented = iter(range(1000, 10**6))
-
-    def ask(asked: Contact) -> list[Contact]:
-        return [contact(next(invented)) for _ in range(20)]
-
-    lookup = Lookup(0, 5)
-    lookup.offer([contact(1)])
-    asked = 0
-
-    def counted(each: Contact) -> list[Contact]:
-        nonlocal asked
-        asked += 1
-        if asked % 2:
-            raise CallTimeout("invented")
-        return ask(each)
-
-    lookup.offer(ask(contact(1)))
-    drive(lookup, counted, 3, random.Random(1))
-    assert asked <= 170
-
-
-def test_a_stopped_search_asks_nobody_and_a_reopened_one_goes_on() -> None:
-    lookup = Lookup(0, 2)
-    lookup.offer(contact(number) for number in range(4))
-    first, second = lookup.due(3)
-    for each in (first, second):
-        lookup.asking(each.peer_id)
-        lookup.answered(each.peer_id)
-    assert lookup.due(3) == [] and lookup.finished
-    lookup.failed(second.peer_id)
-    lookup.finished = False
-    (third,) = lookup.due(3)
-    assert lookup.wants(third.peer_id)
-    lookup.finished = True
-    assert not lookup.wants(third.peer_id) and lookup.due(3) == []
-
-
-def test_a_search_that_is_cancelled_as_calls_become_overdue_asks_nobody_more() -> None:
-    """On a busy machine both come in one turn of the loop; each such call ended as an error of the loop."""
-    errors = list[dict[str, Any]]()
-
-    async def main() -> None:
-        lookup, loop = Lookup(0, 8), asyncio.get_running_loop()
-        lookup.offer([contact(number) for number in range(20)])
-        loop.set_exception_handler(lambda _, context: errors.append(context))
-
-        async def ask(whom: Contact, lookups: Sequence[Lookup]) -> list[Contact]:
-            await asyncio.Event().wait()
-            return []
-
-        searching = asyncio.create_task(traverse([lookup], ask, parallel=3, slow_after=1.0))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        searching.cancel()
-        now = loop.time() + 1.0
-        loop.time = lambda: now  # type: ignore[method-assign]  # the machine was busy for a second
-        await asyncio.wait([searching])
-        assert searching.cancelled()
-
-    asyncio.run(main())
-    assert not errors

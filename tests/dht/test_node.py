@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from swarmcli.dht import DHTLimits, DHTNode, ValueWithExpiration
+from swarmcli.dht import DHTLimits
 from swarmcli.dht.records import Record, encode_subkey
 from swarmcli.dht.schema import SchemaValidator
 from swarmcli.events import Event, PeerRefused
-from swarmcli.network.addresses import parse_address
 from tests.simulation import simulated
 
 from .swarm import Swarm, soon
@@ -29,22 +28,6 @@ async def test_what_one_peer_stores_every_other_reads() -> None:
             assert await node.get("another") is None
         holders = [node for node in nodes if node.core.storage.count()]
         assert len(holders) == 5
-
-
-@simulated
-async def test_whom_a_node_knows_can_be_dialed_by_the_addresses_it_gives() -> None:
-    async with Swarm() as swarm:
-        nodes = await swarm.grow(3)
-        known = nodes[0].known_addresses()
-        assert {parse_address(each).peer_id for each in known} == {node.endpoint.peer_id for node in nodes[1:]}
-
-
-@simulated
-async def test_a_node_that_is_alone_works_by_itself() -> None:
-    async with Swarm() as swarm:
-        node = await swarm.node("alone")
-        assert await node.store("key", 1, soon(node))
-        assert (await node.get("key", latest=True)).value == 1  # type: ignore[union-attr]
 
 
 @simulated
@@ -133,25 +116,6 @@ async def test_a_batch_costs_one_message_per_node() -> None:
         assert nodes[7].endpoint.statistics().calls_made - before <= 9
         assert [item.value for item in found.values() if item is not None] == list(range(60))
         assert found["missing"] is None
-
-
-@simulated
-async def test_batches_may_mix_subkeys_and_expirations() -> None:
-    async with Swarm() as swarm:
-        first, second = await swarm.grow(2)
-        now = soon(first, 0.0)
-        mine = first.own_subkey()
-        stored = await first.store_many(
-            ["a", "a", "b", "b"], [1, 2, 3, 4], [now + 10, now + 20, now + 30, now - 1], ["x", mine, None, "y"]
-        )
-        assert stored == {("a", "x"): True, ("a", mine): True, "b": True, ("b", "y"): False}
-        found = await second.get_many(["a", "b"])
-        assert found == {
-            "a": ({"x": (1, now + 10), mine: (2, now + 20)}, now + 20),
-            "b": ValueWithExpiration(3, now + 30),
-        }
-        with pytest.raises(ValueError, match="different lengths"):
-            await first.store_many(["a"], [1, 2], now)
 
 
 @simulated
@@ -246,18 +210,6 @@ async def test_reading_without_latest_may_answer_from_what_was_read_lately() -> 
 
 
 @simulated
-async def test_without_cache_every_read_asks() -> None:
-    async with Swarm() as swarm:
-        await swarm.grow(2)
-        client = await swarm.node("client", client_mode=True, cache_locally=False)
-        await client.store("key", 1, soon(client))
-        await client.get("key")
-        before = client.endpoint.statistics().calls_made
-        await client.get("key")
-        assert client.endpoint.statistics().calls_made > before
-
-
-@simulated
 async def test_validators_judge_writes_here_writes_there_and_reads() -> None:
     async with Swarm() as swarm:
         rule = SchemaValidator.for_keys("number", value=int)
@@ -302,12 +254,3 @@ async def test_listeners_hear_once_of_each_kind_of_refusal() -> None:
             assert not await client.store("n", "text", soon(client, 10.0 + number))
         refused = [event for event in heard if isinstance(event, PeerRefused)]
         assert [event.peer for event in refused] == [client.peer_id.text]
-
-
-@simulated
-async def test_options_are_checked() -> None:
-    async with Swarm() as swarm:
-        endpoint = await swarm.endpoint("one")
-        with pytest.raises(ValueError, match="num_replicas=0"):
-            await DHTNode.create(endpoint, num_replicas=0)
-        await endpoint.close()

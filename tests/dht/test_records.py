@@ -21,7 +21,6 @@ from swarmcli.dht.records import (
     read_records,
 )
 from swarmcli.errors import ValidationError
-from swarmcli.network.identity import Identity
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -59,19 +58,6 @@ def test_merging_does_not_depend_on_order_or_repetition(them: list[Record], shuf
     assert merged(them) == merged(again)
 
 
-@given(st.lists(records), st.lists(records))
-def test_merging_merged_halves_gives_the_whole(first: list[Record], second: list[Record]) -> None:
-    halves = [*merged(first).values(), *merged(second).values()]
-    assert merged(halves) == merged(first + second)
-
-
-@given(records)
-def test_the_same_record_changes_nothing(record: Record) -> None:
-    held: dict[bytes, Record] = {}
-    assert merge_record(held, record)
-    assert not merge_record(held, record)
-
-
 def test_sequence_numbers_go_before_expirations() -> None:
     later = Record("key", encode_subkey("a"), encode_value("clock ran ahead"), 5000.0, sequence=1)
     newer = Record("key", encode_subkey("a"), encode_value("newer"), 50.0, sequence=2)
@@ -102,15 +88,3 @@ def test_of_a_plain_value_and_a_dictionary_the_longer_lived_is_seen(plain_expira
 def test_garbage_values_have_a_named_error(data: bytes) -> None:
     with pytest.raises(ValidationError, match="readable msgpack"):
         decode_value(data)
-
-
-def test_what_msgpack_cannot_carry_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="cannot be stored"):
-        encode_value(object())
-    with pytest.raises(TypeError, match="cannot be stored"):
-        encode_value(1 << 70)
-
-
-def test_a_peer_id_is_stored_as_its_bytes() -> None:
-    peer = Identity.from_seed(1).peer_id
-    assert decode_value(encode_value({"peer": peer})) == {"peer": bytes(peer)}

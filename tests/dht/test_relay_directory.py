@@ -43,13 +43,6 @@ async def test_a_relay_without_a_record_is_found_by_its_place() -> None:
 
 
 @simulated
-async def test_before_there_is_a_node_nothing_is_known() -> None:
-    empty = RelayDirectory()
-    assert await empty.find() == {} and await empty.where(Identity.from_seed(1).peer_id) == ()
-    assert not await empty.publish(RelayRecord(("tcp://192.0.2.1:1",)), 10)
-
-
-@simulated
 async def test_a_thousand_identities_of_one_network_hide_no_honest_relay() -> None:
     """They write as fast as they like, before the honest ones come; the records claim networks of their own, too."""
     async with Swarm(seed=1) as swarm:

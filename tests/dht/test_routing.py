@@ -32,14 +32,6 @@ def test_nearest_is_what_sorting_everything_gives(count: int, seed: int) -> None
         assert table.nearest(target, wanted) == expected[:wanted]
 
 
-def test_nearest_to_the_own_id_and_to_a_contact() -> None:
-    table = filled(200)
-    own = node_id(contact(10**6).peer_id)
-    assert table.nearest(own, 7) == sorted(table, key=lambda each: each.node ^ own)[:7]
-    somebody = next(iter(table))
-    assert table.nearest(somebody.node, 1) == [somebody]
-
-
 def test_a_bucket_holds_no_more_than_its_size() -> None:
     table = filled(1000, bucket_size=8)
     own = node_id(contact(10**6).peer_id)
@@ -49,13 +41,6 @@ def test_a_bucket_holds_no_more_than_its_size() -> None:
         sizes[index] = sizes.get(index, 0) + 1
     assert max(sizes.values()) == 8
     assert sizes[ID_BITS] == 8
-
-
-def test_it_never_holds_itself() -> None:
-    table = RoutingTable(contact(3).peer_id)
-    assert table.seen(contact(3)) == (False, None)
-    assert contact(3).peer_id not in table and len(table) == 0
-    assert table.failed(contact(3).peer_id) == (None, None)
 
 
 def test_a_full_bucket_keeps_the_old_and_names_whom_to_ping() -> None:
@@ -82,31 +67,6 @@ def test_who_fails_is_replaced_by_the_newcomer_seen_last() -> None:
     assert table.failed(members[2].peer_id) == (members[2], None)
     assert table.failed(members[1].peer_id) == (members[1], None)
     assert len(table) == 0 == len(list(table)) and table.nearest(0, 5) == []
-
-
-def test_replacements_are_bounded_and_forgotten_when_they_fail() -> None:
-    table = filled(0, bucket_size=2)
-    members = [contact(n) for n in range(100) if _bucket(contact(n)) == ID_BITS][:8]
-    for each in members:
-        table.seen(each)
-    table.failed(members[7].peer_id)  # only a replacement
-    assert table.failed(members[0].peer_id)[1] == members[6]
-    assert table.failed(members[1].peer_id)[1] is None
-
-
-def test_new_addresses_of_a_contact_are_taken_over() -> None:
-    table = filled(1)
-    moved = Contact(contact(0).peer_id, ("memory://elsewhere",))
-    assert table.seen(moved) == (False, None)
-    assert table.get(moved.peer_id) == moved
-
-
-def test_ids_for_a_bucket_fall_into_it() -> None:
-    table = filled(50)
-    own = node_id(contact(10**6).peer_id)
-    for index in (0, 1, 17, 255):
-        made = table.id_in_bucket(index, random.Random(index).getrandbits(ID_BITS))
-        assert (made ^ own).bit_length() - 1 == index
 
 
 def test_thin_buckets_lie_beyond_the_nearest_contact() -> None:

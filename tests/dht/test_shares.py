@@ -129,16 +129,6 @@ def test_a_full_node_makes_room_at_the_cost_of_the_fullest_prefix() -> None:
     assert storage.put(big, 0.0, at("198.51.100.1", PEERS[0])) is StoreVerdict.FULL
 
 
-def test_many_small_records_fill_it_no_more_than_large_ones() -> None:
-    storage = Storage(DHTLimits(max_stored=100))
-    for number in range(150):
-        storage.put(record(0, key=f"hostile {number}"), 0.0, at("198.51.100.1", PEERS[0]))
-    for number in range(20):
-        said = record(0, key=f"honest {number}")
-        assert storage.put(said, 0.0, at("203.0.113.1", PEERS[1])) is StoreVerdict.STORED
-    assert storage.count() == 100 and len(storage.keys(0.0)) == 100
-
-
 def test_tiny_records_push_out_nobody_who_keeps_large_ones() -> None:
     storage = Storage(DHTLimits(max_stored=100))
     for number in range(30):
@@ -185,12 +175,3 @@ def test_replicas_are_handed_one_record_of_each_prefix_in_turn() -> None:
         storage.put(owned(PEERS[number]), 0.0, at(f"203.0.{number}.1", PEERS[number]))
     first = {each.subkey for each in storage.records(key_id("key"))[:11]}
     assert {encode_subkey(OwnedSubkey(each)) for each in PEERS[:10]} < first
-
-
-def test_accounts_end_with_the_records() -> None:
-    storage = Storage(DHTLimits())
-    flood(storage, "198.51.100.1", 50)
-    storage.put(owned(PEERS[0]), 0.0, at("203.0.113.1", PEERS[0]))
-    storage.put(owned(PEERS[0], sequence=2, value="longer"), 0.0, at("203.0.113.2", PEERS[0]))
-    assert storage.keys(100.0) == [] and storage.size == storage.count() == 0
-    assert not storage._shares and not storage._identities

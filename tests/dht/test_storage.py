@@ -108,21 +108,6 @@ def test_expired_records_vanish_with_their_keys() -> None:
     assert storage.keys(now=20.0) == [] and storage.size == 0 and storage.count() == 0
 
 
-def test_a_prolonged_record_outlives_its_first_expiration() -> None:
-    storage = Storage(DHTLimits())
-    storage.put(record(expiration=10.0), now=0.0)
-    storage.put(record(expiration=30.0), now=1.0)
-    assert storage.keys(now=10.0) == [key_id("key")]
-    assert storage.keys(now=30.0) == []
-
-
-def test_rewriting_one_record_for_long_does_not_pile_up_memory() -> None:
-    storage = Storage(DHTLimits())
-    for step in range(5000):
-        storage.put(record(expiration=1000.0 + step), now=0.0)
-    assert len(storage._expirations) < 200
-
-
 def test_subkeys_of_a_key_are_bounded_and_owned_ones_come_first() -> None:
     storage = Storage(DHTLimits(max_subkeys=3))
     for name, expiration in (("a", 30.0), ("b", 10.0), ("c", 20.0)):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from swarmcli.dht.lookup import Lookup, gather_answers, traverse
+from swarmcli.dht.lookup import Lookup, traverse
 from swarmcli.dht.routing import Contact
 from swarmcli.errors import CallTimeout, ValidationError
 from swarmcli.network.identity import PeerID
@@ -76,25 +76,6 @@ async def test_a_silent_peer_costs_the_patience_only_and_its_call_is_cancelled()
 
 
 @simulated
-async def test_nothing_to_ask_is_no_wait() -> None:
-    async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-        raise AssertionError("nobody is there")
-
-    await traverse([], ask, parallel=3, slow_after=1.0)
-    await traverse([Lookup(0, 5)], ask, parallel=3, slow_after=1.0)
-
-
-@simulated
-async def test_a_fault_in_asking_comes_out() -> None:
-    async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-        raise ZeroDivisionError
-
-    with pytest.raises(ExceptionGroup) as caught:
-        await traverse([lookup(0, 3)], ask, parallel=3, slow_after=1.0)
-    assert caught.value.subgroup(ZeroDivisionError) is not None
-
-
-@simulated
 async def test_cancelling_a_traversal_cancels_its_calls() -> None:
     async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
         await asyncio.sleep(1000.0)
@@ -103,15 +84,3 @@ async def test_cancelling_a_traversal_cancels_its_calls() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.0):
             await traverse([lookup(0, 3)], ask, parallel=3, slow_after=1.0)
-
-
-@simulated
-async def test_answers_are_gathered_and_expected_failures_are_none() -> None:
-    async def answer(value: int) -> int:
-        if value == 2:
-            raise CallTimeout("gone")
-        return value
-
-    assert await gather_answers([answer(1), answer(2), answer(3)], (CallTimeout,)) == [1, None, 3]
-    with pytest.raises(ExceptionGroup):
-        await gather_answers([answer(2)], (KeyError,))

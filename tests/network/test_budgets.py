@@ -1,8 +1,6 @@
 """Budgets: nobody takes more than the page allows, and who was there before keeps what he has."""
 
 import asyncio
-import sys
-import threading
 
 import pytest
 
@@ -10,12 +8,12 @@ from swarmcli.clock import CLOCK, Clock
 from swarmcli.errors import CallRefused
 from swarmcli.network import Endpoint, Identity, NetworkLimits, Purpose, wire
 from swarmcli.network.budgets import BUDGETS, Budget, Budgets
-from swarmcli.network.ledger import Account, Ledger
+from swarmcli.network.ledger import Ledger
 from swarmcli.network.prefix import Prefix, prefix_of
 from swarmcli.network.transports.tcp import TCPTransport
-from swarmcli.network.wire.messages import BulkOffer, Open, Piece
+from swarmcli.network.wire.messages import Open, Piece
 from swarmcli.testing import MemoryNetwork
-from tests.simulation import simulated
+from tests.simulation import in_real_time, simulated
 
 from .test_stream_memory import FakeChannel
 from .worlds import Attacker, Number, double, endpoints, reaches, slow
@@ -40,20 +38,20 @@ def test_connections_of_strangers_leave_descriptors_for_this_peers_own_work() ->
     assert BUDGETS.within(BUDGETS.descriptors) is BUDGETS
 
 
-def test_a_transport_asks_its_system_for_descriptors_and_keeps_to_what_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_real_time
+async def test_a_transport_asks_its_system_for_descriptors_and_keeps_to_what_it_gets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[int] = []
 
     def allow(wanted: int) -> int:
         asked.append(wanted)
         return 1024
 
-    async def main() -> None:
-        monkeypatch.setattr("swarmcli.network.transports.tcp.transport.allow_descriptors", allow)
-        transport = TCPTransport(Identity.from_seed(1))
-        assert asked == [BUDGETS.descriptors] and transport.limits.budgets == BUDGETS.within(1024)
-        await transport.close()
-
-    asyncio.run(main())
+    monkeypatch.setattr("swarmcli.network.transports.tcp.transport.allow_descriptors", allow)
+    transport = TCPTransport(Identity.from_seed(1))
+    assert asked == [BUDGETS.descriptors] and transport.limits.budgets == BUDGETS.within(1024)
+    await transport.close()
 
 
 # The ledger
@@ -68,27 +66,6 @@ def test_each_bound_holds_by_itself() -> None:
     ledger.give_back("a", HOME, 4)
     assert ledger.charge("d", LAN, 4) and ledger.charge("e", HOME, 1)
     assert (ledger.taken, ledger.of_identity("a")) == (10, 0)
-
-
-def test_an_account_gives_back_what_it_holds_and_its_first_units_are_free() -> None:
-    ledger = Ledger(Budget(*[100] * 4))
-    one, other = Account(ledger, "a", HOME, free=50), Account(ledger, "a", HOME)
-    assert one.charge(50) and ledger.taken == 0
-    assert one.charge(60) and ledger.taken == 60
-    assert not other.charge(41) and other.charge(40)
-    one.give_back(100)
-    assert ledger.taken == 40 and one.held == 10
-    one.charge_anyway(1000)
-    one.close()
-    one.close()
-    assert ledger.taken == 40 and one.charge(10_000) and ledger.taken == 40
-    other.close()
-    assert ledger.taken == 0
-
-
-def test_budgets_grow_from_one_to_everyone() -> None:
-    with pytest.raises(ValueError, match="grows"):
-        Budget(8, 4, 16, 32)
 
 
 # Memory
@@ -108,17 +85,6 @@ async def test_a_payload_takes_no_memory_beyond_the_budget_and_waits_for_its_rea
     assert channel.begin(1, 200_000) is not None
     channel.complete()
     assert (await reading)[0] == Number(1) and channel.ledger.taken == 0
-
-
-@simulated
-async def test_what_lies_unread_is_charged_with_its_headers_and_given_back() -> None:
-    channel = FakeChannel(budget=Budget(*[10_000] * 4))
-    for n in range(19):  # each takes about five hundred bytes
-        channel.begin(n, 10)
-        channel.complete()
-    assert channel.begin(19, 5_000) is None
-    channel.stream.stop_reading()
-    assert channel.ledger.taken == 0
 
 
 async def ignore(peer: object, request: Number, stream: object) -> None:
@@ -257,18 +223,6 @@ async def test_a_flood_of_identities_from_one_prefix_costs_nobody_else_his_conne
 
 
 @simulated
-async def test_one_identity_holds_few_control_connections_however_fast_it_dials() -> None:
-    async with endpoints(MemoryNetwork(), 2) as [victim, friend]:
-        attacker = Attacker(victim._transport.network.transport(Identity.from_seed(66)))  # type: ignore[attr-defined]
-        dials = [attacker.dial(victim, Purpose.CONTROL) for _ in range(100)]
-        await asyncio.gather(*dials)
-        await asyncio.sleep(1)
-        assert victim.statistics().control_connections <= BUDGETS.connections.identity
-        assert await reaches(friend, victim)
-        await attacker.transport.close()
-
-
-@simulated
 async def test_whoever_never_greets_is_let_go() -> None:
     async with endpoints(MemoryNetwork(), 1) as [victim]:
         attacker = Attacker(victim._transport.network.transport(Identity.from_seed(66)))  # type: ignore[attr-defined]
@@ -304,33 +258,6 @@ async def test_bulk_connections_of_one_prefix_are_bounded_and_unused_ones_make_r
 
 
 # Time
-
-
-def test_swarm_time_is_read_while_samples_come_in() -> None:
-    """Without a lock a reader in another thread meets samples that are changing."""
-    clock, failures, done = Clock(), [], threading.Event()
-
-    def read() -> None:
-        try:
-            while not done.is_set():
-                clock._changed, clock._looked = True, float("-inf")
-                clock.now()
-        except Exception as error:
-            failures.append(error)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        for number in range(3000):
-            now = clock.raw()
-            clock.observe(b"%d" % (number % 500), now, now, now, now)
-    finally:
-        done.set()
-        reader.join()
-        sys.setswitchinterval(interval)
-    assert failures == []
 
 
 def observe(clock: Clock, name: str, wrong: float, network: object = None, *, dialed: bool) -> None:
@@ -375,15 +302,3 @@ def test_no_correction_is_larger_than_an_hour() -> None:
 
 
 # Hostile offers
-
-
-@simulated
-async def test_an_offer_leaves_nothing_in_the_books() -> None:
-    async with endpoints(MemoryNetwork(), 1) as [victim]:
-        attacker = Attacker(victim._transport.network.transport(Identity.from_seed(66)))  # type: ignore[attr-defined]
-        connection, heard = await attacker.dial(victim, Purpose.BULK)
-        await connection.send(wire.encode(BulkOffer(7)))
-        await heard.ended.wait()
-        await attacker.transport.close()
-        await asyncio.sleep(1)
-        assert victim._context.ledgers.bulk.taken == 0

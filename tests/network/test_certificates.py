@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,45 +48,6 @@ def test_no_session_can_be_resumed_without_a_certificate() -> None:
     dialer.feed(listener.output())
     dialer.read(memoryview(bytearray(10)))
     assert dialer._ssl.session is None or not dialer._ssl.session.has_ticket
-
-
-def test_bytes_pass_in_records_and_end_in_order() -> None:
-    dialer, listener = engines()
-    memory = memoryview(bytearray(100_000))
-    dialer.write(os.urandom(40_000))
-    listener.feed(dialer.output())
-    counts = []
-    while count := listener.read(memory):
-        counts.append(count)
-    assert counts == [16384, 16384, 7232]
-    dialer.close_notify()
-    listener.feed(dialer.output())
-    with pytest.raises(EOFError):
-        listener.read(memory)
-
-
-def test_memory_is_filled_over_records_and_no_further() -> None:
-    dialer, listener = engines()
-    data = os.urandom(60_000)
-    dialer.write(data)
-    encrypted = dialer.output()
-    memory = memoryview(bytearray(50_000))
-    listener.feed(encrypted[:20_000])
-    assert listener.fill(memory) == 16384, "only one record is there as a whole"
-    listener.feed(encrypted[20_000:])
-    assert listener.fill(memory[16384:]) == 50_000 - 16384
-    assert bytes(memory) == data[:50_000]
-    assert listener.fill(memory) == 10_000 and bytes(memory[:10_000]) == data[50_000:]
-    assert listener.fill(memory) == 0
-
-
-def test_an_end_in_the_middle_of_what_is_to_be_filled_is_told() -> None:
-    dialer, listener = engines()
-    dialer.write(b"early")
-    dialer.close_notify()
-    listener.feed(dialer.output())
-    with pytest.raises(EOFError):
-        listener.fill(memoryview(bytearray(10)))
 
 
 def test_making_a_context_leaves_neither_a_file_nor_a_descriptor(

@@ -146,14 +146,6 @@ async def test_a_peer_that_started_anew_is_recognized_at_once() -> None:
 
 
 @simulated
-async def test_many_callers_share_one_dial() -> None:
-    async with endpoints(MemoryNetwork(), 2) as [a, b]:
-        calls = [a.call(b.peer_id, "double", Number(n), Number, timeout=5) for n in range(50)]
-        await asyncio.gather(*calls)
-        assert a.statistics().control_connections == b.statistics().control_connections == 1
-
-
-@simulated
 async def test_a_caller_that_gives_up_does_not_take_the_dial_from_the_others() -> None:
     async with endpoints(MemoryNetwork(), 2) as [a, b]:
         first = asyncio.create_task(a.call(b.peer_id, "double", Number(1), Number, timeout=5))
@@ -181,19 +173,6 @@ async def test_all_addresses_are_tried_and_the_one_that_answers_is_remembered() 
         with pytest.raises(PeerUnreachable, match=r"refused.*is .*, not"):
             await stranger.call(a.peer_id, "double", Number(1), Number, timeout=9)
         await stranger.close()
-
-
-@simulated
-async def test_the_address_book_is_bounded() -> None:
-    async with endpoints(MemoryNetwork(), 1, limits=NetworkLimits(max_known_peers=50)) as [a]:
-        peers = [Identity.from_seed(seed).peer_id for seed in range(1, 200)]
-        for peer in peers:
-            a.learn(peer, (*(f"memory://{n}" for n in range(100)), "memory://" + "x" * 10_000))
-            a.addresses_of(peers[0])  # asked for again and again, so it stays
-        assert a.statistics().known_peers == 50
-        assert len(a.addresses_of(peers[0])) == 8 and a.addresses_of(peers[1]) == ()
-        a.learn(a.peer_id, ("memory://somewhere-else",))
-        assert a.addresses_of(a.peer_id) == a.addresses
 
 
 @simulated

@@ -292,14 +292,6 @@ async def test_who_ends_every_dial_that_it_asks_for_has_as_many_as_a_network_may
 
 
 @simulated
-async def test_who_cannot_be_dialed_and_asks_for_it_leaves_nothing_behind() -> None:
-    async with scene() as play:
-        await play.send(*[BulkWanted(token) for token in range(5)])
-        await asyncio.sleep(1)
-        assert len(play.answers()) == 5 and not play.victim._streams._peers
-
-
-@simulated
 async def test_answers_to_requests_that_nobody_made_are_harmless_on_bulk_business() -> None:
     async with scene() as play:
         await play.send(BulkDenied(99), Cancel(3), Request(4, "double", Number(3)))

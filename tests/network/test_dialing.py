@@ -49,23 +49,10 @@ class FakeTransport:
 
 
 @simulated
-async def test_a_quick_first_address_is_the_only_one_tried() -> None:
-    transport = FakeTransport()
-    assert (await transport.dial_any("0.1", "0.05")).address == "0.1"
-    assert transport.tried == ["0.1"] and transport.left_open() == ["0.1"]
-
-
-@simulated
 async def test_a_silent_address_does_not_hold_up_the_next() -> None:
     transport = FakeTransport()
     assert (await transport.dial_any("100", "200", "0.1")).address == "0.1"
     assert now() == pytest.approx(2 * NetworkLimits().dial_stagger + 0.1) and transport.left_open() == ["0.1"]
-
-
-@simulated
-async def test_addresses_that_refuse_or_make_no_sense_are_passed_over() -> None:
-    transport = FakeTransport()
-    assert (await transport.dial_any("-0.1", "nonsense", "0.1")).address == "0.1"
 
 
 @simulated

@@ -26,7 +26,7 @@ from swarmcli.network.budgets import BUDGETS, Budget, Budgets
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import now, simulated
 
-from .worlds import Number, double, endpoints, reaches, slow
+from .worlds import Number, endpoints, reaches, slow
 
 
 class Busy:
@@ -48,15 +48,6 @@ class Busy:
 
 
 @simulated
-async def test_either_end_calls_the_other_on_one_connection() -> None:
-    async with endpoints(MemoryNetwork(), 2) as [a, b]:
-        assert await reaches(a, b)
-        assert await reaches(b, a)
-        assert a.statistics().control_connections == b.statistics().control_connections == 1
-        assert a.is_connected(b.peer_id) and b.is_connected(a.peer_id)
-
-
-@simulated
 async def test_a_client_is_called_back_by_whom_it_dialed_and_by_nobody_else() -> None:
     async with endpoints(MemoryNetwork(), 3, clients=(1, 2)) as [a, client, other]:
         assert client.addresses == () and not a.can_reach(client.peer_id)
@@ -68,25 +59,6 @@ async def test_a_client_is_called_back_by_whom_it_dialed_and_by_nobody_else() ->
         assert await reaches(a, client)
         with pytest.raises(PeerUnreachable):
             await reaches(client, other)
-
-
-@simulated
-async def test_a_handler_may_call_its_caller_back() -> None:
-    async with endpoints(MemoryNetwork(), 2) as [a, b]:
-
-        async def ask_back(peer: PeerID, request: Number) -> Number:
-            return await b.call(peer, "double", Number(request.n + 1), Number, timeout=5)
-
-        b.serve("ask back", Number, ask_back)
-        assert await a.call(b.peer_id, "ask back", Number(1), Number, timeout=5) == Number(4)
-
-
-@simulated
-async def test_a_thousand_calls_at_once() -> None:
-    async with endpoints(MemoryNetwork(loss=0.01), 2) as [a, b]:
-        calls = [a.call(b.peer_id, "double", Number(n), Number, timeout=30) for n in range(3000)]
-        assert await asyncio.gather(*calls) == [Number(2 * n) for n in range(3000)]
-        assert not b.statistics().violations
 
 
 @simulated
@@ -122,21 +94,6 @@ async def test_a_deadline_is_kept_and_cancels_the_handler() -> None:
         await asyncio.sleep(1)
         assert busy.cancelled == 1 and busy.running == 0
         assert a.statistics().calls_waiting == b.statistics().calls_serving == 0
-
-
-@simulated
-async def test_cancelling_a_call_reaches_the_handler() -> None:
-    async with endpoints(MemoryNetwork(), 2) as [a, b]:
-        busy = Busy()
-        b.serve("busy", Number, busy)
-        call = asyncio.create_task(a.call(b.peer_id, "busy", Number(0), Number, timeout=600))
-        await asyncio.sleep(1)
-        assert busy.running == 1
-        call.cancel()
-        await asyncio.wait([call])
-        await asyncio.sleep(1)
-        assert call.cancelled() and busy.cancelled == 1
-        assert await reaches(a, b)
 
 
 @simulated
@@ -250,27 +207,6 @@ async def test_requests_that_take_too_much_memory_are_refused() -> None:
 
 
 @simulated
-async def test_a_method_has_one_handler() -> None:
-    async with endpoints(MemoryNetwork(), 1) as [a]:
-        with pytest.raises(ValueError, match="served already"):
-            a.serve("double", Number, double)
-        with pytest.raises(ValueError, match="characters"):
-            a.serve("", Number, double)
-
-
-@simulated
-async def test_messages_beyond_the_limit_are_refused_here() -> None:
-    async with endpoints(MemoryNetwork(), 2) as [a, b]:
-        with pytest.raises(ValueError, match="too large"):
-            await a.call(b.peer_id, "double", bytes(2 << 20), Number, timeout=5)
-        with pytest.raises(TypeError):
-            await a.call(b.peer_id, "double", object(), Number, timeout=5)
-        with pytest.raises(ValueError, match="itself"):
-            await reaches(a, a)
-        assert await reaches(a, b)
-
-
-@simulated
 async def test_an_answer_of_another_type_ends_the_connection() -> None:
     class Word(msgspec.Struct):
         text: str
@@ -314,18 +250,6 @@ async def test_a_cut_cable_is_noticed_within_seconds() -> None:
             await call
         assert "no sign of life" in await lost
         assert now() < 20 and busy.cancelled == 1
-
-
-@simulated
-async def test_lost_tells_the_reason_to_everyone_who_waits() -> None:
-    async with endpoints(MemoryNetwork(), 2) as [a, b]:
-        assert await a.lost(b.peer_id) == "not connected"
-        await a.connect(b.addresses[0], timeout=5)
-        first, second, given_up = a.lost(b.peer_id), a.lost(b.peer_id), a.lost(b.peer_id)
-        given_up.cancel()
-        await asyncio.sleep(1)
-        await b.close()
-        assert await first == await second == "closed by peer: the peer has left"
 
 
 @simulated
@@ -401,18 +325,6 @@ async def test_round_trips_are_measured_without_the_handlers_time() -> None:
         assert a.round_trip(b.peer_id) is None
         await a.call(b.peer_id, "slow", Number(0), Number, timeout=5)
         assert a.round_trip(b.peer_id) == pytest.approx(0.1)
-
-
-@simulated
-async def test_statistics_count_what_went_on() -> None:
-    async with endpoints(MemoryNetwork(), 3) as [a, b, c]:
-        await reaches(a, b)
-        await reaches(a, c)
-        await c.close()
-        await asyncio.sleep(1)
-        seen = a.statistics()
-        assert (seen.control_connections, seen.calls_made, seen.calls_waiting, seen.known_peers) == (1, 2, 0, 2)
-        assert seen.traffic.sent > b.statistics().traffic.received + c.statistics().traffic.received - 100 > 100
 
 
 @simulated

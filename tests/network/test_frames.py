@@ -76,16 +76,6 @@ def test_a_payload_goes_straight_into_the_receivers_memory() -> None:
     assert reader.rest.obj is collector.memory[0] and len(reader.rest) == 100
 
 
-@pytest.mark.parametrize("memory", [memoryview(bytearray(99)), memoryview(bytearray(101))])
-def test_memory_of_another_size_is_a_bug_of_the_receiver(memory: memoryview) -> None:
-    collector = Collector()
-    collector.payload_buffer = lambda header, size: memory  # type: ignore[method-assign]
-    reader = FrameReader(LIMITS)
-    reader.feed(memoryview(frame_start(b"h", 100, LIMITS)))
-    with pytest.raises(ValueError, match="for a payload of 100"):
-        reader.deliver_next(collector)
-
-
 def test_a_goodbye_comes_whole_and_bounded() -> None:
     reader, collector = FrameReader(LIMITS), Collector()
     goodbye = goodbye_frame("ö" * 600)

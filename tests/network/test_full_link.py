@@ -14,7 +14,8 @@ from benchmarks import _namespaces as namespaces
 from swarmcli.errors import EndOfStream
 from swarmcli.events import PeerDisconnected
 from swarmcli.network import Endpoint, PeerID, Stream
-from swarmcli.testing import MemoryNetwork, virtual_time
+from swarmcli.testing import MemoryNetwork
+from tests.simulation import simulated
 
 from .worlds import Number, endpoints
 
@@ -43,48 +44,27 @@ async def longest_call(caller: Endpoint, target: PeerID, *, many: int = 1) -> fl
     return asyncio.get_running_loop().time() - began
 
 
-def test_calls_beside_a_full_link_are_answered_within_seconds_and_nobody_is_lost() -> None:
+@simulated
+async def test_calls_beside_a_full_link_are_answered_within_seconds_and_nobody_is_lost() -> None:
     """10 kB/s each way, and four streams of it: 1.6 MB take minutes."""
-
-    async def main() -> None:
-        network = MemoryNetwork(seed=1, latency=0.02)
-        async with endpoints(network, 3) as peers:
-            lost: list[PeerDisconnected] = []
-            for peer in peers:
-                peer.serve_stream("swallow", Number, swallow)
-                peer.events.subscribe(lambda event: lost.append(event) if isinstance(event, PeerDisconnected) else None)
-                network.set_bandwidth(peer.peer_id, 10e3)
-            first, *others = peers
-            began = asyncio.get_running_loop().time()
-            pouring = [asyncio.create_task(pour(first, other.peer_id, 4)) for other in others for _ in range(2)]
-            took = []
-            while not all(task.done() for task in pouring):
-                took.append(await longest_call(first, others[0].peer_id, many=10))
-                took.append(await longest_call(others[1], first.peer_id))
-            await asyncio.gather(*pouring)
-            assert asyncio.get_running_loop().time() - began > 120
-            assert max(took) < 3, max(took)
-            assert not lost
-
-    virtual_time.run(main(), timeout=1000)
-
-
-def test_what_an_aborted_stream_has_not_sent_holds_nobody_up() -> None:
-    async def main() -> None:
-        network = MemoryNetwork(seed=1, latency=0.02)
-        async with endpoints(network, 2) as (source, target):
-            target.serve_stream("swallow", Number, swallow)
-            network.set_bandwidth(source.peer_id, 10e3)
-            pouring = [asyncio.create_task(pour(source, target.peer_id, 20)) for _ in range(5)]
-            await asyncio.sleep(30)
-            for task in pouring:
-                task.cancel()
-            await asyncio.wait(pouring)
-            began = asyncio.get_running_loop().time()
-            await pour(source, target.peer_id, 1)
-            assert asyncio.get_running_loop().time() - began < 15  # ten of them are its own
-
-    virtual_time.run(main(), timeout=1000)
+    network = MemoryNetwork(seed=1, latency=0.02)
+    async with endpoints(network, 3) as peers:
+        lost: list[PeerDisconnected] = []
+        for peer in peers:
+            peer.serve_stream("swallow", Number, swallow)
+            peer.events.subscribe(lambda event: lost.append(event) if isinstance(event, PeerDisconnected) else None)
+            network.set_bandwidth(peer.peer_id, 10e3)
+        first, *others = peers
+        began = asyncio.get_running_loop().time()
+        pouring = [asyncio.create_task(pour(first, other.peer_id, 4)) for other in others for _ in range(2)]
+        took = []
+        while not all(task.done() for task in pouring):
+            took.append(await longest_call(first, others[0].peer_id, many=10))
+            took.append(await longest_call(others[1], first.peer_id))
+        await asyncio.gather(*pouring)
+        assert asyncio.get_running_loop().time() - began > 120
+        assert max(took) < 3, max(took)
+        assert not lost
 
 
 @pytest.mark.e2e

@@ -14,7 +14,7 @@ from swarmcli.events import Event, OwnAddressesChanged
 from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID, Purpose, Stream, wire
 from swarmcli.network.addresses import Scope
 from swarmcli.network.transports.base import Connection
-from swarmcli.network.wire.messages import AddressesChanged, BulkDenied, BulkWanted, ControlHello
+from swarmcli.network.wire.messages import BulkDenied, BulkWanted, ControlHello
 from swarmcli.testing import MemoryNetwork
 from swarmcli.testing.memory_connection import MemoryConnection
 from swarmcli.testing.memory_network import MemoryTransport
@@ -179,60 +179,6 @@ async def test_once_strangers_from_beyond_were_met_records_name_no_inner_hosts()
 
 
 @simulated
-async def test_nine_addresses_and_junk_cost_their_author_the_ninth_and_the_junk() -> None:
-    async with town() as place:
-        victim = await place.peer(1, VICTIM)
-        said = ["junk", "x" * 4000, *(f"memory://{STRANGER}:{port}" for port in range(1, 20))]
-        connection = await place.stranger(victim, STRANGER, *said)
-        assert victim.is_connected(Identity.from_seed(66).peer_id) and not victim.statistics().violations
-        assert len(victim.own_word(Identity.from_seed(66).peer_id)) == 8
-        await connection.send(wire.encode(AddressesChanged(("memory://" + STRANGER + ":5", "\x00\n"))))
-        await asyncio.sleep(1)
-        assert victim.own_word(Identity.from_seed(66).peer_id) == (f"memory://{STRANGER}:5",)
-
-
-@simulated
-async def test_lies_about_an_honest_peer_keep_nobody_from_it() -> None:
-    async with town() as place:
-        victim = await place.peer(1, VICTIM)
-        honest = await place.peer(2, "203.0.113.2")
-        victim.learn(honest.peer_id, honest.addresses)
-        for net in range(3):
-            victim.learn(honest.peer_id, [f"memory://198.51.100.{8 * net + n}:1" for n in range(8)])
-        assert await reaches(victim, honest)
-        await honest.close()
-        await asyncio.sleep(1)
-        assert victim.addresses_of(honest.peer_id)[0] == honest.addresses[0], "it is proven now"
-
-
-@simulated
-async def test_dead_addresses_are_dialed_ever_less_often() -> None:
-    async with town() as place:
-        victim = await place.peer(1, VICTIM)
-        await place.stranger(victim, STRANGER, *(f"memory://{STRANGER}:{port}" for port in range(1, 9)))
-        await place._ends[-1].close()
-        await asyncio.sleep(1)
-        for _ in range(100):  # as if somebody wanted to reach it at every epoch
-            await fails_to_reach(victim, Identity.from_seed(66).peer_id)
-            await asyncio.sleep(10)
-        assert len(place.dialed_by(victim)) <= 8 * 9, "8 addresses, with pauses that double, in a thousand seconds"
-
-
-@simulated
-async def test_a_peer_that_announces_nothing_is_never_dialed() -> None:
-    async with town() as place:
-        victim = await place.peer(1, VICTIM)
-        client = await place.peer(2, STRANGER, client_mode=True)
-        await client.connect(victim.addresses[0], timeout=5)
-        await client.close()
-        await asyncio.sleep(1)
-        for _ in range(100):
-            await fails_to_reach(victim, client.peer_id)
-            await asyncio.sleep(10)
-        assert place.dialed_by(victim) == []
-
-
-@simulated
 async def test_a_liar_with_a_thousand_peers_makes_us_dial_a_victim_only_so_often() -> None:
     async with town() as place:
         one = await place.peer(1, VICTIM)
@@ -295,16 +241,6 @@ async def test_a_listener_says_where_it_sees_its_dialer_and_the_router_before_it
         assert public.seen(ABSENT) is None
 
 
-@simulated
-async def test_what_a_peer_of_the_lan_says_from_elsewhere_too_is_still_believed() -> None:
-    async with town() as place:
-        one = await place.peer(1, "192.168.1.1")
-        inner = "memory://192.168.1.7:5"
-        await place.stranger(one, "192.168.1.7", inner)
-        await place.stranger(one, STRANGER, inner)  # as over a relay, or a second interface
-        assert one.own_word(Identity.from_seed(66).peer_id) == (inner,)
-
-
 # Direct connections and relayed ones
 
 
@@ -332,15 +268,3 @@ async def test_both_ends_prefer_a_direct_connection_and_the_relayed_one_ends(fir
         await asyncio.sleep(60)
         assert one.statistics().control_connections == other.statistics().control_connections == 1
         assert one.is_connected(other.peer_id) and await reaches(other, one)
-
-
-@simulated
-async def test_streams_take_an_idle_direct_connection_before_a_relayed_one() -> None:
-    async with town() as place:
-        one, other = await place.peer(1, VICTIM), await place.peer(2, "203.0.113.2")
-        await connected(one, other, relayed=False)
-        for relayed in (True, False, True):
-            await connected(one, other, relayed=relayed, purpose=Purpose.BULK)
-        async with one.stream(other.peer_id, "hold", Number(0), timeout=5):
-            busy = [channel.connection for channel in one._streams.channels() if channel.stream is not None]
-            assert [each.relayed for each in busy] == [False] and one.statistics().bulk_connections == 3

@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -43,11 +42,6 @@ def test_other_texts_are_no_peer_ids(text: str) -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_a_seed_gives_the_same_identity_each_time() -> None:
-    assert Identity.from_seed(7).peer_id == Identity.from_seed(7).peer_id
-    assert len({Identity.from_seed(7).peer_id, Identity.from_seed(8).peer_id, Identity.generate().peer_id}) == 3
-
-
 def test_a_signature_holds_for_its_purpose_its_fields_and_its_signer_only() -> None:
     alice, bob = Identity.from_seed(1), Identity.from_seed(2)
     signature = alice.sign("record", b"ab", b"c")
@@ -58,20 +52,6 @@ def test_a_signature_holds_for_its_purpose_its_fields_and_its_signer_only() -> N
     assert not verify(bob.peer_id, "record", signature, b"ab", b"c")
     assert not verify(alice.peer_id, "record", signature[:-1], b"ab", b"c")
     assert not verify(alice.peer_id, "record", b"", b"ab", b"c")
-
-
-def test_what_cannot_be_a_signature_is_not_kept_in_memory() -> None:
-    alice = Identity.generate().peer_id
-    tracemalloc.start()
-    try:
-        assert not any(verify(alice, "record", os.urandom(1 << 16), b"ab") for _ in range(64))
-        assert tracemalloc.get_traced_memory()[0] < 1 << 20
-    finally:
-        tracemalloc.stop()
-
-
-def test_ids_that_are_no_point_on_the_curve_verify_nothing() -> None:
-    assert not verify(PeerID(b"\xff" * 32), "record", bytes(64), b"")
 
 
 def test_nothing_secret_is_shown() -> None:
@@ -96,17 +76,6 @@ def test_a_new_file_is_private_and_gives_the_same_identity_again(path: Path) -> 
     again.close()
 
 
-def test_whoever_comes_second_while_a_file_is_created_takes_the_first_ones_key(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = Identity.load_or_create(path)
-    first.close()
-    monkeypatch.setattr(Path, "exists", lambda self: False)  # the moment between looking and linking
-    second = Identity.load_or_create(path)
-    assert second.peer_id == first.peer_id
-    second.close()
-
-
 def test_a_file_in_use_by_another_process_is_refused(path: Path) -> None:
     holder_code = (
         "import sys, pathlib; from swarmcli.network.identity import Identity\n"
@@ -122,14 +91,6 @@ def test_a_file_in_use_by_another_process_is_refused(path: Path) -> None:
         assert str(path) in str(caught.value)
         holder.kill()
     Identity.load_or_create(path).close()  # a killed process holds nothing
-
-
-def test_a_file_in_use_within_this_process_is_refused_until_it_is_closed(path: Path) -> None:
-    held = Identity.load_or_create(path)
-    with pytest.raises(IdentityError, match="in use"):
-        Identity.load_or_create(path)
-    held.close()
-    Identity.load_or_create(path).close()
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o666, 0o610])
@@ -177,11 +138,4 @@ def test_what_is_no_file_is_refused_without_waiting(path: Path, tmp_path: Path) 
     path.parent.mkdir()
     os.mkfifo(path, 0o600)
     with pytest.raises(IdentityError, match="no regular file"):
-        Identity.load_or_create(path)
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    path = tmp_path / "file" / "peer.key"
-    with pytest.raises(IdentityError, match=rf"{path} cannot be used: .*; make it"):
         Identity.load_or_create(path)

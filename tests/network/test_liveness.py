@@ -27,15 +27,6 @@ def make(limits: NetworkLimits | None = None) -> tuple[FakeConnection, Liveness]
     return connection, Liveness(connection, limits or NetworkLimits())  # type: ignore[arg-type]
 
 
-def test_silence_is_answered_by_a_ping_and_then_by_death() -> None:
-    _, liveness = make(NetworkLimits(keepalive_interval=1, keepalive_timeout=6))
-    assert not liveness.dead() and liveness.ping_due(watched=True) == 0
-    for _ in range(5):
-        assert not liveness.dead()
-        liveness.ping_due(watched=True)
-    assert liveness.dead()
-
-
 def test_any_byte_is_life() -> None:
     connection, liveness = make()
     for _ in range(1000):
@@ -51,12 +42,6 @@ def test_bytes_on_other_connections_are_life_too() -> None:
         liveness.ping_due(watched=True)
 
 
-def test_without_a_question_nobody_is_dead() -> None:
-    _, liveness = make(NetworkLimits(keepalive_idle_interval=1000))
-    for _ in range(50):
-        assert not liveness.dead() and liveness.ping_due(watched=False) is None
-
-
 def test_clocks_are_measured_once_a_minute_even_where_there_is_no_silence() -> None:
     connection, liveness = make()
     pings = []
@@ -67,25 +52,6 @@ def test_clocks_are_measured_once_a_minute_even_where_there_is_no_silence() -> N
             pings.append(number)
             liveness.answered(number)
     assert pings == list(range(10))
-
-
-def test_an_end_that_only_listens_still_makes_itself_heard() -> None:
-    connection, liveness = make()
-    pings = []
-    for _ in range(60):
-        connection.bytes_received += 100_000
-        assert not liveness.dead()
-        if (number := liveness.ping_due(watched=False)) is not None:
-            pings.append(number)
-            connection.bytes_sent += 10
-    assert pings[:8] == list(range(8)) and len(pings) > 15 and max(pings) == 7  # what to remember is bounded
-    assert liveness.answered(7) and not liveness.answered(8)
-
-
-def test_an_answer_alone_is_no_reason_to_ping() -> None:
-    connection, liveness = make(NetworkLimits(keepalive_idle_interval=1000))
-    connection.bytes_received += 100
-    assert not any(liveness.dead() or liveness.ping_due(watched=False) is not None for _ in range(50))
 
 
 @simulated

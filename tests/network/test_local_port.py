@@ -17,7 +17,7 @@ from swarmcli.network.transports.tcp import TCPTransport
 from swarmcli.network.transports.tcp.local_port import TCPLocalPort
 from swarmcli.testing import MemoryNetwork, MemoryTransport
 from tests.network.worlds import MemoryWorld, TCPWorld, World
-from tests.simulation import now, simulated
+from tests.simulation import in_real_time, now, simulated
 
 ANN, BEN, EVE = (Identity.from_seed(seed) for seed in range(3))
 CROSSING = 0.9
@@ -88,27 +88,23 @@ async def handshakes(ann: LocalPort, ben: LocalPort, **twist: Any) -> Sequence[C
     )
 
 
-def test_both_ends_prove_themselves_on_what_both_have_dialed() -> None:
-    async def main() -> None:
-        async with met() as ports:
-            ann, ben = await handshakes(*ports)
-            assert not isinstance(ann, BaseException) and not isinstance(ben, BaseException)
-            assert (ann.peer_id, ben.peer_id) == (BEN.peer_id, ANN.peer_id)
-            assert (ann.dialed, ben.dialed) == (True, False)
-            assert ann.punched and ben.punched and not ann.relayed
-            assert ben.purpose is Purpose.BULK
-
-    asyncio.run(main())
+@in_real_time
+async def test_both_ends_prove_themselves_on_what_both_have_dialed() -> None:
+    async with met() as ports:
+        ann, ben = await handshakes(*ports)
+        assert not isinstance(ann, BaseException) and not isinstance(ben, BaseException)
+        assert (ann.peer_id, ben.peer_id) == (BEN.peer_id, ANN.peer_id)
+        assert (ann.dialed, ben.dialed) == (True, False)
+        assert ann.punched and ben.punched and not ann.relayed
+        assert ben.purpose is Purpose.BULK
 
 
 @pytest.mark.parametrize("twist", [{"leads": True}, {"peer": EVE.peer_id}, {"purpose": Purpose.CONTROL}], ids=str)
-def test_ends_that_expect_something_else_are_left_with_nothing(twist: dict[str, Any]) -> None:
-    async def main() -> None:
-        async with met() as ports:
-            _, ben = await handshakes(*ports, **twist)
-            assert isinstance(ben, HandshakeError)
-
-    asyncio.run(main())
+@in_real_time
+async def test_ends_that_expect_something_else_are_left_with_nothing(twist: dict[str, Any]) -> None:
+    async with met() as ports:
+        _, ben = await handshakes(*ports, **twist)
+        assert isinstance(ben, HandshakeError)
 
 
 async def cross(a: MemoryTransport, b: MemoryTransport, *, late: float = 0.0) -> Sequence[Connection | BaseException]:
@@ -145,20 +141,17 @@ async def cross(a: MemoryTransport, b: MemoryTransport, *, late: float = 0.0) ->
     ],
     ids=str,
 )
-def test_ends_behind_routers_meet_while_both_dial(north: dict[str, Any], late: float, works: bool) -> None:
-    @simulated
-    async def main() -> None:
-        network = MemoryNetwork(seed=1, latency=0.05)
-        routers = [network.router("5.2.0.1", **north), network.router("5.3.0.1", refuses="refuses" in north)]
-        ann, ben = (
-            network.transport(identity, listening=False, host="192.168.1.2", behind=router)
-            for identity, router in zip((ANN, BEN), routers, strict=True)
-        )
-        ends = await cross(ann, ben, late=late)
-        assert [not isinstance(end, BaseException) for end in ends] == [works] * 2
-        if not works:
-            assert all(isinstance(end, ConnectError) for end in ends)
-        else:
-            assert now() < 2
-
-    main()
+@simulated
+async def test_ends_behind_routers_meet_while_both_dial(north: dict[str, Any], late: float, works: bool) -> None:
+    network = MemoryNetwork(seed=1, latency=0.05)
+    routers = [network.router("5.2.0.1", **north), network.router("5.3.0.1", refuses="refuses" in north)]
+    ann, ben = (
+        network.transport(identity, listening=False, host="192.168.1.2", behind=router)
+        for identity, router in zip((ANN, BEN), routers, strict=True)
+    )
+    ends = await cross(ann, ben, late=late)
+    assert [not isinstance(end, BaseException) for end in ends] == [works] * 2
+    if not works:
+        assert all(isinstance(end, ConnectError) for end in ends)
+    else:
+        assert now() < 2

@@ -7,7 +7,7 @@ import asyncio
 from swarmcli.network.identity import Identity
 from swarmcli.network.prefix import prefix_of
 from swarmcli.network.token_bucket import Meter
-from swarmcli.testing import run
+from tests.simulation import simulated
 
 A, B, C = (Identity.from_seed(seed).peer_id for seed in range(3))
 HERE, THERE = prefix_of("198.51.100.1"), prefix_of("203.0.113.1")
@@ -36,32 +36,11 @@ def test_one_budget_for_everyone_is_asked_last() -> None:
     assert meter.take(0.0, peer=B) and not meter.take(0.0, peer=A)
 
 
-def test_a_bound_that_is_none_bounds_nothing() -> None:
-    meter = Meter(peer=None)
-    assert all(meter.take(0.0, 1e9, peer=A) for _ in range(3))
-
-
-def test_what_is_owed_is_missing_later() -> None:
-    meter = Meter(peer=(1.0, 10.0), prefix=(4.0, 40.0))
-    meter.owe(0.0, 15, peer=A, prefix=HERE)
-    assert not meter.take(5.0, peer=A, prefix=HERE)
-    assert meter.take(6.0, peer=A, prefix=HERE)
-
-
-def test_keys_are_forgotten_when_there_are_too_many() -> None:
-    meter = Meter(peer=(1.0, 4.0), most=2)
-    for peer in (A, A, A, A, B, C):
-        assert meter.take(0.0, peer=peer)
-    assert meter.take(0.0, peer=A)
-
-
-def test_waiting_follows_the_slowest_of_the_keys() -> None:
-    async def main() -> None:
-        meter, loop = Meter(payer=(100.0, 100.0)), asyncio.get_running_loop()
-        for _ in range(3):
-            await meter.wait(100, payer=A)
-        assert abs(loop.time() - 2.0) < 0.01
-        await meter.wait(100, payer=B)
-        assert abs(loop.time() - 2.0) < 0.01
-
-    run(main(), timeout=60)
+@simulated
+async def test_waiting_follows_the_slowest_of_the_keys() -> None:
+    meter, loop = Meter(payer=(100.0, 100.0)), asyncio.get_running_loop()
+    for _ in range(3):
+        await meter.wait(100, payer=A)
+    assert abs(loop.time() - 2.0) < 0.01
+    await meter.wait(100, payer=B)
+    assert abs(loop.time() - 2.0) < 0.01

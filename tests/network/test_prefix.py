@@ -1,14 +1,9 @@
 """Buckets of addresses: one for each owner, as far as can be told, and others for what honest peers share."""
 
-import asyncio
-
 import pytest
 
-from swarmcli.network import Endpoint
 from swarmcli.network.identity import Identity
 from swarmcli.network.prefix import Prefix, prefix_of, prefix_of_address
-from swarmcli.testing import MemoryNetwork
-from tests.simulation import simulated
 
 
 @pytest.mark.parametrize(
@@ -46,21 +41,3 @@ def test_whoever_comes_through_a_relay_is_in_the_relays_bucket() -> None:
     relay, one, other = (Identity.generate().peer_id.text for _ in range(3))
     assert prefix_of_address(f"relay://{relay}/{one}") == prefix_of_address(f"relay://{relay}/{other}")
     assert prefix_of_address(f"relay://{relay}/{one}").shared
-
-
-@simulated
-async def test_an_endpoint_knows_the_bucket_of_a_connected_peer() -> None:
-    network = MemoryNetwork(seed=1)
-    near = Endpoint(network.transport(Identity.from_seed(1), host="198.51.100.7"))
-    far = Endpoint(network.transport(Identity.from_seed(2), host="203.0.113.9"))
-    await near.start()
-    await far.start()
-    try:
-        assert near.prefix(far.peer_id) is None
-        await near.connect(far.addresses[0], timeout=5)
-        await asyncio.sleep(1)
-        assert near.prefix(far.peer_id) == Prefix("internet", "203.0.113.0/24")
-        assert far.prefix(near.peer_id) == Prefix("internet", "198.51.100.0/24")
-    finally:
-        await near.close()
-        await far.close()

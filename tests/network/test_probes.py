@@ -10,7 +10,7 @@ import pytest
 from swarmcli.network import Endpoint, Identity, PeerID, Purpose
 from swarmcli.network.addresses import parse_address
 from swarmcli.testing import MemoryNetwork
-from tests.network.worlds import Attacker, MemoryWorld, Recorder, TCPWorld, World
+from tests.network.worlds import Attacker, MemoryWorld, TCPWorld, World
 from tests.simulation import simulated
 
 Heard = list[tuple[PeerID, str, bytes]]
@@ -89,31 +89,3 @@ async def test_whoever_holds_many_probes_keeps_nobodys_word_from_being_heard() -
         assert [message for _, _, message in heard] == [b"a proof"]
         standing = [not recorder.ends for _, recorder in held]
         assert standing == [True] * 3 + [False] * 48 + [True] * 252, "who holds the most loses its oldest"
-
-
-def test_a_word_on_an_adopted_connection_is_not_heard(world: World) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as ends:
-            asked, other = await started(world, ends, 1), world.transport(2)
-            heard: Heard = []
-            asked.on_probe = lambda *word: heard.append(word)
-            came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            accepting = world.transport(3)
-            ends.push_async_callback(accepting.close)
-            ends.push_async_callback(other.close)
-
-            def adopt(connection: object) -> None:
-                asked.adopt(connection)  # type: ignore[arg-type]
-                came.set_result(None)
-
-            place = (await accepting.listen(adopt))[0]  # type: ignore[arg-type]
-            connection = await other.dial(place, None, Purpose.PROBE, 5.0)
-            recorder = Recorder()
-            connection.start(recorder)
-            await came
-            await connection.send(b"a word")
-            await connection.send(b"another, which ends it")
-            await recorder.ended.wait()
-            assert not heard
-
-    world.run(main())

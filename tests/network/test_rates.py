@@ -10,8 +10,9 @@ import pytest
 
 from swarmcli.errors import EndOfStream
 from swarmcli.network import Endpoint, PeerID, Stream
-from swarmcli.network.rates import LEAST_RATE, LinkRates, LinkWay
-from swarmcli.testing import MemoryNetwork, virtual_time
+from swarmcli.network.rates import LEAST_RATE, LinkRates
+from swarmcli.testing import MemoryNetwork
+from tests.simulation import simulated
 
 from .worlds import Number, endpoints
 
@@ -63,143 +64,74 @@ async def over(seconds: float, traffic: Callable[[], int], *streams: Coroutine[A
 
 @pytest.mark.parametrize("limit", [10 * KB, 300 * KB, 3_000 * KB])
 @pytest.mark.parametrize("upload", [True, False])
-def test_what_passes_in_ten_seconds_keeps_to_the_limit(limit: float, upload: bool) -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(seed=1), 4) as (limited, *others):
-            limited.limit_rates(*((limit, None) if upload else (None, limit)))
+@simulated
+async def test_what_passes_in_ten_seconds_keeps_to_the_limit(limit: float, upload: bool) -> None:
+    async with endpoints(MemoryNetwork(seed=1), 4) as (limited, *others):
+        limited.limit_rates(*((limit, None) if upload else (None, limit)))
 
-            def traffic() -> int:
-                passed = limited.statistics().traffic
-                return passed.sent if upload else passed.received
+        def traffic() -> int:
+            passed = limited.statistics().traffic
+            return passed.sent if upload else passed.received
 
-            for peer in (limited, *others):
-                sink(peer)
-            streams = [pour(limited, other) if upload else pour(other, limited) for other in others]
-            assert await over(SECONDS, traffic, *streams) == pytest.approx(limit, rel=0.1)
-
-    virtual_time.run(main(), timeout=3600)
+        for peer in (limited, *others):
+            sink(peer)
+        streams = [pour(limited, other) if upload else pour(other, limited) for other in others]
+        assert await over(SECONDS, traffic, *streams) == pytest.approx(limit, rel=0.1)
 
 
-def test_streams_share_alike_and_calls_do_not_wait_for_them() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(seed=2), 5) as (limited, *others):
-            limited.limit_rates(200 * KB, 200 * KB)
-            received = sink(limited)
-            for other in others:
-                sink(other)
-
-            async def slowest_call() -> float:
-                loop, worst = asyncio.get_running_loop(), 0.0
-                for _ in range(50):
-                    began = loop.time()
-                    await others[0].call(limited.peer_id, "double", Number(1), Number, timeout=30)
-                    worst = max(worst, loop.time() - began)
-                    await asyncio.sleep(0.1)
-                return worst
-
-            alone = await slowest_call()
-            calls: list[float] = []
-
-            async def call() -> None:
-                calls.append(await slowest_call())
-                await asyncio.Event().wait()
-
-            both_ways = [*(pour(other, limited) for other in others), *(pour(limited, other) for other in others)]
-            await over(SECONDS, lambda: 0, *both_ways, call())
-            assert calls[0] < 2 * alone
-            assert min(received.values()) > 0.8 * max(received.values())
-
-    virtual_time.run(main(), timeout=3600)
-
-
-def test_a_limit_may_change_while_streams_run() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(seed=3, bandwidth=1000 * KB), 2) as (limited, other):
+@simulated
+async def test_streams_share_alike_and_calls_do_not_wait_for_them() -> None:
+    async with endpoints(MemoryNetwork(seed=2), 5) as (limited, *others):
+        limited.limit_rates(200 * KB, 200 * KB)
+        received = sink(limited)
+        for other in others:
             sink(other)
-            stream = asyncio.ensure_future(pour(limited, other, 16 << 20))  # one payload outlasts several limits
-            loop = asyncio.get_running_loop()
-            for limit, expected in ((100, 100), (20, 20), (400, 400), (None, 1000), (50, 50)):
-                limited.limit_rates(limit and limit * KB, None)
-                await asyncio.sleep(2.0)  # what was under way has arrived
-                before, began = limited.passed().sent, loop.time()
-                await asyncio.sleep(5.0)
-                seen = (limited.passed().sent - before) / (loop.time() - began)
-                assert seen == pytest.approx(expected * KB, rel=0.1)
-            stream.cancel()
-            await asyncio.wait([stream])
 
-    virtual_time.run(main(), timeout=3600)
+        async def slowest_call() -> float:
+            loop, worst = asyncio.get_running_loop(), 0.0
+            for _ in range(50):
+                began = loop.time()
+                await others[0].call(limited.peer_id, "double", Number(1), Number, timeout=30)
+                worst = max(worst, loop.time() - began)
+                await asyncio.sleep(0.1)
+            return worst
+
+        alone = await slowest_call()
+        calls: list[float] = []
+
+        async def call() -> None:
+            calls.append(await slowest_call())
+            await asyncio.Event().wait()
+
+        both_ways = [*(pour(other, limited) for other in others), *(pour(limited, other) for other in others)]
+        await over(SECONDS, lambda: 0, *both_ways, call())
+        assert calls[0] < 2 * alone
+        assert min(received.values()) > 0.8 * max(received.values())
 
 
-def test_a_small_frame_that_is_cancelled_is_not_torn() -> None:
-    async def main() -> None:
-        async with endpoints(MemoryNetwork(seed=4), 2) as (limited, other):
-            limited.limit_rates(20 * KB, None)
-            got: list[int] = []
-
-            async def keep(sender: PeerID, request: Number, stream: Stream) -> None:
-                for _ in range(2):
-                    got.append((await stream.receive(Number))[1].nbytes)
-
-            other.serve_stream("keep", Number, keep)
-            async with limited.stream(other.peer_id, "keep", Number(0), timeout=30) as stream:
-                sending = asyncio.ensure_future(stream.send(Number(1), bytes(100 * KB)))
-                await asyncio.sleep(1.0)
-                sending.cancel()
-                await asyncio.wait([sending])
-                await stream.send(Number(2), b"12345")
-                await stream.finish()
-                with pytest.raises(EndOfStream):
-                    await stream.receive(Number)
-            assert got == [100 * KB, 5]
-
-    virtual_time.run(main(), timeout=3600)
+@simulated
+async def test_a_limit_may_change_while_streams_run() -> None:
+    async with endpoints(MemoryNetwork(seed=3, bandwidth=1000 * KB), 2) as (limited, other):
+        sink(other)
+        stream = asyncio.ensure_future(pour(limited, other, 16 << 20))  # one payload outlasts several limits
+        loop = asyncio.get_running_loop()
+        for limit, expected in ((100, 100), (20, 20), (400, 400), (None, 1000), (50, 50)):
+            limited.limit_rates(limit and limit * KB, None)
+            await asyncio.sleep(2.0)  # what was under way has arrived
+            before, began = limited.passed().sent, loop.time()
+            await asyncio.sleep(5.0)
+            seen = (limited.passed().sent - before) / (loop.time() - began)
+            assert seen == pytest.approx(expected * KB, rel=0.1)
+        stream.cancel()
+        await asyncio.wait([stream])
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, LEAST_RATE - 1, float("nan"), float("inf")])
-def test_what_no_peer_can_live_with_is_refused(rate: float) -> None:
-    async def main() -> None:
-        rates = LinkRates()
-        rates.change(LEAST_RATE, None)
-        for upload, download in ((rate, None), (None, rate)):
-            with pytest.raises(ValueError, match="pause the peer"):
-                rates.change(upload, download)
-        assert rates.upload.limit == LEAST_RATE and rates.download.limit is None and rates.lower == LEAST_RATE
-
-    virtual_time.run(main())
-
-
-def test_control_messages_beyond_the_limit_do_not_stop_streams_for_good() -> None:
-    async def main() -> None:
-        way, loop = LinkWay(), asyncio.get_running_loop()
-        way.change(10 * KB)
-        way.charge(1000 * KB)
-        began = loop.time()
-        await way.turn()
-        assert loop.time() - began == pytest.approx(5.0)
-        assert way.is_open
-
-    virtual_time.run(main())
-
-
-def test_all_who_wait_get_equal_pieces() -> None:
-    async def main() -> None:
-        way = LinkWay()
-        way.change(1000 * KB)
-        taken = [0] * 5
-
-        async def take(number: int) -> None:
-            while True:
-                await way.turn()
-                taken[number] += way.piece
-                way.charge(way.piece)
-
-        tasks = [asyncio.ensure_future(take(number)) for number in range(len(taken))]
-        await asyncio.sleep(SECONDS)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-        assert sum(taken) == pytest.approx(1000 * KB * SECONDS, rel=0.02)
-        assert min(taken) > 0.95 * max(taken)
-
-    virtual_time.run(main())
+@simulated
+async def test_what_no_peer_can_live_with_is_refused(rate: float) -> None:
+    rates = LinkRates()
+    rates.change(LEAST_RATE, None)
+    for upload, download in ((rate, None), (None, rate)):
+        with pytest.raises(ValueError, match="pause the peer"):
+            rates.change(upload, download)
+    assert rates.upload.limit == LEAST_RATE and rates.download.limit is None and rates.lower == LEAST_RATE

@@ -117,19 +117,6 @@ async def test_a_bad_message_ends_its_connection_with_the_rules_name(frames: lis
 
 
 @simulated
-async def test_what_is_beyond_the_limits_is_refused() -> None:
-    async with scene(NetworkLimits(max_message=1000, max_payload=10_000)) as play:
-        for frame, rule in (
-            ((Piece(Number(1)), bytes(10_001)), "oversized payload"),
-            (Piece(bytes(2000)), "oversized message"),
-        ):
-            heard = await play.send_on_new(OPEN, frame)
-            await heard.ended.wait()
-            assert rule in str(heard.ends[0])
-        await play.others_go_on()
-
-
-@simulated
 async def test_an_offer_of_a_connection_that_nobody_wants_is_turned_down() -> None:
     async with scene() as play:
         heard = await play.send_on_new(BulkOffer(12345))

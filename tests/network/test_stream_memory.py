@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from swarmcli.errors import ProtocolViolation
 from swarmcli.network import Identity, NetworkLimits, Stream, wire
 from swarmcli.network.budgets import BUDGETS, Budget
 from swarmcli.network.ledger import Account, Ledger
 from swarmcli.network.prefix import prefix_of
 from swarmcli.network.wire.messages import Piece
-from swarmcli.testing import MemoryNetwork
 from tests.simulation import simulated
 
-from .worlds import Number, endpoints
+from .worlds import Number
 
 MiB = 1 << 20
 
@@ -76,18 +73,6 @@ async def test_while_a_reader_waits_its_memory_is_lent_and_then_nothing_more_is_
     assert channel.resets == []
 
 
-@simulated
-async def test_small_payloads_are_not_worth_stopping_for() -> None:
-    channel = FakeChannel()
-    reading = asyncio.create_task(channel.stream.receive(Number, lambda message, size: memoryview(bytearray(size))))
-    await asyncio.sleep(0)
-    for n in range(10):
-        channel.begin(n, 1000)
-        channel.complete()
-    assert channel.connection.reading
-    assert [(await reading)[0].n] + [(await channel.stream.receive(Number))[0].n for _ in range(9)] == [*range(10)]
-
-
 @pytest.mark.parametrize("arrived", [False, True])
 @simulated
 async def test_giving_up_while_memory_is_lent_resets_the_stream(arrived: bool) -> None:
@@ -129,41 +114,3 @@ async def test_the_queue_stops_reading_at_its_window_and_resumes_at_half() -> No
         assert (await channel.stream.receive(Number))[0] == Number(n)
         states.append(channel.connection.reading)
     assert states == [False] * 5 + [True] * 5
-
-
-@simulated
-async def test_a_connection_that_was_dialed_for_a_stream_given_up_is_closed() -> None:
-    """The opener is cancelled in the very moment in which the connection that it asked for is offered."""
-
-    async with endpoints(MemoryNetwork(), 2, clients=(1,)) as [a, client]:
-        await client.connect(a.addresses[0], timeout=5)
-        await asyncio.sleep(1)
-        offered = a._streams._offered
-
-        def offer_and_cancel(*arguments: Any) -> bool:
-            taken = offered(*arguments)
-            opening.cancel()
-            return taken
-
-        a._streams._offered = offer_and_cancel  # type: ignore[method-assign]
-        block = a.stream(client.peer_id, "anything", Number(0), timeout=5)
-        opening = asyncio.ensure_future(block.__aenter__())
-        await asyncio.wait([opening])
-        await asyncio.sleep(1)
-        assert opening.cancelled()
-        assert a.statistics().bulk_connections == client.statistics().bulk_connections == 0
-
-
-@simulated
-async def test_a_narrow_stream_holds_little_and_takes_no_large_payload() -> None:
-    channel = FakeChannel()
-    channel.stream.narrow(1000, 4000)
-    for n in range(3):
-        channel.begin(n, 1000)
-        channel.complete()
-    assert not channel.connection.reading, "three payloads and their bookkeeping are more than 4000 bytes"
-    with pytest.raises(ProtocolViolation, match="oversized payload: 1001 bytes"):
-        channel.begin(3, 1001)
-    for _ in range(3):
-        await channel.stream.receive(Number)
-    assert channel.connection.reading

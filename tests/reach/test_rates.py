@@ -11,7 +11,8 @@ from swarmcli.errors import CallRefused, ConnectionLost, EndOfStream
 from swarmcli.network import Endpoint, Identity
 from swarmcli.reach import rates
 from swarmcli.reach.rates import RatePiece, RateRequest, RateService, measure
-from swarmcli.testing import MemoryNetwork, run
+from swarmcli.testing import MemoryNetwork
+from tests.simulation import simulated
 
 MBIT = 125_000
 
@@ -33,63 +34,43 @@ async def two_peers(**cables: float) -> AsyncIterator[tuple[MemoryNetwork, Endpo
 
 
 @pytest.mark.parametrize("mbit", [1, 20, 200])
-def test_they_are_what_the_cables_carry(mbit: int) -> None:
-    async def main() -> None:
-        async with two_peers(latency=0.002) as (network, asker, asked):
-            network.set_bandwidths(asker.peer_id, uplink=mbit * MBIT, downlink=2 * mbit * MBIT)
-            found = await measure(asker, asked.peer_id)
-            assert found.up == pytest.approx(mbit * MBIT, rel=0.1)
-            assert found.down == pytest.approx(2 * mbit * MBIT, rel=0.1)
-
-    run(main())
+@simulated
+async def test_they_are_what_the_cables_carry(mbit: int) -> None:
+    async with two_peers(latency=0.002) as (network, asker, asked):
+        network.set_bandwidths(asker.peer_id, uplink=mbit * MBIT, downlink=2 * mbit * MBIT)
+        found = await measure(asker, asked.peer_id)
+        assert found.up == pytest.approx(mbit * MBIT, rel=0.1)
+        assert found.down == pytest.approx(2 * mbit * MBIT, rel=0.1)
 
 
-def test_a_link_that_carries_next_to_nothing_ends_in_an_error_in_time() -> None:
-    async def main() -> None:
-        async with two_peers(latency=0.05, bandwidth=1000) as (_, asker, asked):
-            with pytest.raises(Exception) as raised:
-                await measure(asker, asked.peer_id)
-            assert isinstance(raised.value, rates.NetworkError)
-
-    run(main(), timeout=300)
+@simulated
+async def test_a_link_that_carries_next_to_nothing_ends_in_an_error_in_time() -> None:
+    async with two_peers(latency=0.05, bandwidth=1000) as (_, asker, asked):
+        with pytest.raises(Exception) as raised:
+            await measure(asker, asked.peer_id)
+        assert isinstance(raised.value, rates.NetworkError)
 
 
-def test_the_budget_bounds_what_all_askers_together_take() -> None:
-    async def main() -> None:
-        async with two_peers(latency=0.001, bandwidth=1000 * MBIT) as (_, asker, asked):
-            for _ in range(rates.RateOptions().at_once_bytes // rates.MEASURED_BYTES // 2):
-                await measure(asker, asked.peer_id)
+@simulated
+async def test_the_budget_bounds_what_all_askers_together_take() -> None:
+    async with two_peers(latency=0.001, bandwidth=1000 * MBIT) as (_, asker, asked):
+        for _ in range(rates.RateOptions().at_once_bytes // rates.MEASURED_BYTES // 2):
+            await measure(asker, asked.peer_id)
+        with pytest.raises(CallRefused) as refused:
+            await measure(asker, asked.peer_id)
+        assert refused.value.code == "budget"
+
+
+@simulated
+async def test_one_asker_is_served_at_a_time() -> None:
+    async with two_peers(latency=0.05, bandwidth=1 * MBIT) as (_, asker, asked):
+        request = RateRequest(False)
+        async with asker.stream(asked.peer_id, rates.METHOD, request, timeout=5) as first:
+            await first.send(RatePiece(), bytes(10))
             with pytest.raises(CallRefused) as refused:
-                await measure(asker, asked.peer_id)
-            assert refused.value.code == "budget"
-
-    run(main())
-
-
-def test_empty_requests_do_not_use_the_budget_up() -> None:
-    async def main() -> None:
-        async with two_peers(latency=0.001, bandwidth=1000 * MBIT) as (_, asker, asked):
-            for _ in range(20):
-                async with asker.stream(asked.peer_id, rates.METHOD, RateRequest(False), timeout=5) as stream:
-                    await stream.finish()
-                    assert (await stream.receive(rates.RateResult))[0].rate == 0
-            assert (await measure(asker, asked.peer_id)).up
-
-    run(main())
-
-
-def test_one_asker_is_served_at_a_time() -> None:
-    async def main() -> None:
-        async with two_peers(latency=0.05, bandwidth=1 * MBIT) as (_, asker, asked):
-            request = RateRequest(False)
-            async with asker.stream(asked.peer_id, rates.METHOD, request, timeout=5) as first:
-                await first.send(RatePiece(), bytes(10))
-                with pytest.raises(CallRefused) as refused:
-                    async with asker.stream(asked.peer_id, rates.METHOD, request, timeout=5) as second:
-                        await second.receive(rates.RateResult)
-                assert refused.value.code == "busy"
-
-    run(main())
+                async with asker.stream(asked.peer_id, rates.METHOD, request, timeout=5) as second:
+                    await second.receive(rates.RateResult)
+            assert refused.value.code == "busy"
 
 
 @pytest.mark.parametrize(
@@ -99,14 +80,12 @@ def test_one_asker_is_served_at_a_time() -> None:
         ((10,) * (rates.MEASURED_BYTES // rates.PIECE_BYTES + 5), EndOfStream),
     ],
 )
-def test_who_sends_more_than_it_may_is_cut_off(pieces: tuple[int, ...], error: type[Exception]) -> None:
-    async def main() -> None:
-        async with two_peers(latency=0.001) as (_, asker, asked):
-            with pytest.raises(error):
-                async with asker.stream(asked.peer_id, rates.METHOD, RateRequest(False), timeout=5) as stream:
-                    for size in pieces:
-                        await stream.send(RatePiece(), bytes(size))
-                    while True:
-                        await stream.receive(rates.RateResult)
-
-    run(main())
+@simulated
+async def test_who_sends_more_than_it_may_is_cut_off(pieces: tuple[int, ...], error: type[Exception]) -> None:
+    async with two_peers(latency=0.001) as (_, asker, asked):
+        with pytest.raises(error):
+            async with asker.stream(asked.peer_id, rates.METHOD, RateRequest(False), timeout=5) as stream:
+                for size in pieces:
+                    await stream.send(RatePiece(), bytes(size))
+                while True:
+                    await stream.receive(rates.RateResult)

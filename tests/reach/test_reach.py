@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from ipaddress import ip_network
 
 import pytest
 
@@ -26,301 +25,243 @@ from swarmcli.reach.dialback import (
     DialProof,
 )
 from swarmcli.reach.evidence import CheckOptions
-from swarmcli.reach.verdict import Surroundings
-from swarmcli.testing import run
 from swarmcli.testing.memory_router import MemoryRouter
-from tests.reach.homes import PORT, Homes, Peer
-from tests.simulation import faults
+from tests.reach.homes import PORT, Homes
+from tests.simulation import simulated
 
 CHECKS = CheckOptions()
 
 
-def test_the_first_peer_and_its_neighbours_need_nobody():
-    async def main() -> None:
-        async with Homes() as homes:
-            router = homes.router("5.2.0.1")
-            first = await homes.peer("192.168.1.2", router)
-            assert first.reach.dialable and first.endpoint.addresses == (f"memory://192.168.1.2:{PORT}",)
-            second = await homes.peer("192.168.1.3", router, contacts=[first])
-            before = asyncio.get_running_loop().time()
-            assert await second.reach.settle(5) and asyncio.get_running_loop().time() == before
-            assert second.reach.dialable and second.reach.scope is Scope.LAN
-            assert "peers in this network can dial" in second.reach.sentence()
-            assert first.reach.dialable and first.reach.checks == second.reach.checks == 0
-
-    run(main(), timeout=600)
+@simulated
+async def test_the_first_peer_and_its_neighbours_need_nobody():
+    async with Homes() as homes:
+        router = homes.router("5.2.0.1")
+        first = await homes.peer("192.168.1.2", router)
+        assert first.reach.dialable and first.endpoint.addresses == (f"memory://192.168.1.2:{PORT}",)
+        second = await homes.peer("192.168.1.3", router, contacts=[first])
+        before = asyncio.get_running_loop().time()
+        assert await second.reach.settle(5) and asyncio.get_running_loop().time() == before
+        assert second.reach.dialable and second.reach.scope is Scope.LAN
+        assert "peers in this network can dial" in second.reach.sentence()
+        assert first.reach.dialable and first.reach.checks == second.reach.checks == 0
 
 
-def test_behind_a_router_a_peer_is_a_client_until_a_dial_back_proves_the_opposite():
-    async def main() -> None:
-        async with Homes(latency=0.05) as homes:
-            router = homes.router("5.2.0.1")
-            public = await homes.peer("5.1.0.1")
-            home = await homes.peer("192.168.1.2", router, contacts=[public])
-            begun = now()
-            assert home.endpoint.client_mode  # before it is known
-            assert await home.reach.settle(5)
-            assert now() - begun <= CHECKS.patience + 0.1
-            assert home.reach.dialable is False and home.endpoint.client_mode
-            assert "lets nobody in" in home.reach.sentence() == home.said[-1].sentence
+@simulated
+async def test_behind_a_router_a_peer_is_a_client_until_a_dial_back_proves_the_opposite():
+    async with Homes(latency=0.05) as homes:
+        router = homes.router("5.2.0.1")
+        public = await homes.peer("5.1.0.1")
+        home = await homes.peer("192.168.1.2", router, contacts=[public])
+        begun = now()
+        assert home.endpoint.client_mode  # before it is known
+        assert await home.reach.settle(5)
+        assert now() - begun <= CHECKS.patience + 0.1
+        assert home.reach.dialable is False and home.endpoint.client_mode
+        assert "lets nobody in" in home.reach.sentence() == home.said[-1].sentence
 
-            router.forward(PORT, home.endpoint.peer_id)
-            await asyncio.sleep(1.3 * CHECKS.rest)
-            assert home.reach.dialable and not home.endpoint.client_mode
-            assert home.endpoint.addresses == (f"memory://5.2.0.1:{PORT}",)
-            assert public.endpoint.own_word(home.endpoint.peer_id)[-1] == f"memory://5.2.0.1:{PORT}"
+        router.forward(PORT, home.endpoint.peer_id)
+        await asyncio.sleep(1.3 * CHECKS.rest)
+        assert home.reach.dialable and not home.endpoint.client_mode
+        assert home.endpoint.addresses == (f"memory://5.2.0.1:{PORT}",)
+        assert public.endpoint.own_word(home.endpoint.peer_id)[-1] == f"memory://5.2.0.1:{PORT}"
 
-            router.forget(PORT)
-            await asyncio.sleep(1.3 * CHECKS.rest)
-            assert home.endpoint.client_mode and home.said[-1].dialable is False
-            assert [event.dialable for event in home.said] == [None, False, True, False]
-
-    run(main(), timeout=7200)
+        router.forget(PORT)
+        await asyncio.sleep(1.3 * CHECKS.rest)
+        assert home.endpoint.client_mode and home.said[-1].dialable is False
+        assert [event.dialable for event in home.said] == [None, False, True, False]
 
 
-def test_a_public_newcomer_is_proved_at_once_and_proves_the_first_one():
-    async def main() -> None:
-        async with Homes(latency=0.05) as homes:
-            first = await homes.peer("5.1.0.1")
-            assert first.endpoint.addresses == (first.address,)
-            second = await homes.peer("5.2.0.1", contacts=[first])
-            begun = now()
-            assert second.endpoint.client_mode and await second.reach.settle(5)
-            assert now() - begun < 1.0
-            assert second.reach.verdicts[0].how == "dialed back" and second.endpoint.addresses == (second.address,)
-            assert first.reach.verdicts[0].how == "dialed from outside" and first.reach.checks == 0
-
-    run(main(), timeout=600)
+@simulated
+async def test_a_public_newcomer_is_proved_at_once_and_proves_the_first_one():
+    async with Homes(latency=0.05) as homes:
+        first = await homes.peer("5.1.0.1")
+        assert first.endpoint.addresses == (first.address,)
+        second = await homes.peer("5.2.0.1", contacts=[first])
+        begun = now()
+        assert second.endpoint.client_mode and await second.reach.settle(5)
+        assert now() - begun < 1.0
+        assert second.reach.verdicts[0].how == "dialed back" and second.endpoint.addresses == (second.address,)
+        assert first.reach.verdicts[0].how == "dialed from outside" and first.reach.checks == 0
 
 
 def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_a_silent_contact_alone_decides_nothing():
+@simulated
+async def test_a_silent_contact_alone_decides_nothing():
     """It says that it will have the newcomer dialed, and does nothing. Two others dial."""
+    async with Homes() as homes:
+        liar = await homes.peer("5.9.0.1", honest=False)
 
-    async def main() -> None:
-        async with Homes() as homes:
-            liar = await homes.peer("5.9.0.1", honest=False)
+        async def lie(peer: PeerID, request: DialBackRequest) -> DialBackReply:
+            return DialBackReply("memory://5.66.0.1:9")
 
-            async def lie(peer: PeerID, request: DialBackRequest) -> DialBackReply:
-                return DialBackReply("memory://5.66.0.1:9")
+        liar.endpoint.serve(DIAL_BACK, DialBackRequest, lie)
+        honest = [await homes.peer(f"5.{number}.0.1") for number in (1, 2)]
+        newcomer = await homes.peer("5.5.0.1", contacts=[liar, *honest])
+        assert await newcomer.reach.settle(5)
+        assert newcomer.reach.dialable and newcomer.endpoint.addresses == (newcomer.address,)
 
-            liar.endpoint.serve(DIAL_BACK, DialBackRequest, lie)
-            honest = [await homes.peer(f"5.{number}.0.1") for number in (1, 2)]
-            newcomer = await homes.peer("5.5.0.1", contacts=[liar, *honest])
-            assert await newcomer.reach.settle(5)
-            assert newcomer.reach.dialable and newcomer.endpoint.addresses == (newcomer.address,)
-
-            alone = await homes.peer("5.6.0.1", contacts=[liar])
-            assert await alone.reach.settle(5) and alone.reach.dialable is False
-            await alone.meet(honest[0])  # and it recovers once it knows an honest one
-            await alone.meet(honest[1])
-            await asyncio.sleep(30)
-            assert alone.reach.dialable and alone.endpoint.addresses == (alone.address,)
-
-    run(main(), timeout=600)
+        alone = await homes.peer("5.6.0.1", contacts=[liar])
+        assert await alone.reach.settle(5) and alone.reach.dialable is False
+        await alone.meet(honest[0])  # and it recovers once it knows an honest one
+        await alone.meet(honest[1])
+        await asyncio.sleep(30)
+        assert alone.reach.dialable and alone.endpoint.addresses == (alone.address,)
 
 
-def test_who_says_that_a_dial_worked_has_to_have_dialed():
+@simulated
+async def test_who_says_that_a_dial_worked_has_to_have_dialed():
     """The liar sends the nonce on the connection that the newcomer dialed: that proves nothing, and ends it."""
+    async with Homes() as homes:
+        router = homes.router("5.2.0.1")
+        liar = await homes.peer("5.9.0.1", honest=False)
+        nonces: list[bytes] = []
 
-    async def main() -> None:
-        async with Homes() as homes:
-            router = homes.router("5.2.0.1")
-            liar = await homes.peer("5.9.0.1", honest=False)
-            nonces: list[bytes] = []
+        async def lie(peer: PeerID, request: DialBackRequest) -> DialBackReply:
+            nonces.append(request.nonce)
+            return DialBackReply("memory://5.2.0.1:4000")
 
-            async def lie(peer: PeerID, request: DialBackRequest) -> DialBackReply:
-                nonces.append(request.nonce)
-                return DialBackReply("memory://5.2.0.1:4000")
-
-            liar.endpoint.serve(DIAL_BACK, DialBackRequest, lie)
-            newcomer = await homes.peer("192.168.1.2", router, contacts=[liar])
-            assert await newcomer.reach.settle(5) and nonces
-            with pytest.raises(UnknownMethod):
-                await liar.endpoint.call(
-                    newcomer.endpoint.peer_id, "reach.proof", DialProof(nonces[0]), DialProof, timeout=1
-                )
-            assert newcomer.reach.dialable is False
-            # From the same home it can be dialed, but that is not what the liar's network would do.
-            insider = await homes.peer("192.168.1.3", router, honest=False)
-            place = f"memory://192.168.1.2:{PORT}"
-            await insider.endpoint.probe(place, newcomer.endpoint.peer_id, encode(DialProof(nonces[0])), timeout=1)
-            await asyncio.sleep(1)
-            assert newcomer.reach.dialable is False
-
-    run(main(), timeout=600)
+        liar.endpoint.serve(DIAL_BACK, DialBackRequest, lie)
+        newcomer = await homes.peer("192.168.1.2", router, contacts=[liar])
+        assert await newcomer.reach.settle(5) and nonces
+        with pytest.raises(UnknownMethod):
+            await liar.endpoint.call(
+                newcomer.endpoint.peer_id, "reach.proof", DialProof(nonces[0]), DialProof, timeout=1
+            )
+        assert newcomer.reach.dialable is False
+        # From the same home it can be dialed, but that is not what the liar's network would do.
+        insider = await homes.peer("192.168.1.3", router, honest=False)
+        place = f"memory://192.168.1.2:{PORT}"
+        await insider.endpoint.probe(place, newcomer.endpoint.peer_id, encode(DialProof(nonces[0])), timeout=1)
+        await asyncio.sleep(1)
+        assert newcomer.reach.dialable is False
 
 
-def test_a_third_peer_dials_that_the_asker_does_not_know():
-    async def main() -> None:
-        async with Homes() as homes:
-            public = await homes.peer("5.1.0.1")
-            third = await homes.peer("5.3.0.1", contacts=[public])
-            assert await third.reach.settle(5)
-            homes.network.dials.clear()
-            newcomer = await homes.peer("5.5.0.1", contacts=[public])
-            assert await newcomer.reach.settle(5) and newcomer.reach.dialable
-            assert [who for who, address in homes.network.dials if address == newcomer.address] == [
-                third.endpoint.peer_id
-            ]
-
-    run(main(), timeout=600)
+@simulated
+async def test_a_third_peer_dials_that_the_asker_does_not_know():
+    async with Homes() as homes:
+        public = await homes.peer("5.1.0.1")
+        third = await homes.peer("5.3.0.1", contacts=[public])
+        assert await third.reach.settle(5)
+        homes.network.dials.clear()
+        newcomer = await homes.peer("5.5.0.1", contacts=[public])
+        assert await newcomer.reach.settle(5) and newcomer.reach.dialable
+        assert [who for who, address in homes.network.dials if address == newcomer.address] == [third.endpoint.peer_id]
 
 
-def test_third_peers_that_do_not_dial_take_no_verdict_away():
+@simulated
+async def test_third_peers_that_do_not_dial_take_no_verdict_away():
     """Each contact has one of its own, whom the others do not know."""
+    async with Homes() as homes:
+        contacts = [await homes.peer(f"5.{number}.0.1") for number in (1, 2, 3)]
+        peer = await homes.peer("5.5.0.1", contacts=contacts)
+        assert await peer.reach.settle(5) and peer.endpoint.addresses == (peer.address,)
 
-    async def main() -> None:
-        async with Homes() as homes:
-            contacts = [await homes.peer(f"5.{number}.0.1") for number in (1, 2, 3)]
-            peer = await homes.peer("5.5.0.1", contacts=contacts)
-            assert await peer.reach.settle(5) and peer.endpoint.addresses == (peer.address,)
+        async def say_yes(asker: PeerID, request: DialForRequest) -> DialForReply:
+            return DialForReply()
 
-            async def say_yes(asker: PeerID, request: DialForRequest) -> DialForReply:
-                return DialForReply()
-
-            for number, contact in enumerate(contacts):
-                liar = await homes.peer(f"5.66.0.{number + 1}", honest=False, client_mode=True)
-                liar.endpoint.serve(DIAL_FOR, DialForRequest, say_yes)
-                await liar.meet(contact)
-            for _ in range(4):
-                await asyncio.sleep(CHECKS.rest)
-                assert peer.endpoint.addresses == (peer.address,)
-
-    run(main(), timeout=7200)
+        for number, contact in enumerate(contacts):
+            liar = await homes.peer(f"5.66.0.{number + 1}", honest=False, client_mode=True)
+            liar.endpoint.serve(DIAL_FOR, DialForRequest, say_yes)
+            await liar.meet(contact)
+        for _ in range(4):
+            await asyncio.sleep(CHECKS.rest)
+            assert peer.endpoint.addresses == (peer.address,)
 
 
-def test_nobody_can_be_made_to_dial_more_than_its_budget():
+@simulated
+async def test_nobody_can_be_made_to_dial_more_than_its_budget():
     """A flood of wishes, by many identities that stand in one network, against hosts of that network."""
-
-    async def main() -> None:
-        limits = DialLimits()
-        async with Homes() as homes:
-            public = await homes.peer("5.1.0.1")
-            served = 0
-            homes.network.dials.clear()
-            for number in range(12):
-                stranger = await homes.peer(f"5.66.0.{number + 1}", honest=False)
-                await stranger.meet(public)
-                for port in range(100):
-                    request = DialBackRequest(bytes(16), 1000 + port)
-                    try:
-                        await stranger.endpoint.call(
-                            public.endpoint.peer_id, DIAL_BACK, request, DialBackReply, timeout=9
-                        )
-                        served += 1
-                    except CallRefused as refusal:
-                        assert refusal.code == "busy"
-            assert served <= limits.network_burst + 1 + now() * limits.network_rate
-            await asyncio.sleep(10)
-            assert homes.dials_to("5.66.") == served  # each asked once, and never a host that was only named
-            victim = DialForRequest(stranger.endpoint.peer_id, "memory://192.168.1.1:80", bytes(16))
-            with pytest.raises(CallRefused, match="only hosts of the internet"):
-                await stranger.endpoint.call(public.endpoint.peer_id, DIAL_FOR, victim, DialForReply, timeout=9)
-
-    run(main(), timeout=6000)
+    limits = DialLimits()
+    async with Homes() as homes:
+        public = await homes.peer("5.1.0.1")
+        served = 0
+        homes.network.dials.clear()
+        for number in range(12):
+            stranger = await homes.peer(f"5.66.0.{number + 1}", honest=False)
+            await stranger.meet(public)
+            for port in range(100):
+                request = DialBackRequest(bytes(16), 1000 + port)
+                try:
+                    await stranger.endpoint.call(public.endpoint.peer_id, DIAL_BACK, request, DialBackReply, timeout=9)
+                    served += 1
+                except CallRefused as refusal:
+                    assert refusal.code == "busy"
+        assert served <= limits.network_burst + 1 + now() * limits.network_rate
+        await asyncio.sleep(10)
+        assert homes.dials_to("5.66.") == served  # each asked once, and never a host that was only named
+        victim = DialForRequest(stranger.endpoint.peer_id, "memory://192.168.1.1:80", bytes(16))
+        with pytest.raises(CallRefused, match="only hosts of the internet"):
+            await stranger.endpoint.call(public.endpoint.peer_id, DIAL_FOR, victim, DialForReply, timeout=9)
 
 
-def test_a_false_observed_address_is_outvoted():
-    """One of three contacts says that it sees the newcomer at a victim's address, and dials it at its own."""
+@simulated
+async def test_a_statement_that_does_not_hold_is_said_and_not_announced():
+    async with Homes() as homes:
+        router = homes.router("5.2.0.1")
+        public = await homes.peer("5.1.0.1")
+        stated = f"memory://5.2.0.1:{PORT}"
+        home = await homes.peer("192.168.1.2", router, contacts=[public], announce=(stated,))
+        assert await home.reach.settle(5)
+        assert home.endpoint.addresses == ()
+        warnings = [event.text for event in home.events if isinstance(event, Noticed)]
+        assert len(warnings) == 1 and stated in warnings[0] and "nobody's dial came in" in warnings[0]
 
-    async def main() -> None:
-        async with Homes() as homes:
-            contacts = [await homes.peer(f"5.{number}.0.1") for number in (1, 2, 3)]
-            liar = contacts[0].endpoint.peer_id
-            newcomer = await homes.peer("5.5.0.1", contacts=contacts[:0], expects=True)
-            truly = newcomer.endpoint.seen
-
-            def seen(peer: PeerID) -> SeenPeer | None:
-                found = truly(peer)
-                return replace(found, observed_address="memory://5.66.0.1:80") if found and peer == liar else found
-
-            newcomer.endpoint.seen = seen  # type: ignore[method-assign]
-            for contact in contacts:
-                await newcomer.meet(contact)
-            await asyncio.sleep(30)
-            assert newcomer.endpoint.addresses == (newcomer.address,)
-            assert homes.dials_to("5.66.") == 0
-
-    run(main(), timeout=600)
+        router.forward(PORT, home.endpoint.peer_id)
+        await asyncio.sleep(1.3 * CHECKS.rest)
+        assert home.endpoint.addresses == (stated,) and home.reach.verdicts[0].how == "stated"
 
 
-def test_a_statement_that_does_not_hold_is_said_and_not_announced():
-    async def main() -> None:
-        async with Homes() as homes:
-            router = homes.router("5.2.0.1")
-            public = await homes.peer("5.1.0.1")
-            stated = f"memory://5.2.0.1:{PORT}"
-            home = await homes.peer("192.168.1.2", router, contacts=[public], announce=(stated,))
-            assert await home.reach.settle(5)
-            assert home.endpoint.addresses == ()
-            warnings = [event.text for event in home.events if isinstance(event, Noticed)]
-            assert len(warnings) == 1 and stated in warnings[0] and "nobody's dial came in" in warnings[0]
-
-            router.forward(PORT, home.endpoint.peer_id)
-            await asyncio.sleep(1.3 * CHECKS.rest)
-            assert home.endpoint.addresses == (stated,) and home.reach.verdicts[0].how == "stated"
-
-    run(main(), timeout=6000)
+@simulated
+async def test_client_mode_stays_a_wish():
+    async with Homes() as homes:
+        public = await homes.peer("5.1.0.1")
+        wisher = await homes.peer("5.2.0.1", contacts=[public], client_mode=True)
+        assert await wisher.reach.settle(5) and wisher.reach.checks == 0
+        assert wisher.endpoint.addresses == () and "as was wished" in wisher.reach.sentence()
+        assert homes.dials_to("5.2.0.1") == 0
 
 
-def test_client_mode_stays_a_wish():
-    async def main() -> None:
-        async with Homes() as homes:
-            public = await homes.peer("5.1.0.1")
-            wisher = await homes.peer("5.2.0.1", contacts=[public], client_mode=True)
-            assert await wisher.reach.settle(5) and wisher.reach.checks == 0
-            assert wisher.endpoint.addresses == () and "as was wished" in wisher.reach.sentence()
-            assert homes.dials_to("5.2.0.1") == 0
+@simulated
+async def test_routers_and_relays_are_asked_where_nobody_can_dial_this_peer():
+    async with Homes() as homes:
+        router = homes.router("5.2.0.1")
+        public = await homes.peer("5.1.0.1")
+        relays, mappings = FakeRelays(), []
 
-    run(main(), timeout=600)
+        def mapping(port: int) -> FakeMapping:
+            mappings.append(FakeMapping(router))
+            return mappings[-1]
 
-
-def test_routers_and_relays_are_asked_where_nobody_can_dial_this_peer():
-    async def main() -> None:
-        async with Homes() as homes:
-            router = homes.router("5.2.0.1")
-            public = await homes.peer("5.1.0.1")
-            relays, mappings = FakeRelays(), []
-
-            def mapping(port: int) -> FakeMapping:
-                mappings.append(FakeMapping(router))
-                return mappings[-1]
-
-            home = await homes.peer("192.168.1.2", router, contacts=[public], mapping=mapping, relays=relays)
-            assert await home.reach.settle(5) and home.reach.dialable is False
-            await asyncio.sleep(1)
-            assert relays.running and len(mappings) == 1
-            mappings[0].open(home.endpoint.peer_id, 5000)
-            await asyncio.sleep(20)
-            assert home.endpoint.addresses == ("memory://5.2.0.1:5000",) and home.reach.verdicts[0].how == "mapped"
-            assert not relays.running  # given back
-            mappings[0].lose()
-            await asyncio.sleep(20)
-            assert home.endpoint.client_mode and relays.running
-            await home.reach.close()
-            assert mappings[0].withdrawn and not relays.running
-
-    run(main(), timeout=6000)
+        home = await homes.peer("192.168.1.2", router, contacts=[public], mapping=mapping, relays=relays)
+        assert await home.reach.settle(5) and home.reach.dialable is False
+        await asyncio.sleep(1)
+        assert relays.running and len(mappings) == 1
+        mappings[0].open(home.endpoint.peer_id, 5000)
+        await asyncio.sleep(20)
+        assert home.endpoint.addresses == ("memory://5.2.0.1:5000",) and home.reach.verdicts[0].how == "mapped"
+        assert not relays.running  # given back
+        mappings[0].lose()
+        await asyncio.sleep(20)
+        assert home.endpoint.client_mode and relays.running
+        await home.reach.close()
+        assert mappings[0].withdrawn and not relays.running
 
 
-def test_a_peer_that_moves_to_another_network_is_judged_anew():
-    async def main() -> None:
-        async with Homes() as homes:
-            public = await homes.peer("5.1.0.1")
-            mover = await homes.peer("5.5.0.1", contacts=[public])
-            assert await mover.reach.settle(5) and mover.reach.dialable
-            homes.move(mover, "192.168.1.7", homes.router("5.6.0.1"))
-            await asyncio.sleep(6)
-            assert mover.endpoint.addresses == ()  # nothing of what was known holds
-            await mover.meet(public)
-            await asyncio.sleep(CHECKS.patience + 1)
-            assert mover.reach.dialable is False
-
-    run(main(), timeout=600)
+@simulated
+async def test_a_peer_that_moves_to_another_network_is_judged_anew():
+    async with Homes() as homes:
+        public = await homes.peer("5.1.0.1")
+        mover = await homes.peer("5.5.0.1", contacts=[public])
+        assert await mover.reach.settle(5) and mover.reach.dialable
+        homes.move(mover, "192.168.1.7", homes.router("5.6.0.1"))
+        await asyncio.sleep(6)
+        assert mover.endpoint.addresses == ()  # nothing of what was known holds
+        await mover.meet(public)
+        await asyncio.sleep(CHECKS.patience + 1)
+        assert mover.reach.dialable is False
 
 
 class FakeRelays:
@@ -370,232 +311,81 @@ class FakeLease:
     port: int
 
 
-def test_a_wake_up_is_a_reason_to_ask_again():
-    async def main() -> None:
-        async with Homes() as homes:
-            router = homes.router("5.2.0.1")
-            public = await homes.peer("5.1.0.1")
-            home = await homes.peer("192.168.1.2", router, contacts=[public])
-            router.forward(PORT, home.endpoint.peer_id)
-            await asyncio.sleep(1.2 * CHECKS.rest)
-            assert home.reach.dialable
-            checks = home.reach.checks
-            home.endpoint.events.emit(WokeUp(7200.0))
-            await asyncio.sleep(10)
-            assert home.reach.dialable and home.reach.checks == checks + 1
-
-    run(main(), timeout=7200)
-
-
-def test_containers_and_tunnels_that_come_and_go_change_nothing(monkeypatch: pytest.MonkeyPatch):
-    """A server whom others dialed would otherwise have to wait for the next one."""
-
-    async def main() -> None:
-        async with Homes() as homes:
-            first = await homes.peer("5.1.0.1")
-            await homes.peer("5.2.0.1", contacts=[first])
-            await asyncio.sleep(1)
-            said = list(first.said)
-            bridge = Surroundings(
-                (first.address,), frozenset({"5.1.0.1", "172.17.0.1"}), (ip_network("172.17.0.0/16"),)
-            )
-            monkeypatch.setattr("swarmcli.reach.evidence.look_around", lambda addresses: bridge)
-            await asyncio.sleep(20)
-            assert first.reach.dialable and first.said == said
-            assert first.reach.verdicts[0].how == "dialed from outside"
-
-    run(main(), timeout=600)
+@simulated
+async def test_a_wake_up_is_a_reason_to_ask_again():
+    async with Homes() as homes:
+        router = homes.router("5.2.0.1")
+        public = await homes.peer("5.1.0.1")
+        home = await homes.peer("192.168.1.2", router, contacts=[public])
+        router.forward(PORT, home.endpoint.peer_id)
+        await asyncio.sleep(1.2 * CHECKS.rest)
+        assert home.reach.dialable
+        checks = home.reach.checks
+        home.endpoint.events.emit(WokeUp(7200.0))
+        await asyncio.sleep(10)
+        assert home.reach.dialable and home.reach.checks == checks + 1
 
 
 async def yes_and_nothing(peer: PeerID, request: DialBackRequest) -> DialBackReply:
     return DialBackReply("memory://5.66.0.1:9")
 
 
-def test_a_proof_without_an_address_is_none():
-    """The contact dials, so that the nonce is there, and refuses the call, so that nothing says where it dialed."""
-
-    async def main() -> None:
-        async with Homes(latency=0.02) as homes:
-            victim = await homes.peer("5.1.0.1", expects=True)
-            liar = await homes.peer("5.9.0.1", honest=False)
-
-            async def back(peer: PeerID, request: DialBackRequest) -> DialBackReply:
-                await liar.endpoint.probe(victim.address, peer, encode(DialProof(request.nonce)), timeout=5)
-                await asyncio.sleep(0.3)
-                raise CallRefused("busy", "no")
-
-            liar.endpoint.serve(DIAL_BACK, DialBackRequest, back)
-            await liar.meet(victim)
-            await asyncio.sleep(2 * CHECKS.rest)
-            assert victim.endpoint.addresses == (victim.address,)
-            assert victim.reach.checks > 1
-
-    run(main(), timeout=7200)
-
-
-def test_the_keeper_survives_what_the_system_refuses(monkeypatch: pytest.MonkeyPatch):
-    """With no descriptor left the interfaces cannot be looked at; and any other fault is no reason to stop, either."""
-
-    async def main() -> None:
-        async with Homes() as homes:
-            public = await homes.peer("5.1.0.1")
-            home = await homes.peer("192.168.1.2", homes.router("5.2.0.1"), contacts=[public])
-            assert await home.reach.settle(5)
-
-            def refuse(addresses: tuple[str, ...]) -> Surroundings:
-                raise OSError(24, "too many open files")
-
-            with monkeypatch.context() as patch:
-                patch.setattr("swarmcli.reach.evidence.look_around", refuse)
-                checks = home.reach.checks
-                await asyncio.sleep(1.3 * CHECKS.rest)
-                assert home.reach.checks > checks and home.reach.dialable is False
-
-            failed = faults()
-
-            def wrong(*_: object) -> None:
-                raise ValueError("a fault")
-
-            with monkeypatch.context() as patch:
-                patch.setattr(home.reach._checks, "ask", wrong)
-                await asyncio.sleep(1.3 * CHECKS.rest)
-            assert failed
-            checks = home.reach.checks
-            await asyncio.sleep(60 + 10)
-            assert home.reach.checks > checks
-
-    run(main(), timeout=7200)
-
-
-def test_a_liar_among_busy_contacts_takes_no_verdict_away():
-    async def main() -> None:
-        async with Homes() as homes:
-            honest = [await homes.peer(f"5.{number}.0.1", honest=False) for number in (2, 3, 4)]
-            liar = await homes.peer("5.9.0.1", honest=False)
-            peer = await homes.peer("5.1.0.1", expects=True)
-            busy = False
-
-            def server(contact: Peer) -> None:
-                async def serve(asker: PeerID, request: DialBackRequest) -> DialBackReply:
-                    if busy:
-                        raise CallRefused("busy", "enough dials for now")
-                    await contact.endpoint.probe(peer.address, asker, encode(DialProof(request.nonce)), timeout=5)
-                    return DialBackReply(peer.address)
-
-                contact.endpoint.serve(DIAL_BACK, DialBackRequest, serve)
-
-            for contact in honest:
-                server(contact)
-                await peer.meet(contact)
-            assert await peer.reach.settle(5) and peer.reach.dialable
-            busy = True
-            liar.endpoint.serve(DIAL_BACK, DialBackRequest, yes_and_nothing)
-            await peer.meet(liar)
-            checks = peer.reach.checks
-            await asyncio.sleep(8 * CHECKS.rest)
-            assert peer.reach.checks > checks + 4
-            assert peer.endpoint.addresses == (peer.address,)
-            for contact in honest[:2]:
-                contact.endpoint.withdraw(DIAL_BACK)
-                contact.endpoint.serve(DIAL_BACK, DialBackRequest, yes_and_nothing)  # with the liar they are three
-            await asyncio.sleep(2 * CHECKS.rest)
-            assert peer.reach.dialable is False
-
-    run(main(), timeout=20000)
-
-
-def test_a_crowd_of_one_network_does_not_make_a_peer_forget_its_contacts():
+@simulated
+async def test_a_crowd_of_one_network_does_not_make_a_peer_forget_its_contacts():
     """They come one after the other, and say that they will have it dialed; then it asks none but them."""
-
-    async def main() -> None:
-        async with Homes() as homes:
-            honest = [await homes.peer(f"5.{number}.0.1") for number in (1, 3, 4)]
-            router = homes.router("5.2.0.1")
-            home = await homes.peer("192.168.1.2", router, expects=True)
-            router.forward(PORT, home.endpoint.peer_id)
-            for contact in honest:
-                await home.meet(contact)
-            assert await home.reach.settle(5)
-            outer = (f"memory://5.2.0.1:{PORT}",)
-            assert home.endpoint.addresses == outer
-            for number in range(600):
-                stranger = await homes.peer(f"5.66.0.{number % 200}", honest=False, client_mode=True)
-                stranger.endpoint.serve(DIAL_BACK, DialBackRequest, yes_and_nothing)
-                await stranger.endpoint.connect(outer[0], timeout=5)
-                if number < 590:
-                    await stranger.endpoint.close()
-            await asyncio.sleep(3 * CHECKS.rest)
-            assert home.reach.checks > 2 and home.endpoint.addresses == outer
-
-    run(main(), timeout=20000)
+    async with Homes() as homes:
+        honest = [await homes.peer(f"5.{number}.0.1") for number in (1, 3, 4)]
+        router = homes.router("5.2.0.1")
+        home = await homes.peer("192.168.1.2", router, expects=True)
+        router.forward(PORT, home.endpoint.peer_id)
+        for contact in honest:
+            await home.meet(contact)
+        assert await home.reach.settle(5)
+        outer = (f"memory://5.2.0.1:{PORT}",)
+        assert home.endpoint.addresses == outer
+        for number in range(600):
+            stranger = await homes.peer(f"5.66.0.{number % 200}", honest=False, client_mode=True)
+            stranger.endpoint.serve(DIAL_BACK, DialBackRequest, yes_and_nothing)
+            await stranger.endpoint.connect(outer[0], timeout=5)
+            if number < 590:
+                await stranger.endpoint.close()
+        await asyncio.sleep(3 * CHECKS.rest)
+        assert home.reach.checks > 2 and home.endpoint.addresses == outer
 
 
-def test_whoever_says_again_and_again_that_a_peer_has_moved_is_believed_less_and_less():
-    async def main() -> None:
-        async with Homes() as homes:
-            honest = [await homes.peer(f"5.{number}.0.1") for number in (2, 3, 4)]
-            liar = await homes.peer("5.9.0.1", honest=False)
-            liar.endpoint.serve(DIAL_BACK, DialBackRequest, yes_and_nothing)
-            peer = await homes.peer("5.1.0.1", expects=True)
-            truly = peer.endpoint.seen
+@simulated
+async def test_dials_for_peers_that_are_only_named_take_nothing_from_those_who_ask_for_themselves():
+    async with Homes() as homes:
+        public = await homes.peer("5.1.0.1")
+        target = "memory://5.5.0.1:4000"
+        named = (await homes.peer("5.5.0.2", honest=False)).endpoint.peer_id
+        asked, served = public.endpoint.peer_id, 0
+        for number in range(20):
+            stranger = await homes.peer(f"5.{60 + number}.0.1", honest=False)
+            await stranger.meet(public)
+            for _ in range(6):
+                request = DialForRequest(named, target, bytes(16))
+                try:
+                    await stranger.endpoint.call(asked, DIAL_FOR, request, DialForReply, timeout=9)
+                    served += 1
+                except CallRefused as refusal:
+                    assert refusal.code == "busy"
+        assert DialLimits().network_burst <= served <= DialLimits().network_burst + 1 + now() / 10
+        newcomer = await homes.peer("5.5.0.1", honest=False)
+        await newcomer.meet(public)
+        wish = DialBackRequest(bytes(16), PORT)
+        await newcomer.endpoint.call(asked, DIAL_BACK, wish, DialBackReply, timeout=9)
 
-            def seen(other: PeerID) -> SeenPeer | None:
-                found = truly(other)
-                lies = found is not None and other == liar.endpoint.peer_id
-                return replace(found, observed_address="memory://5.66.0.1:1") if found and lies else found
+        service = DialForRequest(named, "memory://5.7.0.1:443", bytes(16))
+        with pytest.raises(CallRefused, match="only ports from 1024 on"):
+            await newcomer.endpoint.call(asked, DIAL_FOR, service, DialForReply, timeout=9)
+        truly = public.endpoint.seen
 
-            peer.endpoint.seen = seen  # type: ignore[method-assign]
-            for contact in honest:
-                await peer.meet(contact)
-            assert await peer.reach.settle(5) and peer.reach.dialable
-            for _ in range(120):
-                await peer.meet(liar)
-                await asyncio.sleep(3)
-                connection = liar.endpoint._control.current(peer.endpoint.peer_id)
-                if connection is not None:
-                    connection.connection.abort("to be met anew")
-                await asyncio.sleep(2)
-                assert peer.reach.dialable
-            assert peer.reach.checks < 10
+        def seen(other: PeerID) -> SeenPeer | None:
+            found = truly(other)
+            return found and replace(found, relayed=True)
 
-    run(main(), timeout=6000)
-
-
-def test_dials_for_peers_that_are_only_named_take_nothing_from_those_who_ask_for_themselves():
-    async def main() -> None:
-        async with Homes() as homes:
-            public = await homes.peer("5.1.0.1")
-            target = "memory://5.5.0.1:4000"
-            named = (await homes.peer("5.5.0.2", honest=False)).endpoint.peer_id
-            asked, served = public.endpoint.peer_id, 0
-            for number in range(20):
-                stranger = await homes.peer(f"5.{60 + number}.0.1", honest=False)
-                await stranger.meet(public)
-                for _ in range(6):
-                    request = DialForRequest(named, target, bytes(16))
-                    try:
-                        await stranger.endpoint.call(asked, DIAL_FOR, request, DialForReply, timeout=9)
-                        served += 1
-                    except CallRefused as refusal:
-                        assert refusal.code == "busy"
-            assert DialLimits().network_burst <= served <= DialLimits().network_burst + 1 + now() / 10
-            newcomer = await homes.peer("5.5.0.1", honest=False)
-            await newcomer.meet(public)
-            wish = DialBackRequest(bytes(16), PORT)
-            await newcomer.endpoint.call(asked, DIAL_BACK, wish, DialBackReply, timeout=9)
-
-            service = DialForRequest(named, "memory://5.7.0.1:443", bytes(16))
-            with pytest.raises(CallRefused, match="only ports from 1024 on"):
-                await newcomer.endpoint.call(asked, DIAL_FOR, service, DialForReply, timeout=9)
-            truly = public.endpoint.seen
-
-            def seen(other: PeerID) -> SeenPeer | None:
-                found = truly(other)
-                return found and replace(found, relayed=True)
-
-            public.endpoint.seen = seen  # type: ignore[method-assign]
-            request = DialForRequest(named, "memory://5.7.0.1:4000", bytes(16))
-            with pytest.raises(CallRefused, match="does not see where you are"):
-                await newcomer.endpoint.call(asked, DIAL_FOR, request, DialForReply, timeout=9)
-
-    run(main(), timeout=6000)
+        public.endpoint.seen = seen  # type: ignore[method-assign]
+        request = DialForRequest(named, "memory://5.7.0.1:4000", bytes(16))
+        with pytest.raises(CallRefused, match="does not see where you are"):
+            await newcomer.endpoint.call(asked, DIAL_FOR, request, DialForReply, timeout=9)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 import pytest
 
-from swarmcli.errors import CallRefused, ConnectionLost, EndOfStream, NetworkError
-from swarmcli.network import Endpoint, Purpose, Stream
+from swarmcli.errors import CallRefused, ConnectionLost, NetworkError
+from swarmcli.network import Purpose, Stream
 from swarmcli.network.transports.base import Connection
 from swarmcli.reach.circuits import open_circuits
 from swarmcli.reach.relay_messages import (
@@ -29,7 +28,7 @@ from swarmcli.reach.relaying import RelayBudgets
 from swarmcli.testing import MemoryNetwork
 from tests.network.worlds import reaches
 from tests.reach.relay_worlds import Client, Scene, payload, scene
-from tests.simulation import now, simulated
+from tests.simulation import simulated
 
 
 async def many(peers: Scene, count: int, first: int = 5) -> list[Client]:
@@ -141,71 +140,6 @@ async def test_a_flood_of_connects_is_refused_and_others_get_through() -> None:
         assert set(outcomes) == {"busy", "ended"}
         await asyncio.sleep(3)
         assert relay.statistics().circuits == 1
-
-
-@simulated
-async def test_one_network_does_not_use_up_the_attempts_to_reach_a_client() -> None:
-    network = MemoryNetwork(seed=1)
-    async with scene(network) as peers:
-        endpoint, _ = await peers.relay()
-        a, b = await peers.pair(endpoint)
-        router = network.router("198.51.100.7")
-        crowd = [await peers.client(5 + number, behind=router) for number in range(2)]
-
-        async def flood(source: Endpoint) -> None:
-            while True:
-                with suppress(NetworkError):
-                    async with source.stream(endpoint.peer_id, CONNECT, Connect(b.peer_id), timeout=30):
-                        pass
-                await asyncio.sleep(0.05)
-
-        for each in crowd:
-            await each.endpoint.connect(endpoint.addresses[0], timeout=5)
-        floods = [asyncio.create_task(flood(each.endpoint)) for each in crowd]
-        await asyncio.sleep(30)
-        for _ in range(20):
-            (await dial(a, b, endpoint)).abort("it came through")
-            await asyncio.sleep(0.3)
-        for task in floods:
-            task.cancel()
-        await asyncio.gather(*floods, return_exceptions=True)
-
-
-@simulated
-async def test_messages_without_bytes_are_not_for_nothing() -> None:
-    async with scene() as peers:
-        endpoint, _ = await peers.relay(budgets=RelayBudgets(rate_per_peer=1e6, burst_seconds=0.2))
-        a, b = await peers.pair(endpoint)
-        taken: list[float] = []
-
-        async def incoming(peer: object, request: object, stream: Stream) -> None:
-            for _ in range(800):
-                await stream.receive(CircuitData)
-            taken.append(now())
-
-        b.endpoint.withdraw(INCOMING)
-        b.endpoint.serve_stream(INCOMING, Incoming, incoming)
-        async with a.endpoint.stream(endpoint.peer_id, CONNECT, Connect(b.peer_id), timeout=5) as stream:
-            began = now()
-            for _ in range(800):
-                await stream.send(CircuitData())
-            with pytest.raises(EndOfStream):
-                await stream.receive(CircuitData)
-        assert taken and taken[0] - began > 0.5  # 800 times the least that a message counts for, at 1 MB/s
-
-
-@simulated
-async def test_a_client_that_does_not_come_costs_a_few_seconds() -> None:
-    async with scene() as peers:
-        endpoint, relay = await peers.relay(budgets=RelayBudgets(opening=3))
-        a, b = await peers.pair(endpoint)
-        assert peers.network is not None
-        peers.network.freeze(b.peer_id)
-        with pytest.raises(NetworkError):
-            await dial(a, b, endpoint)
-        await asyncio.sleep(5)
-        assert relay.statistics().circuits == 0
-        peers.network.thaw(b.peer_id)
 
 
 @simulated

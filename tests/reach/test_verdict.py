@@ -167,19 +167,3 @@ def test_a_liar_in_a_house_makes_no_client_of_its_neighbours():
     assert judge("IPv4", HOME, [*UPSTAIRS, LIAR], asks(False)).dialable, "whom it asked as it had met nobody else"
     translated = [ContactSighting(f"10.9.0.{number}", observed="10.9.0.2") for number in (3, 4, 5)]
     assert judge("IPv4", HOME, [*UPSTAIRS, *translated]).dialable is None
-
-
-def test_where_a_contact_stands_is_found_out_once():
-    """All contacts are judged again whenever somebody comes, and anybody can come."""
-    asked = []
-
-    class Counted:
-        def __contains__(self, address: object) -> bool:
-            asked.append(address)
-            return False
-
-    around = Surroundings(HOME.addresses, HOME.hosts, (Counted(),))  # type: ignore[arg-type]
-    crowd = [ContactSighting(f"5.{number}.0.1", came_in=True) for number in range(100)]
-    for _ in range(3):
-        assert judge("IPv4", around, crowd).dialable
-    assert len(asked) == len(crowd)

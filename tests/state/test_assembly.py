@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import weakref
@@ -16,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.compression import BlockwiseQuantization, Float16Compression, NoCompression
-from swarmcli.errors import CompressionError, StateDownloadError
-from swarmcli.events import PeerRefused
+from swarmcli.errors import StateDownloadError
 from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state import unnamed_file
 from swarmcli.state.assembly import Assembly
@@ -25,8 +23,8 @@ from swarmcli.state.distant import DistantTensor, loaded
 from swarmcli.state.donor import StateDonor
 from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import PinnedState, Snapshot, read_manifest
-from swarmcli.testing import virtual_time
 from tests.averaging.states import CHUNK, Swarm, check, make_state, size_of
+from tests.simulation import simulated
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -66,16 +64,6 @@ def test_what_is_settled_is_the_state(state: dict[str, torch.Tensor], codec: Any
         torch.testing.assert_close(loaded(here), tensor)
 
 
-def test_booleans_that_are_none(tmp_path: Path) -> None:
-    pinned = PinnedState(Snapshot(b"", None, {"mask": torch.zeros(9, dtype=torch.bool)}))
-    assembly = assembled(pinned, tmp_path)
-    slot = assembly.slot(0)
-    slot[:] = bytes([2]) * len(slot)
-    assembly.settle(0, slot)
-    with pytest.raises(CompressionError, match="boolean"):
-        assembly.finish()
-
-
 def test_the_file_has_no_name_and_goes_with_its_last_tensor(tmp_path: Path) -> None:
     pinned = PinnedState(Snapshot(b"", None, make_state()))
     assembly = assembled(pinned, tmp_path)
@@ -93,20 +81,19 @@ def test_the_file_has_no_name_and_goes_with_its_last_tensor(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("codec", [NoCompression(), Float16Compression()])
 @pytest.mark.parametrize("donors", [1, 3])
-def test_a_download_through_a_file_is_the_one_through_memory(tmp_path: Path, codec: Any, donors: int) -> None:
-    async def main() -> None:
-        async with Swarm(donors, bandwidth=200_000) as swarm:
-            swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(), codec)] * donors
-            expected = await swarm.download()
-            got = await swarm.download(spool=tmp_path)
-            assert all(isinstance(tensor, DistantTensor) for tensor in got.contents.values())
-            check(got, Snapshot(b"v1", {"epoch": 3}, expected.tensors))
-            assert (got.exact, got.manifest, got.digests) == (expected.exact, expected.manifest, expected.digests)
-
-    virtual_time.run(main())
+@simulated
+async def test_a_download_through_a_file_is_the_one_through_memory(tmp_path: Path, codec: Any, donors: int) -> None:
+    async with Swarm(donors, bandwidth=200_000) as swarm:
+        swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(), codec)] * donors
+        expected = await swarm.download()
+        got = await swarm.download(spool=tmp_path)
+        assert all(isinstance(tensor, DistantTensor) for tensor in got.contents.values())
+        check(got, Snapshot(b"v1", {"epoch": 3}, expected.tensors))
+        assert (got.exact, got.manifest, got.digests) == (expected.exact, expected.manifest, expected.digests)
 
 
-def test_only_chunks_on_their_way_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@simulated
+async def test_only_chunks_on_their_way_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     most, slot = 0, Assembly.slot
     slots: list[weakref.ref[memoryview]] = []
 
@@ -118,71 +105,35 @@ def test_only_chunks_on_their_way_are_in_memory(tmp_path: Path, monkeypatch: pyt
         return memory
 
     monkeypatch.setattr(Assembly, "slot", counting)
-
-    async def main() -> None:
-        async with Swarm(4, bandwidth=500_000) as swarm:
-            swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(size=300_000))] * 4
-            check(await swarm.download(spool=tmp_path), swarm.states[0])
-            assert 1 < most <= 16 < size_of(swarm.states[0]) // CHUNK // 10
-
-    virtual_time.run(main())
+    async with Swarm(4, bandwidth=500_000) as swarm:
+        swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(size=300_000))] * 4
+        check(await swarm.download(spool=tmp_path), swarm.states[0])
+        assert 1 < most <= 16 < size_of(swarm.states[0]) // CHUNK // 10
 
 
-def test_what_went_through_a_file_is_handed_on_from_there(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with Swarm(1, 2) as swarm:
+@simulated
+async def test_what_went_through_a_file_is_handed_on_from_there(tmp_path: Path) -> None:
+    async with Swarm(1, 2) as swarm:
 
-            async def nothing(version: bytes) -> None:
-                return None
+        async def nothing(version: bytes) -> None:
+            return None
 
-            first, second = swarm.endpoints[1:]
-            lender = StateDonor(first, "test", nothing)
-            lender.start()
-            with lender.expecting(b"v1") as lend:
-                state = await swarm.download(spool=tmp_path, version=b"v1")
-                lend(Snapshot(state.version, state.metadata, state.contents), state.manifest, state.digests)
-            got = await download_state(second, "test", [first.peer_id], version=b"v1", timeout=10)
-            check(got, swarm.states[0])
-            lender.close()
-
-    virtual_time.run(main())
+        first, second = swarm.endpoints[1:]
+        lender = StateDonor(first, "test", nothing)
+        lender.start()
+        with lender.expecting(b"v1") as lend:
+            state = await swarm.download(spool=tmp_path, version=b"v1")
+            lend(Snapshot(state.version, state.metadata, state.contents), state.manifest, state.digests)
+        got = await download_state(second, "test", [first.peer_id], version=b"v1", timeout=10)
+        check(got, swarm.states[0])
+        lender.close()
 
 
-def test_a_donor_killed_half_way_costs_little(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with Swarm(2, bandwidth=500_000) as swarm:
-            swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(size=500_000))] * 2
-            total = size_of(swarm.states[0])
-            downloading = asyncio.create_task(swarm.download(spool=tmp_path))
-            await asyncio.sleep(0.5 * total / 500_000 + 0.2)
-            swarm.network.kill(swarm.ids[0])
-            check(await downloading, swarm.states[0])
-            assert swarm.endpoints[-1].statistics().traffic.received < 1.05 * total
-
-    virtual_time.run(main())
-
-
-def test_too_little_room_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@simulated
+async def test_too_little_room_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(unnamed_file, "_LEAVE_FREE", 1 << 60)
-
-    async def main() -> None:
-        async with Swarm(1) as swarm:
-            with pytest.raises(StateDownloadError, match="no room for a state of"):
-                await swarm.download(spool=tmp_path)
-
-    virtual_time.run(main())
-
-
-def test_a_disk_that_fills_up_is_nobodys_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: unnamed_file.UnnamedFile, offset: int, content: memoryview) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(unnamed_file.UnnamedFile, "write", full)
-
-    async def main() -> None:
-        async with Swarm(2) as swarm:
-            with pytest.raises(StateDownloadError, match="cannot be kept here: no space left"):
-                await swarm.download(spool=tmp_path)
-            assert not any(isinstance(event, PeerRefused) for event in swarm.events)
-
-    virtual_time.run(main())
+    async with Swarm(1) as swarm:
+        with pytest.raises(StateDownloadError, match="no room for a state of"):
+            await swarm.download(spool=tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from pathlib import Path
 
@@ -11,16 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmcli.compression import Float16Compression, TensorDescriptor
+from swarmcli.compression import TensorDescriptor
 from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import SiteError, StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.state import snapshot as snapshot_module
-from swarmcli.state.distant import PIECE, DistantTensor, fill, loaded, pieces
+from swarmcli.state.distant import DistantTensor, fill, loaded
 from swarmcli.state.donor import ChunkRequest, _hash_ahead
 from swarmcli.state.snapshot import PinnedState, Snapshot
-from swarmcli.testing import virtual_time
 from tests.averaging.states import CHUNK, Swarm, check, make_state
+from tests.simulation import in_real_time, simulated
 
 
 @pytest.fixture(autouse=True)
@@ -63,13 +62,6 @@ def test_a_copy_of_it(dtype: torch.dtype) -> None:
     assert torch.equal(copy, tensor) and copy.data_ptr() != tensor.data_ptr()
 
 
-def test_large_ones_are_filled_in_pieces() -> None:
-    source = Elsewhere(torch.randn((2 * PIECE + 400) // 4))
-    fill(target := torch.empty(source.shape), source)
-    assert source.reads == list(pieces(source.nbytes)) and len(source.reads) == 3
-    assert tensor_memory(target) == source.read(0, source.nbytes)
-
-
 @given(st.permutations(list(make_state())), st.integers(0, 5))
 def test_chunks_are_those_of_a_state_in_memory(names: list[str], count: int) -> None:
     state = make_state()
@@ -82,93 +74,46 @@ def test_chunks_are_those_of_a_state_in_memory(names: list[str], count: int) -> 
         assert one.digest(chunk) == other.digest(chunk)
 
 
-def test_a_codec_leaves_them_as_they_are() -> None:
-    exact = make_state()
-    lossy = Snapshot(b"v", None, elsewhere(exact, "weight"), Float16Compression())
-    entries = {entry.name: entry for entry in PinnedState(lossy).layout.entries}
-    assert entries["weight"].codec == "none" and entries["weight"].nbytes == exact["weight"].nbytes
-    assert (
-        entries["half"].codec == PinnedState(Snapshot(b"v", None, exact, Float16Compression())).layout.entries[3].codec
-    )
+@simulated
+async def test_a_donor_reads_every_byte_once() -> None:
+    async with Swarm(1) as swarm:
+        state = elsewhere(make_state(), "weight")
+        swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, state)
+        pinned = PinnedState(swarm.states[0])
+        await _hash_ahead(pinned, ChunkRequest(0, pinned.layout.chunks))
+        assert not state["weight"].reads
+        check(await swarm.download(), Snapshot(b"v1", {"epoch": 3}, make_state()))
+        reads = sorted(state["weight"].reads)
+        assert [begin for begin, _ in reads] == [0, *(end for _, end in reads[:-1])]
+        assert max(end - begin for begin, end in reads) <= CHUNK
 
 
-def test_a_donor_reads_every_byte_once() -> None:
-    async def main() -> None:
-        async with Swarm(1) as swarm:
-            state = elsewhere(make_state(), "weight")
-            swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, state)
-            pinned = PinnedState(swarm.states[0])
-            await _hash_ahead(pinned, ChunkRequest(0, pinned.layout.chunks))
-            assert not state["weight"].reads
-            check(await swarm.download(), Snapshot(b"v1", {"epoch": 3}, make_state()))
-            reads = sorted(state["weight"].reads)
-            assert [begin for begin, _ in reads] == [0, *(end for _, end in reads[:-1])]
-            assert max(end - begin for begin, end in reads) <= CHUNK
-
-    virtual_time.run(main())
+@simulated
+async def test_donors_that_have_it_and_donors_that_have_not_give_parts_of_one_state() -> None:
+    async with Swarm(2, bandwidth=100_000) as swarm:
+        swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, elsewhere(make_state(), "weight"))
+        got = await swarm.download()
+        check(got, swarm.states[1])
+        assert set(got.donors) == set(swarm.ids)
 
 
-def test_donors_that_have_it_and_donors_that_have_not_give_parts_of_one_state() -> None:
-    async def main() -> None:
-        async with Swarm(2, bandwidth=100_000) as swarm:
-            swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, elsewhere(make_state(), "weight"))
-            got = await swarm.download()
-            check(got, swarm.states[1])
-            assert set(got.donors) == set(swarm.ids)
-
-    virtual_time.run(main())
+@in_real_time
+async def test_it_is_never_read_on_the_loop(tmp_path: Path) -> None:
+    async with Swarm(1) as swarm:
+        state = elsewhere(make_state(), "weight", "step")
+        swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, state)
+        await swarm.download()
+        assert state["weight"].readers and threading.current_thread() not in state["weight"].readers
 
 
-def test_it_is_never_read_on_the_loop(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with Swarm(1) as swarm:
-            state = elsewhere(make_state(), "weight", "step")
-            swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, state)
+@simulated
+async def test_what_is_lost_ends_the_download_and_nothing_else() -> None:
+    async with Swarm(1) as swarm:
+        state = elsewhere(make_state(), "weight")
+        swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, state)
+        state["weight"].lost = True
+        with pytest.raises(StateDownloadError, match="cannot be read any more: rank 3 is gone"):
             await swarm.download()
-            assert state["weight"].readers and threading.current_thread() not in state["weight"].readers
-
-    asyncio.run(main())
-
-
-def test_what_is_lost_ends_the_download_and_nothing_else() -> None:
-    async def main() -> None:
-        async with Swarm(1) as swarm:
-            state = elsewhere(make_state(), "weight")
-            swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, state)
-            state["weight"].lost = True
-            with pytest.raises(StateDownloadError, match="cannot be read any more: rank 3 is gone"):
-                await swarm.download()
-            assert not any(isinstance(event, PeerRefused) for event in swarm.events)
-            state["weight"].lost = False
-            check(await swarm.download(), Snapshot(b"v1", {"epoch": 3}, make_state()))
-
-    virtual_time.run(main())
-
-
-def test_another_donor_gives_what_one_has_lost() -> None:
-    async def main() -> None:
-        async with Swarm(2) as swarm:
-            state = elsewhere(make_state(), "weight")
-            swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, state)
-            state["weight"].lost = True
-            check(await swarm.download(), swarm.states[1])
-
-    virtual_time.run(main())
-
-
-def test_downloads_read_one_after_the_other_so_that_they_do_not_fill_the_executor() -> None:
-    async def main() -> None:
-        async with Swarm(2, 3) as swarm:
-            state = elsewhere(make_state(), "weight")
-            read, donor = state["weight"].read, swarm.donors[0]
-
-            def alone(begin: int, end: int) -> memoryview:
-                assert donor._elsewhere.locked()
-                return read(begin, end)
-
-            state["weight"].read = alone
-            swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, state)
-            states = await asyncio.gather(*(swarm.download(newcomer) for newcomer in range(3)))
-            assert all(swarm.ids[0] in each.donors for each in states)
-
-    virtual_time.run(main())
+        assert not any(isinstance(event, PeerRefused) for event in swarm.events)
+        state["weight"].lost = False
+        check(await swarm.download(), Snapshot(b"v1", {"epoch": 3}, make_state()))

@@ -24,8 +24,8 @@ from swarmcli.state.donor import (
 from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import Snapshot
 from swarmcli.state.witnesses import RootAnswer, RootQuestion, root_method
-from swarmcli.testing import virtual_time
 from tests.averaging.states import CHUNK, Swarm, check, make_state, size_of, trickle
+from tests.simulation import simulated
 
 
 @pytest.fixture(autouse=True)
@@ -63,128 +63,72 @@ class Newcomers(Swarm):
 
 
 @pytest.mark.parametrize("donors", [1, 2])
-def test_sixteen_newcomers_at_once(donors: int) -> None:
+@simulated
+async def test_sixteen_newcomers_at_once(donors: int) -> None:
     """With links of speed B and a state of S bytes, D donors alone need 16 S / D B for all of them.
 
     The first four at each share its link, for 4 S / B. Then 5 D peers hold the state, and the others need as long as
     these take to send it, or as their own links take for it; twice that is allowed.
     """
-
-    async def main() -> None:
-        async with Newcomers(donors, 16, 400_000) as swarm:
-            everyone = await asyncio.gather(*(swarm.arrive(newcomer) for newcomer in range(16)))
-            alone = swarm.total / SPEED
-            then = max(1.0, (16 - 4 * donors) / (5 * donors))
-            assert max(swarm.finished) < (4 + 2 * then) * alone
-            sent = [endpoint.statistics().traffic.sent for endpoint in swarm.endpoints]
-            assert max(sent[:donors]) < 0.7 * 16 * swarm.total / donors, "the others gave as well"
-            assert sum(state.received for state in everyone) < 1.05 * 16 * swarm.total
-            helpers = {peer for state in everyone for peer in state.donors} - set(swarm.ids)
-            assert len(helpers) >= 4
-
-    virtual_time.run(main(), seed=1)
+    async with Newcomers(donors, 16, 400_000) as swarm:
+        everyone = await asyncio.gather(*(swarm.arrive(newcomer) for newcomer in range(16)))
+        alone = swarm.total / SPEED
+        then = max(1.0, (16 - 4 * donors) / (5 * donors))
+        assert max(swarm.finished) < (4 + 2 * then) * alone
+        sent = [endpoint.statistics().traffic.sent for endpoint in swarm.endpoints]
+        assert max(sent[:donors]) < 0.7 * 16 * swarm.total / donors, "the others gave as well"
+        assert sum(state.received for state in everyone) < 1.05 * 16 * swarm.total
+        helpers = {peer for state in everyone for peer in state.donors} - set(swarm.ids)
+        assert len(helpers) >= 4
 
 
-def test_a_donor_serves_a_few_at_a_time_in_order_of_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+@simulated
+async def test_a_donor_serves_a_few_at_a_time_in_order_of_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(donor_module, "MAX_NAMED", 1)
+    async with Newcomers(1, 6, 200_000, max_downloads=2) as swarm:
+        order: list[int] = []
 
-    async def main() -> None:
-        async with Newcomers(1, 6, 200_000, max_downloads=2) as swarm:
-            order: list[int] = []
+        async def come(number: int) -> None:
+            await asyncio.sleep(0.01 * number)
+            endpoint = swarm.endpoints[1 + number]
+            await download_state(endpoint, "test", swarm.ids, version=b"v1", timeout=60)
+            order.append(number)
 
-            async def come(number: int) -> None:
-                await asyncio.sleep(0.01 * number)
-                endpoint = swarm.endpoints[1 + number]
-                await download_state(endpoint, "test", swarm.ids, version=b"v1", timeout=60)
-                order.append(number)
-
-            coming = [asyncio.create_task(come(number)) for number in range(6)]
-            await asyncio.gather(*coming)
-            assert [sorted(order[pair : pair + 2]) for pair in (0, 2, 4)] == [[0, 1], [2, 3], [4, 5]]
-
-    virtual_time.run(main())
+        coming = [asyncio.create_task(come(number)) for number in range(6)]
+        await asyncio.gather(*coming)
+        assert [sorted(order[pair : pair + 2]) for pair in (0, 2, 4)] == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_a_newcomer_that_leaves_frees_its_place_in_line_and_its_snapshot() -> None:
-    async def main() -> None:
-        async with Newcomers(1, 3, 500_000, max_downloads=1) as swarm:
-            first, second, third = (asyncio.create_task(swarm.arrive(number)) for number in range(3))
-            await asyncio.sleep(0.5)
-            second.cancel()
-            await asyncio.sleep(0.1)
-            first.cancel()
-            await third
-            assert asyncio.get_running_loop().time() < 1 + 1.2 * swarm.total / SPEED, "it had the link for itself"
-            assert swarm.provided == [1]
-            await asyncio.sleep(donor_module.DonorOptions().linger + 1)
-            await swarm.download()
-            assert swarm.provided == [2], "the first one had been let go"
-            for left in (first, second):
-                with suppress(asyncio.CancelledError):
-                    await left
-
-    virtual_time.run(main())
-
-
-def test_a_newcomer_that_is_cut_off_in_the_middle_frees_the_snapshot() -> None:
-    async def main() -> None:
-        async with Newcomers(1, 2, 500_000, max_downloads=1) as swarm:
-            coming = asyncio.create_task(swarm.arrive(0))
-            await asyncio.sleep(0.5)
-            assert swarm.provided == [1]
-            swarm.network.kill(swarm.endpoints[1].peer_id)
-            coming.cancel()
-            await asyncio.sleep(donor_module.DonorOptions().linger + 1)
-            await swarm.arrive(1)
-            assert swarm.provided == [2]
+@simulated
+async def test_a_newcomer_that_leaves_frees_its_place_in_line_and_its_snapshot() -> None:
+    async with Newcomers(1, 3, 500_000, max_downloads=1) as swarm:
+        first, second, third = (asyncio.create_task(swarm.arrive(number)) for number in range(3))
+        await asyncio.sleep(0.5)
+        second.cancel()
+        await asyncio.sleep(0.1)
+        first.cancel()
+        await third
+        assert asyncio.get_running_loop().time() < 1 + 1.2 * swarm.total / SPEED, "it had the link for itself"
+        assert swarm.provided == [1]
+        await asyncio.sleep(donor_module.DonorOptions().linger + 1)
+        await swarm.download()
+        assert swarm.provided == [2], "the first one had been let go"
+        for left in (first, second):
             with suppress(asyncio.CancelledError):
-                await coming
-
-    virtual_time.run(main())
+                await left
 
 
-def test_a_donor_does_its_own_work_first() -> None:
-    async def main() -> None:
-        working = asyncio.Event()  # set: not working
-        async with Newcomers(1, 1, 200_000, courtesy=working.wait) as swarm:
-            coming = asyncio.create_task(swarm.arrive(0))
-            await asyncio.sleep(11)
-            given = swarm.endpoints[0].statistics().traffic.sent
-            assert 4096 < given < 10 * 4096, "no more than a chunk now and then"
-            working.set()
-            await coming
-            assert asyncio.get_running_loop().time() < 11 + 2 + 2 * swarm.total / SPEED
-
-    virtual_time.run(main())
-
-
-def test_more_versions_than_memory_allows_wait() -> None:
-    async def main() -> None:
-        async with Newcomers(1, 3, 500_000) as swarm:
-            asked: list[bytes] = []
-
-            async def provide(version: bytes) -> Snapshot:
-                asked.append(version)
-                return Snapshot(version, None, make_state(seed=version[0], size=500_000))
-
-            swarm.donors[0].close()
-            donor = StateDonor(swarm.endpoints[0], "test", provide)
-            donor.start()
-            tasks = [
-                asyncio.create_task(
-                    download_state(
-                        swarm.endpoints[1 + number], "test", swarm.ids, version=b"abc"[number : number + 1], timeout=60
-                    )
-                )
-                for number in range(3)
-            ]
-            await asyncio.sleep(2)
-            assert len(asked) == 2
-            states = await asyncio.gather(*tasks)
-            assert [state.version for state in states] == [b"a", b"b", b"c"]
-            donor.close()
-
-    virtual_time.run(main())
+@simulated
+async def test_a_donor_does_its_own_work_first() -> None:
+    working = asyncio.Event()  # set: not working
+    async with Newcomers(1, 1, 200_000, courtesy=working.wait) as swarm:
+        coming = asyncio.create_task(swarm.arrive(0))
+        await asyncio.sleep(11)
+        given = swarm.endpoints[0].statistics().traffic.sent
+        assert 4096 < given < 10 * 4096, "no more than a chunk now and then"
+        working.set()
+        await coming
+        assert asyncio.get_running_loop().time() < 11 + 2 + 2 * swarm.total / SPEED
 
 
 class Versions(Newcomers):
@@ -228,127 +172,85 @@ class Versions(Newcomers):
                 task.cancel()
 
 
-def test_keys_that_trickle_keep_nobody_out() -> None:
+@simulated
+async def test_keys_that_trickle_keep_nobody_out() -> None:
     """Four keys have the four places, or two both versions, and ask for one chunk in 50 s."""
-
-    async def main() -> None:
-        for versions in ([b"v"] * 4, [b"a", b"b"]):
-            async with Versions(1, len(versions) + 1, 1) as swarm, swarm.trickling(versions):
-                assert await swarm.fetch() < 25
-
-    virtual_time.run(main())
-
-
-def test_one_network_takes_all_places_only_while_no_other_wants_one() -> None:
-    """A laboratory, or a stranger with many keys, that takes as much as it can; somebody from elsewhere waits."""
-
-    async def main() -> None:
-        hosts = [f"8.8.8.{number}" for number in range(40)] + ["9.9.9.9"]
-        for versions in ([b"v"] * 40, [b"a", b"b"]):
-            async with Versions(1, 41, 1, hosts=hosts) as swarm, swarm.trickling(versions, pause=0.1):
-                assert await swarm.fetch() < 25
-
-    virtual_time.run(main())
-
-
-def test_one_network_does_not_fill_the_line() -> None:
-    async def main() -> None:
-        hosts = [f"8.8.8.{number}" for number in range(20)] + ["9.9.9.9"]
-        swarm = Versions(1, 21, 1, hosts=hosts)
-        swarm.options = donor_module.DonorOptions(max_in_line=4)
-        async with swarm, swarm.trickling([b"v"] * 20):
+    for versions in ([b"v"] * 4, [b"a", b"b"]):
+        async with Versions(1, len(versions) + 1, 1) as swarm, swarm.trickling(versions):
             assert await swarm.fetch() < 25
 
-    virtual_time.run(main())
+
+@simulated
+async def test_one_network_takes_all_places_only_while_no_other_wants_one() -> None:
+    """A laboratory, or a stranger with many keys, that takes as much as it can; somebody from elsewhere waits."""
+    hosts = [f"8.8.8.{number}" for number in range(40)] + ["9.9.9.9"]
+    for versions in ([b"v"] * 40, [b"a", b"b"]):
+        async with Versions(1, 41, 1, hosts=hosts) as swarm, swarm.trickling(versions, pause=0.1):
+            assert await swarm.fetch() < 25
 
 
-def test_slow_links_and_short_sleeps_give_no_place_away() -> None:
+@simulated
+async def test_one_network_does_not_fill_the_line() -> None:
+    hosts = [f"8.8.8.{number}" for number in range(20)] + ["9.9.9.9"]
+    swarm = Versions(1, 21, 1, hosts=hosts)
+    swarm.options = donor_module.DonorOptions(max_in_line=4)
+    async with swarm, swarm.trickling([b"v"] * 20):
+        assert await swarm.fetch() < 25
+
+
+@simulated
+async def test_slow_links_and_short_sleeps_give_no_place_away() -> None:
     """A quarter of 10 kB/s, as of a newcomer with four donors, and four seconds of silence, while others wait."""
-
-    async def main() -> None:
-        async with Versions(1, 9, 1) as swarm:
-            newcomer, size = swarm.endpoints[-1].peer_id, size_of(await swarm.version(b"v"))
-            swarm.network.set_bandwidth(newcomer, 2500)
-            fetching = asyncio.create_task(swarm.fetch(timeout=300))
-            await asyncio.sleep(1)
-            async with swarm.trickling([b"v"] * 8):
-                await asyncio.sleep(10)
-                swarm.network.freeze(newcomer)
-                await asyncio.sleep(4)
-                swarm.network.thaw(newcomer)
-                assert await fetching < 4 + 1.2 * size / 2500, "it was never sent away"
-
-    virtual_time.run(main())
+    async with Versions(1, 9, 1) as swarm:
+        newcomer, size = swarm.endpoints[-1].peer_id, size_of(await swarm.version(b"v"))
+        swarm.network.set_bandwidth(newcomer, 2500)
+        fetching = asyncio.create_task(swarm.fetch(timeout=300))
+        await asyncio.sleep(1)
+        async with swarm.trickling([b"v"] * 8):
+            await asyncio.sleep(10)
+            swarm.network.freeze(newcomer)
+            await asyncio.sleep(4)
+            swarm.network.thaw(newcomer)
+            assert await fetching < 4 + 1.2 * size / 2500, "it was never sent away"
 
 
-def test_downloads_that_trickle_do_not_keep_a_donor_from_bearing_witness() -> None:
-    async def main() -> None:
-        async with Versions(1, 3, 1) as swarm, swarm.trickling([b"a", b"b"], pause=1.0):
-            question = RootQuestion(b"v")
-            answer = await swarm.endpoints[-1].call(swarm.ids[0], root_method("test"), question, RootAnswer, timeout=5)
-            assert len(answer.root) == 32
-
-    virtual_time.run(main())
+@simulated
+async def test_downloads_that_trickle_do_not_keep_a_donor_from_bearing_witness() -> None:
+    async with Versions(1, 3, 1) as swarm, swarm.trickling([b"a", b"b"], pause=1.0):
+        question = RootQuestion(b"v")
+        answer = await swarm.endpoints[-1].call(swarm.ids[0], root_method("test"), question, RootAnswer, timeout=5)
+        assert len(answer.root) == 32
 
 
-def test_who_takes_only_the_manifest_has_not_been_given_anything() -> None:
-    async def main() -> None:
-        donated: list[object] = []
-        async with Swarm(1, donated=lambda *call: donated.append(call)) as swarm:
-            newcomer = swarm.endpoints[1]
-            async with newcomer.stream(swarm.ids[0], state_method("test"), StateRequest(b"v1"), timeout=5) as stream:
-                await stream.receive(donor_module.ManifestHeader)
-            await asyncio.sleep(1)
-            assert not donated
-            await swarm.download()
-            await asyncio.sleep(1)
-            assert len(donated) == 1
+@simulated
+async def test_questions_for_hashes_that_there_are_not() -> None:
+    async with Swarm(1) as swarm:
+        newcomer = swarm.endpoints[1]
 
-    virtual_time.run(main())
+        async def ask(pin: bytes, first: int, count: int) -> bytes:
+            question = DigestQuestion(pin, first, count)
+            answer = await newcomer.call(swarm.ids[0], digest_method("test"), question, DigestAnswer, timeout=5)
+            return answer.digests
 
-
-def test_a_line_that_is_too_long_is_refused() -> None:
-    async def main() -> None:
-        async with Swarm(1, options=donor_module.DonorOptions(max_in_line=0)) as swarm:
-            with pytest.raises(StateDownloadError, match="others are downloading"):
-                await swarm.download(timeout=5)
-
-    virtual_time.run(main())
+        async with newcomer.stream(swarm.ids[0], state_method("test"), StateRequest(b"v1"), timeout=5) as stream:
+            header, _ = await stream.receive(donor_module.ManifestHeader)
+            assert len(await ask(header.pin, 3, 4)) == 4 * 32
+            with pytest.raises(CallRefused, match="chunks"):
+                await ask(header.pin, 30, 4)
+        with pytest.raises(CallRefused, match="let go"):
+            await ask(b"other", 0, 1)
 
 
-def test_questions_for_hashes_that_there_are_not() -> None:
-    async def main() -> None:
-        async with Swarm(1) as swarm:
-            newcomer = swarm.endpoints[1]
-
-            async def ask(pin: bytes, first: int, count: int) -> bytes:
-                question = DigestQuestion(pin, first, count)
-                answer = await newcomer.call(swarm.ids[0], digest_method("test"), question, DigestAnswer, timeout=5)
-                return answer.digests
-
-            async with newcomer.stream(swarm.ids[0], state_method("test"), StateRequest(b"v1"), timeout=5) as stream:
-                header, _ = await stream.receive(donor_module.ManifestHeader)
-                assert len(await ask(header.pin, 3, 4)) == 4 * 32
-                with pytest.raises(CallRefused, match="chunks"):
-                    await ask(header.pin, 30, 4)
-            with pytest.raises(CallRefused, match="let go"):
-                await ask(b"other", 0, 1)
-
-    virtual_time.run(main())
-
-
-def test_what_a_newcomer_expects_is_waited_for_and_refused_if_it_does_not_come() -> None:
-    async def main() -> None:
-        async with Newcomers(1, 2, 100_000) as swarm:
-            lender = swarm.lenders[0]
-            lender.start()
-            asking = asyncio.create_task(
-                download_state(swarm.endpoints[2], "test", [swarm.endpoints[1].peer_id], version=b"v1", timeout=30)
-            )
-            with lender.expecting(b"v1"):
-                await asyncio.sleep(5)
-                assert not asking.done()
-            with pytest.raises(StateDownloadError, match="does not have that state"):
-                await asking
-
-    virtual_time.run(main())
+@simulated
+async def test_what_a_newcomer_expects_is_waited_for_and_refused_if_it_does_not_come() -> None:
+    async with Newcomers(1, 2, 100_000) as swarm:
+        lender = swarm.lenders[0]
+        lender.start()
+        asking = asyncio.create_task(
+            download_state(swarm.endpoints[2], "test", [swarm.endpoints[1].peer_id], version=b"v1", timeout=30)
+        )
+        with lender.expecting(b"v1"):
+            await asyncio.sleep(5)
+            assert not asking.done()
+        with pytest.raises(StateDownloadError, match="does not have that state"):
+            await asking

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarmcli.compression import Float16Compression
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.network import Identity, PeerID
@@ -17,8 +16,8 @@ from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state.donor import DigestAnswer, DigestQuestion, StateDonor
 from swarmcli.state.download import DownloadProgress
 from swarmcli.state.snapshot import PinnedState, Snapshot, StateOutline, digest_of_chunk
-from swarmcli.testing import virtual_time
 from tests.averaging.states import CHUNK, Swarm, check, drip, make_state, size_of
+from tests.simulation import simulated
 
 
 @pytest.fixture(autouse=True)
@@ -27,99 +26,66 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("donors", [1, 3, 6])
-def test_a_whole_state_arrives(donors: int) -> None:
-    async def main() -> None:
-        async with Swarm(donors, bandwidth=200_000) as swarm:
-            got = await swarm.download(version=b"v1")
-            check(got, swarm.states[0])
-            assert len(got.donors) == min(donors, 4)
-            assert got.received == size_of(swarm.states[0])
-
-    virtual_time.run(main())
+@simulated
+async def test_a_whole_state_arrives(donors: int) -> None:
+    async with Swarm(donors, bandwidth=200_000) as swarm:
+        got = await swarm.download(version=b"v1")
+        check(got, swarm.states[0])
+        assert len(got.donors) == min(donors, 4)
+        assert got.received == size_of(swarm.states[0])
 
 
 @pytest.mark.parametrize("direct", [0, 1, 2])
-def test_donors_at_relays_are_asked_when_no_other_is_left(direct: int) -> None:
-    async def main() -> None:
-        async with Swarm(4) as swarm:
-            for donor in swarm.ids[direct:2]:
-                swarm.network.kill(donor)
-            got = await swarm.download(donors=swarm.ids[:2], relayed=swarm.ids[2:])
-            check(got, swarm.states[0])
-            assert set(got.donors) == set(swarm.ids[:direct] or swarm.ids[2:])
-
-    virtual_time.run(main())
-
-
-def test_several_donors_are_faster_than_one() -> None:
-    async def seconds(donors: int) -> float:
-        async with Swarm(donors) as swarm:
-            for peer in swarm.ids:
-                swarm.network.set_bandwidth(peer, 20_000)
-            await swarm.download()
-            return asyncio.get_running_loop().time()
-
-    alone, together = (virtual_time.run(seconds(donors)) for donors in (1, 4))
-    assert together < alone / 2.5
+@simulated
+async def test_donors_at_relays_are_asked_when_no_other_is_left(direct: int) -> None:
+    async with Swarm(4) as swarm:
+        for donor in swarm.ids[direct:2]:
+            swarm.network.kill(donor)
+        got = await swarm.download(donors=swarm.ids[:2], relayed=swarm.ids[2:])
+        check(got, swarm.states[0])
+        assert set(got.donors) == set(swarm.ids[:direct] or swarm.ids[2:])
 
 
 @pytest.mark.parametrize("donors", [2, 3])
-def test_a_donor_killed_half_way_costs_less_than_a_twentieth(donors: int) -> None:
-    async def main() -> None:
-        async with Swarm(donors, bandwidth=500_000) as swarm:
-            swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(size=500_000))] * donors
-            total = size_of(swarm.states[0])
-            downloading = asyncio.create_task(swarm.download())
-            newcomer = swarm.endpoints[-1]
-            await asyncio.sleep(0.5 * total / 500_000 + 0.2)
-            assert 0.3 * total < newcomer.statistics().traffic.received < 0.7 * total
-            swarm.network.kill(swarm.ids[0])
-            check(await downloading, swarm.states[0])
-            assert newcomer.statistics().traffic.received < 1.05 * total
-
-    virtual_time.run(main())
-
-
-def test_a_frozen_donor_is_replaced() -> None:
-    async def main() -> None:
-        async with Swarm(2, bandwidth=50_000) as swarm:
-            downloading = asyncio.create_task(swarm.download())
-            await asyncio.sleep(0.6)
-            swarm.network.freeze(swarm.ids[0])
-            check(await downloading, swarm.states[0])
-            assert asyncio.get_running_loop().time() < 15
-            swarm.network.thaw(swarm.ids[0])
-
-    virtual_time.run(main())
+@simulated
+async def test_a_donor_killed_half_way_costs_less_than_a_twentieth(donors: int) -> None:
+    async with Swarm(donors, bandwidth=500_000) as swarm:
+        swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(size=500_000))] * donors
+        total = size_of(swarm.states[0])
+        downloading = asyncio.create_task(swarm.download())
+        newcomer = swarm.endpoints[-1]
+        await asyncio.sleep(0.5 * total / 500_000 + 0.2)
+        assert 0.3 * total < newcomer.statistics().traffic.received < 0.7 * total
+        swarm.network.kill(swarm.ids[0])
+        check(await downloading, swarm.states[0])
+        assert newcomer.statistics().traffic.received < 1.05 * total
 
 
 @pytest.mark.parametrize("donors", [1, 3])
-def test_a_lying_donor_is_found_out(donors: int) -> None:
-    async def main() -> None:
-        async with Swarm(donors, bandwidth=200_000) as swarm:
-            honest = PinnedState.chunk
+@simulated
+async def test_a_lying_donor_is_found_out(donors: int) -> None:
+    async with Swarm(donors, bandwidth=200_000) as swarm:
+        honest = PinnedState.chunk
 
-            def lie(self: PinnedState, chunk: int) -> list[memoryview]:
-                pieces = honest(self, chunk)
-                lies = self.snapshot is swarm.states[0] and chunk >= 5
-                return [memoryview(bytes(len(piece))) for piece in pieces] if lies else pieces
+        def lie(self: PinnedState, chunk: int) -> list[memoryview]:
+            pieces = honest(self, chunk)
+            lies = self.snapshot is swarm.states[0] and chunk >= 5
+            return [memoryview(bytes(len(piece))) for piece in pieces] if lies else pieces
 
-            def digest(self: PinnedState, chunk: int) -> bytes:
-                return digest_of_chunk(*honest(self, chunk))
+        def digest(self: PinnedState, chunk: int) -> bytes:
+            return digest_of_chunk(*honest(self, chunk))
 
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(PinnedState, "chunk", lie)
-                patch.setattr(PinnedState, "digest", digest)
-                if donors > 1:
-                    check(await swarm.download(), swarm.states[1])
-                else:
-                    with pytest.raises(StateDownloadError, match="does not have the hash") as caught:
-                        await swarm.download()
-                    assert list(caught.value.attempts) == [swarm.ids[0].text]
-            refused = [event for event in swarm.events if isinstance(event, PeerRefused)]
-            assert [event.peer for event in refused] == [swarm.ids[0].text] and refused[0].what == "state"
-
-    virtual_time.run(main())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PinnedState, "chunk", lie)
+            patch.setattr(PinnedState, "digest", digest)
+            if donors > 1:
+                check(await swarm.download(), swarm.states[1])
+            else:
+                with pytest.raises(StateDownloadError, match="does not have the hash") as caught:
+                    await swarm.download()
+                assert list(caught.value.attempts) == [swarm.ids[0].text]
+        refused = [event for event in swarm.events if isinstance(event, PeerRefused)]
+        assert [event.peer for event in refused] == [swarm.ids[0].text] and refused[0].what == "state"
 
 
 def a_bit_apart(*chunks: int) -> dict[str, torch.Tensor]:
@@ -132,226 +98,159 @@ def a_bit_apart(*chunks: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("chunks", [[0], [29], range(0, 29, 2)])
 @pytest.mark.parametrize("other", range(3))
-def test_donors_that_differ_in_a_bit_are_not_mixed(chunks: Sequence[int], other: int) -> None:
-    async def main() -> None:
-        async with Swarm(3, bandwidth=100_000) as swarm:
-            swarm.states[other] = Snapshot(b"v1", {"epoch": 3}, a_bit_apart(*chunks))
-            got = await swarm.download()
-            mine = [torch.equal(got.tensors["weight"], state.tensors["weight"]) for state in swarm.states]
-            check(got, swarm.states[mine.index(True)])
-            assert len(got.digests) == -(-size_of(swarm.states[0]) // CHUNK)
-            assert not [event for event in swarm.events if isinstance(event, PeerRefused)], "that is no lie"
-
-    virtual_time.run(main())
+@simulated
+async def test_donors_that_differ_in_a_bit_are_not_mixed(chunks: Sequence[int], other: int) -> None:
+    async with Swarm(3, bandwidth=100_000) as swarm:
+        swarm.states[other] = Snapshot(b"v1", {"epoch": 3}, a_bit_apart(*chunks))
+        got = await swarm.download()
+        mine = [torch.equal(got.tensors["weight"], state.tensors["weight"]) for state in swarm.states]
+        check(got, swarm.states[mine.index(True)])
+        assert len(got.digests) == -(-size_of(swarm.states[0]) // CHUNK)
+        assert not [event for event in swarm.events if isinstance(event, PeerRefused)], "that is no lie"
 
 
-def test_of_two_that_differ_in_one_bit_the_second_goes_on_where_the_first_died() -> None:
-    async def main() -> None:
-        async with Swarm(2, bandwidth=20_000) as swarm:
-            swarm.states[1] = Snapshot(b"v1", {"epoch": 3}, a_bit_apart(3))
-            swarm.network.set_bandwidth(swarm.ids[1], 8_000)  # the first to answer is the other one
-            downloading = asyncio.create_task(swarm.download())
-            await asyncio.sleep(4)
-            swarm.network.kill(swarm.ids[0])
-            got = await downloading
-            check(got, swarm.states[1])
-            assert got.received < size_of(swarm.states[1]) + 4 * CHUNK, "what is equal was not fetched again"
-
-    virtual_time.run(main())
+@simulated
+async def test_of_two_that_differ_in_one_bit_the_second_goes_on_where_the_first_died() -> None:
+    async with Swarm(2, bandwidth=20_000) as swarm:
+        swarm.states[1] = Snapshot(b"v1", {"epoch": 3}, a_bit_apart(3))
+        swarm.network.set_bandwidth(swarm.ids[1], 8_000)  # the first to answer is the other one
+        downloading = asyncio.create_task(swarm.download())
+        await asyncio.sleep(4)
+        swarm.network.kill(swarm.ids[0])
+        got = await downloading
+        check(got, swarm.states[1])
+        assert got.received < size_of(swarm.states[1]) + 4 * CHUNK, "what is equal was not fetched again"
 
 
-def test_a_donor_that_is_lost_for_a_moment_is_asked_again() -> None:
-    async def main() -> None:
-        async with Swarm(1, bandwidth=50_000) as swarm:
-            downloading = asyncio.create_task(swarm.download())
-            await asyncio.sleep(1.5)
-            for channel in list(swarm.endpoints[0]._streams.channels()):
-                channel.connection.abort("a cable was pulled")
-            check(await downloading, swarm.states[0])
-            assert swarm.endpoints[-1].statistics().traffic.received < 1.2 * size_of(swarm.states[0])
-
-    virtual_time.run(main())
-
-
-def test_a_donor_that_names_false_hashes_is_not_asked_again() -> None:
+@simulated
+async def test_a_donor_that_names_false_hashes_is_not_asked_again() -> None:
     """Its manifest comes first, so the others are measured by it, until it is caught."""
+    async with Swarm(3, bandwidth=100_000) as swarm:
+        honest = PinnedState.digest
 
-    async def main() -> None:
-        async with Swarm(3, bandwidth=100_000) as swarm:
-            honest = PinnedState.digest
+        def lie(self: PinnedState, chunk: int) -> bytes:
+            return bytes(32) if self.snapshot is swarm.states[0] and chunk > 4 else honest(self, chunk)
 
-            def lie(self: PinnedState, chunk: int) -> bytes:
-                return bytes(32) if self.snapshot is swarm.states[0] and chunk > 4 else honest(self, chunk)
-
-            swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, make_state())
-            for peer in swarm.ids[1:]:
-                swarm.network.set_bandwidth(peer, 60_000)
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(PinnedState, "digest", lie)
-                got = await swarm.download()
-            check(got, swarm.states[1])
-            assert [event.peer for event in swarm.events if isinstance(event, PeerRefused)] == [swarm.ids[0].text]
-            assert swarm.provided[0] == 1
-
-    virtual_time.run(main())
-
-
-def test_a_lossy_codec_halves_what_travels() -> None:
-    async def main() -> None:
-        async with Swarm(2, bandwidth=200_000) as swarm:
-            exact = make_state()
-            swarm.states = [Snapshot(b"v1", {"epoch": 3}, exact, codec=Float16Compression())] * 2
+        swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, make_state())
+        for peer in swarm.ids[1:]:
+            swarm.network.set_bandwidth(peer, 60_000)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PinnedState, "digest", lie)
             got = await swarm.download()
-            assert got.received < 0.6 * size_of(Snapshot(b"v1", None, exact))
-            assert got.tensors["weight"].dtype is torch.float32 and torch.equal(got.tensors["step"], exact["step"])
-            torch.testing.assert_close(got.tensors["weight"], exact["weight"].half().float(), rtol=0, atol=0)
-            assert got.tensors["half"].dtype is torch.bfloat16
-
-    virtual_time.run(main())
+        check(got, swarm.states[1])
+        assert [event.peer for event in swarm.events if isinstance(event, PeerRefused)] == [swarm.ids[0].text]
+        assert swarm.provided[0] == 1
 
 
-def test_when_all_equal_donors_die_another_state_is_taken_from_the_start() -> None:
-    async def main() -> None:
-        async with Swarm(2, bandwidth=50_000) as swarm:
-            swarm.states[1] = Snapshot(b"v1", {"epoch": 3}, make_state(seed=1))
-            swarm.network.set_bandwidth(swarm.ids[1], 5_000)  # its manifest comes second
-            downloading = asyncio.create_task(swarm.download())
-            await asyncio.sleep(1.2)
-            swarm.network.kill(swarm.ids[0])
-            got = await downloading
-            check(got, swarm.states[1])
-            assert got.donors == (swarm.ids[1],)
-
-    virtual_time.run(main())
+@simulated
+async def test_only_the_wanted_version() -> None:
+    async with Swarm(3) as swarm:
+        swarm.states[0] = Snapshot(b"v0", None, make_state(seed=5))
+        got = await swarm.download(version=b"v1")
+        check(got, swarm.states[1])
+        assert swarm.ids[0] not in got.donors
+        with pytest.raises(StateDownloadError) as caught:
+            await swarm.download(version=b"v9")
+        assert set(caught.value.attempts) == {peer.text for peer in swarm.ids}
+        assert "does not have that state" in str(caught.value)
 
 
-def test_only_the_wanted_version() -> None:
-    async def main() -> None:
-        async with Swarm(3) as swarm:
-            swarm.states[0] = Snapshot(b"v0", None, make_state(seed=5))
-            got = await swarm.download(version=b"v1")
-            check(got, swarm.states[1])
-            assert swarm.ids[0] not in got.donors
-            with pytest.raises(StateDownloadError) as caught:
-                await swarm.download(version=b"v9")
-            assert set(caught.value.attempts) == {peer.text for peer in swarm.ids}
-            assert "does not have that state" in str(caught.value)
-
-    virtual_time.run(main())
+@simulated
+async def test_many_newcomers_wait_for_their_turn_and_share_snapshots() -> None:
+    async with Swarm(2, 8, bandwidth=500_000, max_downloads=2) as swarm:
+        everyone = await asyncio.gather(*(swarm.download(newcomer) for newcomer in range(8)))
+        for got in everyone:
+            check(got, swarm.states[0])
+        assert max(swarm.provided) <= 3  # the snapshot is let go only some time after its last use
 
 
-def test_many_newcomers_wait_for_their_turn_and_share_snapshots() -> None:
-    async def main() -> None:
-        async with Swarm(2, 8, bandwidth=500_000, max_downloads=2) as swarm:
-            everyone = await asyncio.gather(*(swarm.download(newcomer) for newcomer in range(8)))
-            for got in everyone:
-                check(got, swarm.states[0])
-            assert max(swarm.provided) <= 3  # the snapshot is let go only some time after its last use
-
-    virtual_time.run(main())
+@simulated
+async def test_busy_donors_are_asked_until_time_is_up() -> None:
+    async with Swarm(1, max_downloads=0) as swarm:
+        with pytest.raises(StateDownloadError, match=r"came for 7 s.*others are downloading"):
+            await swarm.download(timeout=7)
+        assert asyncio.get_running_loop().time() == pytest.approx(7, abs=0.1)
 
 
-def test_busy_donors_are_asked_until_time_is_up() -> None:
-    async def main() -> None:
-        async with Swarm(1, max_downloads=0) as swarm:
-            with pytest.raises(StateDownloadError, match=r"came for 7 s.*others are downloading"):
-                await swarm.download(timeout=7)
-            assert asyncio.get_running_loop().time() == pytest.approx(7, abs=0.1)
-
-    virtual_time.run(main())
-
-
-def test_a_download_may_take_longer_than_its_donor_may_be_silent() -> None:
+@simulated
+async def test_a_download_may_take_longer_than_its_donor_may_be_silent() -> None:
     """How long it takes is for the links to say; whoever gives nothing more is given up."""
-
-    async def main() -> None:
-        async with Swarm(1, bandwidth=50_000) as swarm:
-            loop = asyncio.get_running_loop()
-            check(await swarm.download(timeout=1), swarm.states[0])
-            took = loop.time()
-            assert took > 2
-            assert took > 2
-            progress = DownloadProgress(loop.time)
-            download = asyncio.create_task(swarm.download(timeout=1, progress=progress))
-            await asyncio.sleep(took / 2)
-            swarm.network.set_bandwidths(swarm.ids[0], uplink=1, downlink=1)
-            with pytest.raises(StateDownloadError, match=r"nothing of the state came for 1 s"):
-                await download
-            assert loop.time() == pytest.approx(progress.moved + 1, abs=0.1)
-
-    virtual_time.run(main(), timeout=1000)
+    async with Swarm(1, bandwidth=50_000) as swarm:
+        loop = asyncio.get_running_loop()
+        check(await swarm.download(timeout=1), swarm.states[0])
+        took = loop.time()
+        assert took > 2
+        assert took > 2
+        progress = DownloadProgress(loop.time)
+        download = asyncio.create_task(swarm.download(timeout=1, progress=progress))
+        await asyncio.sleep(took / 2)
+        swarm.network.set_bandwidths(swarm.ids[0], uplink=1, downlink=1)
+        with pytest.raises(StateDownloadError, match=r"nothing of the state came for 1 s"):
+            await download
+        assert loop.time() == pytest.approx(progress.moved + 1, abs=0.1)
 
 
-def test_nobody_to_ask_and_nobody_there() -> None:
-    async def main() -> None:
-        async with Swarm(1) as swarm:
-            with pytest.raises(StateDownloadError, match="nobody to ask"):
-                await swarm.download(donors=[])
-            stranger = Identity.from_seed(99).peer_id
-            with pytest.raises(StateDownloadError) as caught:
-                await swarm.download(donors=[stranger])
-            assert list(caught.value.attempts) == [stranger.text]
-            check(await swarm.download(donors=[stranger, *swarm.ids]), swarm.states[0])
-
-    virtual_time.run(main())
+@simulated
+async def test_nobody_to_ask_and_nobody_there() -> None:
+    async with Swarm(1) as swarm:
+        with pytest.raises(StateDownloadError, match="nobody to ask"):
+            await swarm.download(donors=[])
+        stranger = Identity.from_seed(99).peer_id
+        with pytest.raises(StateDownloadError) as caught:
+            await swarm.download(donors=[stranger])
+        assert list(caught.value.attempts) == [stranger.text]
+        check(await swarm.download(donors=[stranger, *swarm.ids]), swarm.states[0])
 
 
-def test_an_outline_is_checked_before_anything_is_allocated() -> None:
-    async def main() -> None:
-        async with Swarm(1) as swarm:
-            seen: list[StateOutline] = []
+@simulated
+async def test_an_outline_is_checked_before_anything_is_allocated() -> None:
+    async with Swarm(1) as swarm:
+        seen: list[StateOutline] = []
 
-            def refuse(outline: StateOutline) -> None:
-                seen.append(outline)
-                raise ValueError("weight has another shape here")
+        def refuse(outline: StateOutline) -> None:
+            seen.append(outline)
+            raise ValueError("weight has another shape here")
 
-            with pytest.raises(StateDownloadError, match="another shape here"):
-                await swarm.download(check=refuse)
-            assert seen[0].metadata == {"epoch": 3}
-            assert seen[0].descriptors["weight"].shape == (300, 100)
-            with pytest.raises(StateDownloadError, match="at most 1000 are accepted"):
-                await swarm.download(max_bytes=1000)
-
-    virtual_time.run(main())
+        with pytest.raises(StateDownloadError, match="another shape here"):
+            await swarm.download(check=refuse)
+        assert seen[0].metadata == {"epoch": 3}
+        assert seen[0].descriptors["weight"].shape == (300, 100)
+        with pytest.raises(StateDownloadError, match="at most 1000 are accepted"):
+            await swarm.download(max_bytes=1000)
 
 
-def test_donations_are_reported_and_the_snapshot_is_let_go() -> None:
-    async def main() -> None:
-        donated: list[tuple[PeerID, bytes, int]] = []
-        async with Swarm(1, donated=lambda peer, state, size: donated.append((peer, state.version, size))) as swarm:
-            await swarm.download(version=b"v1")
-            await asyncio.sleep(1)
-            ((peer, version, size),) = donated
-            assert peer == swarm.endpoints[1].peer_id and version == b"v1" and size >= size_of(swarm.states[0])
-            await swarm.download(version=b"v1")
-            assert swarm.provided == [1]
-            await asyncio.sleep(10)
-            await swarm.download(version=b"v1")
-            assert swarm.provided == [2]
-
-    virtual_time.run(main())
+@simulated
+async def test_donations_are_reported_and_the_snapshot_is_let_go() -> None:
+    donated: list[tuple[PeerID, bytes, int]] = []
+    async with Swarm(1, donated=lambda peer, state, size: donated.append((peer, state.version, size))) as swarm:
+        await swarm.download(version=b"v1")
+        await asyncio.sleep(1)
+        ((peer, version, size),) = donated
+        assert peer == swarm.endpoints[1].peer_id and version == b"v1" and size >= size_of(swarm.states[0])
+        await swarm.download(version=b"v1")
+        assert swarm.provided == [1]
+        await asyncio.sleep(10)
+        await swarm.download(version=b"v1")
+        assert swarm.provided == [2]
 
 
 @pytest.mark.parametrize("liar", [0, 1])
-def test_where_the_hashes_are_known_each_chunk_is_checked_by_itself(liar: int) -> None:
+@simulated
+async def test_where_the_hashes_are_known_each_chunk_is_checked_by_itself(liar: int) -> None:
     """And no donor is asked for any: whatever the liar's hashes are, what others gave stays."""
-
-    async def main() -> None:
-        async with Swarm(2, bandwidth=200_000) as swarm:
-            true = swarm.states[1 - liar]
-            pinned = PinnedState(true)
-            known = [pinned.digest(chunk) for chunk in range(pinned.layout.chunks)]
-            false = dict(make_state())
-            false["half"] = false["half"] + 1
-            swarm.states[liar] = Snapshot(true.version, true.metadata, false)
-            got = await swarm.download(check=lambda outline: known)
-            check(got, true)
-            refused = {event.peer for event in swarm.events if isinstance(event, PeerRefused)}
-            assert refused <= {swarm.ids[liar].text}
-            with pytest.raises(StateDownloadError, match="its hash was known before"):
-                await swarm.download(donors=[swarm.ids[liar]], check=lambda outline: known)
-
-    virtual_time.run(main())
+    async with Swarm(2, bandwidth=200_000) as swarm:
+        true = swarm.states[1 - liar]
+        pinned = PinnedState(true)
+        known = [pinned.digest(chunk) for chunk in range(pinned.layout.chunks)]
+        false = dict(make_state())
+        false["half"] = false["half"] + 1
+        swarm.states[liar] = Snapshot(true.version, true.metadata, false)
+        got = await swarm.download(check=lambda outline: known)
+        check(got, true)
+        refused = {event.peer for event in swarm.events if isinstance(event, PeerRefused)}
+        assert refused <= {swarm.ids[liar].text}
+        with pytest.raises(StateDownloadError, match="its hash was known before"):
+            await swarm.download(donors=[swarm.ids[liar]], check=lambda outline: known)
 
 
 MANIFEST = 1 << 12  # bytes of a stream that are more than the manifest here, and less than a chunk with it
@@ -360,103 +259,63 @@ MANIFEST = 1 << 12  # bytes of a stream that are more than the manifest here, an
 @pytest.mark.parametrize("spooled", [False, True])
 @pytest.mark.parametrize("dripping", [[0], [3], [0, 1], [0, 1, 2]])
 @pytest.mark.parametrize("quick", [0, MANIFEST, MANIFEST + 2 * CHUNK])
-def test_donors_that_drip_hold_up_nothing(
+@simulated
+async def test_donors_that_drip_hold_up_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quick: int, dripping: list[int], spooled: bool
 ) -> None:
-    async def main() -> None:
-        async with Swarm(4, bandwidth=100_000) as swarm:
-            drip(monkeypatch, [swarm.ids[index] for index in dripping], quick)
-            check(await swarm.download(spool=tmp_path if spooled else None), swarm.states[0])
-            assert asyncio.get_running_loop().time() < 50
-            assert not [event for event in swarm.events if isinstance(event, PeerRefused)], "slow is no lie"
-
-    virtual_time.run(main())
-
-
-@pytest.mark.parametrize("quick", [0, MANIFEST])
-def test_where_all_that_were_visited_drip_others_are(monkeypatch: pytest.MonkeyPatch, quick: int) -> None:
-    async def main() -> None:
-        async with Swarm(10) as swarm:
-            drip(monkeypatch, swarm.ids[:9], quick)
-            check(await swarm.download(timeout=200), swarm.states[0])
-
-    virtual_time.run(main())
-
-
-def test_of_a_state_in_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        monkeypatch.setattr(snapshot_module, "_MIN_CHUNK", 1 << 20)
-        async with Swarm(3) as swarm:
-            drip(monkeypatch, swarm.ids[:1], MANIFEST)
-            check(await swarm.download(), swarm.states[0])
-            assert asyncio.get_running_loop().time() < 15
-
-    virtual_time.run(main())
+    async with Swarm(4, bandwidth=100_000) as swarm:
+        drip(monkeypatch, [swarm.ids[index] for index in dripping], quick)
+        check(await swarm.download(spool=tmp_path if spooled else None), swarm.states[0])
+        assert asyncio.get_running_loop().time() < 50
+        assert not [event for event in swarm.events if isinstance(event, PeerRefused)], "slow is no lie"
 
 
 @pytest.mark.parametrize("spooled", [False, True])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_first_donor_drips_a_state_of_its_own(
+@simulated
+async def test_the_first_donor_drips_a_state_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seed: int, spooled: bool
 ) -> None:
     """With seed 0 only bits of it differ: its manifest is the others', who are measured by its hashes."""
-
-    async def main() -> None:
-        async with Swarm(3, bandwidth=100_000) as swarm:
-            swarm.states[0] = Snapshot(b"v1", {"epoch": 3 + seed}, a_bit_apart(*range(29)))
-            for peer in swarm.ids[1:]:
-                swarm.network.set_bandwidth(peer, 20_000)  # it comes first
-            drip(monkeypatch, swarm.ids[:1], MANIFEST + 3 * CHUNK)
-            check(await swarm.download(spool=tmp_path if spooled else None), swarm.states[1])
-            assert asyncio.get_running_loop().time() < 50
-
-    virtual_time.run(main())
+    async with Swarm(3, bandwidth=100_000) as swarm:
+        swarm.states[0] = Snapshot(b"v1", {"epoch": 3 + seed}, a_bit_apart(*range(29)))
+        for peer in swarm.ids[1:]:
+            swarm.network.set_bandwidth(peer, 20_000)  # it comes first
+        drip(monkeypatch, swarm.ids[:1], MANIFEST + 3 * CHUNK)
+        check(await swarm.download(spool=tmp_path if spooled else None), swarm.states[1])
+        assert asyncio.get_running_loop().time() < 50
 
 
-def test_a_reference_that_is_slow_to_name_hashes_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with Swarm(3, bandwidth=500_000) as swarm:
-            swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(size=500_000))] * 3
-            tell = StateDonor._tell_digests
+@simulated
+async def test_a_reference_that_is_slow_to_name_hashes_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Swarm(3, bandwidth=500_000) as swarm:
+        swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(size=500_000))] * 3
+        tell = StateDonor._tell_digests
 
-            async def slowly(self: StateDonor, peer: PeerID, question: DigestQuestion) -> DigestAnswer:
-                await asyncio.sleep(19.0 if self is swarm.donors[0] else 0.0)
-                return await tell(self, peer, question)
+        async def slowly(self: StateDonor, peer: PeerID, question: DigestQuestion) -> DigestAnswer:
+            await asyncio.sleep(19.0 if self is swarm.donors[0] else 0.0)
+            return await tell(self, peer, question)
 
-            swarm.donors[0].close()
-            with monkeypatch.context() as patch:
-                patch.setattr(StateDonor, "_tell_digests", slowly)
-                swarm.donors[0] = StateDonor(swarm.endpoints[0], "test", swarm._provide(0))
-                swarm.donors[0].start()
-            for peer in swarm.ids[1:]:
-                swarm.network.set_bandwidth(peer, 100_000)  # it comes first
-            check(await swarm.download(timeout=300), swarm.states[1])
-            assert asyncio.get_running_loop().time() < 60
-
-    virtual_time.run(main())
-
-
-def test_donors_at_relays_are_asked_where_all_others_drip(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with Swarm(2) as swarm:
-            drip(monkeypatch, swarm.ids[:1], MANIFEST)
-            check(await swarm.download(donors=swarm.ids[:1], relayed=swarm.ids[1:]), swarm.states[1])
-
-    virtual_time.run(main())
+        swarm.donors[0].close()
+        with monkeypatch.context() as patch:
+            patch.setattr(StateDonor, "_tell_digests", slowly)
+            swarm.donors[0] = StateDonor(swarm.endpoints[0], "test", swarm._provide(0))
+            swarm.donors[0].start()
+        for peer in swarm.ids[1:]:
+            swarm.network.set_bandwidth(peer, 100_000)  # it comes first
+        check(await swarm.download(timeout=300), swarm.states[1])
+        assert asyncio.get_running_loop().time() < 60
 
 
 @pytest.mark.parametrize("donors", [1, 2, 4])
-def test_donors_that_are_alike_slow_give_each_byte_once(monkeypatch: pytest.MonkeyPatch, donors: int) -> None:
+@simulated
+async def test_donors_that_are_alike_slow_give_each_byte_once(monkeypatch: pytest.MonkeyPatch, donors: int) -> None:
     """A chunk takes 16 s."""
-
-    async def main() -> None:
-        monkeypatch.setattr(snapshot_module, "_MIN_CHUNK", 1 << 16)
-        async with Swarm(donors) as swarm:
-            swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(size=100_000))] * donors
-            for peer in swarm.ids:
-                swarm.network.set_bandwidth(peer, 4_000)
-            got = await swarm.download(timeout=3600)
-            check(got, swarm.states[0])
-            assert got.received == size_of(swarm.states[0]) and len(got.donors) == donors
-
-    virtual_time.run(main(), timeout=7200)
+    monkeypatch.setattr(snapshot_module, "_MIN_CHUNK", 1 << 16)
+    async with Swarm(donors) as swarm:
+        swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(size=100_000))] * donors
+        for peer in swarm.ids:
+            swarm.network.set_bandwidth(peer, 4_000)
+        got = await swarm.download(timeout=3600)
+        check(got, swarm.states[0])
+        assert got.received == size_of(swarm.states[0]) and len(got.donors) == donors

@@ -12,8 +12,8 @@ from swarmcli.events import PeerRefused
 from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.snapshot import PinnedState, Snapshot
-from swarmcli.testing import virtual_time
 from tests.averaging.states import CHUNK, Swarm, drip, make_state
+from tests.simulation import simulated
 
 DONORS, NEWCOMERS = 5, 3
 SPEED = 100_000  # bytes per second of every link
@@ -55,36 +55,33 @@ def is_one_of(got: DownloadedState, states: list[Snapshot]) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_what_comes_out_is_one_donors_state_and_it_comes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@simulated
+async def test_what_comes_out_is_one_donors_state_and_it_comes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     honest = PinnedState.chunk
     liar = chance.randrange(DONORS - 1) if chance.random() < 0.5 else None
+    async with Swarm(DONORS, NEWCOMERS, bandwidth=SPEED, max_downloads=2) as swarm:
+        for index in range(DONORS):
+            if chance.random() < 0.4:
+                swarm.states[index] = Snapshot(b"v1", {"epoch": 3}, unlike(chance))
 
-    async def main() -> None:
-        async with Swarm(DONORS, NEWCOMERS, bandwidth=SPEED, max_downloads=2) as swarm:
-            for index in range(DONORS):
-                if chance.random() < 0.4:
-                    swarm.states[index] = Snapshot(b"v1", {"epoch": 3}, unlike(chance))
+        def lie(self: PinnedState, chunk: int) -> list[memoryview]:
+            pieces = honest(self, chunk)
+            lies = liar is not None and self.snapshot is swarm.states[liar] and self.known_digest(chunk) is not None
+            return [memoryview(bytes(len(piece))) for piece in pieces] if lies and chunk % 3 == 0 else pieces
 
-            def lie(self: PinnedState, chunk: int) -> list[memoryview]:
-                pieces = honest(self, chunk)
-                lies = liar is not None and self.snapshot is swarm.states[liar] and self.known_digest(chunk) is not None
-                return [memoryview(bytes(len(piece))) for piece in pieces] if lies and chunk % 3 == 0 else pieces
-
-            if liar is not None:
-                state = swarm.states[liar]
-                swarm.states[liar] = Snapshot(state.version, state.metadata, state.tensors)  # nobody else's
-                monkeypatch.setattr(PinnedState, "chunk", lie)
-            if chance.random() < 0.5:
-                dripping = chance.sample(swarm.ids[:-1], chance.randint(1, DONORS - 1))
-                drip(monkeypatch, dripping, chance.randrange(60_000))
-            downloads = [asyncio.create_task(swarm.download(number, timeout=300)) for number in range(NEWCOMERS)]
-            await disturb(swarm, chance)
-            for got in await asyncio.gather(*downloads):
-                assert is_one_of(got, swarm.states)
-            refused = {event.peer for event in swarm.events if isinstance(event, PeerRefused) and event.what == "state"}
-            assert refused <= ({swarm.ids[liar].text} if liar is not None else set())
-            for endpoint in swarm.endpoints:
-                swarm.network.thaw(endpoint.peer_id)
-
-    virtual_time.run(main(), seed=seed, timeout=1000)
+        if liar is not None:
+            state = swarm.states[liar]
+            swarm.states[liar] = Snapshot(state.version, state.metadata, state.tensors)  # nobody else's
+            monkeypatch.setattr(PinnedState, "chunk", lie)
+        if chance.random() < 0.5:
+            dripping = chance.sample(swarm.ids[:-1], chance.randint(1, DONORS - 1))
+            drip(monkeypatch, dripping, chance.randrange(60_000))
+        downloads = [asyncio.create_task(swarm.download(number, timeout=300)) for number in range(NEWCOMERS)]
+        await disturb(swarm, chance)
+        for got in await asyncio.gather(*downloads):
+            assert is_one_of(got, swarm.states)
+        refused = {event.peer for event in swarm.events if isinstance(event, PeerRefused) and event.what == "state"}
+        assert refused <= ({swarm.ids[liar].text} if liar is not None else set())
+        for endpoint in swarm.endpoints:
+            swarm.network.thaw(endpoint.peer_id)

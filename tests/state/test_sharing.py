@@ -14,230 +14,173 @@ from swarmcli.network import wire
 from swarmcli.state.sharing import StateOffer
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers
+from tests.simulation import simulated
 
 
 def run(main) -> None:
     virtual_time.run(main, seed=0, timeout=3600)
 
 
-def test_a_newcomer_loads_the_state_of_the_highest_priority() -> None:
-    async def main() -> None:
-        async with Averagers(0) as swarm:
-            donors = await swarm.add(3, share_state=True)
-            newcomer = await swarm.add_one()
-            donors[1].core.sharing.declare(StateOffer(priority=2.0, epoch=7, tag=b"line"))
-            await asyncio.sleep(1)
-            state = await newcomer.core.sharing.download(timeout=30)
-            assert state is not None and state.donors[0] == donors[1].peer_id
-            assert [float(tensor.flatten()[0]) for tensor in state.tensors.values()] == [1.0, 10.0]
-            assert newcomer.values == [3.0, 30.0]  # what to do with it is the caller's business
-            (event,) = [event for event in newcomer.events if isinstance(event, StateDownloaded)]
-            assert (event.epoch, event.lineage) == (7, b"line".hex())
-            await asyncio.sleep(1)
-            assert any(isinstance(event, StateDonated) for event in donors[1].events)
-
-    run(main())
+@simulated
+async def test_a_newcomer_loads_the_state_of_the_highest_priority() -> None:
+    async with Averagers(0) as swarm:
+        donors = await swarm.add(3, share_state=True)
+        newcomer = await swarm.add_one()
+        donors[1].core.sharing.declare(StateOffer(priority=2.0, epoch=7, tag=b"line"))
+        await asyncio.sleep(1)
+        state = await newcomer.core.sharing.download(timeout=30)
+        assert state is not None and state.donors[0] == donors[1].peer_id
+        assert [float(tensor.flatten()[0]) for tensor in state.tensors.values()] == [1.0, 10.0]
+        assert newcomer.values == [3.0, 30.0]  # what to do with it is the caller's business
+        (event,) = [event for event in newcomer.events if isinstance(event, StateDownloaded)]
+        assert (event.epoch, event.lineage) == (7, b"line".hex())
+        await asyncio.sleep(1)
+        assert any(isinstance(event, StateDonated) for event in donors[1].events)
 
 
-def test_a_slow_donor_of_high_priority_goes_before_a_quick_one() -> None:
-    async def main() -> None:
-        async with Averagers(9) as swarm:
-            quick, slow = await swarm.add(2, share_state=True)
-            newcomer = await swarm.add_one()
-            slow.core.sharing.declare(StateOffer(priority=1.0))
-            await asyncio.sleep(1)
-            swarm.network.set_bandwidth(slow.peer_id, 2000)
-            state = await newcomer.core.sharing.download(timeout=60)
-            assert state is not None and state.donors == (slow.peer_id,)
-            swarm.kill(slow)
-            state = await newcomer.core.sharing.download(timeout=60)
-            assert state is not None and state.donors == (quick.peer_id,)
-
-    run(main())
+@simulated
+async def test_equal_priorities_prefer_the_higher_epoch() -> None:
+    async with Averagers(1) as swarm:
+        donors = await swarm.add(4, share_state=True)
+        for number, donor in enumerate(donors):
+            donor.core.sharing.declare(StateOffer(epoch=number))
+        await asyncio.sleep(1)
+        order = [peer for peer, _ in await donors[3].core.sharing.donors()]
+        assert order == [donors[number].peer_id for number in (2, 1, 0)]  # without oneself
 
 
-def test_equal_priorities_prefer_the_higher_epoch() -> None:
-    async def main() -> None:
-        async with Averagers(1) as swarm:
-            donors = await swarm.add(4, share_state=True)
-            for number, donor in enumerate(donors):
-                donor.core.sharing.declare(StateOffer(epoch=number))
-            await asyncio.sleep(1)
-            order = [peer for peer, _ in await donors[3].core.sharing.donors()]
-            assert order == [donors[number].peer_id for number in (2, 1, 0)]  # without oneself
+@simulated
+async def test_what_is_shared_may_be_something_else() -> None:
+    async with Averagers(2) as swarm:
 
-    run(main())
+        async def get_state() -> tuple[dict[str, int], list[torch.Tensor]]:
+            return {"epoch": 3}, [torch.arange(5)]
 
-
-def test_what_is_shared_may_be_something_else() -> None:
-    async def main() -> None:
-        async with Averagers(2) as swarm:
-
-            async def get_state() -> tuple[dict[str, int], list[torch.Tensor]]:
-                return {"epoch": 3}, [torch.arange(5)]
-
-            donor = await swarm.add_one(share_state=True, get_state=get_state)
-            newcomer = await swarm.add_one()
-            await asyncio.sleep(1)
-            state = await newcomer.core.sharing.download()
-            assert state is not None and state.metadata == {"epoch": 3}
-            assert torch.equal(state.tensors["0"], torch.arange(5)) and state.donors == (donor.peer_id,)
-
-    run(main())
+        donor = await swarm.add_one(share_state=True, get_state=get_state)
+        newcomer = await swarm.add_one()
+        await asyncio.sleep(1)
+        state = await newcomer.core.sharing.download()
+        assert state is not None and state.metadata == {"epoch": 3}
+        assert torch.equal(state.tensors["0"], torch.arange(5)) and state.donors == (donor.peer_id,)
 
 
-def test_a_client_offers_its_state_while_it_has_a_relay() -> None:
-    async def main() -> None:
-        async with Averagers(7) as swarm:
-            await swarm.add_one(relays=True)
-            donor = await swarm.add_one(listening=False, relays=True, share_state=None)
-            hidden = await swarm.add_one(listening=False, share_state=None)
-            newcomer = await swarm.add_one(listening=False, relays=True)
-            await asyncio.sleep(1)
-            assert [peer for peer, _ in await newcomer.core.sharing.donors()] == [donor.peer_id]
-            state = await newcomer.core.sharing.download()
-            assert state is not None and state.donors == (donor.peer_id,)
-            donor.endpoint.announce(relayed=())
-            await asyncio.sleep(1)
-            assert await newcomer.core.sharing.donors() == []
-            assert await hidden.core.sharing.download() is None
-
-    run(main())
+@simulated
+async def test_a_client_offers_its_state_while_it_has_a_relay() -> None:
+    async with Averagers(7) as swarm:
+        await swarm.add_one(relays=True)
+        donor = await swarm.add_one(listening=False, relays=True, share_state=None)
+        hidden = await swarm.add_one(listening=False, share_state=None)
+        newcomer = await swarm.add_one(listening=False, relays=True)
+        await asyncio.sleep(1)
+        assert [peer for peer, _ in await newcomer.core.sharing.donors()] == [donor.peer_id]
+        state = await newcomer.core.sharing.download()
+        assert state is not None and state.donors == (donor.peer_id,)
+        donor.endpoint.announce(relayed=())
+        await asyncio.sleep(1)
+        assert await newcomer.core.sharing.donors() == []
+        assert await hidden.core.sharing.download() is None
 
 
-def test_nobody_offers_anything() -> None:
-    async def main() -> None:
-        async with Averagers(3) as swarm:
-            peers = await swarm.add(2)
-            assert await peers[0].core.sharing.download() is None
-
-    run(main())
-
-
-def test_donors_that_are_gone_are_named() -> None:
-    async def main() -> None:
-        async with Averagers(4) as swarm:
-            contact, donor, newcomer = [await swarm.add_one(share_state=number == 1) for number in range(3)]
-            await asyncio.sleep(1)
-            swarm.kill(donor)
-            with pytest.raises(StateDownloadError) as caught:
-                await newcomer.core.sharing.download(timeout=20)
-            assert list(caught.value.attempts) == [donor.peer_id.text]
-            assert contact.peer_id.text not in caught.value.attempts
-
-    run(main())
+@simulated
+async def test_donors_that_are_gone_are_named() -> None:
+    async with Averagers(4) as swarm:
+        contact, donor, newcomer = [await swarm.add_one(share_state=number == 1) for number in range(3)]
+        await asyncio.sleep(1)
+        swarm.kill(donor)
+        with pytest.raises(StateDownloadError) as caught:
+            await newcomer.core.sharing.download(timeout=20)
+        assert list(caught.value.attempts) == [donor.peer_id.text]
+        assert contact.peer_id.text not in caught.value.attempts
 
 
-def test_a_donor_that_ends_withdraws_its_offer() -> None:
-    async def main() -> None:
-        async with Averagers(5) as swarm:
-            donor, other = [await swarm.add_one(share_state=number == 0) for number in range(2)]
-            await asyncio.sleep(1)
-            assert len(await other.core.sharing.donors()) == 1
-            await donor.core.shutdown()
-            assert await other.core.sharing.donors() == []
-
-    run(main())
-
-
-def test_offers_are_repeated_before_they_expire() -> None:
-    async def main() -> None:
-        async with Averagers(6) as swarm:
-            _, other = [await swarm.add_one(share_state=number == 0, declare_state_period=10.0) for number in range(2)]
-            await asyncio.sleep(100)
-            assert len(await other.core.sharing.donors()) == 1
-
-    run(main())
+@simulated
+async def test_a_donor_that_ends_withdraws_its_offer() -> None:
+    async with Averagers(5) as swarm:
+        donor, other = [await swarm.add_one(share_state=number == 0) for number in range(2)]
+        await asyncio.sleep(1)
+        assert len(await other.core.sharing.donors()) == 1
+        await donor.core.shutdown()
+        assert await other.core.sharing.donors() == []
 
 
 @pytest.mark.parametrize(
     "value", [b"garbage", 5, wire.encode({"priority": float("nan")}), wire.encode({"tag": bytes(300)})]
 )
-def test_offers_that_no_honest_donor_makes(value: object) -> None:
-    async def main() -> None:
-        async with Averagers(7) as swarm:
-            liar, other = await swarm.add(2)
-            expiration = liar.endpoint.clock.now() + 60
-            await liar.node.store("test.state", value, expiration, subkey=OwnedSubkey(liar.peer_id, b""))
-            await liar.node.store("test.state", wire.encode(StateOffer()), expiration, subkey="nobody's")
-            assert await other.core.sharing.donors() == []
-
-    run(main())
+@simulated
+async def test_offers_that_no_honest_donor_makes(value: object) -> None:
+    async with Averagers(7) as swarm:
+        liar, other = await swarm.add(2)
+        expiration = liar.endpoint.clock.now() + 60
+        await liar.node.store("test.state", value, expiration, subkey=OwnedSubkey(liar.peer_id, b""))
+        await liar.node.store("test.state", wire.encode(StateOffer()), expiration, subkey="nobody's")
+        assert await other.core.sharing.donors() == []
 
 
-def test_a_donor_whose_own_round_runs_gives_little() -> None:
-    async def main() -> None:
-        async with Averagers(8) as swarm:
-
-            async def get_state() -> tuple[None, list[torch.Tensor]]:
-                return None, [torch.ones(1 << 18)]
-
-            donor = await swarm.add_one(share_state=True, get_state=get_state)
-            newcomer = await swarm.add_one()
-            await asyncio.sleep(1)
-            async with donor.core.tensors():  # as an all-reduce does
-                loading = asyncio.create_task(newcomer.core.sharing.download())
-                await asyncio.sleep(9)
-                assert (1 << 16) < newcomer.endpoint.statistics().traffic.received < 6 * (1 << 16)
-            began = asyncio.get_running_loop().time()
-            assert await loading is not None
-            assert asyncio.get_running_loop().time() - began < 1
-
-    run(main())
-
-
-def test_sharing_can_be_ended_and_begun_again() -> None:
-    async def main() -> None:
-        async with Averagers(10) as swarm:
-            donor, newcomer = [await swarm.add_one(share_state=number == 0) for number in range(2)]
-            await asyncio.sleep(1)
-            donor.core.sharing.share(False)
-            with pytest.raises(StateDownloadError):  # it still knows the offer, or reads it before it is withdrawn
-                await newcomer.core.sharing.download(timeout=20)
-            await asyncio.sleep(1)
-            assert await newcomer.core.sharing.download() is None
-            donor.core.sharing.share(True)
-            donor.core.sharing.share(True)
-            await asyncio.sleep(1)
-            assert await newcomer.core.sharing.download() is not None
-
-    run(main())
-
-
-def test_a_download_gets_the_state_as_it_is_when_it_is_asked_for() -> None:
-    async def main() -> None:
-        async with Averagers(11) as swarm:
-            donor, newcomer, other = [await swarm.add_one(share_state=number == 0) for number in range(3)]
-            await asyncio.sleep(1)
-            for value in range(3):
-                async with donor.core.tensors() as tensors:
-                    tensors[0].fill_(value)
-                states = await asyncio.gather(*(peer.core.sharing.download() for peer in (newcomer, other)))
-                assert [float(state.tensors["0"][0, 0]) for state in states if state] == [value, value]
-
-    run(main())
-
-
-def test_who_asks_while_the_state_is_copied_for_another_does_not_get_that_copy() -> None:
-    async def main() -> None:
-        values, copying = [torch.zeros(3)], asyncio.Event()
+@simulated
+async def test_a_donor_whose_own_round_runs_gives_little() -> None:
+    async with Averagers(8) as swarm:
 
         async def get_state() -> tuple[None, list[torch.Tensor]]:
-            copy = values[0].clone()
-            copying.set()
-            await asyncio.sleep(1)
-            return None, [copy]
+            return None, [torch.ones(1 << 18)]
 
-        async with Averagers(12) as swarm:
-            await swarm.add_one(share_state=True, get_state=get_state)
-            newcomers = await swarm.add(2)
-            await asyncio.sleep(1)
-            first = asyncio.create_task(newcomers[0].core.sharing.download())
-            await copying.wait()
-            values[0] = torch.ones(3)
-            second = await newcomers[1].core.sharing.download()
-            assert second is not None and torch.equal(second.tensors["0"], torch.ones(3))
-            state = await first
-            assert state is not None and torch.equal(state.tensors["0"], torch.zeros(3))
+        donor = await swarm.add_one(share_state=True, get_state=get_state)
+        newcomer = await swarm.add_one()
+        await asyncio.sleep(1)
+        async with donor.core.tensors():  # as an all-reduce does
+            loading = asyncio.create_task(newcomer.core.sharing.download())
+            await asyncio.sleep(9)
+            assert (1 << 16) < newcomer.endpoint.statistics().traffic.received < 6 * (1 << 16)
+        began = asyncio.get_running_loop().time()
+        assert await loading is not None
+        assert asyncio.get_running_loop().time() - began < 1
 
-    run(main())
+
+@simulated
+async def test_sharing_can_be_ended_and_begun_again() -> None:
+    async with Averagers(10) as swarm:
+        donor, newcomer = [await swarm.add_one(share_state=number == 0) for number in range(2)]
+        await asyncio.sleep(1)
+        donor.core.sharing.share(False)
+        with pytest.raises(StateDownloadError):  # it still knows the offer, or reads it before it is withdrawn
+            await newcomer.core.sharing.download(timeout=20)
+        await asyncio.sleep(1)
+        assert await newcomer.core.sharing.download() is None
+        donor.core.sharing.share(True)
+        donor.core.sharing.share(True)
+        await asyncio.sleep(1)
+        assert await newcomer.core.sharing.download() is not None
+
+
+@simulated
+async def test_a_download_gets_the_state_as_it_is_when_it_is_asked_for() -> None:
+    async with Averagers(11) as swarm:
+        donor, newcomer, other = [await swarm.add_one(share_state=number == 0) for number in range(3)]
+        await asyncio.sleep(1)
+        for value in range(3):
+            async with donor.core.tensors() as tensors:
+                tensors[0].fill_(value)
+            states = await asyncio.gather(*(peer.core.sharing.download() for peer in (newcomer, other)))
+            assert [float(state.tensors["0"][0, 0]) for state in states if state] == [value, value]
+
+
+@simulated
+async def test_who_asks_while_the_state_is_copied_for_another_does_not_get_that_copy() -> None:
+    values, copying = [torch.zeros(3)], asyncio.Event()
+
+    async def get_state() -> tuple[None, list[torch.Tensor]]:
+        copy = values[0].clone()
+        copying.set()
+        await asyncio.sleep(1)
+        return None, [copy]
+
+    async with Averagers(12) as swarm:
+        await swarm.add_one(share_state=True, get_state=get_state)
+        newcomers = await swarm.add(2)
+        await asyncio.sleep(1)
+        first = asyncio.create_task(newcomers[0].core.sharing.download())
+        await copying.wait()
+        values[0] = torch.ones(3)
+        second = await newcomers[1].core.sharing.download()
+        assert second is not None and torch.equal(second.tensors["0"], torch.ones(3))
+        state = await first
+        assert state is not None and torch.equal(state.tensors["0"], torch.zeros(3))

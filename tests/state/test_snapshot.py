@@ -81,10 +81,3 @@ def test_a_state_that_cannot_travel() -> None:
         PinnedState(Snapshot(b"", None, {"a": torch.zeros(2, dtype=torch.float8_e5m2)}))
     with pytest.raises(ValueError, match="metadata"):
         PinnedState(Snapshot(b"", "x" * (5 << 20), {}))
-
-
-def test_a_copy_of_booleans_does_not_depend_on_what_its_memory_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_module, "fresh_memory", lambda nbytes: torch.full((nbytes,), 0xAA, dtype=torch.uint8))
-    tensors = {"weight": torch.arange(5.0), "mask": torch.tensor([True, False, True])}
-    copies = snapshot_module.copied(tensors)
-    assert all(torch.equal(copies[name], tensor) for name, tensor in tensors.items())

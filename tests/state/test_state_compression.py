@@ -14,9 +14,7 @@ from swarmcli.compression import (
     BlockwiseQuantization,
     CompressionBase,
     CompressionInfo,
-    Float16Compression,
     NoCompression,
-    PerTensorCompression,
     RoleAdaptiveCompression,
     TensorRole,
     Uniform8BitQuantization,
@@ -25,10 +23,10 @@ from swarmcli.errors import StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.network.transports.base import Buffer
 from swarmcli.state.snapshot import Snapshot
-from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers
-from tests.averaging.states import Swarm, check, make_state, size_of
+from tests.averaging.states import Swarm, make_state, size_of
 from tests.compression.codecs import PLAIN, error_bound
+from tests.simulation import simulated
 
 
 def state_with_masks() -> dict[str, torch.Tensor]:
@@ -36,24 +34,22 @@ def state_with_masks() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("codec", PLAIN, ids=lambda codec: codec.description)
-def test_a_state_arrives_within_the_bound_of_its_codec(codec: CompressionBase) -> None:
-    async def main() -> None:
-        async with Swarm(2) as swarm:
-            exact = state_with_masks()
-            swarm.states = [Snapshot(b"v1", {"epoch": 3}, exact, codec)] * 2
-            got = await swarm.download()
-            assert got.exact is isinstance(codec, NoCompression)
-            assert list(got.tensors) == list(exact)
-            for name, tensor in exact.items():
-                restored = got.tensors[name]
-                assert (restored.dtype, restored.shape) == (tensor.dtype, tensor.shape)
-                if tensor.is_floating_point() and tensor.isfinite().all():
-                    assert ((restored.double() - tensor.double()).abs() <= error_bound(codec, tensor)).all()
-                else:  # whole numbers, and infinities, which no codec makes something else of
-                    assert torch.equal(restored, tensor)
-            assert size_of(swarm.states[0]) <= size_of(Snapshot(b"v1", None, exact))
-
-    virtual_time.run(main())
+@simulated
+async def test_a_state_arrives_within_the_bound_of_its_codec(codec: CompressionBase) -> None:
+    async with Swarm(2) as swarm:
+        exact = state_with_masks()
+        swarm.states = [Snapshot(b"v1", {"epoch": 3}, exact, codec)] * 2
+        got = await swarm.download()
+        assert got.exact is isinstance(codec, NoCompression)
+        assert list(got.tensors) == list(exact)
+        for name, tensor in exact.items():
+            restored = got.tensors[name]
+            assert (restored.dtype, restored.shape) == (tensor.dtype, tensor.shape)
+            if tensor.is_floating_point() and tensor.isfinite().all():
+                assert ((restored.double() - tensor.double()).abs() <= error_bound(codec, tensor)).all()
+            else:  # whole numbers, and infinities, which no codec makes something else of
+                assert torch.equal(restored, tensor)
+        assert size_of(swarm.states[0]) <= size_of(Snapshot(b"v1", None, exact))
 
 
 class Liar(Uniform8BitQuantization):
@@ -63,73 +59,34 @@ class Liar(Uniform8BitQuantization):
         return [b"\xff" * self._size(CompressionInfo.of(tensor).descriptor)]
 
 
-def test_a_state_that_cannot_be_decoded_is_refused_by_name() -> None:
-    async def main() -> None:
-        async with Swarm(1) as swarm:
-            swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(), Liar())]
-            with pytest.raises(StateDownloadError, match="impossible levels"):
-                await swarm.download()
-            (refusal,) = [event for event in swarm.events if isinstance(event, PeerRefused)]
-            assert (refusal.peer, refusal.what) == (swarm.ids[0].text, "state")
-
-    virtual_time.run(main())
+@simulated
+async def test_a_state_that_cannot_be_decoded_is_refused_by_name() -> None:
+    async with Swarm(1) as swarm:
+        swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(), Liar())]
+        with pytest.raises(StateDownloadError, match="impossible levels"):
+            await swarm.download()
+        (refusal,) = [event for event in swarm.events if isinstance(event, PeerRefused)]
+        assert (refusal.peer, refusal.what) == (swarm.ids[0].text, "state")
 
 
-def test_another_donor_stands_in_for_one_whose_state_cannot_be_decoded() -> None:
-    async def main() -> None:
-        async with Swarm(2) as swarm:
-            swarm.states = [
-                Snapshot(b"v1", {"epoch": 3}, make_state(), Liar()),
-                Snapshot(b"v1", {"epoch": 3}, make_state()),
-            ]
-            swarm.network.set_bandwidth(swarm.ids[1], 50_000)  # the first manifest is the liar's
-            got = await swarm.download()
-            check(got, swarm.states[1])
-            assert got.exact and got.donors == (swarm.ids[1],)
-            assert [event.peer for event in swarm.events if isinstance(event, PeerRefused)] == [swarm.ids[0].text]
-
-    virtual_time.run(main())
-
-
-def test_averagers_share_their_state_with_the_codec_that_they_were_told() -> None:
-    async def main() -> None:
-        async with Averagers(0) as swarm:
-            shapes = ((300,), (400,))
-            infos = tuple(
-                CompressionInfo.of(torch.zeros(shape), key, role)
-                for key, (shape, role) in enumerate(
-                    zip(shapes, (TensorRole.PARAMETER, TensorRole.OPTIMIZER), strict=True)
-                )
-            )
-            codec = RoleAdaptiveCompression(optimizer=BlockwiseQuantization(16), default=NoCompression())
-            options = AllreduceOptions(tensor_infos=infos)
-            donor = await swarm.add_one(shapes=shapes, share_state=True, state_compression=codec, allreduce=options)
-            values = torch.randn(400, generator=torch.Generator().manual_seed(1))
-            async with donor.core.tensors() as (_, tensor):
-                tensor.copy_(values)
-            newcomer = await swarm.add_one(shapes=shapes, allreduce=options)
-            await asyncio.sleep(1)
-            state = await newcomer.core.sharing.download(timeout=30)
-            assert state is not None and not state.exact
-            assert torch.equal(state.tensors["0"], torch.zeros(300))  # a parameter: not compressed
-            error = (state.tensors["1"].double() - values.double()).abs()
-            assert error.max() > 0 and (error <= error_bound(BlockwiseQuantization(16), values)).all()
-
-    virtual_time.run(main(), timeout=3600)
-
-
-def test_tensors_of_a_state_have_their_place_as_key() -> None:
-    async def main() -> None:
-        async with Averagers(1) as swarm:
-            codec = PerTensorCompression([NoCompression(), Float16Compression()])
-            donor = await swarm.add_one(share_state=True, state_compression=codec)
-            async with donor.core.tensors() as tensors:
-                for tensor in tensors:
-                    tensor.fill_(1 / 3)
-            newcomer = await swarm.add_one()
-            await asyncio.sleep(1)
-            state = await newcomer.core.sharing.download(timeout=30)
-            assert state is not None
-            assert [tensor.flatten()[0] == 1 / torch.tensor(3.0) for tensor in state.tensors.values()] == [True, False]
-
-    virtual_time.run(main(), timeout=3600)
+@simulated
+async def test_averagers_share_their_state_with_the_codec_that_they_were_told() -> None:
+    async with Averagers(0) as swarm:
+        shapes = ((300,), (400,))
+        infos = tuple(
+            CompressionInfo.of(torch.zeros(shape), key, role)
+            for key, (shape, role) in enumerate(zip(shapes, (TensorRole.PARAMETER, TensorRole.OPTIMIZER), strict=True))
+        )
+        codec = RoleAdaptiveCompression(optimizer=BlockwiseQuantization(16), default=NoCompression())
+        options = AllreduceOptions(tensor_infos=infos)
+        donor = await swarm.add_one(shapes=shapes, share_state=True, state_compression=codec, allreduce=options)
+        values = torch.randn(400, generator=torch.Generator().manual_seed(1))
+        async with donor.core.tensors() as (_, tensor):
+            tensor.copy_(values)
+        newcomer = await swarm.add_one(shapes=shapes, allreduce=options)
+        await asyncio.sleep(1)
+        state = await newcomer.core.sharing.download(timeout=30)
+        assert state is not None and not state.exact
+        assert torch.equal(state.tensors["0"], torch.zeros(300))  # a parameter: not compressed
+        error = (state.tensors["1"].double() - values.double()).abs()
+        assert error.max() > 0 and (error <= error_bound(BlockwiseQuantization(16), values)).all()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from swarmcli.state import unnamed_file
 from swarmcli.state.unnamed_file import UnnamedFile
 
 
@@ -25,13 +24,6 @@ def test_what_is_written_is_read_and_mapped(tmp_path: Path) -> None:
         file.read(990, 11)
 
 
-def test_reads_that_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, read_at = UnnamedFile(tmp_path), UnnamedFile.read_at
-    file.write(0, memoryview(bytes(range(256))))
-    monkeypatch.setattr(UnnamedFile, "read_at", lambda self, offset, into: read_at(self, offset, into[:100]))
-    assert bytes(file.read(1, 250)) == bytes(range(1, 251))
-
-
 def test_it_is_closed_with_its_last_user(tmp_path: Path) -> None:
     file = UnnamedFile(tmp_path)
     descriptor = file._file.fileno()
@@ -45,11 +37,3 @@ def test_it_is_closed_with_its_last_user(tmp_path: Path) -> None:
     gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)
-
-
-def test_a_part_of_the_disk_is_left_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = UnnamedFile(tmp_path)
-    monkeypatch.setattr(unnamed_file, "_LEAVE_FREE", 1 << 60)
-    with pytest.raises(OSError, match="no room for another 3 MiB"):
-        file.resize(3 << 20)
-    file.resize(0)

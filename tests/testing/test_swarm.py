@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-import swarmcli
 from swarmcli.dht import DHTNode
 from swarmcli.errors import PeerUnreachable
 from swarmcli.testing import Swarm, run
+from tests.simulation import simulated
 
 
 async def store_and_get(swarm: Swarm) -> list[Any]:
@@ -20,12 +20,10 @@ async def store_and_get(swarm: Swarm) -> list[Any]:
     return [(await node.get("key")).value for node in nodes]
 
 
-def test_nodes_find_each_other_and_end_with_the_swarm() -> None:
-    async def main() -> None:
-        async with Swarm(seed=1, loss=0.1) as swarm:
-            assert await store_and_get(swarm) == ["value"] * 4
-
-    run(main(), timeout=600)
+@simulated
+async def test_nodes_find_each_other_and_end_with_the_swarm() -> None:
+    async with Swarm(seed=1, loss=0.1) as swarm:
+        assert await store_and_get(swarm) == ["value"] * 4
 
 
 def test_what_stands_on_a_node_ends_before_it() -> None:
@@ -51,25 +49,11 @@ def test_what_stands_on_a_node_ends_before_it() -> None:
     assert story == ["started", "used", "ended"]
 
 
-def test_a_killed_peer_answers_nobody() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            one, other = await swarm.node(), await swarm.node()
-            swarm.kill(one)
-            await asyncio.sleep(1)
-            with pytest.raises(PeerUnreachable):
-                await other.endpoint.call(one.peer_id, "dht.ping", None, bytes, timeout=30)
-
-    run(main(), timeout=600)
-
-
-def test_the_same_seed_gives_the_same_peers() -> None:
-    async def ids(seed: int) -> list[bytes]:
-        async with Swarm(seed=seed) as swarm:
-            return [(await swarm.node()).peer_id for _ in range(2)]
-
-    assert run(ids(1)) == run(ids(1)) != run(ids(2))
-
-
-def test_it_is_public() -> None:
-    assert swarmcli.testing.Swarm is Swarm
+@simulated
+async def test_a_killed_peer_answers_nobody() -> None:
+    async with Swarm() as swarm:
+        one, other = await swarm.node(), await swarm.node()
+        swarm.kill(one)
+        await asyncio.sleep(1)
+        with pytest.raises(PeerUnreachable):
+            await other.endpoint.call(one.peer_id, "dht.ping", None, bytes, timeout=30)

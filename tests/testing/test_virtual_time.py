@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 
 import pytest
 
 from swarmcli.testing import virtual_time
 from swarmcli.testing.virtual_time import EPOCH, Deadlock, VirtualTimeLoop
+from tests.simulation import simulated
 
 
 def test_a_day_passes_at_once_and_timers_fire_in_order() -> None:
@@ -32,26 +32,14 @@ def test_a_day_passes_at_once_and_timers_fire_in_order() -> None:
     assert fired == [("moment", 1e-3), ("hour", 3600.0), ("day", 86400.0)]
 
 
-def test_the_clock_stands_still_while_there_is_work() -> None:
-    async def main() -> float:
-        for _ in range(1000):
-            await asyncio.sleep(0)
-        time.perf_counter()
-        return asyncio.get_running_loop().time()
-
-    assert virtual_time.run(main()) == 0.0
-
-
-def test_executor_jobs_run_inline() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualTimeLoop)
-        assert await loop.run_in_executor(None, divmod, 7, 2) == (3, 1)
-        with pytest.raises(ZeroDivisionError):
-            await loop.run_in_executor(None, divmod, 7, 0)
-        assert loop.time() == 0.0 and loop.wall_time() == EPOCH
-
-    virtual_time.run(main())
+@simulated
+async def test_executor_jobs_run_inline() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    assert await loop.run_in_executor(None, divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        await loop.run_in_executor(None, divmod, 7, 0)
+    assert loop.time() == 0.0 and loop.wall_time() == EPOCH
 
 
 def test_a_deadlock_is_named_with_its_tasks() -> None:
