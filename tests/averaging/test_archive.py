@@ -173,7 +173,7 @@ def test_files_are_used_again_have_no_name_and_are_gone_after_the_end(tmp_path: 
         before = open_files()
         async with Keepers(directory=tmp_path) as keepers:
             await keepers.round()
-            for _ in range(6):
+            for _ in range(3):
                 await keepers.round()
                 await keepers.fetch(tag=TAG)
                 await asyncio.sleep(30)  # the donors let go of their snapshots
@@ -346,7 +346,7 @@ def test_closing_while_a_round_is_written_leaves_nothing() -> None:
 
 
 def test_kept_rounds_are_not_in_memory(tmp_path: Path) -> None:
-    size = 64 << 20
+    size = 32 << 20
 
     def anonymous() -> int:
         fields = Path("/proc/self/status").read_text().splitlines()

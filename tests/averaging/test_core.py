@@ -19,7 +19,7 @@ def run(main, seed: int = 0) -> None:
     virtual_time.run(main, seed=seed, timeout=3600)
 
 
-@pytest.mark.parametrize(("count", "seed"), [(2, 0), (2, 1), (4, 0), (4, 1), (16, 0), *soak([(64, 0)])])
+@pytest.mark.parametrize(("count", "seed"), [(2, 0), (5, 0), *soak([(2, 1), (5, 1), (16, 0), (64, 0)])])
 def test_peers_that_step_together_share_one_average(count: int, seed: int) -> None:
     async def main() -> None:
         async with Averagers(seed) as swarm:
@@ -45,17 +45,17 @@ def test_the_next_round_of_the_same_peers_takes_a_few_round_trips() -> None:
     run(main(), 1)
 
 
-@pytest.mark.parametrize("seed", [0, *soak([1])])
+@pytest.mark.parametrize("seed", range(2))
 def test_many_peers_divide_into_groups_that_mix_from_round_to_round(seed: int) -> None:
     async def main() -> None:
         async with Averagers(seed) as swarm:
-            peers = await swarm.add(24, matchmaking={"target_group_size": 8})
-            spread = 23.0
+            peers = await swarm.add(12, matchmaking={"target_group_size": 4})
+            spread = 11.0
             for _ in range(3):
                 results = await all_results([peer.begin(timeout=30) for peer in peers])
-                assert all(2 <= len(result) <= 8 for result in results)
+                assert all(2 <= len(result) <= 4 for result in results)
                 values = [peer.values[0] for peer in peers]
-                assert sum(values) / 24 == pytest.approx(11.5)
+                assert sum(values) / 12 == pytest.approx(5.5)
                 assert max(values) - min(values) < 0.75 * spread
                 spread = max(values) - min(values)
 

@@ -21,6 +21,7 @@ from tests.averaging.averagers import (
     assert_all_equal,
     assert_one_group,
 )
+from tests.suites import soak
 
 
 def run(main, seed: int = 0) -> None:
@@ -32,7 +33,7 @@ def mean_of(peers: list[Peer], everyone: list[Peer]) -> float:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("after", [0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5])
+@pytest.mark.parametrize("after", [0.05, 0.2, 0.4, *soak([0.0, 0.1, 0.15, 0.3, 0.5])])
 def test_one_that_is_killed_at_any_moment_is_done_without(seed: int, after: float) -> None:
     async def main() -> None:
         async with Averagers(seed) as swarm:
@@ -113,8 +114,10 @@ def test_a_round_that_fails_leaves_the_tensors_and_is_tried_again_without_the_cu
 
 
 @pytest.mark.parametrize("seed", range(3, 9))
-@pytest.mark.parametrize("who", ["leader", "follower"])
-@pytest.mark.parametrize("way", ["downlink", "uplink"])
+@pytest.mark.parametrize(
+    ("way", "who"),
+    [("downlink", "leader"), *soak([("downlink", "follower"), ("uplink", "leader"), ("uplink", "follower")])],
+)
 def test_the_next_searches_do_not_wait_for_one_that_was_left_out_as_slow(way: str, who: str, seed: int) -> None:
     async def main() -> None:
         loop, link, crawl = asyncio.get_running_loop(), 12.5e6, 10e3
@@ -211,7 +214,7 @@ def test_one_that_does_not_hear_that_its_group_begins_is_not_waited_for() -> Non
     run(main(), 3)
 
 
-@pytest.mark.parametrize("shift", [-0.02, -0.01, -1e-9, 0.0, 1e-9, 0.01, 0.02])
+@pytest.mark.parametrize("shift", [-0.01, 0.0, 0.01, *soak([-0.02, -1e-9, 1e-9, 0.02])])
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("how", ["timeout", "cancel"])
 def test_giving_up_in_the_very_moment_in_which_the_group_begins(shift: float, who: int, how: str) -> None:
@@ -355,7 +358,7 @@ def test_the_same_seed_gives_the_same_run_in_every_process(monkeypatch: pytest.M
 
         async def main() -> None:
             async with Averagers(9) as swarm:
-                peers = await swarm.add(6)
+                peers = await swarm.add(4)
                 for peer in peers:
                     swarm.network.set_bandwidth(peer.peer_id, 1e6)  # what is sent first arrives first
                 for _ in range(2):
@@ -367,6 +370,6 @@ def test_the_same_seed_gives_the_same_run_in_every_process(monkeypatch: pytest.M
 
     first = story()
     assert story() == first
-    for salt in (b"1", b"2", b"3"):  # processes order their sets of ids by hashes of their own
+    for salt in (b"1", b"2"):  # processes order their sets of ids by hashes of their own
         monkeypatch.setattr(PeerID, "__hash__", lambda peer, salt=salt: hash(bytes(peer) + salt))
         assert story() == first

@@ -43,7 +43,7 @@ async def test_invented_groups_leave_nothing_behind() -> None:
     async with Averagers(3) as swarm:
         honest, other, liar = await swarm.add(3)
         chance = random.Random(1)
-        groups = [invented(chance, liar.peer_id, honest.peer_id) for _ in range(12)]
+        groups = [invented(chance, liar.peer_id, honest.peer_id) for _ in range(8)]
         await liar.endpoint.connect(honest.endpoint.addresses[0], timeout=5)
         tracemalloc.start()
         taken: list[int] = []
@@ -65,7 +65,7 @@ def test_a_leader_that_was_asked_has_its_groups_remembered_within_a_bound() -> N
     service = Swarm([Kind()]).peers[0].service
     chance = random.Random(2)
     liar, own = Identity.from_seed(9).peer_id, service.endpoint.peer_id
-    for _ in range(20):
+    for _ in range(6):
         service.leave(*(invented(chance, liar, own).derived(f"try {number}") for number in range(4)))
     assert sum(len(votes.group) for votes in service._votes.values()) <= 1 << 16
 

@@ -20,13 +20,14 @@ from swarmcli.testing import virtual_time
 from tests.averaging.averagers import FAST, Averagers, Peer, all_outcomes, all_results
 from tests.fuzz.values import YEAR_10000
 from tests.optim.optim_swarm import until
+from tests.suites import soak
 
 CHANGE = 1e-4  # an eighth of what float16 tells apart between 1 and 2
 SIZE = 1 << 12
-CODECS = [Float16Compression(), Uniform8BitQuantization(), BlockwiseQuantization()]
+CODECS: list[CompressionBase] = [Float16Compression(), Uniform8BitQuantization(), BlockwiseQuantization()]
 # What averages of values are off by, of numbers between 1 and 2: once on the way in, once on the way back.
 PRECISION = dict(zip((codec.name for codec in CODECS), (2 * 2**-11, 2 / 510, 2 * 2 / 127), strict=True))
-EACH_CODEC = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+FIRST_CODEC = pytest.mark.parametrize("codec", [CODECS[0], *soak(CODECS[1:])], ids=lambda codec: codec.name)
 
 
 def run(main, seed: int = 0) -> None:
@@ -71,8 +72,15 @@ def sent(results: Sequence[RoundResult]) -> float:
     return max(result.bytes_sent for result in results) / SIZE
 
 
-@EACH_CODEC
-@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize(
+    ("codec", "alike"),
+    [
+        (CODECS[0], True),
+        (CODECS[1], False),
+        (CODECS[2], False),
+        *soak([(CODECS[0], False), (CODECS[1], True), (CODECS[2], True)]),
+    ],
+)
 def test_small_changes_arrive(codec: CompressionBase, alike: bool) -> None:
     async def main() -> None:
         async with Averagers(1) as swarm:
@@ -80,7 +88,7 @@ def test_small_changes_arrive(codec: CompressionBase, alike: bool) -> None:
             if alike:
                 held(peers[1]).copy_(held(peers[0]))
             began, change = mean(peers), CHANGE * (1 + torch.rand(SIZE)) / 2
-            for number in range(20):
+            for number in range(8):
                 for place, peer in enumerate(peers):
                     held(peer).add_(change if alike else 2 * change * place)
                 expected = mean(peers) if number > 1 else began + (number + 1) * change
@@ -90,12 +98,12 @@ def test_small_changes_arrive(codec: CompressionBase, alike: bool) -> None:
                 assert torch.equal(held(peers[0]), held(peers[1]))
                 assert away(peers, expected) < (0.03 * CHANGE if number > 1 else PRECISION[codec.name])
             if alike and codec is CODECS[0]:  # their mean was not rounded a second time on its way back
-                assert away(peers, began + 20 * change) < 0.03 * CHANGE
+                assert away(peers, began + 8 * change) < 0.03 * CHANGE
 
     run(main())
 
 
-@EACH_CODEC
+@FIRST_CODEC
 def test_an_average_is_exact_where_members_have_no_common_one(codec: CompressionBase) -> None:
     async def main() -> None:
         async with Averagers(2) as swarm:
@@ -121,7 +129,7 @@ def test_an_average_is_exact_where_members_have_no_common_one(codec: Compression
     run(main())
 
 
-@EACH_CODEC
+@FIRST_CODEC
 def test_other_tensors_are_averaged_to_the_precision_of_values(codec: CompressionBase) -> None:
     async def main() -> None:
         async with Averagers(3) as swarm:
@@ -235,7 +243,7 @@ def test_several_groups_lose_nothing_after_the_first_round_and_mix() -> None:
             await average(peers, timeout=30)
             assert float((mean(peers) - expected).abs().max()) < PRECISION["float16"]
             await average(peers, timeout=30)
-            for _ in range(10):
+            for _ in range(3):
                 for peer in peers:
                     held(peer).add_(CHANGE)
                 expected = mean(peers)
@@ -247,7 +255,7 @@ def test_several_groups_lose_nothing_after_the_first_round_and_mix() -> None:
     run(main())
 
 
-HOSTILE = [YEAR_10000, b"", b"\x01", wire.encode(DifferenceTold(bytes(32), True)), wire.encode(("x" * 40, 3, 4))]
+HOSTILE = [YEAR_10000, b"", wire.encode(DifferenceTold(bytes(32), True)), wire.encode(("x" * 40, 3, 4))]
 
 
 @pytest.mark.parametrize("said", HOSTILE)

@@ -22,7 +22,9 @@ from swarmcli.averaging.consensus.messages import Committed, Decision
 from tests.averaging.exploration import Explorer, Rules
 from tests.suites import soak
 
-CASES = [
+FIRST = [("aa", 3), ("aab", 2)]  # these alone show each of the mistakes below
+FEW = [*FIRST, ("abx", 1), ("xab", 1), ("aaaa", 1)]
+MANY = [
     *(
         (kinds, attempts)
         for attempts in (1, 2)
@@ -30,8 +32,9 @@ CASES = [
     ),
     *((kinds, attempts) for attempts in (1, 2, 3) for kinds in ("aa", "ab", "ax", "xa")),
     *((kinds, 1) for kinds in ("aaaa", "aaab", "aaax", "aabx", "aaxx", "xaaa")),
-    *soak([("aaa", 3), ("axx", 3), ("aaaa", 2)]),
+    *[("aaa", 3), ("axx", 3), ("aaaa", 2)],
 ]
+CASES = [*FEW, *soak(case for case in MANY if case not in FEW)]
 
 
 @pytest.mark.parametrize(("kinds", "attempts"), CASES)
@@ -246,10 +249,9 @@ def name(rules: Rules) -> str:
     return flags[0] if flags else "shared ballots"
 
 
-@pytest.mark.parametrize("rules", MISTAKES, ids=name)
+@pytest.mark.parametrize("rules", [MISTAKES[0], *soak(MISTAKES[1:])], ids=name)
 def test_each_mistake_is_found(rules: Rules) -> None:
     with pytest.raises((AssertionError, ValueError)) as found:  # ValueError: the other classes notice by themselves
-        for attempts in (1, 2, 3):
-            for kinds in ("aa", "aaa", "aab", "aax", "aaaa")[: 6 - attempts]:
-                Explorer(kinds, attempts, rules).explore()
+        for kinds, attempts in FIRST:
+            Explorer(kinds, attempts, rules).explore()
     print(str(found.value).splitlines()[0])

@@ -21,14 +21,10 @@ GROUPS = {
 }
 
 
-# The leader of each group and one member of each other kind; the others differ from these in their weight alone.
-VICTIMS = {"trainers": (0, 1, 4), "auxiliaries": (0, 1, 2), "behind firewalls": (0, 1, 2)}
 FAULTS: list[tuple[str, str, Trust]] = [
     ("trainers", "kill", "strangers"),
     ("auxiliaries", "kill", "members"),  # with two of five that have tensors no group is guarded
     ("behind firewalls", "freeze", "strangers"),
-]
-OTHER_FAULTS: list[tuple[str, str, Trust]] = [
     ("trainers", "freeze", "members"),
     ("trainers", "freeze", "strangers"),
     ("behind firewalls", "kill", "strangers"),
@@ -39,9 +35,8 @@ OTHER_FAULTS: list[tuple[str, str, Trust]] = [
 @pytest.mark.parametrize(
     ("group", "what", "trust", "victim"),
     [
-        *((*fault, victim) for fault in FAULTS for victim in VICTIMS[fault[0]]),
-        *soak((*fault, victim) for fault in FAULTS for victim in range(5) if victim not in VICTIMS[fault[0]]),
-        *soak((*fault, victim) for fault in OTHER_FAULTS for victim in range(5)),
+        (*FAULTS[0], 0),
+        *soak((*fault, victim) for fault in FAULTS for victim in range(5) if (fault, victim) != (FAULTS[0], 0)),
     ],
 )
 def test_one_fault_at_each_step(group: str, what: str, trust: Trust, victim: int) -> None:
@@ -52,9 +47,10 @@ def test_one_fault_at_each_step(group: str, what: str, trust: Trust, victim: int
         play(kinds, Steps(at=number), [(what, victim)], trust=trust).check()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("what", ["kill", "freeze"])
 @pytest.mark.parametrize(
-    ("victim", "kinds"), [(0, "trainers"), *soak([(1, "auxiliaries"), (2, "behind firewalls"), (4, "trainers")])]
+    ("victim", "kinds"), [(0, "trainers"), (1, "auxiliaries"), (2, "behind firewalls"), (4, "trainers")]
 )
 def test_a_second_fault_at_each_step_of_a_second_try(victim: int, kinds: str, what: str) -> None:
     group, disturbed = GROUPS[kinds], Steps()
@@ -64,8 +60,9 @@ def test_a_second_fault_at_each_step_of_a_second_try(victim: int, kinds: str, wh
         play(group, Steps(at=number), [("kill", 3), (what, victim)], 0.1, "members").check()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("what", ["kill", "freeze"])
-@pytest.mark.parametrize("victim", [1, *soak(range(2, 5))])
+@pytest.mark.parametrize("victim", range(1, 5))
 def test_a_second_fault_at_each_step_after_the_leaders_death(victim: int, what: str) -> None:
     kinds, led = GROUPS["trainers"], Steps()
     play(kinds, led, [("kill", 0), (what, victim)], first_at=0.1, trust="members").check()

@@ -9,7 +9,7 @@ from tests.averaging.searchers import Searchers
 from tests.suites import soak
 
 SIZE = 4
-SEEDS = [0, 1, 2, *soak(range(3, 20))]
+SEEDS = [0, *soak(range(1, 20))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -34,7 +34,7 @@ def test_who_is_left_over_has_a_seat_in_the_next_group(seed: int) -> None:
     virtual_time.run(main(), seed=seed, timeout=300)
 
 
-@pytest.mark.parametrize("bits", [1, 0])
+@pytest.mark.parametrize("bits", [0, *soak([1])])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nobody_waits_long_for_a_full_group(seed: int, bits: int) -> None:
     """One begins late, and what the others do between their rounds takes unlike times."""

@@ -13,6 +13,7 @@ from swarmcli.averaging.matchmaking.messages import Candidate, search_id
 from swarmcli.network.identity import PeerID
 from swarmcli.testing import virtual_time
 from tests.averaging.searchers import Searcher, Searchers
+from tests.suites import soak
 
 
 def run(main: Coroutine[Any, Any, None], seed: int = 0) -> None:
@@ -35,8 +36,10 @@ def slowest(peers: list[Searcher]) -> float:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("size", [None, 4])
-@pytest.mark.parametrize("gap", [0.05, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("gap", "size"),
+    [(0.2, None), (1.0, 4), *soak([(0.05, None), (0.05, 4), (0.2, 4), (0.5, None), (0.5, 4), (1.0, None)])],
+)
 def test_peers_that_begin_apart_are_in_one_group_in_each_round(gap: float, size: int | None, seed: int) -> None:
     async def main() -> None:
         async with Searchers(seed, target_group_size=size) as swarm:
@@ -51,8 +54,7 @@ def test_peers_that_begin_apart_are_in_one_group_in_each_round(gap: float, size:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("size", [None, 4])
-@pytest.mark.parametrize("gap", [0.2, 1.0])
+@pytest.mark.parametrize(("gap", "size"), [(0.2, 4), (1.0, None), *soak([(0.2, None), (1.0, 4)])])
 def test_loops_that_begin_apart_fall_into_step(gap: float, size: int | None, seed: int) -> None:
     async def main() -> None:
         async with Searchers(seed, target_group_size=size) as swarm:
@@ -108,7 +110,7 @@ def test_who_is_slow_is_not_taken_for_lost(how: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("size", [None, 4])
+@pytest.mark.parametrize("size", [None, *soak([4])])
 def test_pairs_that_have_formed_mix_again(seed: int, size: int | None) -> None:
     """Two pairs that could not hear of each other, and go on half a second apart once they can."""
 
@@ -187,7 +189,7 @@ def test_one_that_was_killed_between_two_rounds_is_not_waited_for(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("size", [None, 8])
+@pytest.mark.parametrize("size", [None, *soak([8])])
 def test_peers_that_come_and_go_stay_together(seed: int, size: int | None) -> None:
     """Six peers with gaps of up to a second; in each round one leaves, with or without a word, and another comes."""
 

@@ -81,14 +81,16 @@ def play(seed: int, faults: int) -> list[Outcome | None]:
     return virtual_time.run(main(), seed=seed, timeout=2000)
 
 
-@pytest.mark.parametrize("faults", [1, 2])
-@pytest.mark.parametrize("block", [0, *soak(range(1, 4))])
-def test_one_outcome_whatever_happens(faults: int, block: int) -> None:
+@pytest.mark.parametrize(
+    ("first", "count", "faults"),
+    [(0, 12, 1), *soak((first, 25, faults) for faults in (1, 2) for first in range(0, 100, 25))],
+)
+def test_one_outcome_whatever_happens(first: int, count: int, faults: int) -> None:
     kinds_of_ends: Counter[str] = Counter()
-    for seed in range(block * 25, block * 25 + 25):
+    for seed in range(first, first + count):
         kinds_of_ends.update(type(outcome).__name__ for outcome in play(seed, faults))
     # Where two of four to six voters are harmed nobody is left who could decide: `play` knows, and checks the others.
-    assert kinds_of_ends["AllreduceResult"] > {1: 80, 2: 50}[faults]
+    assert kinds_of_ends["AllreduceResult"] > {1: 3, 2: 2}[faults] * count
 
 
 def disturbed_round(

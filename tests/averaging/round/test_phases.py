@@ -76,7 +76,7 @@ def test_nobody_has_weight_and_nothing_moves() -> None:
     run(main())
 
 
-@pytest.mark.parametrize(("with_auxiliary", "phase"), [(False, 0), (True, 1), *soak([(False, 1), (True, 0)])])
+@pytest.mark.parametrize(("with_auxiliary", "phase"), [(True, 1), *soak([(False, 0), (False, 1), (True, 0)])])
 def test_whoever_is_killed_between_its_parts_counts_in_no_phase(
     phase: int, with_auxiliary: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +105,7 @@ def test_whoever_is_killed_between_its_parts_counts_in_no_phase(
                 begun_again.append(after)
                 assert dead.peer_id not in results[0].contributors
 
-    for after in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8):
+    for after in (0.05, 0.15, 0.3, 0.6):
         run(main(after))
     assert begun_again
 
