@@ -51,8 +51,7 @@ def standing(*attestations: Attestation) -> Attested:
 def attestation(samples: float = 12_400.0, rank: int = 3, reduced: int = 0, hours: float = 3.1) -> Attestation:
     entry = BookEntry(samples, hours, 12, reduced)
     return signed(
-        MONITOR,
-        Attestation("run", "recipe", MONITOR.peer_id, ADA.peer_id, entry, rank, 7, Mark(90, 98_000), 0, 1.79e9),
+        MONITOR, Attestation("run", "recipe", MONITOR.peer_id, ADA.peer_id, entry, rank, 7, Mark(90, 98_000), 0, 1.79e9)
     )
 
 

@@ -153,10 +153,7 @@ def test_line_after_line_is_answered_by_what_was_said_before(talker: Path, monke
     monkeypatch.setattr("swarmcli.cli.generate.write_on", answer)
     ended = CliRunner().invoke(app, ["--chat", "--system", "s", str(talker)], input="a\nb\n", catch_exceptions=False)
     assert ended.stdout == "well\nwell\n\n"
-    assert prompts == [
-        "<system>syyy <user>ayyy <a>",
-        "<system>syyy <user>ayyy <assistant>wellyyy <user>byyy <a>",
-    ]
+    assert prompts == ["<system>syyy <user>ayyy <a>", "<system>syyy <user>ayyy <assistant>wellyyy <user>byyy <a>"]
     with pytest.raises(UsageError, match="there is no prompt"):
         said()
 

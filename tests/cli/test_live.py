@@ -470,10 +470,7 @@ PATH = "/home/ada/.local/share/swarm/stdlib-lm-ntktqvpw/monitor-1/checkpoints/ep
             "paused: you asked for it, until 18:00 (480 computed samples count when the run goes on)",
             ["paused: you asked for it, until 18:00 (480", "computed samples count when the run goes on)"],
         ),
-        (
-            f"checkpoint of epoch 60 at {PATH}",
-            ["checkpoint of epoch 60 at", "…/monitor-1/checkpoints/epoch-000060"],
-        ),
+        (f"checkpoint of epoch 60 at {PATH}", ["checkpoint of epoch 60 at", "…/monitor-1/checkpoints/epoch-000060"]),
         (
             "checkpoint of epoch 60 at C:" + PATH.replace("/", "\\"),
             ["checkpoint of epoch 60 at", r"…\monitor-1\checkpoints\epoch-000060"],

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -37,10 +38,6 @@ def own_interrupts() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def swarm(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "swarmcli.cli.main", *words], capture_output=True, text=True)
-
-
 def modules_after(code: str) -> set[str]:
     """What is imported beside Python's own, typer and the terminal's help."""
     found = subprocess.check_output([sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"], text=True)
@@ -63,38 +60,27 @@ def test_help_names_every_verb_and_loads_none_of_them() -> None:
     assert all(f"{name} {verb.help}" in said for name, verb in command.VERBS.items())
 
 
-def test_mistyped_links_and_paths_and_the_links_of_a_run_are_told_without_torch(tmp_path: Path) -> None:
+def test_mistyped_words_links_of_a_run_and_what_its_owner_does_need_no_torch(tmp_path: Path) -> None:
     """Loading it takes seconds."""
     (tmp_path / "link").write_text(f"swarm://{Identity.from_seed(1).peer_id.text}@[::1]:1/a?fingerprint={'a' * 32}\n")
-    code = "from swarmcli.cli.main import app; from typer.testing import CliRunner; run = CliRunner().invoke"
-    words = [["join", "swarm://x"], ["join", "gone.yaml"], ["link", str(tmp_path)]]
-    loaded = modules_after(f"{code}; print([str(run(app, each).exception) for each in {words}])")
-    assert "swarmcli.peer.home" in loaded and "torch" not in loaded
-
-
-def test_what_the_owner_of_a_closed_run_does_needs_no_torch(tmp_path: Path) -> None:
     recipe = str(tmp_path / "lab.yaml")
     CliRunner().invoke(command.app, ["init", "--invite", recipe], catch_exceptions=False)
     link = f"swarm://{Identity.from_seed(1).peer_id.text}@[::1]:1/lab?fingerprint={digest_of(load_recipe(recipe))}"
+    asks = [["join", "--help"], ["log", str(tmp_path)], ["validate", "--quick", recipe]]
+    mistakes = [["join", "swarm://x"], ["join", "gone.yaml"], ["link", str(tmp_path)]]
+    owners = [["invite", recipe, "--link", link], ["revoke", recipe, "Ada"], ["members", recipe]]
     code = "from swarmcli.cli.main import app; from typer.testing import CliRunner; run = CliRunner().invoke"
-    words = [["invite", recipe, "--link", link], ["revoke", recipe, "Ada"], ["members", recipe]]
-    loaded = modules_after(f"{code}; print([str(run(app, each).exception) for each in {words}])")
-    assert "swarmcli.owner.visit" in loaded and "torch" not in loaded
+    loaded = modules_after(f"{code}; print([str(run(app, each).exception) for each in {[*asks, *mistakes, *owners]}])")
+    assert {"swarmcli.peer.home", "swarmcli.owner.visit", "swarmcli.cli.validate"} < loaded and "torch" not in loaded
     assert "invited" in (tmp_path / "lab.run-key.ledger").read_text()
 
 
-@pytest.mark.parametrize("verb", command.VERBS.values(), ids=command.VERBS)
-def test_the_help_of_all_verbs_says_of_each_what_its_own_help_says(verb: command.Verb) -> None:
-    loaded = verb.load()
-    assert " ".join(loaded.help.split("\n\n")[0].split()) == verb.help
-    for each in getattr(loaded, "commands", {"": loaded}).values():
-        assert "quiet" in {option.name for option in each.params}
-
-
 @pytest.mark.parametrize("verb", command.VERBS)
-def test_the_help_of_every_verb_has_an_example(verb: str) -> None:
+def test_the_help_of_all_verbs_says_of_each_what_its_own_help_says_which_has_an_example(verb: str) -> None:
     loaded = command.VERBS[verb].load()
+    assert " ".join(loaded.help.split("\n\n")[0].split()) == command.VERBS[verb].help
     for name, each in getattr(loaded, "commands", {"": loaded}).items():
+        assert "quiet" in {option.name for option in each.params}
         typed = f"swarm {verb} {name}".rstrip()
         assert re.search(rf"{typed}(?!\w)", "\n".join((each.help or "", each.epilog or ""))), typed
 
@@ -110,7 +96,9 @@ def test_a_variable_stands_for_each_option_by_its_name(monkeypatch: pytest.Monke
 
 
 def test_help_shows_flags_as_they_are_typed() -> None:
-    pages = [swarm(*words, "--help").stdout for words in ([], ["join"], ["log"], ["validate"])]
+    pages = [
+        CliRunner().invoke(command.app, [*words, "--help"]).stdout for words in ([], ["join"], ["log"], ["validate"])
+    ]
     assert "--client-mode" in pages[1]
     assert not any("<bool>" in page for page in pages)
 
@@ -132,14 +120,6 @@ def test_an_interrupt_before_anything_began_is_said(
     assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL  # one more ends it without a traceback, whatever it is at
 
 
-def test_importing_the_package_loads_neither_transformers_nor_a_web_server() -> None:
-    code = (
-        "import sys, threading, swarmcli; swarmcli.DHT; swarmcli.Optimizer; swarmcli.DecentralizedAverager;"
-        "print(*(set(sys.modules) & {'transformers', 'fastapi', 'uvicorn'}), threading.active_count())"
-    )
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["1"]
-
-
 def test_threads_that_wait_for_each_other_sleep_soon_unless_the_user_says_how_they_wait() -> None:
     names = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY")
     plain = {name: value for name, value in os.environ.items() if name not in names}
@@ -154,95 +134,53 @@ def test_threads_that_wait_for_each_other_sleep_soon_unless_the_user_says_how_th
     assert after(OMP_WAIT_POLICY="active") == [None, None, "active"]
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (RecipeError("x"), 2),
-        (AddressError("x"), 2),
-        (BootstrapError("x"), 3),
-        (FingerprintError("x"), 4),
-        (DataError("x"), 1),
-        (KeyboardInterrupt(), 130),
-    ],
-)
-def test_each_kind_of_failure_has_an_exit_code(
-    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> None:
-        raise error
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """With which code the command ends, and what it says, when a verb raises this."""
 
-    monkeypatch.setattr(command, "app", fail)
-    with pytest.raises(SystemExit) as end:
-        command.main()
-    assert end.value.code == code
+    def ends(error: BaseException) -> tuple[int, str]:
+        def fail() -> None:
+            raise error
+
+        monkeypatch.setattr(command, "app", fail)
+        with pytest.raises(SystemExit) as end:
+            command.main()
+        said = capsys.readouterr()
+        assert said.out == "" and isinstance(end.value.code, int)
+        return end.value.code, said.err
+
+    return ends
 
 
-def test_a_first_contact_that_does_not_answer_is_named_with_what_failed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail() -> None:
-        raise BootstrapError("no first contact answered", {"tcp://nowhere:1": OSError("connection refused")})
-
-    monkeypatch.setattr(command, "app", fail)
-    with pytest.raises(SystemExit):
-        command.main()
-    said = capsys.readouterr()
-    assert "tcp://nowhere:1: connection refused" in said.err
-    assert said.out == ""
+def test_each_kind_of_failure_has_an_exit_code_and_a_fault_of_our_own_shows_where(ends: Any) -> None:
+    for error, code in (
+        (RecipeError("x"), 2), (AddressError("x"), 2), (BootstrapError("x"), 3), (FingerprintError("x"), 4),
+        (DataError("x"), 1), (KeyboardInterrupt(), 130),
+    ):  # fmt: skip
+        assert ends(error)[0] == code
+    code, said = ends(ZeroDivisionError("oops"))
+    assert code == 1 and "ZeroDivisionError: oops" in said and "Traceback" in said
 
 
-@pytest.mark.parametrize("kind", [SwarmError, ZeroDivisionError])
-def test_what_a_stranger_says_of_a_failure_steers_no_terminal(
-    kind: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail() -> None:
-        raise kind("closed by peer: \x1b]0;owned\x07\x1b[2J\x9b31m\u202eor")
-
-    monkeypatch.setattr(command, "app", fail)
-    with pytest.raises(SystemExit):
-        command.main()
-    assert "closed by peer: ]0;owned[2J31mor\n" in capsys.readouterr().err
+def test_a_first_contact_that_does_not_answer_has_one_line_whatever_it_says(ends: Any) -> None:
+    said = ends(
+        BootstrapError("no answer", {"tcp://198.51.100.7:1": ConnectionLost("go\r\nswarm: all is well\x1b[2J")})
+    )
+    assert said[1].splitlines()[1] == "  tcp://198.51.100.7:1: go  swarm: all is well[2J" and said[1].count("\n") == 3
 
 
-def test_a_first_contact_that_does_not_answer_has_one_line_whatever_it_says(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail() -> None:
-        raise BootstrapError("no answer", {"tcp://198.51.100.7:1": ConnectionLost("go\r\nswarm: all is well\x1b[2J")})
-
-    monkeypatch.setattr(command, "app", fail)
-    with pytest.raises(SystemExit):
-        command.main()
-    _, line, _ = capsys.readouterr().err.splitlines()
-    assert line == "  tcp://198.51.100.7:1: go  swarm: all is well[2J"
+def test_what_a_stranger_says_of_a_failure_steers_no_terminal(ends: Any) -> None:
+    for kind in (SwarmError, ZeroDivisionError):
+        assert (
+            "closed by peer: ]0;owned[2J31mor\n"
+            in ends(kind("closed by peer: \x1b]0;owned\x07\x1b[2J\x9b31m\u202eor"))[1]
+        )
 
 
-def test_a_fault_of_our_own_shows_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def fail() -> None:
-        raise ZeroDivisionError("oops")
-
-    monkeypatch.setattr(command, "app", fail)
-    with pytest.raises(SystemExit) as end:
-        command.main()
-    assert end.value.code == 1
-    assert "ZeroDivisionError: oops" in capsys.readouterr().err
-
-
-def test_an_unknown_verb_is_a_usage_error() -> None:
-    done = swarm("jion")
-    assert done.returncode == 2
-    assert "jion" in done.stderr
-
-
-def test_a_missing_recipe_is_a_recipe_error(tmp_path: Path) -> None:
-    done = swarm("join", str(tmp_path / "none.yaml"))
-    assert done.returncode == 2
-    assert "none.yaml" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_the_version_is_told() -> None:
-    assert swarm("--version").stdout.startswith("swarm 0.")
+def test_an_unknown_verb_is_a_usage_error_and_the_version_is_told() -> None:
+    done = CliRunner().invoke(command.app, ["jion"])
+    assert done.exit_code == 2 and "jion" in done.stderr
+    assert CliRunner().invoke(command.app, ["--version"]).stdout.startswith("swarm 0.")
 
 
 def test_what_an_output_cannot_show_ends_no_command() -> None:
@@ -254,14 +192,8 @@ def test_what_an_output_cannot_show_ends_no_command() -> None:
 
 def test_shells_complete_verbs_and_options() -> None:
     def completed(words: str, position: int) -> list[str]:
-        environment = {
-            **os.environ,
-            "_SWARM_COMPLETE": "complete_bash",
-            "COMP_WORDS": words,
-            "COMP_CWORD": str(position),
-        }
-        command = [sys.executable, "-c", "from swarmcli.cli.main import app; app(prog_name='swarm')"]
-        return subprocess.run(command, env=environment, capture_output=True, text=True).stdout.split()
+        asked = {"_SWARM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(position)}
+        return CliRunner().invoke(command.app, [], prog_name="swarm", env=asked).stdout.split()
 
     assert completed("swarm va", 1) == ["validate"]
     assert completed("swarm init --templ", 2) == ["--template"]

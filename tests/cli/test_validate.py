@@ -3,8 +3,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -94,15 +92,6 @@ def test_what_is_wrong_is_raised_for_the_command_to_show(recipe: Path) -> None:
 def test_a_group_of_parameters_that_fits_none_is_told_before_anybody_joins(recipe: Path) -> None:
     with pytest.raises(RecipeError, match=r"groups: 'lora_B' begins no name .* \(transformer\.wte\.weight"):
         run(recipe, "--set", "optimizer.groups=[{match: lora_B}]")
-
-
-def test_checking_the_file_alone_needs_no_torch(recipe: Path) -> None:
-    code = (
-        "import sys; from swarmcli.cli.validate import validate;"
-        "validate(sys.argv[1], None, True, False); assert 'torch' not in sys.modules"
-    )
-    found = subprocess.run([sys.executable, "-c", code, str(recipe)], capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
 
 
 def test_a_site_is_told_in_words(recipe: Path) -> None:

@@ -12,9 +12,7 @@ from swarmcli.checkpoints.layout import MODEL, averaged_file
 from swarmcli.training import load_checkpoint
 from swarmcli.training.resumed import Resume
 from swarmcli.training.schedule import AVERAGE
-from tests.peer.test_leaving import Peer, start
-
-__all__ = ["start"]
+from tests.peer.roles import Peer
 
 SETTINGS = ("ema_decay=0.9", "optimizer.learning_rate=0.05")
 NONE_YET = "holds no averaged weights: the average begins behind its next epoch"

@@ -16,9 +16,8 @@ from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import Recipe
 from swarmcli.run.watch import RunWatch
 from swarmcli.training import build_task
+from tests.peer.roles import Sums
 from tests.training.small_tasks import small
-
-from .test_leaving import Sums
 
 
 def custom(directory: Path, *overrides: str) -> Recipe:

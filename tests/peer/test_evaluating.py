@@ -13,11 +13,9 @@ from swarmcli.events import Evaluated
 from swarmcli.journal import JournalReader
 from swarmcli.optim.peers.directory import PeerDirectory, ReportOptions
 from swarmcli.peer import collaboration
-from tests.peer.test_leaving import Sums, start
+from tests.peer.roles import Sums
 
-__all__ = ["start"]
-
-EVERY = 10
+EVERY = 5
 SETTINGS = (
     f"evaluation.every_epochs={EVERY}",
     "evaluation.held_out=0.1",

@@ -15,9 +15,8 @@ from swarmcli.peer import collaboration
 from swarmcli.recipe import Recipe
 from swarmcli.training import load_checkpoint
 from swarmcli.training.resumed import Resume
-from tests.peer.test_leaving import Sums, start
-
-__all__ = ["start"]
+from tests.peer.roles import Sums
+from tests.suites import soak
 
 
 class FrozenSums(Sums):
@@ -45,7 +44,7 @@ def digest_of(name: str) -> str:
     return frozen_of([], [("0.weight", model.weight)]).digest
 
 
-@pytest.mark.parametrize("role", ["trainer", "monitor"])
+@pytest.mark.parametrize("role", ["trainer", *soak(["monitor"])])
 def test_a_newcomer_gets_them_once_and_checkpoints_are_whole(frozen: Any, role: str) -> None:
     named = (f"frozen_weights={digest_of('first')}",)
     first = frozen("first", settings=named)

@@ -14,9 +14,7 @@ from swarmcli.optim.peers.catch_up import CatchUp
 from swarmcli.peer import collaboration
 from swarmcli.recipe import Recipe
 from swarmcli.training import load_checkpoint
-from tests.peer.test_leaving import Sums, start
-
-__all__ = ["start"]
+from tests.peer.roles import Sums
 
 
 class PretrainedSums(Sums):

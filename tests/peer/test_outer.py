@@ -13,10 +13,7 @@ from swarmcli.errors import CheckpointError
 from swarmcli.events import CheckpointWritten
 from swarmcli.training import load_checkpoint
 from swarmcli.training.resumed import Resume
-from tests.peer.test_leaving import Peer, start
-from tests.peer.test_resuming import saved_by
-
-__all__ = ["start"]
+from tests.peer.roles import Peer
 
 OUTER = ("outer={optimizer: nesterov, lr: 0.5, inner_batch_size: 8}", "ema_decay=0.5")
 ADAM = ("outer={optimizer: adam, lr: 0.1, inner_batch_size: 8}", "ema_decay=0.5")
@@ -34,7 +31,7 @@ def test_a_monitor_keeps_the_anchor_and_a_trainer_goes_on_from_it(start: Any) ->
     assert any(lineages(monitor).items() & lineages(trainer).items() for trainer in trainers)
     for trainer in trainers:
         assert trainer.leave().startswith("not saved: peer ")
-    saved = load_checkpoint(saved_by(monitor))
+    saved = load_checkpoint(monitor.leave_saved())
     assert saved.optimizer["swarm"]["inner"][0]["lr"] > 0
     assert {"momentum_buffer", "ema"} == saved.optimizer["state"][0].keys(), "the outer optimizer's, and the average"
 
@@ -47,20 +44,20 @@ def test_a_monitor_keeps_the_anchor_and_a_trainer_goes_on_from_it(start: Any) ->
 def test_a_trainer_without_a_monitor_saves_what_all_hold_and_resumes_with_the_recipes_rates(start: Any) -> None:
     one = start("one", settings=OUTER)
     one.reach(3)
-    place = saved_by(one)
+    place = one.leave_saved()
     saved = load_checkpoint(place)
     faster = (OUTER[0].replace("0.5", "0.25"), OUTER[1], "optimizer.learning_rate=0.02")
     back = start("one", settings=faster, resume=Resume(str(place)))
     back.reach(saved.epoch + 2)
     told = "\n".join(back.notices)
     assert "learning_rate 0.02" in told, told
-    assert load_checkpoint(saved_by(back)).optimizer["param_groups"][0]["lr"] == 0.25
+    assert load_checkpoint(back.leave_saved()).optimizer["param_groups"][0]["lr"] == 0.25
 
 
 def test_other_outer_steps_than_a_checkpoint_has_are_refused(start: Any) -> None:
     one = start("one", settings=OUTER)
     one.reach(2)
-    place = saved_by(one)
+    place = one.leave_saved()
     for name, settings in (("adam", ADAM), ("none", ())):
         with pytest.raises(CheckpointError, match=rf"other outer steps than those of small \(outer.optimizer: {name}"):
             start(f"with {name}", settings=settings, resume=Resume(str(place))).end()

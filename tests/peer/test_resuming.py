@@ -10,9 +10,7 @@ import pytest
 from swarmcli.errors import CheckpointError
 from swarmcli.training import load_checkpoint
 from swarmcli.training.resumed import Resume
-from tests.peer.test_leaving import Peer, start
-
-__all__ = ["start"]
+from tests.suites import soak
 
 FALLING = "lr_scheduler={name: linear, total_epochs: 100000}"
 OLD = ("run_id=old", "optimizer={name: adamw, learning_rate: 0.01}", FALLING)
@@ -23,20 +21,15 @@ NEW = (
 )
 
 
-def saved_by(peer: Peer) -> Path:
-    """Where a peer that leaves now has saved its state."""
-    return Path(peer.leave().rpartition(" at ")[2])
-
-
 @pytest.fixture
 def before(start: Any) -> Path:
     """What a run left that was trained for some epochs."""
     peer = start("before", settings=OLD)
     peer.reach(3)
-    return saved_by(peer)
+    return peer.leave_saved()
 
 
-@pytest.mark.parametrize("role", ["trainer", "monitor"])
+@pytest.mark.parametrize("role", ["trainer", *soak(["monitor"])])
 def test_another_run_begins_from_it_with_settings_of_its_own_and_others_join(
     start: Any, before: Path, role: str
 ) -> None:
@@ -59,7 +52,7 @@ def test_another_run_begins_from_it_with_settings_of_its_own_and_others_join(
     stepped = {each.epoch: each.lineage for each in joined.epochs}
     assert any(stepped.get(each.epoch) == each.lineage for each in peer.epochs if each.epoch > old.epoch)
     peer.leave()
-    place = saved_by(joined)
+    place = joined.leave_saved()
     new = load_checkpoint(place, "new")
     first = new.optimizer["param_groups"][0]
     assert (first["lr"], first["initial_lr"], first["betas"], first["weight_decay"]) == (1e-4, 1e-4, (0.9, 0.95), 0.1)
@@ -80,7 +73,7 @@ def test_the_run_of_a_checkpoint_has_to_be_named(start: Any, before: Path) -> No
 def test_the_newest_of_another_run_is_found_where_its_peers_are(start: Any, tmp_path: Path) -> None:
     peer = start("old/trainer", settings=(*OLD, f"output_dir={tmp_path}"))
     peer.reach(2)
-    last = load_checkpoint(saved_by(peer)).epoch
+    last = load_checkpoint(peer.leave_saved()).epoch
     after = start("after", settings=NEW, resume=Resume("latest", "old"))
     after.reach(last + 1)
     assert after.notices[0].startswith(f"new begins at epoch {last}, ")
@@ -95,7 +88,7 @@ def test_a_run_that_goes_on_with_a_changed_recipe_says_what_has_changed(start: A
         peer.reach(epoch + 1)
         (told,) = [notice for notice in peer.notices if notice.startswith("the recipe's settings hold")]
         assert "learning_rate 0.001 (0.01 in the checkpoint)" in told and "betas" not in told
-        assert load_checkpoint(saved_by(peer)).optimizer["param_groups"][0]["initial_lr"] == 0.001
+        assert load_checkpoint(peer.leave_saved()).optimizer["param_groups"][0]["initial_lr"] == 0.001
 
 
 def test_a_run_that_goes_on_as_it_was_says_nothing_of_settings(start: Any, before: Path) -> None:

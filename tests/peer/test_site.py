@@ -21,7 +21,7 @@ from swarmcli.recipe import Recipe
 from swarmcli.run.watch import RunWatch
 from swarmcli.training import load_checkpoint, stream_seed
 from swarmcli.training.resumed import Resume
-from tests.peer.test_leaving import SumsStream
+from tests.peer.roles import SumsStream
 from tests.recipe.recipes import small
 from tests.sharding.processes import Worlds
 

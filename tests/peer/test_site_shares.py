@@ -17,11 +17,9 @@ from swarmcli.sites.checkpoint import SiteShards
 from swarmcli.sites.commands import CommandFollower, LeaderCommands
 from swarmcli.sites.site import Site
 from swarmcli.training import CheckpointStore, load_checkpoint
-from tests.sharding.conftest import worlds
 from tests.sharding.files.jobs import differing, groups, parameters, plain, reference, sharded, train, whole
 from tests.sharding.processes import Worlds
 
-__all__ = ["worlds"]
 pytestmark = pytest.mark.e2e
 
 SWARM = {"epoch": 3, "lineage": "ab" * 32, "scheduler": {"last_epoch": 3}, "gradients": {"g": torch.ones(2)}}

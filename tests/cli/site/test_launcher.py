@@ -146,9 +146,7 @@ def test_epochs_between_deaths_make_a_site_worth_starting_again(site: Site, monk
     assert all("(1 of 1)" in line for line in site.said)
 
 
-def test_a_frozen_process_is_ended_when_another_says_that_the_site_is_broken(
-    site: Site,
-) -> None:
+def test_a_frozen_process_is_ended_when_another_says_that_the_site_is_broken(site: Site) -> None:
     actions = """
 if life == 1 and rank == 1:
     kill_self(signal.SIGSTOP)
@@ -160,9 +158,7 @@ if life == 1:
     assert site.said[0].startswith("process 1 of this site did not answer any more")
 
 
-def test_a_process_that_gave_up_and_came_to_no_end_was_not_killed_by_a_lack_of_memory(
-    site: Site,
-) -> None:
+def test_a_process_that_gave_up_and_came_to_no_end_was_not_killed_by_a_lack_of_memory(site: Site) -> None:
     actions = """
 if life == 1:
     link.tell(Failed(75))
@@ -178,7 +174,9 @@ def test_a_signal_is_passed_on_and_ends_the_site_in_order(site: Site, number: st
     assert site.lives() == 1 and site.said == []
 
 
-def test_a_second_signal_is_passed_on_and_a_third_ends_what_does_not_stop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_signal_is_passed_on_and_a_third_ends_what_does_not_stop(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)
     actions = """

@@ -106,7 +106,11 @@ def test_a_process_whose_parent_is_no_longer_its_launcher_ends_before_it_begins(
     ours, theirs = socket.socketpair()
     with ours, theirs:
         start = Start(theirs.fileno(), launcher=1, store="")  # this test is not process 1
-        words = [sys.executable, "-c", "from swarmcli.cli.site.link import LauncherLink; LauncherLink.found(); print('went on')"]
+        words = [
+            sys.executable,
+            "-c",
+            "from swarmcli.cli.site.link import LauncherLink; LauncherLink.found(); print('went on')",
+        ]
         done = subprocess.run(
             words,
             env=os.environ | {VARIABLE: msgspec.json.encode(start).decode()},
