@@ -24,7 +24,6 @@ from swarmcli.compression import (
     Uniform8BitQuantization,
 )
 from swarmcli.events import RoundFinished
-from tests.suites import soak
 
 PATIENCE = 120.0  # seconds, for a busy machine
 
@@ -76,7 +75,8 @@ threading.Thread(target=later, daemon=True).start()
 """
 
 
-@pytest.mark.parametrize(("daemon", "words"), [(False, "alive"), *soak([(True, "")])])
+@pytest.mark.e2e
+@pytest.mark.parametrize(("daemon", "words"), [(False, "alive"), (True, "")])
 def test_daemon_false_keeps_the_process_until_shutdown(daemon: bool, words: str) -> None:
     command = [sys.executable, "-c", LIVES_ON.format(daemon=daemon)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

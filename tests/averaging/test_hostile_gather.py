@@ -24,14 +24,14 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("said", HOSTILE.values(), ids=HOSTILE)
-def test_a_round_goes_on_with_a_member_that_hands_in_what_nobody_can_read(said: bytes) -> None:
+@pytest.mark.parametrize("what", [*list(HOSTILE)[:4], *soak(list(HOSTILE)[4:])])
+def test_a_round_goes_on_with_a_member_that_hands_in_what_nobody_can_read(what: str) -> None:
     async def main() -> None:
         async with Averagers(3) as swarm:
             peers = await swarm.add(4)
             honest, liar = peers[:3], peers[3]
             controls = [peer.begin(gather="honest") for peer in honest]
-            results = await all_results([*controls, liar.begin(gather=msgspec.Raw(said))])
+            results = await all_results([*controls, liar.begin(gather=msgspec.Raw(HOSTILE[what]))])
             assert_one_group(results, peers)
             for peer, result in zip(honest, results, strict=False):
                 assert sorted(result.values(), key=repr) == ["honest"] * 3 + [None]

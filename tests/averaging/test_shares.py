@@ -39,7 +39,7 @@ def can_reduce(members: Sequence[Member], index: int, way: Dialable = Dialable.O
     return me.bandwidth > 0 and all(meeting(me, other) >= way for other in others)
 
 
-@settings(deadline=None)
+@settings(max_examples=25)
 @given(st.lists(kinds, min_size=1, max_size=4), st.sampled_from([1.0, 3.2]))
 def test_no_division_on_a_grid_is_better(group: list[tuple[float, bool, bool]], back: float) -> None:
     members = members_of(*group)
@@ -68,7 +68,7 @@ def test_a_helper_reduces_what_its_line_carries_where_averages_are_larger_than_w
     )
 
 
-@settings(deadline=None)
+@settings(max_examples=25)
 @given(st.lists(kinds, min_size=1, max_size=12))
 def test_whoever_reduces_can_be_reached_by_every_sender(group: list[tuple[float, bool, bool]]) -> None:
     members = members_of(*group)
@@ -139,7 +139,7 @@ RELAYS = ["aa", "bb", PeerID(bytes([0]) * 32).text]  # two outside, and the firs
 relayed_kinds = st.tuples(st.sampled_from([0.0, 1.0, 5.0, 0.05]), st.sampled_from(["", "tcp", *RELAYS]), st.booleans())
 
 
-@settings(deadline=None)
+@settings(max_examples=25)
 @given(st.lists(relayed_kinds, min_size=2, max_size=4))
 @example([(0.0, "tcp", False), (1.0, "", False), (5.0, RELAYS[2], False)])  # through one that offers no bandwidth
 def test_relayed_members_reduce_where_no_other_can_or_where_it_pays(group: list[tuple[float, str, bool]]) -> None:

@@ -224,9 +224,8 @@ def play(size: int, hostile: int, seed: int, bounded: bool) -> World:
     [
         (4, 1, False, 200),
         (8, 2, False, 30),
-        (16, 5, False, 15),
         (16, 7, True, 15),
-        (4, 2, True, 120),
+        (4, 2, True, 60),
         *soak(
             [(4, 1, False, 20_000), (8, 2, False, 4000), (16, 5, False, 1500), (16, 7, True, 1500), (8, 3, True, 4000)]
         ),
@@ -265,7 +264,7 @@ MISTAKES: dict[str, tuple[object, str, object, int, bool]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+@pytest.mark.parametrize("mistake", [*MISTAKES][:1] + soak([*MISTAKES][1:]))
 def test_each_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, replacement, hostile, bounded = MISTAKES[mistake]
     monkeypatch.setattr(owner, name, replacement)
@@ -274,6 +273,7 @@ def test_each_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) ->
             play(4, hostile, seed, bounded)
 
 
+@pytest.mark.soak  # it says that `bounded` is needed above
 def test_with_too_many_liars_it_is_comparing_that_keeps_two_outcomes_apart() -> None:
     with pytest.raises(AssertionError, match="two outcomes"):
         for seed in range(1500):

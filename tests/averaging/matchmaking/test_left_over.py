@@ -49,7 +49,7 @@ def test_nobody_waits_long_for_a_full_group(seed: int, bits: int) -> None:
                 await peers[number].keep_searching(lambda: swarm.random.uniform(0.2, 1.0))
 
             searches = [asyncio.create_task(come(number)) for number in range(2 * SIZE)]
-            await asyncio.sleep(20)
+            await asyncio.sleep(12)
             for search in searches:
                 search.cancel()
             await asyncio.gather(*searches, return_exceptions=True)

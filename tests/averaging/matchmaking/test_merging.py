@@ -87,7 +87,7 @@ async def stall_now_and_then(swarm: Searchers, how: str, slow: set[PeerID]) -> N
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("how", ["freezes", "is slow"])
+@pytest.mark.parametrize("how", ["freezes", *soak(["is slow"])])
 def test_who_is_slow_is_not_taken_for_lost(how: str, seed: int) -> None:
     """As on a busy machine, where a process gets no processor for a while."""
 
@@ -188,8 +188,9 @@ def test_one_that_was_killed_between_two_rounds_is_not_waited_for(seed: int) -> 
     run(main(), seed)
 
 
+@pytest.mark.soak  # `test_churn.py` does it with more peers, which have no common beginning
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("size", [None, *soak([8])])
+@pytest.mark.parametrize("size", [None, 8])
 def test_peers_that_come_and_go_stay_together(seed: int, size: int | None) -> None:
     """Six peers with gaps of up to a second; in each round one leaves, with or without a word, and another comes."""
 

@@ -19,7 +19,6 @@ from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Outcome, Swarm
-from tests.suites import soak
 
 BANDWIDTH = 20_000.0  # bytes per second: a round takes about a second, and events fall into all of its phases
 
@@ -81,16 +80,15 @@ def play(seed: int, faults: int) -> list[Outcome | None]:
     return virtual_time.run(main(), seed=seed, timeout=2000)
 
 
-@pytest.mark.parametrize(
-    ("first", "count", "faults"),
-    [(0, 12, 1), *soak((first, 25, faults) for faults in (1, 2) for first in range(0, 100, 25))],
-)
-def test_one_outcome_whatever_happens(first: int, count: int, faults: int) -> None:
+@pytest.mark.soak  # consensus/test_chaos.py draws more kinds of faults in `make test`
+@pytest.mark.parametrize("faults", [1, 2])
+@pytest.mark.parametrize("first", range(0, 100, 25))
+def test_one_outcome_whatever_happens(first: int, faults: int) -> None:
     kinds_of_ends: Counter[str] = Counter()
-    for seed in range(first, first + count):
+    for seed in range(first, first + 25):
         kinds_of_ends.update(type(outcome).__name__ for outcome in play(seed, faults))
     # Where two of four to six voters are harmed nobody is left who could decide: `play` knows, and checks the others.
-    assert kinds_of_ends["AllreduceResult"] > {1: 3, 2: 2}[faults] * count
+    assert kinds_of_ends["AllreduceResult"] > {1: 80, 2: 50}[faults]
 
 
 def disturbed_round(

@@ -90,7 +90,7 @@ async def average(swarm: Swarm, compression: CompressionBase) -> list[AllreduceR
     return holders
 
 
-@pytest.mark.parametrize("codec", [*PLAIN, *ADAPTIVE], ids=lambda codec: codec.description)
+@pytest.mark.parametrize("codec", [*ADAPTIVE, *soak(PLAIN)], ids=lambda codec: codec.description)
 def test_one_result_within_the_bound_of_the_mean(codec: CompressionBase) -> None:
     async def main() -> None:
         async with Swarm(KINDS, shapes=SHAPES) as swarm:
@@ -101,7 +101,7 @@ def test_one_result_within_the_bound_of_the_mean(codec: CompressionBase) -> None
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("codec", [BlockwiseQuantization(32, "linear"), Uniform8BitQuantization()])
+@pytest.mark.parametrize("codec", [Uniform8BitQuantization(), *soak([BlockwiseQuantization(32, "linear")])])
 def test_other_types_of_tensors(codec: CompressionBase, dtype: torch.dtype) -> None:
     async def main() -> None:
         async with Swarm(KINDS, shapes=SHAPES, dtype=dtype, seed=3) as swarm:

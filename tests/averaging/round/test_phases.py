@@ -13,7 +13,6 @@ from swarmcli.errors import FingerprintError, RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_outcomes, all_results
 from tests.averaging.round.programs import SMALL_PARTS, Doubling, add, check, strike_in_step, untouched
-from tests.suites import soak
 
 
 def run(main, seed: int = 0) -> None:
@@ -76,7 +75,9 @@ def test_nobody_has_weight_and_nothing_moves() -> None:
     run(main())
 
 
-@pytest.mark.parametrize(("with_auxiliary", "phase"), [(True, 1), *soak([(False, 0), (False, 1), (True, 0)])])
+@pytest.mark.soak  # `test_phased_chaos.py` draws who is killed, and when
+@pytest.mark.parametrize("with_auxiliary", [False, True])
+@pytest.mark.parametrize("phase", [0, 1])
 def test_whoever_is_killed_between_its_parts_counts_in_no_phase(
     phase: int, with_auxiliary: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +106,7 @@ def test_whoever_is_killed_between_its_parts_counts_in_no_phase(
                 begun_again.append(after)
                 assert dead.peer_id not in results[0].contributors
 
-    for after in (0.05, 0.15, 0.3, 0.6):
+    for after in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8):
         run(main(after))
     assert begun_again
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmcli.averaging.config import AllreduceOptions
@@ -49,6 +49,7 @@ def numbered(kinds: list[tuple[list[int], torch.dtype]]) -> list[torch.Tensor]:
 MIXED = SizeAdaptiveCompression(20, NoCompression(), BlockwiseQuantization(16))
 
 
+@settings(max_examples=40)
 @given(tensor_kinds, shares_lists, st.integers(1, 200), st.sampled_from([*PLAIN, MIXED]))
 def test_parts_cover_everything_once(
     kinds: list[tuple[list[int], torch.dtype]], shares: list[float], size: int, codec: CompressionBase
