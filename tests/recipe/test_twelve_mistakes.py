@@ -19,7 +19,7 @@ from swarmcli.testing.memory_network import MemoryNetwork
 from swarmcli.testing.virtual_time import run
 from swarmcli.training.tokenizer import ByteTokenizer
 from tests.hub_stand_in import Hub, hub
-from tests.training.chats import ENDLESS
+from tests.training.small_tasks import ENDLESS
 
 __all__ = ["hub"]
 

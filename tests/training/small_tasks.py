@@ -1,16 +1,21 @@
-"""Small recipes, tasks and optimizers for the tests of training."""
+"""Small recipes, tasks, optimizers, tokenizers, conversations and files of rows for the tests of training, made here
+without any download."""
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from swarmcli.recipe import Recipe, parse_recipe
-from swarmcli.training import Batch, optimizer_factory, parameter_groups
+from swarmcli.training import Batch, build_task, optimizer_factory, parameter_groups
+from swarmcli.training.outline import keep_outline, outline_of
 
 SMALL = """\
 run_id: small
@@ -112,3 +117,109 @@ class SoloOptimizer:
 def build_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     """The recipe's optimizer over the parameters that need gradients."""
     return optimizer_factory(recipe)(parameter_groups(recipe, model))
+
+
+def outlined(recipe: Recipe, directory: Path) -> nn.Module:
+    """The outline that memory and traffic are told by: as a process of its own says it, said by this one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SWARM_CACHE_DIR", str(directory / "cache"))
+        keep_outline(recipe, build_task(recipe).build_model(outline=True))
+        return outline_of(recipe)
+
+
+def write_rows(file: Path, *rows: Any) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def png(width: int = 4, height: int = 3, colour: tuple[int, int, int] = (1, 2, 3)) -> bytes:
+    from PIL import Image
+
+    held = io.BytesIO()
+    Image.new("RGB", (width, height), colour).save(held, "PNG")
+    return held.getvalue()
+
+
+def image_rows(file: Path, *rows: tuple[bytes | None, Any], path: str | None = None) -> str:
+    """A Parquet file of images, or of the path of one, with their labels."""
+    import datasets
+
+    kind = "string" if isinstance(rows[0][1], str) else "int64"
+    stored = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.Value(kind)})
+    made = [{"image": {"bytes": data, "path": path if data is None else None}, "label": label} for data, label in rows]
+    table = datasets.Dataset.from_list(made, features=stored).cast_column("image", datasets.Image())
+    table.to_parquet(str(file))
+    return str(file)
+
+
+# Tokenizers
+
+
+def save_word_tokenizer(directory: Path) -> Path:
+    """One of five words, saved as transformers does."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<end>": 0, "the": 1, "swarm": 2, "trains": 3, "<other>": 4}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<other>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    # A tokenizer that frames each text: packing wants the bare tokens and puts the ends itself.
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A <end>", special_tokens=[("<end>", 0)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="<other>")
+    fast.save_pretrained(directory)
+    return directory
+
+
+MARKED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}"
+    "{{ '\n' }}{% endfor %}"
+)
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+# As Llama 2: it trims, demands that turns alternate, and knows no system.
+LLAMA = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}"
+    "{% if m.role == 'user' %}{{ bos_token }}[INST] {{ m.content | trim }} [/INST]"
+    "{% else %} {{ m.content | trim }} {{ eos_token }}{% endif %}{% endfor %}"
+)
+# As Qwen 3: an empty thought stands before the last answer, or, here, before all others.
+THOUGHTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and OPERATOR %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n"
+    "{% endfor %}"
+)
+THINKS_LAST, THINKS_BEFORE = (THOUGHTS.replace("OPERATOR", each) for each in ("loop.last", "not loop.last"))
+ENDLESS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+MARKS_NOTHING = CHATML + "{% generation %}{% endgeneration %}"
+SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<pad>"]
+TALK = [
+    {"role": "user", "content": "where are you"},
+    {"role": "assistant", "content": "in the swarm"},
+    {"role": "user", "content": "who else"},
+    {"role": "assistant", "content": "  all the others \n"},
+]
+
+
+def chat_tokenizer(template: str | None = None, *, words: bool = False) -> Any:
+    """A byte-level BPE, or one of whole words that knows no white space."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    lines = [str(message["content"]) for message in TALK] + ["user assistant system [INST] [/INST]"] * 4
+    if words:
+        tokenizer = Tokenizer(models.WordLevel(unk_token="<pad>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        trainer: Any = trainers.WordLevelTrainer(special_tokens=SPECIALS)
+    else:
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=SPECIALS, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(lines, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", additional_special_tokens=SPECIALS[2:4]
+    )
+    fast.chat_template = template
+    return fast

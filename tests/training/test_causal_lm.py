@@ -14,8 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from swarmcli.errors import RecipeError
 from swarmcli.training import build_task
 
-from .small_tasks import small
-from .test_tokenizer import save_word_tokenizer
+from .small_tasks import save_word_tokenizer, small
 
 
 def build(directory: Path, *overrides: str) -> Any:

@@ -10,17 +10,7 @@ from swarmcli.recipe import HuggingFaceDataset
 from swarmcli.training import ByteTokenizer
 from swarmcli.training.chat import IGNORED, ChatReader, RowEncoder, TextReader
 
-from .chats import (
-    CHATML,
-    ENDLESS,
-    LLAMA,
-    MARKED,
-    MARKS_NOTHING,
-    TALK,
-    THINKS_BEFORE,
-    THINKS_LAST,
-    chat_tokenizer,
-)
+from .small_tasks import CHATML, ENDLESS, LLAMA, MARKED, MARKS_NOTHING, TALK, THINKS_BEFORE, THINKS_LAST, chat_tokenizer
 
 
 def item(**keys: Any) -> HuggingFaceDataset:
@@ -55,10 +45,7 @@ def test_a_template_that_trims_and_alternates_is_followed() -> None:
 def test_a_tokenizer_without_white_space_loses_no_turn(template: str) -> None:
     """The library's own mask ends at the first turn that begins with a character that is in no token."""
     talk = [TALK[0], {"role": "assistant", "content": "\n in the swarm"}, *TALK[2:]]
-    assert learned(reader(template, words=True), talk) == [
-        "in the swarm <|im_end|>",
-        "all the others <|im_end|>",
-    ]
+    assert learned(reader(template, words=True), talk) == ["in the swarm <|im_end|>", "all the others <|im_end|>"]
 
 
 @pytest.mark.parametrize("template", [MARKED, CHATML])
@@ -71,14 +58,14 @@ def test_marks_and_rendering_agree_token_by_token(template: str) -> None:
     assert known.astype(int).tolist() == expected["assistant_masks"]
 
 
+USERS = ["where are you<|im_end|>", "who else<|im_end|>"]
+
+
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"roles_to_train": ("user",)}, ["where are you<|im_end|>", "who else<|im_end|>"]),
-        (
-            {"roles_to_train": ("user", "assistant")},
-            ["where are you<|im_end|>", BOTH[0], "who else<|im_end|>", BOTH[1]],
-        ),
+        ({"roles_to_train": ("user",)}, USERS),
+        ({"roles_to_train": ("user", "assistant")}, [USERS[0], BOTH[0], USERS[1], BOTH[1]]),
         ({"train_on_eos": "last"}, ["in the swarm", BOTH[1]]),
         ({"train_on_eos": "all"}, ["<|im_end|>", BOTH[0], "<|im_end|>", BOTH[1]]),
         ({"train_on_eos": "last", "roles_to_train": ("user",)}, ["where are you", "who else", "<|im_end|>"]),
@@ -95,20 +82,16 @@ def test_the_library_knows_the_mask_of_no_other_roles() -> None:
 
 
 def test_bytes_have_a_template_by_its_name() -> None:
-    made = ChatReader(ByteTokenizer().of_transformers(), item(), "chatml")
-    assert learned(made, TALK) == BOTH
-    others = ChatReader(ByteTokenizer().of_transformers(), item(roles_to_train=("user",)), "chatml")
-    assert learned(others, TALK) == ["where are you<|im_end|>", "who else<|im_end|>"]
+    for keys, said in (({}, BOTH), ({"roles_to_train": ("user",)}, USERS)):
+        assert learned(ChatReader(ByteTokenizer().of_transformers(), item(**keys), "chatml"), TALK) == said
 
 
 def test_the_named_template_writes_what_the_usual_one_does() -> None:
     made = ChatReader(chat_tokenizer(), item(), "chatml")
-    tokenizer = made._tokenizer
+    write = made._tokenizer.apply_chat_template
+    usual = write(TALK, chat_template=CHATML, tokenize=False)
     for prompt in (False, True):
-        text = tokenizer.apply_chat_template(
-            TALK, chat_template=made.template, tokenize=False, add_generation_prompt=prompt
-        )
-        usual = tokenizer.apply_chat_template(TALK, chat_template=CHATML, tokenize=False)
+        text = write(TALK, chat_template=made.template, tokenize=False, add_generation_prompt=prompt)
         assert text == usual + "<|im_start|>assistant\n" * prompt
 
 
@@ -197,18 +180,19 @@ def test_a_column_that_is_not_there_is_told_with_those_that_are() -> None:
         reader(CHATML)({"talk": TALK, "answer": "a"})
 
 
-@pytest.mark.parametrize("length", range(2, 48))
-def test_no_example_trains_on_nothing_wherever_it_is_cut(length: int) -> None:
-    encoder = RowEncoder("datasets.0", reader(CHATML), length)
-    tokens, known = encoder.reader({"messages": TALK})
-    examples = list(encoder({"messages": TALK}))
-    assert len(examples) == known[1:length].any()
-    assert encoder.unlearned == (not examples) and encoder.cut == (length < len(tokens))
-    for example in examples:
-        assert example["input_ids"].tolist() == tokens[:length].tolist()
-        assert example["labels"].tolist() == np.where(known, tokens, IGNORED)[:length].tolist()
-    if not examples:
-        assert "1 with nothing to learn, no turn of assistant in what is not cut off" in encoder.skipped()
+def test_no_example_trains_on_nothing_wherever_it_is_cut() -> None:
+    made = reader(CHATML)
+    tokens, known = made({"messages": TALK})
+    for length in range(2, 48):
+        encoder = RowEncoder("datasets.0", made, length)
+        examples = list(encoder({"messages": TALK}))
+        assert len(examples) == known[1:length].any()
+        assert encoder.unlearned == (not examples) and encoder.cut == (length < len(tokens))
+        for example in examples:
+            assert example["input_ids"].tolist() == tokens[:length].tolist()
+            assert example["labels"].tolist() == np.where(known, tokens, IGNORED)[:length].tolist()
+        if not examples:
+            assert "1 with nothing to learn, no turn of assistant in what is not cut off" in encoder.skipped()
 
 
 def test_a_long_text_goes_on_in_the_next_example() -> None:

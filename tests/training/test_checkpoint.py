@@ -16,17 +16,11 @@ from swarmcli.checkpoints.layout import find_checkpoint
 from swarmcli.checkpoints.shelf import Keep
 from swarmcli.errors import CheckpointError
 from swarmcli.events import CheckpointWritten, Event, Events, Noticed
-from swarmcli.training import (
-    CheckpointStore,
-    build_scheduler,
-    build_task,
-    load_checkpoint,
-)
+from swarmcli.training import CheckpointStore, build_scheduler, build_task, load_checkpoint
 from swarmcli.training import checkpoint as module
 from swarmcli.training.model_card import describe_model
 
-from .small_tasks import build_optimizer, small
-from .test_tokenizer import save_word_tokenizer
+from .small_tasks import build_optimizer, save_word_tokenizer, small
 
 
 class Run:

@@ -44,8 +44,7 @@ def test_bfloat16_is_taken_where_it_is_fast_or_asked_for(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("device", "words"),
-    [("cuda", "torch finds no CUDA device"), ("mps", "torch finds no MPS device")],
+    ("device", "words"), [("cuda", "torch finds no CUDA device"), ("mps", "torch finds no MPS device")]
 )
 def test_a_device_that_is_not_there_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, words: str

@@ -112,15 +112,9 @@ def test_further_arguments_reach_torch(tmp_path: Path, name: str, args: str) -> 
         ),
         ("optimizer={name: adamw, args: {amsgrad: 1}}", "amsgrad is 1; it is usually False"),
         ("optimizer={name: muon, args: {ns_steps: 2.5}}", "ns_steps is 2.5; it is usually 5"),
-        (
-            "optimizer={name: adagrad, momentum: 0.9}",
-            "momentum has no meaning for adagrad; remove it, or use sgd",
-        ),
+        ("optimizer={name: adagrad, momentum: 0.9}", "momentum has no meaning for adagrad; remove it, or use sgd"),
         ("optimizer={groups: [{match: '(a+)+'}]}", "may take too long to match"),
-        (
-            "lr_scheduler={name: cosine, cycles: 2}",
-            "cycles has no meaning for cosine; remove it, or take cosine_w",
-        ),
+        ("lr_scheduler={name: cosine, cycles: 2}", "cycles has no meaning for cosine; remove it, or take cosine_w"),
         ("lr_scheduler={name: warmup_stable_decay}", "warmup_stable_decay needs decay_epochs"),
         ("lr_scheduler={name: linear, pieces: [{epochs: 1, start: 0, end: 1}]}", "name has no meaning beside pieces"),
     ],

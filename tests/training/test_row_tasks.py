@@ -19,6 +19,8 @@ from swarmcli.recipe import Recipe, parse_recipe
 from swarmcli.training import Compute, build_task, evaluate
 from swarmcli.training.chat import IGNORED, BadRow
 
+from .small_tasks import image_rows, png, write_rows
+
 BERT = (
     "{model_type: bert, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 32, "
     "hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0}"
@@ -51,12 +53,21 @@ local: {{device: cpu, shuffle_buffer_size: 8}}
     return parse_recipe(text, overrides, name="small.yaml", directory=directory)
 
 
-def write_rows(directory: Path, rows: Sequence[dict[str, Any]], aside: Sequence[dict[str, Any]] = ()) -> None:
-    for name, written in (("rows", rows), ("aside", aside or rows)):
-        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+def give(directory: Path, rows: Sequence[dict[str, Any]], aside: Sequence[dict[str, Any]] = ()) -> None:
+    write_rows(directory / "rows.jsonl", *rows)
+    write_rows(directory / "aside.jsonl", *(aside or rows))
 
 
-def trained(recipe: Recipe, steps: int = 40, rate: float = 3e-3) -> tuple[Any, Any, list[float]]:
+def give_images(directory: Path) -> None:
+    """Dark ones and bright ones in turn."""
+    rng = random.Random(0)
+    for name in ("rows", "aside"):
+        levels = [(rng.randrange(100) + 150 * (n % 2), n % 2) for n in range(32)]
+        rows = [(png(20, 30, (level,) * 3), label) for level, label in levels]
+        image_rows(directory / f"{name}.parquet", *rows)
+
+
+def trained(recipe: Recipe, steps: int = 25, rate: float = 5e-3) -> tuple[Any, Any, list[float]]:
     """Task, model, and the losses of so many steps on micro-batches."""
     task = build_task(recipe)
     model, losses = task.build_model(), []
@@ -84,35 +95,36 @@ def goes_on(recipe: Recipe) -> bool:
     return all(a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a) for a, b in pairs)
 
 
-def kinds(count: int = 40) -> list[dict[str, Any]]:
+def measured(task: Any, model: Any) -> Any:
+    return evaluate(task, model, task.evaluation_batches(), CPU, lambda: False)
+
+
+def kinds(count: int = 20) -> list[dict[str, Any]]:
     rng = random.Random(0)
     return [{"text": rng.choice(word) * 9, "label": label} for label, word in (("neg", "ab"), ("pos", "yz"))] * count
 
 
 def test_masked_lm_learns_and_its_gaps_come_again(tmp_path: Path) -> None:
-    write_rows(tmp_path, [{"text": "abcdefgh" * 20}] * 9)
+    give(tmp_path, [{"text": "abcdefgh" * 20}] * 9)
     recipe = recipe_for("masked_lm", BERT, tmp_path)
-    task, model, losses = trained(recipe, 60)
+    task, model, losses = trained(recipe, 40)
     assert falls(losses) and goes_on(recipe)
     batches, again = task.evaluation_batches(), build_task(recipe).evaluation_batches()
     assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(batches, again, strict=True))
-    measured = evaluate(task, model, batches, CPU, lambda: False)
-    assert measured is not None
-    assert measured.metrics["perplexity"] == pytest.approx(math.exp(measured.loss), rel=0.05)
+    found = measured(task, model)
+    assert found.metrics["perplexity"] == pytest.approx(math.exp(found.loss), rel=0.05)
 
 
 def test_where_one_evaluates_alone_what_a_model_writes_is_compared(tmp_path: Path) -> None:
-    write_rows(tmp_path, [{"source": f"{a * 2} {b * 2}", "target": f"{a} {b}"} for a in "abcd" for b in "abcd"] * 5)
+    give(tmp_path, [{"source": a * 3, "target": f"{a} {a}"} for a in "abcd"] * 5)
     alone = f"evaluation.evaluator={'a' * 52}"
-    task, model, _ = trained(recipe_for("seq2seq", T5, tmp_path, alone), 150, 1e-2)
-    measured = evaluate(task, model, task.evaluation_batches(), CPU, lambda: False)
-    assert measured is not None and measured.metrics["rouge_l"] > 0.6
-    untrained = evaluate(task, task.build_model(), task.evaluation_batches(), CPU, lambda: False)
-    assert untrained is not None and untrained.metrics["rouge_l"] < 0.3
+    task, model, _ = trained(recipe_for("seq2seq", T5, tmp_path, alone), 60, 2e-2)
+    assert measured(task, model).metrics["rouge_l"] > 0.6
+    assert measured(task, task.build_model()).metrics["rouge_l"] < 0.3
 
 
 def test_gaps_are_berts(tmp_path: Path) -> None:
-    write_rows(tmp_path, [{"text": "abcdefgh" * 500}] * 9)
+    give(tmp_path, [{"text": "abcdefgh" * 500}] * 9)
     recipe = recipe_for("masked_lm", BERT, tmp_path, "sequence_len=500", "micro_batch_size=8")
     batch = next(build_task(recipe).batches(1))
     gaps = batch["labels"] != IGNORED
@@ -124,27 +136,26 @@ def test_gaps_are_berts(tmp_path: Path) -> None:
 
 
 def test_each_pass_has_other_gaps(tmp_path: Path) -> None:
-    write_rows(tmp_path, [{"text": "abcdefgh" * 3}])
+    give(tmp_path, [{"text": "abcdefgh" * 3}])
     stream = build_task(recipe_for("masked_lm", BERT, tmp_path, "micro_batch_size=1", "sequence_len=5")).batches(1)
     assert len({tuple((batch["labels"] != IGNORED).flatten().tolist()) for batch in islice(stream, 60)}) > 2
 
 
 def test_sequence_classification_learns_and_its_metrics_are_those_of_a_hand_count(tmp_path: Path) -> None:
-    write_rows(tmp_path, kinds(), kinds(6))
+    give(tmp_path, kinds(), kinds(6))
     recipe = recipe_for("sequence_classification", BERT, tmp_path, "labels=[neg, pos]")
     task, model, losses = trained(recipe)
     assert falls(losses) and goes_on(recipe) and model.config.id2label == {0: "neg", 1: "pos"}
     untrained = task.build_model().eval()
     batches = task.evaluation_batches()
-    measured = evaluate(task, untrained, batches, CPU, lambda: False)
+    found = measured(task, untrained)
     said = torch.cat([task.outputs(untrained, batch).logits.argmax(-1) for batch in batches])
     right = torch.cat([batch["labels"] for batch in batches])
     each = [2 * ((said == n) & (right == n)).sum() / max(1, ((said == n).sum() + (right == n).sum())) for n in range(2)]
-    assert measured is not None and measured.samples == 12
-    assert measured.metrics["accuracy"] == pytest.approx((said == right).float().mean().item())
-    assert measured.metrics["f1"] == pytest.approx(float(sum(each)) / 2)
-    after = evaluate(task, model, batches, CPU, lambda: False)
-    assert after is not None and after.metrics == {"accuracy": 1.0, "f1": 1.0}
+    assert found.samples == 12
+    assert found.metrics["accuracy"] == pytest.approx((said == right).float().mean().item())
+    assert found.metrics["f1"] == pytest.approx(float(sum(each)) / 2)
+    assert measured(task, model).metrics == {"accuracy": 1.0, "f1": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -162,7 +173,7 @@ def test_smoothed_labels_are_those_of_torch_in_training_alone(
 ) -> None:
     """Rows are of two lengths, so that some labels are left out."""
     longer = {name: value * 2 if name != "label" else value for name, value in row.items()}
-    write_rows(tmp_path, [row, longer] * 8)
+    give(tmp_path, [row, longer] * 8)
     labels = ["labels=[x, y]"] if "classification" in task else []
     type_of = ["datasets=[{path: rows.jsonl, type: completion}]"] if task == "causal_lm" else []
     recipe = recipe_for(task, model, tmp_path, "label_smoothing_factor=0.1", *labels, *type_of)
@@ -182,8 +193,8 @@ def test_smoothed_labels_are_those_of_torch_in_training_alone(
 
 
 def test_a_share_of_rows_and_of_images_is_held_out(tmp_path: Path) -> None:
-    write_rows(tmp_path, [{"text": f"row {n}", "label": n % 2} for n in range(60)])
-    write_images(tmp_path)
+    give(tmp_path, [{"text": f"row {n}", "label": n % 2} for n in range(60)])
+    give_images(tmp_path)
     for task, model in (("sequence_classification", BERT), ("image_classification", VIT)):
         recipe = recipe_for(task, model, tmp_path, "labels=[a, b]", "evaluation={held_out: 0.4, every_epochs: 1}")
         batches = build_task(recipe).evaluation_batches()
@@ -195,7 +206,7 @@ def test_a_share_of_rows_and_of_images_is_held_out(tmp_path: Path) -> None:
 def test_sums_of_two_evaluators_make_the_metrics_of_one(tmp_path: Path) -> None:
     from swarmcli.training.metrics import add_sums, sums_of
 
-    write_rows(tmp_path, kinds(), kinds(6))
+    give(tmp_path, kinds(), kinds(6))
     task: Any = build_task(recipe_for("sequence_classification", BERT, tmp_path, "labels=[neg, pos]"))
     model, batches = task.build_model().eval(), task.evaluation_batches()
     whole, first, second = task.metrics(), task.metrics(), task.metrics()
@@ -211,7 +222,7 @@ def test_sums_of_two_evaluators_make_the_metrics_of_one(tmp_path: Path) -> None:
 
 
 def test_pairs_are_told_apart_and_cut_to_the_length(tmp_path: Path) -> None:
-    write_rows(tmp_path, [{"text": "a" * 99, "text_pair": "b" * 99, "label": n % 2} for n in range(8)])
+    give(tmp_path, [{"text": "a" * 99, "text_pair": "b" * 99, "label": n % 2} for n in range(8)])
     batch = next(build_task(recipe_for("sequence_classification", BERT, tmp_path, "labels=[no, yes]")).batches(1))
     assert batch["input_ids"][0].tolist() == [257, *[97] * 11, 256, *[98] * 10, 256]
 
@@ -236,37 +247,35 @@ def test_whoever_loads_a_checkpoint_has_the_tokens_of_the_training(tmp_path: Pat
 def test_token_classification_learns_labels_of_words(tmp_path: Path) -> None:
     rng = random.Random(0)
     words = [[rng.choice(["aa", "zz"]) for _ in range(rng.randrange(2, 6))] for _ in range(60)]
-    write_rows(tmp_path, [{"words": each, "tags": ["B" if w == "aa" else "O" for w in each]} for each in words])
+    give(tmp_path, [{"words": each, "tags": ["B" if w == "aa" else "O" for w in each]} for each in words])
     overrides = [f"{key}.columns={{tokens: words}}" for key in ("datasets.0", "evaluation.dataset")]
     recipe = recipe_for("token_classification", BERT, tmp_path, "labels=[O, B]", *overrides)
-    task, model, losses = trained(recipe, 40, 1e-2)
+    task, model, losses = trained(recipe, 25, 1e-2)
     assert falls(losses) and goes_on(recipe)
     row = task.encode({"tokens": ["aa", "zz"], "tags": ["B", 0]})
     assert row["labels"].tolist() == [IGNORED, 1, IGNORED, 0, IGNORED, IGNORED, IGNORED]
-    measured = evaluate(task, model, task.evaluation_batches(), CPU, lambda: False)
-    assert measured is not None and measured.metrics["accuracy"] > 0.9
+    assert measured(task, model).metrics["accuracy"] > 0.9
 
 
 def test_seq2seq_learns(tmp_path: Path) -> None:
-    write_rows(tmp_path, [{"source": letter * 4, "target": letter.upper() * 3} for letter in "abcd" * 20])
+    give(tmp_path, [{"source": letter * 4, "target": letter.upper() * 3} for letter in "abcd" * 20])
     recipe = recipe_for("seq2seq", T5, tmp_path)
-    task, model, losses = trained(recipe, 60, 1e-2)
+    task, model, losses = trained(recipe, 40, 1e-2)
     assert falls(losses) and goes_on(recipe)
-    measured = evaluate(task, model, task.evaluation_batches(), CPU, lambda: False)
-    assert measured is not None and set(measured.metrics) == {"perplexity", "accuracy"}
-    assert measured.metrics["perplexity"] == pytest.approx(math.exp(measured.loss), rel=0.05)
+    found = measured(task, model)
+    assert set(found.metrics) == {"perplexity", "accuracy"}
+    assert found.metrics["perplexity"] == pytest.approx(math.exp(found.loss), rel=0.05)
 
 
 def test_image_classification_learns(tmp_path: Path) -> None:
-    write_images(tmp_path)
+    give_images(tmp_path)
     recipe = recipe_for("image_classification", VIT, tmp_path, "labels=[dark, bright]")
     task, model, losses = trained(recipe)
     assert falls(losses) and goes_on(recipe)
     batch = next(task.batches(1))
     assert batch["pixel_values"].shape == (8, 3, 16, 16) and batch["pixel_values"].dtype is torch.float32
     assert batch["pixel_values"].min() >= -1 and batch["pixel_values"].max() <= 1
-    measured = evaluate(task, model, task.evaluation_batches(), CPU, lambda: False)
-    assert measured is not None and measured.metrics["accuracy"] == 1.0
+    assert measured(task, model).metrics["accuracy"] == 1.0
     (tmp_path / "saved").mkdir()
     model.save_pretrained(tmp_path / "saved")
     task.save_preprocessing(tmp_path / "saved")
@@ -275,7 +284,7 @@ def test_image_classification_learns(tmp_path: Path) -> None:
 
 
 def test_images_are_decoded_side_by_side_and_come_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_images(tmp_path)
+    give_images(tmp_path)
     recipe = recipe_for("image_classification", VIT, tmp_path, "labels=[dark, bright]", "micro_batch_size=4")
     alone = list(islice(build_task(recipe).batches(1), 12))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
@@ -326,23 +335,8 @@ def test_a_model_that_reads_colours_in_another_order_gets_them_so(tmp_path: Path
     assert batch["pixel_values"][0, :, 0, 0].tolist() == [0, 0, 1], "blue first"
 
 
-def write_images(directory: Path) -> None:
-    import datasets
-    from PIL import Image
-
-    rng = random.Random(0)
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    for name in ("rows", "aside"):
-        rows: dict[str, list[Any]] = {"image": [], "label": []}
-        for n in range(32):
-            level = rng.randrange(100) + 150 * (n % 2)
-            rows["image"].append(Image.new("L" if n % 3 else "RGB", (20, 30), level if n % 3 else (level,) * 3))
-            rows["label"].append(n % 2)
-        datasets.Dataset.from_dict(rows, features=features).to_parquet(str(directory / f"{name}.parquet"))
-
-
 def test_a_head_for_other_labels_is_made_anew_for_a_saved_model(tmp_path: Path) -> None:
-    write_rows(tmp_path, kinds())
+    give(tmp_path, kinds())
     task = build_task(recipe_for("sequence_classification", BERT, tmp_path, "labels=[neg, pos]"))
     saved: Any = task.build_model()
     saved.save_pretrained(tmp_path / "saved")
@@ -353,14 +347,12 @@ def test_a_head_for_other_labels_is_made_anew_for_a_saved_model(tmp_path: Path) 
     assert all(torch.equal(first[n], t) for n, t in saved.state_dict().items() if not n.startswith("classifier"))
 
 
-@pytest.mark.parametrize("model_type", ["roberta", "distilbert", "electra"])
-def test_encoders_of_other_kinds_take_the_same_rows(tmp_path: Path, model_type: str) -> None:
-    write_rows(tmp_path, [{"text": "a" * 99, "text_pair": "b", "label": n % 2} for n in range(8)])
-    size = "hidden_size" if model_type != "distilbert" else "dim"
-    fields = f"{{model_type: {model_type}, {size}: 32, num_hidden_layers: 1, num_attention_heads: 2}}"
-    task = build_task(recipe_for("sequence_classification", fields, tmp_path, "labels=[no, yes]"))
-    model = task.build_model()
-    assert task.loss(model, next(task.batches(1))).isfinite()
+def test_encoders_of_other_kinds_take_the_same_rows(tmp_path: Path) -> None:
+    give(tmp_path, [{"text": "a" * 99, "text_pair": "b", "label": n % 2} for n in range(8)])
+    for model_type, size in (("roberta", "hidden_size"), ("distilbert", "dim")):
+        fields = f"{{model_type: {model_type}, {size}: 32, num_hidden_layers: 1, num_attention_heads: 2}}"
+        task = build_task(recipe_for("sequence_classification", fields, tmp_path, "labels=[no, yes]"))
+        assert task.loss(task.build_model(), next(task.batches(1))).isfinite()
 
 
 @pytest.mark.parametrize(
@@ -379,7 +371,7 @@ def test_encoders_of_other_kinds_take_the_same_rows(tmp_path: Path, model_type: 
 def test_a_bad_row_is_left_out_counted_and_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, task: str, good: dict[str, Any], bad: dict[str, Any], words: str
 ) -> None:
-    write_rows(tmp_path, [good, good | bad, good, good])
+    give(tmp_path, [good, good | bad, good, good])
     made = build_task(recipe_for(task, BERT, tmp_path, "labels=[neg, pos]", "micro_batch_size=3"))
     assert len(list(islice(made.batches(1), 3))) == 3
     assert "datasets.0 (rows.jsonl): of 4 rows, 1 that cannot be read (the first: " in caplog.text
@@ -389,7 +381,7 @@ def test_a_bad_row_is_left_out_counted_and_told(
 
 
 def test_training_ends_when_the_first_thousand_rows_are_bad(tmp_path: Path) -> None:
-    write_rows(tmp_path, [{"text": "a", "label": "poss"}] * 1500)
+    give(tmp_path, [{"text": "a", "label": "poss"}] * 1500)
     recipe = recipe_for("sequence_classification", BERT, tmp_path, "labels=[neg, pos]")
     with pytest.raises(DataError, match=r"none of the first 1,000 rows .* of 1,000 rows, 1,000 .*did you mean pos"):
         next(build_task(recipe).batches(1))
@@ -398,26 +390,21 @@ def test_training_ends_when_the_first_thousand_rows_are_bad(tmp_path: Path) -> N
 def test_an_image_that_cannot_be_decoded_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import io
 
-    import datasets
     from PIL import Image
 
-    png = io.BytesIO()
-    Image.effect_noise((40, 40), 90).save(png, "PNG")
-    whole = png.getvalue()
-    rows = [{"image": {"bytes": each, "path": None}, "label": 0} for each in (whole, whole[:400], b"GIF9", b"", whole)]
-    stored = datasets.Features({"image": datasets.Image(decode=False), "label": datasets.Value("int64")})
+    noise = io.BytesIO()
+    Image.effect_noise((40, 40), 90).save(noise, "PNG")
+    whole = noise.getvalue()
     for name in ("rows", "aside"):
-        made_of = datasets.Dataset.from_list(rows, features=stored).cast_column("image", datasets.Image())
-        made_of.to_parquet(str(tmp_path / f"{name}.parquet"))
+        image_rows(tmp_path / f"{name}.parquet", *((each, 0) for each in (whole, whole[:400], b"GIF9", b"", whole)))
     recipe = recipe_for("image_classification", VIT, tmp_path, "labels=[dark, bright]", "micro_batch_size=2")
     made: Any = build_task(recipe)
     assert [len(batch["labels"]) for batch in islice(made.batches(1), 3)] == [2] * 3
     assert "of the dataset 'parquet' is passed over: cannot identify image file" in caplog.text
     assert "datasets.0 (rows.parquet): of 5 rows, 2 with nothing to learn (an empty column)" in caplog.text
     assert "1 that cannot be read (the first: an image cannot be decoded" in caplog.text
-    torn = Image.open(io.BytesIO(whole[:400]))
     with pytest.raises(BadRow, match="truncated"):
-        made.encode({"image": torn, "label": 0})
+        made.encode({"image": Image.open(io.BytesIO(whole[:400])), "label": 0})
 
 
 @pytest.mark.parametrize(
@@ -446,7 +433,7 @@ def test_an_image_that_cannot_be_decoded_is_left_out(tmp_path: Path, caplog: pyt
     ],
 )
 def test_rows_that_do_not_fit_are_told(tmp_path: Path, overrides: list[str], row: dict[str, Any], message: str) -> None:
-    write_rows(tmp_path, [row] * 3)
+    give(tmp_path, [row] * 3)
     recipe = recipe_for("sequence_classification", BERT, tmp_path, "labels=[neg, pos]", *overrides)
     with pytest.raises(DataError, match=message):
         next(build_task(recipe).batches(1))
@@ -472,6 +459,6 @@ def test_rows_that_do_not_fit_are_told(tmp_path: Path, overrides: list[str], row
 def test_recipes_that_do_not_fit_their_task_are_refused(
     tmp_path: Path, task: str, overrides: list[str], message: str
 ) -> None:
-    write_rows(tmp_path, kinds())
+    give(tmp_path, kinds())
     with pytest.raises(RecipeError, match=message):
         build_task(recipe_for(task, T5 if task == "seq2seq" else BERT, tmp_path, *overrides)).build_model()

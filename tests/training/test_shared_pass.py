@@ -18,15 +18,7 @@ from swarmcli.errors import DataError
 from swarmcli.training import ByteTokenizer
 from swarmcli.training.samples import RowByRow, SampleStream, TextRun, stacked
 from swarmcli.training.shared_pass import HeardPass, PassRecord, SharedPass, SourceRead
-from swarmcli.training.sources import (
-    WHOLE,
-    Document,
-    FileSource,
-    HuggingFaceSource,
-    PassPart,
-    Permutation,
-    Place,
-)
+from swarmcli.training.sources import WHOLE, Document, FileSource, HuggingFaceSource, PassPart, Permutation, Place
 from tests.suites import soak
 
 ROWS = 8000

@@ -12,22 +12,7 @@ from swarmcli.errors import RecipeError
 from swarmcli.training import ByteTokenizer
 from swarmcli.training.tokenizer import SavedTokenizer, load_tokenizer
 
-from .small_tasks import small
-
-
-def save_word_tokenizer(directory: Path) -> Path:
-    """A tokenizer of five words, saved as transformers does, made here without any download."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    words = {"<end>": 0, "the": 1, "swarm": 2, "trains": 3, "<other>": 4}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<other>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    # A tokenizer that frames each text: packing wants the bare tokens and puts the ends itself.
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A <end>", special_tokens=[("<end>", 0)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", unk_token="<other>")
-    fast.save_pretrained(directory)
-    return directory
+from .small_tasks import save_word_tokenizer, small
 
 
 @given(st.text())
@@ -66,7 +51,7 @@ def saved_bytes(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @given(
     text=st.text() | st.sampled_from(["<|end_of_text|>", "a <|padding|> b", " x  ,\r\n\t\0", "don't . !", "e\u0301 ﬁ"])
 )
-@settings(max_examples=500)
+@settings(max_examples=100)
 def test_saved_bytes_have_the_same_ids(saved_bytes: Any, text: str) -> None:
     ids = saved_bytes(text)["input_ids"]
     assert ids == ByteTokenizer().encode(text).tolist()
