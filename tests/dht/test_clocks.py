@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from tests.simulation import simulated
 
 from .swarm import Swarm, soon
 
 
-@pytest.mark.parametrize("offs", [[0, 600], [0, -600], [600, 0], [0] * 6 + [600] * 3, [600, -600, 600, *[0] * 6]])
 @simulated
-async def test_wrong_clocks_do_not_matter(offs: list[float]) -> None:
+async def test_wrong_clocks_do_not_matter() -> None:
     async with Swarm() as swarm:
-        for number, ahead in enumerate(offs):
+        for number, ahead in enumerate([600, -600, 600, *[0] * 4]):
             await swarm.node(number, ahead=ahead)
         nodes = swarm.nodes
         for writer in nodes:

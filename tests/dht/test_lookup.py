@@ -93,7 +93,7 @@ def reference_lookup(
         candidates.update({other.peer_id: other for other in found})
 
 
-@pytest.mark.parametrize("dead", [0.0, 0.2, 0.5])
+@pytest.mark.parametrize("dead", [0.2, 0.5])
 @pytest.mark.parametrize("parallel", [1, 3])
 @pytest.mark.parametrize("seed", range(6))
 def test_it_finds_what_the_reference_finds_and_what_there_is(dead: float, parallel: int, seed: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmcli.dht import messages
@@ -47,6 +47,7 @@ MESSAGES: dict[type, st.SearchStrategy[object]] = {
 
 @pytest.mark.parametrize("kind", MESSAGES)
 def test_garbage_and_damaged_messages_have_one_kind_of_error(kind: type) -> None:
+    @settings(max_examples=12)
     @given(st.binary(max_size=60), MESSAGES[kind], st.data())
     def damage(garbage: bytes, message: object, data: st.DataObject) -> None:
         encoded = bytearray(wire.encode(message))

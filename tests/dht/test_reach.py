@@ -15,25 +15,6 @@ def knows(node: DHTNode, other: DHTNode) -> bool:
 
 
 @simulated
-async def test_who_cannot_be_dialed_is_in_no_routing_table_and_costs_nobody_a_dial():
-    async with Swarm(seed=3) as swarm:
-        public = [await swarm.node(host=f"5.{number}.0.1", relay=True) for number in (1, 2, 3)]
-        router = swarm.network.router("5.9.0.1")
-        home = await swarm.node(host="192.168.1.2", behind=router)
-        assert swarm.reach[home.peer_id].dialable is False and home.client_mode
-        assert all(not knows(node, home) for node in public)
-        await asyncio.sleep(30)  # it is reached through relays by now, and checked once more
-        swarm.network.dials.clear()
-        assert await home.store("key", "value", home.endpoint.clock.now() + 3000)
-        for node in public:
-            assert (await node.get("key", latest=True)) is not None
-        await asyncio.sleep(0.8 * CheckOptions().rest)
-        theirs = [address for _, address in swarm.network.dials if "5.9." in address or "192.168" in address]
-        # Dial-backs that it asked for itself, at the check after one and four minutes.
-        assert len(theirs) <= 6, theirs
-
-
-@simulated
 async def test_a_node_enters_and_leaves_the_routing_tables_as_its_router_lets_others_in():
     async with Swarm(seed=4) as swarm:
         public = [await swarm.node(host=f"5.{number}.0.1") for number in (1, 2, 3)]

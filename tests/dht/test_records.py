@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmcli.dht.records import (
@@ -39,6 +39,7 @@ records = st.builds(
 )
 
 
+@settings(max_examples=30)
 @given(values)
 def test_values_come_back_as_they_went(value: object) -> None:
     assert decode_value(encode_value(value)) == value
@@ -51,6 +52,7 @@ def merged(them: Iterable[Record]) -> dict[bytes, Record]:
     return held
 
 
+@settings(max_examples=30)
 @given(st.lists(records), st.randoms(use_true_random=False))
 def test_merging_does_not_depend_on_order_or_repetition(them: list[Record], shuffler: random.Random) -> None:
     again = them + [record for record in them if shuffler.random() < 0.5]

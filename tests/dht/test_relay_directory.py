@@ -43,12 +43,12 @@ async def test_a_relay_without_a_record_is_found_by_its_place() -> None:
 
 
 @simulated
-async def test_a_thousand_identities_of_one_network_hide_no_honest_relay() -> None:
+async def test_hundreds_of_identities_of_one_network_hide_no_honest_relay() -> None:
     """They write as fast as they like, before the honest ones come; the records claim networks of their own, too."""
     async with Swarm(seed=1) as swarm:
         first, reader = [await swarm.node() for _ in range(2)]
         core = first.core
-        for number in range(1000):
+        for number in range(300):
             owner = Identity.from_seed(number + 100)
             claimed = f"tcp://203.0.{number % 250}.1:1" if number % 2 else "tcp://198.51.100.1:1"
             value = encode_value(RelayRecord((claimed,)).value())

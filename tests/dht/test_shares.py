@@ -111,7 +111,7 @@ def test_four_identities_do_not_fill_a_node() -> None:
     limits = DHTLimits()
     storage = Storage(limits)
     for who in range(4):
-        for number in range(1000):
+        for number in range(250):
             block = record(number, key=f"key {number % 50} of {who}", value=b"x" * 100_000)
             storage.put(block, 0.0, at(f"198.51.{who}.1", PEERS[who]))
     assert storage.size <= 4 * limits.storage_per_identity < limits.max_storage // 2

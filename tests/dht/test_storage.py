@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmcli.dht.limits import DHTLimits
@@ -43,6 +43,7 @@ records = st.builds(
 )
 
 
+@settings(max_examples=30)
 @given(st.lists(records), st.permutations(range(8)))
 def test_storages_that_saw_the_same_hold_the_same(them: list[Record], order: list[int]) -> None:
     them = them[:8]
@@ -65,6 +66,7 @@ def test_storages_that_saw_the_same_hold_the_same(them: list[Record], order: lis
     assert first.size == second.size == sum(each.size for held in expected.values() for each in held.values())
 
 
+@settings(max_examples=30)
 @given(st.lists(records, max_size=12), st.lists(st.booleans(), min_size=12, max_size=12))
 def test_changes_since_a_cursor_make_up_the_whole(them: list[Record], reads: list[bool]) -> None:
     """A reader who now and then reads changes ends with what the storage holds."""

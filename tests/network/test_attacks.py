@@ -38,7 +38,7 @@ from .tcp_helpers import (
     until,
 )
 
-PATIENCE = 200.0  # seconds; a thousand handshakes at once are slow on a busy machine
+PATIENCE = 200.0  # seconds; many handshakes at once are slow on a busy machine
 Serve = Callable[[RawPeer], Awaitable[None]]
 
 
@@ -351,14 +351,14 @@ async def test_a_half_closed_connection_is_lost_by_name() -> None:
         await still_works(listener)
 
 
-def test_a_thousand_connections_of_one_peer_do_not_disturb_the_others() -> None:
+def test_many_connections_of_one_peer_do_not_disturb_the_others() -> None:
     async def main() -> None:
         async with peer(limits=NetworkLimits(handshake_timeout=PATIENCE, handshake_grace=PATIENCE)) as listener:
             await flood_and_work(listener)
 
     async def flood_and_work(listener: Peer) -> None:
         async with dialing(MALLORY) as flood:
-            dials = [flood.dial(listener.address, None, Purpose.BULK, PATIENCE) for _ in range(1000)]
+            dials = [flood.dial(listener.address, None, Purpose.BULK, PATIENCE) for _ in range(100)]
             for connection in await asyncio.gather(*dials):
                 connection.start(Recorder())
             async with dialing() as honest:

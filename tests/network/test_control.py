@@ -94,17 +94,13 @@ async def scene(limits: NetworkLimits | None = None, *, greet: bool = True) -> A
     ("message", "rule"),
     [
         (b"\x00\x01\x02 garbage", "unreadable message"),
-        (b"", "unreadable message"),
         (b"\x91" * 50_000, "unreadable message"),
         (wire.encode({"type": "no such message"}), "unreadable message"),
         (wire.encode({"type": "call", "id": -1, "method": "double", "body": None}), "unreadable message"),
         (wire.encode({"type": "call", "id": 0, "method": "m" * 129, "body": None}), "unreadable message"),
-        (wire.encode({"type": "hello"}), "unreadable message"),
         (Finish(), "unreadable message"),  # belongs on bulk connections
-        (Request(0, "double", "not a number"), "unreadable message"),
         (Request(0, "double", {"n": "not a number"}), "unreadable message"),
         (CallAnswer(0, 0.0, 0.0, Number(1)), "answer to no call"),
-        (CallFailure(7, HandlerFailed("refused")), "answer to no call"),
         (Pong(99, 0.0, 0.0), "unexpected message"),
         (ControlHello(b"x" * 16), "unexpected message"),
     ],
@@ -165,9 +161,7 @@ async def test_a_flood_of_calls_that_take_long_is_a_violation() -> None:
 @pytest.mark.parametrize(
     "flood",
     [
-        lambda n: Request(n, "no such method", Number(0)),
         lambda n: Request(n, "double", Number(0)),
-        lambda n: Cancel(n),
         lambda n: Ping(n),
         lambda n: BulkWanted(n, ()),
     ],
@@ -182,7 +176,7 @@ async def test_who_asks_and_never_reads_is_not_read_either(flood: Callable[[int]
 
         async def pour() -> None:
             nonlocal sent
-            while not play.heard.ends and sent < 20_000:
+            while not play.heard.ends and sent < 5_000:
                 await play.send(flood(sent))
                 sent += 1
 
@@ -284,10 +278,10 @@ async def test_who_ends_every_dial_that_it_asks_for_has_as_many_as_a_network_may
             connection.abort("another one, please")
 
         await play.send(AddressesChanged(await play.attacker.transport.listen(end)))
-        for token in range(6000):
+        for token in range(2000):
             await play.send(BulkWanted(token))
             await asyncio.sleep(0.001)
-        assert burst < came <= burst + 7 * rate, "in six seconds"
+        assert burst < came <= burst + 3 * rate, "in two seconds"
         await play.friend_is_served()
 
 

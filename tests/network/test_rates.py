@@ -62,7 +62,7 @@ async def over(seconds: float, traffic: Callable[[], int], *streams: Coroutine[A
         await asyncio.wait(tasks)
 
 
-@pytest.mark.parametrize("limit", [10 * KB, 300 * KB, 3_000 * KB])
+@pytest.mark.parametrize("limit", [10 * KB, 300 * KB])
 @pytest.mark.parametrize("upload", [True, False])
 @simulated
 async def test_what_passes_in_ten_seconds_keeps_to_the_limit(limit: float, upload: bool) -> None:
@@ -89,7 +89,7 @@ async def test_streams_share_alike_and_calls_do_not_wait_for_them() -> None:
 
         async def slowest_call() -> float:
             loop, worst = asyncio.get_running_loop(), 0.0
-            for _ in range(50):
+            for _ in range(20):
                 began = loop.time()
                 await others[0].call(limited.peer_id, "double", Number(1), Number, timeout=30)
                 worst = max(worst, loop.time() - began)

@@ -11,7 +11,7 @@ import pytest
 
 from swarmcli.errors import ConnectionLost, EndOfStream
 from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID, Purpose, Stream, wire
-from swarmcli.network.wire.messages import BulkOffer, Done, Finish, HandlerFailed, Open, Piece, Ping
+from swarmcli.network.wire.messages import BulkOffer, Finish, HandlerFailed, Open, Piece, Ping
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import simulated
 
@@ -85,20 +85,13 @@ OPEN = Open("collect", Number(0))
     ("frames", "rule"),
     [
         ([b"garbage"], "unreadable message"),
-        ([wire.encode({"type": "open"})], "unreadable message"),
         ([Ping(0)], "unreadable message"),  # belongs on control connections
         ([Open("collect", "not a number")], "unreadable message"),
         ([Piece(Number(1))], "unexpected message"),
-        ([(Piece(Number(1)), b"payload")], "unexpected message"),
         ([Finish()], "unexpected message"),
-        ([OPEN, OPEN], "unexpected message"),
-        ([OPEN, BulkOffer(1)], "unexpected message"),
-        ([OPEN, Done()], "unexpected message"),
         ([OPEN, HandlerFailed("refused")], "unexpected message"),
-        ([OPEN, Finish(), Piece(Number(1))], "unexpected message"),
         ([OPEN, Finish(), (Piece(Number(1)), b"payload")], "unexpected message"),
         ([OPEN, (Finish(), b"payload")], "unexpected message"),
-        ([OPEN, Piece("not a number")], "unreadable message"),
         ([OPEN, (Piece("not a number"), b"payload")], "unreadable message"),
         ([OPEN, (Piece(Number(1)), bytes(17 << 20))], "oversized payload"),
         ([OPEN, Piece(bytes(2 << 20))], "oversized message"),
@@ -126,14 +119,14 @@ async def test_an_offer_of_a_connection_that_nobody_wants_is_turned_down() -> No
 
 
 @simulated
-async def test_a_thousand_streams_are_refused_for_the_one_who_opens_them() -> None:
+async def test_hundreds_of_streams_are_refused_for_the_one_who_opens_them() -> None:
     async with scene() as play:
         open_ignored = Open("ignore", Number(0))
-        ends = await asyncio.gather(*[play.send_on_new(open_ignored) for _ in range(1000)])
+        ends = await asyncio.gather(*[play.send_on_new(open_ignored) for _ in range(300)])
         await asyncio.sleep(1)
         limit = play.victim.limits.budgets.bulk.identity
         assert play.victim.statistics().bulk_connections == limit
-        assert play.victim.statistics().violations == {"too many bulk connections": 1000 - limit}
+        assert play.victim.statistics().violations == {"too many bulk connections": 300 - limit}
         assert sum(not heard.ends for heard in ends) == limit
         await play.others_go_on()
 

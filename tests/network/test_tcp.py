@@ -264,7 +264,7 @@ def test_closing_fails_dials_under_way_and_leaves_no_socket() -> None:
                 await transport.dial(f"tcp://127.0.0.1:{silent.getsockname()[1]}", None, Purpose.CONTROL, WAIT)
 
     asyncio.run(main())
-    assert open_descriptors() == descriptors
+    assert open_descriptors() <= descriptors
 
 
 @in_real_time

@@ -379,7 +379,7 @@ async def test_endpoints_call_and_stream_both_ways_even_where_one_cannot_be_dial
 
 
 @on_each_transport
-async def test_a_thousand_calls_at_once_and_a_stream_beside_them(world: World) -> None:
+async def test_hundreds_of_calls_at_once_and_a_stream_beside_them(world: World) -> None:
     a, b = Endpoint(world.transport(1)), Endpoint(world.transport(2))
     try:
         for peer in (a, b):
@@ -389,9 +389,9 @@ async def test_a_thousand_calls_at_once_and_a_stream_beside_them(world: World) -
         a.learn(b.peer_id, b.addresses)
         b.learn(a.peer_id, a.addresses)
         streaming = asyncio.create_task(_stream_there_and_back(a, b.peer_id))
-        there = [a.call(b.peer_id, "double", Number(n), Number, timeout=30) for n in range(1000)]
-        back = [b.call(a.peer_id, "double", Number(n), Number, timeout=30) for n in range(1000)]
-        assert await asyncio.gather(*there, *back) == [Number(2 * n) for n in range(1000)] * 2
+        there = [a.call(b.peer_id, "double", Number(n), Number, timeout=30) for n in range(300)]
+        back = [b.call(a.peer_id, "double", Number(n), Number, timeout=30) for n in range(300)]
+        assert await asyncio.gather(*there, *back) == [Number(2 * n) for n in range(300)] * 2
         await streaming
     finally:
         await a.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmcli.compression import BlockwiseQuantization, Float16Compression, NoCompression
@@ -50,6 +50,7 @@ tensors = st.builds(
 )
 
 
+@settings(max_examples=20)
 @given(
     st.dictionaries(st.text(min_size=1, max_size=5), tensors, max_size=6),
     st.sampled_from([NoCompression(), Float16Compression(), BlockwiseQuantization()]),
@@ -79,8 +80,7 @@ def test_the_file_has_no_name_and_goes_with_its_last_tensor(tmp_path: Path) -> N
         os.fstat(descriptor)
 
 
-@pytest.mark.parametrize("codec", [NoCompression(), Float16Compression()])
-@pytest.mark.parametrize("donors", [1, 3])
+@pytest.mark.parametrize(("codec", "donors"), [(NoCompression(), 3), (Float16Compression(), 1)])
 @simulated
 async def test_a_download_through_a_file_is_the_one_through_memory(tmp_path: Path, codec: Any, donors: int) -> None:
     async with Swarm(donors, bandwidth=200_000) as swarm:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmcli.compression import TensorDescriptor
@@ -62,6 +62,7 @@ def test_a_copy_of_it(dtype: torch.dtype) -> None:
     assert torch.equal(copy, tensor) and copy.data_ptr() != tensor.data_ptr()
 
 
+@settings(max_examples=20)
 @given(st.permutations(list(make_state())), st.integers(0, 5))
 def test_chunks_are_those_of_a_state_in_memory(names: list[str], count: int) -> None:
     state = make_state()

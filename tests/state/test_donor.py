@@ -26,6 +26,7 @@ from swarmcli.state.snapshot import Snapshot
 from swarmcli.state.witnesses import RootAnswer, RootQuestion, root_method
 from tests.averaging.states import CHUNK, Swarm, check, make_state, size_of, trickle
 from tests.simulation import simulated
+from tests.suites import soak
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +63,7 @@ class Newcomers(Swarm):
         return state
 
 
-@pytest.mark.parametrize("donors", [1, 2])
+@pytest.mark.parametrize("donors", [2, *soak([1])])
 @simulated
 async def test_sixteen_newcomers_at_once(donors: int) -> None:
     """With links of speed B and a state of S bytes, D donors alone need 16 S / D B for all of them.
@@ -183,18 +184,18 @@ async def test_keys_that_trickle_keep_nobody_out() -> None:
 @simulated
 async def test_one_network_takes_all_places_only_while_no_other_wants_one() -> None:
     """A laboratory, or a stranger with many keys, that takes as much as it can; somebody from elsewhere waits."""
-    hosts = [f"8.8.8.{number}" for number in range(40)] + ["9.9.9.9"]
-    for versions in ([b"v"] * 40, [b"a", b"b"]):
-        async with Versions(1, 41, 1, hosts=hosts) as swarm, swarm.trickling(versions, pause=0.1):
+    hosts = [f"8.8.8.{number}" for number in range(12)] + ["9.9.9.9"]
+    for versions in ([b"v"] * 12, [b"a", b"b"]):
+        async with Versions(1, 13, 1, hosts=hosts) as swarm, swarm.trickling(versions, pause=0.1):
             assert await swarm.fetch() < 25
 
 
 @simulated
 async def test_one_network_does_not_fill_the_line() -> None:
-    hosts = [f"8.8.8.{number}" for number in range(20)] + ["9.9.9.9"]
-    swarm = Versions(1, 21, 1, hosts=hosts)
+    hosts = [f"8.8.8.{number}" for number in range(10)] + ["9.9.9.9"]
+    swarm = Versions(1, 11, 1, hosts=hosts)
     swarm.options = donor_module.DonorOptions(max_in_line=4)
-    async with swarm, swarm.trickling([b"v"] * 20):
+    async with swarm, swarm.trickling([b"v"] * 10):
         assert await swarm.fetch() < 25
 
 

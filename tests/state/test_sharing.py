@@ -103,9 +103,7 @@ async def test_a_donor_that_ends_withdraws_its_offer() -> None:
         assert await other.core.sharing.donors() == []
 
 
-@pytest.mark.parametrize(
-    "value", [b"garbage", 5, wire.encode({"priority": float("nan")}), wire.encode({"tag": bytes(300)})]
-)
+@pytest.mark.parametrize("value", [b"garbage", wire.encode({"priority": float("nan")})])
 @simulated
 async def test_offers_that_no_honest_donor_makes(value: object) -> None:
     async with Averagers(7) as swarm:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import torch
 from blake3 import blake3
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmcli.state import snapshot as snapshot_module
@@ -31,6 +31,7 @@ tensors = st.builds(
 )
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(names, tensors, max_size=6))
 def test_chunks_put_together_are_the_state(state: dict[str, torch.Tensor]) -> None:
     pinned = PinnedState(Snapshot(b"", [1, None], state))
@@ -70,6 +71,7 @@ def test_hostile_manifests(spoil: Callable[[dict[str, Any]], None], words: str) 
         read_manifest(msgspec.msgpack.encode(manifest), 1 << 30)
 
 
+@settings(max_examples=40)
 @given(st.binary(max_size=200))
 def test_garbage_is_no_manifest(data: bytes) -> None:
     with pytest.raises(ValueError, match="manifest"):

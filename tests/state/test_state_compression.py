@@ -33,7 +33,7 @@ def state_with_masks() -> dict[str, torch.Tensor]:
     return {**make_state(), "mask of scores": torch.tensor([0.0, -math.inf, 1.5])}
 
 
-@pytest.mark.parametrize("codec", PLAIN, ids=lambda codec: codec.description)
+@pytest.mark.parametrize("codec", [PLAIN[0], PLAIN[1], PLAIN[7]], ids=lambda codec: codec.description)
 @simulated
 async def test_a_state_arrives_within_the_bound_of_its_codec(codec: CompressionBase) -> None:
     async with Swarm(2) as swarm:

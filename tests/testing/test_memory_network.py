@@ -124,9 +124,9 @@ async def test_a_payload_arrives_piece_by_piece_also_where_no_link_is_slow() -> 
         seen = set()
         while not wire.at_listener.frames:
             seen.add(wire.at_listener.filled)
-            await asyncio.sleep(1e-5)
+            await asyncio.sleep(2e-4)
         await sending
-        assert len(seen) > 10 and wire.at_listener.filled == 1_000_000
+        assert len(seen) > 3 and wire.at_listener.filled == 1_000_000
 
 
 @pytest.mark.parametrize("size", [100, 50_000, 3_000_000])

@@ -17,7 +17,7 @@ from tests.network.worlds import Number, endpoints
 
 
 def busy_swarm(seed: int) -> list[str]:
-    """Twelve peers call, stream, dial each other at once, die, and are cut off; everything that happened."""
+    """Nine peers call, stream, dial each other at once, die, and are cut off; everything that happened."""
     trace: list[str] = []
 
     def note(*what: object) -> None:
@@ -31,7 +31,7 @@ def busy_swarm(seed: int) -> list[str]:
             note("stream from", peer.short, "has ended")
 
     async def live(peer: Endpoint, others: list[Endpoint]) -> None:
-        for turn in range(15):
+        for turn in range(10):
             other = peer.random.choice([candidate for candidate in others if candidate is not peer])
             await asyncio.sleep(peer.random.expovariate(2))
             try:
@@ -55,7 +55,7 @@ def busy_swarm(seed: int) -> list[str]:
 
     async def main() -> None:
         network = MemoryNetwork(seed=seed, latency=0.03, loss=0.05, bandwidth=3e6)
-        async with endpoints(network, 12) as peers:
+        async with endpoints(network, 9) as peers:
             for peer in peers:
                 peer.serve_stream("echo", Number, echo)
 
@@ -75,24 +75,15 @@ def busy_swarm(seed: int) -> list[str]:
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
+    """Also in another process, where strings and bytes have other hashes: nothing may depend on them."""
     first = busy_swarm(7)
     ballast = [object() for _ in range(10_000)]  # other addresses in memory, so other hashes of plain objects
-    assert busy_swarm(7) == first and len(first) > 300 and ballast
-    assert busy_swarm(8) != first
-
-
-def test_a_process_with_other_hashes_gives_the_same_run() -> None:
-    """Hashes of strings and bytes differ from process to process; nothing may depend on them."""
+    assert busy_swarm(8) != first and len(first) > 200 and ballast
     program = (
         "import hashlib; from tests.testing import test_reproducible;"
         "print(hashlib.sha256('\\n'.join(test_reproducible.busy_swarm(7)).encode()).hexdigest())"
     )
-
-    def digest(hash_seed: str) -> str:
-        root = str(Path(__file__).parents[2])
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": root}
-        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert digest("1") == digest("2")
+    other = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    environment = {**os.environ, "PYTHONHASHSEED": other, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == hashlib.sha256("\n".join(first).encode()).hexdigest(), done.stderr
