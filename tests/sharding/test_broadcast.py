@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swarmcli.sharding.transfer import SIZES, broadcast_from_owners, packs
 from swarmcli.sharding.zero.ownership import ParameterBuckets
-from tests.sharding.processes import Worlds
+from tests.sharding.threads import in_threads
 from tests.sharding.zero.parity import assert_bitwise, make_parameters
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -29,11 +29,6 @@ def test_short_tensors_of_a_device_share_messages_of_bounded_size(sizes: list[tu
     alone = sum(tensor.numel() > SIZES.short for tensor in tensors)
     short = sum(tensor.numel() for tensor in tensors if tensor.numel() <= SIZES.short)
     assert len(messages) <= alone + 2 + short // SIZES.pack
-
-
-def test_a_message_that_is_full_is_followed_by_another() -> None:
-    tensors = [torch.empty(SIZES.short, dtype=torch.uint8) for _ in range(20)]
-    assert [len(message) for message in packs(tensors)] == [16, 4]
 
 
 def broadcast_everything(views: bool) -> list[torch.Tensor]:
@@ -65,11 +60,9 @@ def broadcast_everything(views: bool) -> list[torch.Tensor]:
     return [tensor.double() if not tensor.is_complex() else tensor for tensor in odd]
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize("views", [False, True])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_all_ranks_get_the_owners_values_of_any_type_and_layout(worlds: Worlds, ranks: int, views: bool) -> None:
-    odd = worlds(ranks).run(broadcast_everything, views)
+@pytest.mark.parametrize(("ranks", "views"), [(2, False), (4, True)])
+def test_all_ranks_get_the_owners_values_of_any_type_and_layout(ranks: int, views: bool) -> None:
+    odd = in_threads(ranks, broadcast_everything, views)
     for each in odd:
         for index, tensor in enumerate(each):
             owner = (8 + index) % ranks  # eight parameters come before

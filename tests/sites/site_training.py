@@ -24,6 +24,7 @@ from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import SharedModel
 from swarmcli.sites.steps import SiteLeader, SiteMember
 from swarmcli.training import CheckpointStore
+from tests.sharding.threads import DRAWING
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -40,8 +41,9 @@ class Steps(Protocol):
 
 
 def model(seed: int = 0) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+    with DRAWING:
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
 
 
 def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
@@ -178,6 +180,8 @@ def _leader(
                 yield Rank(site, net, leader, dht, optimizer, commands, shards=shards)
             finally:
                 optimizer.shutdown()
+                if shards is not None:
+                    shards.close()
 
 
 @contextmanager
@@ -195,6 +199,8 @@ def _member(
         handlers |= shards.handlers
     with SiteMember(site, net, gradients, handlers, wants_to_stop=wants_to_stop) as member:
         yield Rank(site, net, member, share=share, shards=shards)
+    if shards is not None:
+        shards.close()
 
 
 def _shards(plan: Plan, site: Site, zero: Any, commands: LeaderCommands | None = None) -> SiteShards:

@@ -20,9 +20,9 @@ from swarmcli.sharding.zero.state import copied_to_cpu
 from swarmcli.training import CheckpointStore
 from tests.sharding.files.jobs import differing, whole
 from tests.sharding.processes import Worlds
+from tests.sharding.threads import in_threads
 from tests.sites.site_training import Plan, Rank, site_rank, train, weights
-
-pytestmark = pytest.mark.e2e
+from tests.suites import soak
 
 SIZES = {2: (4, 4), 4: (2, 2, 2, 2)}
 
@@ -74,19 +74,18 @@ def check_continued(second: list[dict[str, Any]], first: list[dict[str, Any]], e
     assert all(torch.equal(each["began"]["weights"], first[0]["weights"]) for each in second)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 4), (4, 2)])
-def test_a_site_goes_on_with_other_ranks_as_if_nothing_had_happened(
-    worlds: Worlds, tmp_path: Path, before: int, after: int
-) -> None:
+@pytest.mark.parametrize(("before", "after"), [(2, 4), *soak([(2, 2), (4, 2)])])
+def test_a_site_goes_on_with_other_ranks_as_if_nothing_had_happened(tmp_path: Path, before: int, after: int) -> None:
     home = str(tmp_path / "home")
-    first = worlds(before).run(run_site, before, home, 3)
+    first = in_threads(before, run_site, before, home, 3)
     assert names(tmp_path / "home/site") == ["epoch-000002", "epoch-000003"]
-    second = worlds(after).run(run_site, after, home, 4)
+    second = in_threads(after, run_site, after, home, 4)
     check_continued(second, first, 3)
     assert names(tmp_path / "home/site") == ["epoch-000003", "epoch-000004"]
     assert all(torch.equal(each["weights"], second[0]["weights"]) for each in second)
 
 
+@pytest.mark.e2e
 def test_machines_with_homes_of_their_own_keep_their_parts(worlds: Worlds, tmp_path: Path) -> None:
     home = str(tmp_path / "home-{rank}")
     first = worlds(2).run(run_site, 2, home, 3)
@@ -96,6 +95,7 @@ def test_machines_with_homes_of_their_own_keep_their_parts(worlds: Worlds, tmp_p
     check_continued(worlds(4).run(run_site, 4, home, 3), first, 3)
 
 
+@pytest.mark.e2e
 def test_a_machine_that_lost_its_newest_part_costs_an_epoch(worlds: Worlds, tmp_path: Path) -> None:
     home = str(tmp_path / "home-{rank}")
     worlds(2).run(run_site, 2, home, 3)
@@ -120,6 +120,7 @@ def run_and_kill(home: str, epochs: int) -> dict[str, Any]:
         return {}
 
 
+@pytest.mark.e2e
 def test_a_killed_rank_costs_the_epoch_under_way(worlds: Worlds, tmp_path: Path) -> None:
     home = str(tmp_path / "home")
     survivor, dead = worlds(2).outcomes(run_and_kill, home, 2)
@@ -145,6 +146,7 @@ def run_and_die_while_saving(home: str) -> None:
         train_an_epoch(rank, 2)
 
 
+@pytest.mark.e2e
 def test_a_rank_killed_while_it_writes_leaves_the_epoch_before(worlds: Worlds, tmp_path: Path) -> None:
     home = str(tmp_path / "home")
     survivor, dead = worlds(2).outcomes(run_and_die_while_saving, home)
@@ -175,6 +177,7 @@ def run_with_a_full_disk(home: str) -> list[Any]:
     return written
 
 
+@pytest.mark.e2e
 def test_a_full_disk_of_one_rank_costs_a_checkpoint_and_nothing_else(worlds: Worlds, tmp_path: Path) -> None:
     home = tmp_path / "home"
     leader, _ = worlds(2).run(run_with_a_full_disk, str(home))
@@ -194,8 +197,8 @@ def run_beside(home: str, epochs: int) -> None:
                 saver.look()
 
 
-def test_checkpoints_beside_training_end_with_the_last_epoch(worlds: Worlds, tmp_path: Path) -> None:
-    worlds(2).run(run_beside, str(tmp_path / "home"), 5)
+def test_checkpoints_beside_training_end_with_the_last_epoch(tmp_path: Path) -> None:
+    in_threads(2, run_beside, str(tmp_path / "home"), 5)
     assert names(tmp_path / "home/site")[-1] == "epoch-000005"
     assert len(names(tmp_path / "home/site")) == 2
 
@@ -223,6 +226,7 @@ def run_with_a_slow_disk(home: str) -> dict[str, Any]:
             return {"ended": writing.done(), "written": str(writing.result()), "epoch": rank.steps.local_epoch}
 
 
+@pytest.mark.e2e
 def test_steps_do_not_wait_for_a_disk_and_what_is_written_is_of_the_moment_it_was_copied(
     worlds: Worlds, tmp_path: Path
 ) -> None:

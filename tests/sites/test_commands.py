@@ -14,9 +14,7 @@ from swarmcli.errors import SiteError
 from swarmcli.sites.commands import Command, CommandFollower, LeaderCommands
 from swarmcli.sites.links import receive_tensors
 from swarmcli.sites.site import Site
-from tests.sharding.processes import Worlds
-
-pytestmark = pytest.mark.e2e
+from tests.sharding.threads import in_threads
 
 
 class AddUp(Command, frozen=True):
@@ -79,8 +77,8 @@ def give_commands() -> list[int]:
         return totals
 
 
-def test_all_ranks_carry_out_orders_in_their_order(worlds: Worlds) -> None:
-    assert worlds(3).run(give_commands) == [[3, 6, 9], [1, 2, 3], [1, 2, 3]]
+def test_all_ranks_carry_out_orders_in_their_order() -> None:
+    assert in_threads(3, give_commands) == [[3, 6, 9], [1, 2, 3], [1, 2, 3]]
 
 
 def command_from_threads() -> list[int]:
@@ -103,8 +101,8 @@ def command_from_threads() -> list[int]:
         return sorted(totals)
 
 
-def test_orders_of_several_threads_do_not_mix(worlds: Worlds) -> None:
-    assert worlds(2).run(command_from_threads) == [list(range(20))] * 2
+def test_orders_of_several_threads_do_not_mix() -> None:
+    assert in_threads(2, command_from_threads) == [list(range(20))] * 2
 
 
 def fail_in(kind: str) -> list[str]:
@@ -150,8 +148,8 @@ def fail_in(kind: str) -> list[str]:
         ("slow", "SiteError", "rank 1 is gone, or sent nothing within 0.2 s"),
     ],
 )
-def test_a_failure_anywhere_ends_all_waiting(worlds: Worlds, kind: str, error: str, words: str) -> None:
-    leader, *others = worlds(3).run(fail_in, kind)
+def test_a_failure_anywhere_ends_all_waiting(kind: str, error: str, words: str) -> None:
+    leader, *others = in_threads(3, fail_in, kind)
     assert leader[0] == error
     assert words in leader[1]
     assert others == [["SiteError"]] * 2
@@ -167,5 +165,5 @@ def misuse() -> None:
                 CommandFollower(site, {})
 
 
-def test_who_orders_and_who_follows(worlds: Worlds) -> None:
-    worlds(2).run(misuse)
+def test_who_orders_and_who_follows() -> None:
+    in_threads(2, misuse)

@@ -21,7 +21,7 @@ from swarmcli.sites.gradients import (
 )
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import StepReport, StepVerdict, announce, gather_reports, hear_verdict, send_report
-from tests.sharding.processes import Worlds
+from tests.sharding.threads import in_threads
 
 
 def parameters() -> list[torch.Tensor]:
@@ -84,7 +84,6 @@ FIRST = [0, 3, 7.0, 7.0, 0.0, 7.0]  # (1 · 1 + 2 · 10) / 3
 BOTH = [0, 6, 7.0, 7.0, 0.0, 7.0]
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
@@ -105,8 +104,8 @@ BOTH = [0, 6, 7.0, 7.0, 0.0, 7.0]
         ("h", [[0, 0, 0.0, 0.0, 0.0, 0.0], [0, 0]]),
     ],
 )
-def test_what_rank_0_hands_in(worlds: Worlds, script: str, expected: list[Any]) -> None:
-    assert worlds(2).run(sum_up, script)[0] == expected
+def test_what_rank_0_hands_in(script: str, expected: list[Any]) -> None:
+    assert in_threads(2, sum_up, script)[0] == expected
 
 
 def hand_over_what_is_void() -> list[Any]:
@@ -131,9 +130,8 @@ def hand_over_what_is_void() -> list[Any]:
         return told(own)
 
 
-@pytest.mark.e2e
-def test_the_samples_of_void_sums_are_not_handed_in(worlds: Worlds) -> None:
-    assert worlds(2).run(hand_over_what_is_void) == [[0, 1, 1.0, 1.0, 0.0, 1.0], [1]]
+def test_the_samples_of_void_sums_are_not_handed_in() -> None:
+    assert in_threads(2, hand_over_what_is_void) == [[0, 1, 1.0, 1.0, 0.0, 1.0], [1]]
 
 
 def add_many(shapes: list[int]) -> list[float]:
@@ -146,9 +144,8 @@ def add_many(shapes: list[int]) -> list[float]:
         return [float((each - factor * torch.arange(len(each))).abs().max()) for each in tensors]
 
 
-@pytest.mark.e2e
-def test_large_tensors_are_summed_in_pieces_and_small_ones_together(worlds: Worlds) -> None:
-    assert worlds(3).run(add_many, [5, 3_000_000, 1, 2_500_000, 7])[0] == [0.0] * 5
+def test_large_tensors_are_summed_in_pieces_and_small_ones_together() -> None:
+    assert in_threads(3, add_many, [5, 1_500_000, 1, 1_200_000, 7])[0] == [0.0] * 5
 
 
 def average_in_each_step() -> list[Any]:
@@ -170,10 +167,9 @@ def average_in_each_step() -> list[Any]:
         return seen
 
 
-@pytest.mark.e2e
-def test_local_updates_take_the_mean_over_all_samples_in_every_step(worlds: Worlds) -> None:
+def test_local_updates_take_the_mean_over_all_samples_in_every_step() -> None:
     weighted = [4, 8.5, 8.5, None, 8.5]  # (1 · 1 + 3 · 11) / 4
-    seen = worlds(2).run(average_in_each_step)[0]
+    seen = in_threads(2, average_in_each_step)[0]
     assert seen == [weighted, [2, 11.0, 11.0, None, 11.0], [2, 1.0, 1.0, None, 1.0], [0, 1.0, 1.0, None, 1.0]]
 
 
@@ -190,9 +186,8 @@ def refuse() -> None:
         assert dist.get_rank() == site.rank
 
 
-@pytest.mark.e2e
-def test_what_a_site_cannot_do_is_refused(worlds: Worlds) -> None:
-    worlds(2).run(refuse)
+def test_what_a_site_cannot_do_is_refused() -> None:
+    in_threads(2, refuse)
 
 
 def test_the_order_is_plain() -> None:

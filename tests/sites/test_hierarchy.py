@@ -20,11 +20,10 @@ from swarmcli.sharding import ZeroRedundancyOptimizer
 from swarmcli.sites.commands import LeaderCommands
 from swarmcli.sites.hierarchy import LeaderLevels, MemberLevels
 from swarmcli.sites.site import Site
-from tests.sharding.processes import World, Worlds
+from tests.sharding.processes import World
+from tests.sharding.threads import in_threads
 from tests.sites.hierarchical import done_over, site_rank
 from tests.sites.site_training import OPTIMIZERS, TIGHT, in_thread, model, schedule, train, weights
-
-pytestmark = pytest.mark.e2e
 
 UNEQUAL = {2: (3, 5), 4: (3, 5, 1, 2)}
 
@@ -39,17 +38,13 @@ def train_alone(levels: list[list[int]], sizes: list[int], kind: str) -> list[An
 @pytest.mark.parametrize(
     ("size", "levels", "kind"),
     [
-        (2, [[2, 2]], "momentum"),
-        (2, [[100, 2]], "adamw"),
         (4, [[2, 2], [4, 4]], "adamw"),
         (4, [[1, 2], [3, 4]], "momentum"),
     ],
 )
-def test_alone_it_is_the_same_computation_in_one_process(
-    worlds: Worlds, size: int, levels: list[list[int]], kind: str
-) -> None:
+def test_alone_it_is_the_same_computation_in_one_process(size: int, levels: list[list[int]], kind: str) -> None:
     sizes = UNEQUAL[size]
-    results = worlds(size).run(train_alone, levels, list(sizes), kind)
+    results = in_threads(size, train_alone, levels, list(sizes), kind)
     expected = done_over([log for log, _ in results], sizes, dict(levels), kind)
     for (_, result), wanted in zip(results, expected, strict=True):
         torch.testing.assert_close(result, wanted, **TIGHT)
@@ -139,16 +134,14 @@ def shut_down_afterwards(optimizer: Optimizer) -> Iterator[None]:
     ("size", "levels", "delay", "told"),
     [
         (2, [[100, 2]], False, True),
-        (2, [[100, 2]], True, True),
         (2, [[100, 2]], True, False),
-        (2, [[1, 2]], True, True),
         (4, [[2, 2], [3, 4]], True, True),
     ],
-    ids=["seldom", "seldom, delayed", "seldom, delayed, done", "always, delayed", "two levels, delayed"],
+    ids=["seldom", "seldom, delayed, done", "two levels, delayed"],
 )
-def test_nothing_learned_is_lost(worlds: Worlds, size: int, levels: list[list[int]], delay: bool, told: bool) -> None:
+def test_nothing_learned_is_lost(size: int, levels: list[list[int]], delay: bool, told: bool) -> None:
     epochs, turns = 4, 3
-    results = worlds(size).run(learn_beside_a_plain_peer, levels, delay, told, epochs, turns)
+    results = in_threads(size, learn_beside_a_plain_peer, levels, delay, told, epochs, turns)
     site, plain = results[0]
     of_site = sum(learned(rank, epochs, turns) for rank in range(size)) / size
     expected = weights(model()) + (of_site + learned(PLAIN, epochs, turns)) / 2
@@ -185,8 +178,8 @@ def join_a_running_swarm(levels: list[list[int]]) -> list[Any]:
             return [*found, weights(net), state_of(peer.opt), peer.param_groups[0]["lr"]]
 
 
-def test_all_ranks_of_a_newcomer_begin_where_the_swarm_is(worlds: Worlds) -> None:
-    results = worlds(2).run(join_a_running_swarm, [[2, 2]])
+def test_all_ranks_of_a_newcomer_begin_where_the_swarm_is() -> None:
+    results = in_threads(2, join_a_running_swarm, [[2, 2]])
     swarms, moments, rate = results[0][3:]
     for found, own, own_rate in [result[:3] for result in results]:
         assert torch.equal(found, swarms)
@@ -206,9 +199,9 @@ def train_unequal(counts: list[int]) -> list[Any]:
     return [before, weights(rank.net), rank.log]
 
 
-@pytest.mark.parametrize("counts", [[2, 5], [5, 2], [1, 4]])
-def test_ranks_whose_data_ends_sooner_wait_unchanged_and_share_in_the_end(worlds: Worlds, counts: list[int]) -> None:
-    results = worlds(2).run(train_unequal, counts)
+@pytest.mark.parametrize("counts", [[2, 5], [5, 2]])
+def test_ranks_whose_data_ends_sooner_wait_unchanged_and_share_in_the_end(counts: list[int]) -> None:
+    results = in_threads(2, train_unequal, counts)
     own = [before for before, _, _ in results]
     for _, last, log in results:
         torch.testing.assert_close(last, (own[0] + own[1]) / 2, **TIGHT)
@@ -242,8 +235,8 @@ def refused() -> None:
                 levels.lead(optimizer)
 
 
-def test_what_does_not_fit(worlds: Worlds) -> None:
-    worlds(2).run(refused)
+def test_what_does_not_fit() -> None:
+    in_threads(2, refused)
 
 
 def lose_a_rank(levels: list[list[int]], lost: int) -> None:
@@ -255,6 +248,7 @@ def lose_a_rank(levels: list[list[int]], lost: int) -> None:
             rank.step((0, turn), 2)
 
 
+@pytest.mark.e2e
 def test_a_rank_that_dies_ends_the_site_with_errors() -> None:
     world, lost = World(4), 3
     outcomes = world.outcomes(lose_a_rank, [[2, 2], [3, 4]], lost)

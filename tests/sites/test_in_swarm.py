@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from swarmcli.dht import DHT
 from swarmcli.optim import Optimizer, PowerSGDGradientAverager
-from tests.sharding.processes import Worlds
+from tests.sharding.threads import in_threads
 from tests.sites.site_training import (
     OPTIMIZERS,
     TIGHT,
@@ -26,8 +26,7 @@ from tests.sites.site_training import (
     train,
     weights,
 )
-
-pytestmark = pytest.mark.e2e
+from tests.suites import soak
 
 
 @contextmanager
@@ -73,9 +72,9 @@ def join_late(zero: bool, kind: str) -> list[Any]:
         return [*seen, rank.steps.local_epoch, weights(rank.net), *theirs, peer.local_epoch, weights(net)]
 
 
-@pytest.mark.parametrize(("kind", "zero"), [("adamw", False), ("adamw", True), ("momentum", True)])
-def test_a_site_that_joins_late_has_the_state_of_the_swarm_at_all_ranks(worlds: Worlds, kind: str, zero: bool) -> None:
-    leader, member = worlds(2).run(join_late, zero, kind)
+@pytest.mark.parametrize(("kind", "zero"), [("adamw", False), ("adamw", True)])
+def test_a_site_that_joins_late_has_the_state_of_the_swarm_at_all_ranks(kind: str, zero: bool) -> None:
+    leader, member = in_threads(2, join_late, zero, kind)
     epoch, first, last_epoch, last = leader[4:]
     for seen in (leader[:4], member):
         assert (seen[0], seen[2]) == (epoch, last_epoch) == (3, 6)
@@ -103,8 +102,8 @@ def train_with_broken_gradients(who: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_gradients_that_are_no_numbers_cost_the_site_what_it_had_accumulated(worlds: Worlds, who: int) -> None:
-    results = worlds(2).run(train_with_broken_gradients, who)
+def test_gradients_that_are_no_numbers_cost_the_site_what_it_had_accumulated(who: int) -> None:
+    results = in_threads(2, train_with_broken_gradients, who)
     for before, broken, epoch, after, last_epoch in results:
         assert torch.equal(before, broken)
         assert (epoch, last_epoch) == (1, 2)
@@ -133,8 +132,8 @@ def train_compressed() -> list[torch.Tensor]:
     return [weights(rank.net), weights(net)]
 
 
-def test_compressed_gradients_are_those_of_one_peer_with_the_samples_of_all(worlds: Worlds) -> None:
-    leader, member = worlds(2).run(train_compressed)
+def test_compressed_gradients_are_those_of_one_peer_with_the_samples_of_all() -> None:
+    leader, member = in_threads(2, train_compressed)
     assert torch.equal(leader[0], member[0])
     torch.testing.assert_close(leader[0], leader[1], rtol=1e-8, atol=1e-10)
 
@@ -154,8 +153,8 @@ def train_with_delay(options: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("delayed", ["delay_optimizer_step", "delay_grad_averaging"])
-def test_delayed_epochs_leave_all_ranks_with_the_same(worlds: Worlds, delayed: str) -> None:
-    leader, member = worlds(2).run(train_with_delay, {delayed: True})
+def test_delayed_epochs_leave_all_ranks_with_the_same(delayed: str) -> None:
+    leader, member = in_threads(2, train_with_delay, {delayed: True})
     assert [epoch for epoch, _ in leader] == [epoch for epoch, _ in member]
     assert all(torch.equal(one, other) for (_, one), (_, other) in zip(leader, member, strict=True))
     assert len({tuple(each.tolist()) for _, each in leader}) >= 4
@@ -195,9 +194,9 @@ def learn_locally(zero: bool) -> list[Any]:
         return [seen, weights(net)]
 
 
-@pytest.mark.parametrize("zero", [False, True], ids=["whole", "sharded"])
-def test_averages_of_states_reach_all_ranks(worlds: Worlds, zero: bool) -> None:
-    leader, member = worlds(2).run(learn_locally, zero)
+@pytest.mark.parametrize("zero", [True, *soak([False])], ids=["sharded", "whole"])
+def test_averages_of_states_reach_all_ranks(zero: bool) -> None:
+    leader, member = in_threads(2, learn_locally, zero)
     assert all(torch.equal(one, other) for one, other in zip(leader[0], member[0], strict=True))
     first, last, theirs = leader[0][0], leader[0][-1], leader[1]
     assert (last - theirs).norm() < (last - first).norm()

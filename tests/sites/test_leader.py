@@ -20,8 +20,7 @@ from swarmcli.sites.gradients import LeaderSums, MemberSums
 from swarmcli.sites.site import Site
 from swarmcli.sites.steps import SiteLeader, SiteMember
 from tests.sharding.processes import Worlds
-
-pytestmark = pytest.mark.e2e
+from tests.sharding.threads import in_threads
 
 
 class Ask(Command, frozen=True):
@@ -126,8 +125,8 @@ def train_until_one_stops(who: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("who", [0, 2])
-def test_all_stop_after_the_same_step_whoever_wants_to(worlds: Worlds, who: int) -> None:
-    assert worlds(3).run(train_until_one_stops, who) == [[6, 2]] * 3
+def test_all_stop_after_the_same_step_whoever_wants_to(who: int) -> None:
+    assert in_threads(3, train_until_one_stops, who) == [[6, 2]] * 3
 
 
 def train_until_the_data_ends(lengths: Sequence[int]) -> list[Any]:
@@ -143,8 +142,8 @@ def train_until_the_data_ends(lengths: Sequence[int]) -> list[Any]:
 @pytest.mark.parametrize(
     ("lengths", "batches"), [((2, 4), [2, 2, 1, 1, 0]), ((3, 1), [2, 1, 1, 0]), ((2, 2), [2, 2, 0])], ids=str
 )
-def test_a_rank_without_data_stays_until_all_are(worlds: Worlds, lengths: tuple[int, ...], batches: list[int]) -> None:
-    assert worlds(2).run(train_until_the_data_ends, lengths) == [[0, batches], [0, None]]
+def test_a_rank_without_data_stays_until_all_are(lengths: tuple[int, ...], batches: list[int]) -> None:
+    assert in_threads(2, train_until_the_data_ends, lengths) == [[0, batches], [0, None]]
 
 
 def see_losses() -> list[tuple[float, int]]:
@@ -154,8 +153,8 @@ def see_losses() -> list[tuple[float, int]]:
         return trainer.swarm.losses if trainer.swarm else []
 
 
-def test_the_swarm_sees_the_mean_loss_of_all_samples(worlds: Worlds) -> None:
-    assert worlds(2).run(see_losses) == [[[0.25, 4]], []]
+def test_the_swarm_sees_the_mean_loss_of_all_samples() -> None:
+    assert in_threads(2, see_losses) == [[(0.25, 4)], []]
 
 
 def train_a_model_with_buffers() -> list[torch.Tensor]:
@@ -175,8 +174,8 @@ def train_a_model_with_buffers() -> list[torch.Tensor]:
     return seen
 
 
-def test_after_each_epoch_all_have_the_parameters_and_buffers_of_rank_0(worlds: Worlds) -> None:
-    first, other = worlds(2).run(train_a_model_with_buffers)
+def test_after_each_epoch_all_have_the_parameters_and_buffers_of_rank_0() -> None:
+    first, other = in_threads(2, train_a_model_with_buffers)
     assert len(first) == len(other) == 5
     assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
     assert not torch.equal(first[0], first[1])
@@ -198,8 +197,8 @@ def end_without_the_other() -> list[str]:
     return warnings
 
 
-def test_the_end_of_training_survives_a_rank_that_has_gone_already(worlds: Worlds) -> None:
-    warnings, _ = worlds(2).run(end_without_the_other)
+def test_the_end_of_training_survives_a_rank_that_has_gone_already() -> None:
+    warnings, _ = in_threads(2, end_without_the_other)
     assert len(warnings) == 1
     assert warnings[0].startswith("rank 1 is gone")
 
@@ -219,8 +218,8 @@ def fail_and_stay(who: int) -> str:
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_rank_that_fails_keeps_nobody_waiting_even_if_it_lives_on(worlds: Worlds, who: int) -> None:
-    kinds = worlds(3).run(fail_and_stay, who)
+def test_a_rank_that_fails_keeps_nobody_waiting_even_if_it_lives_on(who: int) -> None:
+    kinds = in_threads(3, fail_and_stay, who)
     assert kinds == ["KeyError" if rank == who else "SiteError" for rank in range(3)]
 
 
@@ -278,6 +277,7 @@ ENDS = [
 ]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("who", "how", "words"), ENDS)
 def test_whoever_fails_the_others_end_with_a_site_error(worlds: Worlds, who: int, how: str, words: str) -> None:
     outcomes = worlds(3, grouped=False).outcomes(fail_in_a_step, who, how)

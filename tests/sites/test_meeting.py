@@ -14,8 +14,6 @@ from swarmcli.sites.meeting import CURRENT, agree_on_name
 from swarmcli.sites.site import Site
 from tests.sharding.processes import Worlds
 
-pytestmark = pytest.mark.e2e
-
 
 def live_twice() -> list[bool]:
     """As at a restart of torchrun on two machines: a process has died on one of them."""
@@ -31,6 +29,7 @@ def live_twice() -> list[bool]:
     return restarted
 
 
+@pytest.mark.e2e
 def test_a_site_meets_again_at_the_store_of_its_life_before(worlds: Worlds) -> None:
     assert worlds(3, grouped=False).run(live_twice) == [[False, True]] * 3
 
@@ -54,6 +53,7 @@ def come_where_an_earlier_life_has_left_its_words() -> str:
     return agree_on_name(store, rank, 2, 20)
 
 
+@pytest.mark.e2e
 def test_what_an_earlier_life_has_left_is_not_taken_for_an_answer(worlds: Worlds) -> None:
     first, second = worlds(2, grouped=False).run(come_where_an_earlier_life_has_left_its_words)
     assert first == second != "old"

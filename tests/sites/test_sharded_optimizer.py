@@ -15,9 +15,8 @@ from swarmcli.sites.commands import CommandFollower, LeaderCommands
 from swarmcli.sites.sharded_optimizer import ShareOfOptimizer, SiteOptimizer
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import SharedModel, StepVerdict
-from tests.sharding.processes import Worlds
+from tests.sharding.threads import in_threads
 
-pytestmark = pytest.mark.e2e
 SHAPES = [(6, 4), (5,), (3, 3), (2,), (7,)]
 
 
@@ -109,9 +108,9 @@ def step_in_a_site(kind: str) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(("size", "kind"), [(2, "momentum"), (2, "adam"), (4, "adam")])
-def test_steps_equal_those_of_a_plain_optimizer(worlds: Worlds, size: int, kind: str) -> None:
+def test_steps_equal_those_of_a_plain_optimizer(size: int, kind: str) -> None:
     _, expected = plain_steps(kind, all_settings_change)
-    for parameters in worlds(size).run(step_in_a_site, kind):
+    for parameters in in_threads(size, step_in_a_site, kind):
         assert all(torch.equal(one, other.detach()) for one, other in zip(parameters, expected, strict=True))
 
 
@@ -133,9 +132,9 @@ def write_between_steps(optimizer: Any, model: torch.nn.ParameterList) -> None:
         optimizer.step()
 
 
-def test_what_rank_0_has_written_to_its_parameters_is_what_all_step_from(worlds: Worlds) -> None:
+def test_what_rank_0_has_written_to_its_parameters_is_what_all_step_from() -> None:
     _, expected = plain_steps("momentum", write_between_steps)
-    for parameters in worlds(3).run(steps_after_writes):
+    for parameters in in_threads(3, steps_after_writes):
         assert all(torch.equal(one, other.detach()) for one, other in zip(parameters, expected, strict=True))
 
 
@@ -161,8 +160,8 @@ def look_at_the_state() -> list[Any]:
         return [own == kept, len(own) < len(SHAPES), optimizer.param_groups[0]["lr"]]
 
 
-def test_the_state_dict_has_all_settings_and_the_own_share(worlds: Worlds) -> None:
-    assert worlds(2).run(look_at_the_state) == [[True, True, 0.1], []]
+def test_the_state_dict_has_all_settings_and_the_own_share() -> None:
+    assert in_threads(2, look_at_the_state) == [[True, True, 0.1], []]
 
 
 def a_share_that_fails() -> str:
@@ -178,8 +177,8 @@ def a_share_that_fails() -> str:
     return "nothing happened"
 
 
-def test_a_share_that_cannot_be_stepped_ends_the_site(worlds: Worlds) -> None:
-    said = worlds(3).run(a_share_that_fails)
+def test_a_share_that_cannot_be_stepped_ends_the_site() -> None:
+    said = in_threads(3, a_share_that_fails)
     assert "nothing happened" not in said
     assert any(each.startswith("owner: ") and "not this one" in each for each in said)
 
@@ -201,5 +200,5 @@ def equal_only_after_a_transfer() -> list[bool]:
         return [*seen, shared.equal]
 
 
-def test_when_a_model_counts_as_equal_at_all_ranks(worlds: Worlds) -> None:
-    assert worlds(2).run(equal_only_after_a_transfer) == [[False, True, False, False, True, True, False, False]] * 2
+def test_when_a_model_counts_as_equal_at_all_ranks() -> None:
+    assert in_threads(2, equal_only_after_a_transfer) == [[False, True, False, False, True, True, False, False]] * 2

@@ -16,8 +16,8 @@ from swarmcli.sharding.transfer import SIZES
 from swarmcli.sites.links import receive_message, receive_tensors, send_message, send_tensors, sever
 from swarmcli.sites.site import Site
 from tests.sharding.processes import Worlds
+from tests.sharding.threads import in_threads
 
-pytestmark = pytest.mark.e2e
 LARGE = 3 << 20
 
 
@@ -32,8 +32,8 @@ def tell_each_other() -> list[bytes]:
         return heard
 
 
-def test_all_hear_what_rank_0_says(worlds: Worlds) -> None:
-    assert worlds(3).run(tell_each_other) == [[b"a name", b"", b"\0\0"], [b"a name", b""], [b"a name", b""]]
+def test_all_hear_what_rank_0_says() -> None:
+    assert in_threads(3, tell_each_other) == [[b"a name", b"", b"\0\0"], [b"a name", b""], [b"a name", b""]]
 
 
 def form_from_the_environment() -> list[int]:
@@ -48,6 +48,7 @@ def form_from_the_environment() -> list[int]:
     return found
 
 
+@pytest.mark.e2e
 def test_a_site_forms_from_the_environment_that_torchrun_makes(worlds: Worlds) -> None:
     assert worlds(2, grouped=False).run(form_from_the_environment) == [[0, 2, 1], [1, 2, 1]]
 
@@ -73,6 +74,7 @@ def wait_for_one_who_leaves(how: str) -> str:
     return "nothing happened"
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("how", ["dies", "fails", "dawdles"])
 def test_who_waits_for_one_who_is_gone_or_late_learns_its_rank(worlds: Worlds, how: str) -> None:
     leader, member, other = worlds(3, grouped=False).outcomes(wait_for_one_who_leaves, how)
@@ -118,13 +120,14 @@ def sever_what_is_gone() -> None:
     sever(pace)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("grouped", [True, False], ids=["the site", "all of torch.distributed"])
 def test_breaking_off_after_the_end_does_nothing(worlds: Worlds, grouped: bool) -> None:
     worlds(2, grouped=grouped).run(sever_what_is_gone)
 
 
-def test_breaking_off_wakes_all_threads_of_all_ranks(worlds: Worlds) -> None:
-    worlds(2).run(sever_from_another_thread)
+def test_breaking_off_wakes_all_threads_of_all_ranks() -> None:
+    in_threads(2, sever_from_another_thread)
 
 
 def come_late(who: int) -> list[int]:
@@ -139,8 +142,8 @@ def come_late(who: int) -> list[int]:
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_a_site_that_forms_has_patience(worlds: Worlds, who: int) -> None:
-    assert worlds(2).run(come_late, who) == [list(b"still here")] * 2
+def test_a_site_that_forms_has_patience(who: int) -> None:
+    assert in_threads(2, come_late, who) == [list(b"still here")] * 2
 
 
 def wait_for_rank_0() -> str:
@@ -157,8 +160,8 @@ def wait_for_rank_0() -> str:
         return error
 
 
-def test_rank_0_is_waited_for_as_long_as_it_lives_and_waits_for_others_up_to_the_timeout(worlds: Worlds) -> None:
-    error, _ = worlds(2).run(wait_for_rank_0)
+def test_rank_0_is_waited_for_as_long_as_it_lives_and_waits_for_others_up_to_the_timeout() -> None:
+    error, _ = in_threads(2, wait_for_rank_0)
     assert error.startswith("rank 1 is gone, or does not take what it is sent: Timed out")
 
 
@@ -174,8 +177,8 @@ def announce_too_much() -> None:
             site.share(bytes, b"")
 
 
-def test_messages_have_a_bound(worlds: Worlds) -> None:
-    worlds(2).run(announce_too_much)
+def test_messages_have_a_bound() -> None:
+    in_threads(2, announce_too_much)
 
 
 def test_a_timeout_is_positive() -> None:

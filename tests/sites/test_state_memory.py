@@ -26,8 +26,6 @@ from tests.sharding.processes import Worlds
 from tests.sites.site_state import advance, plain_state, site_state
 from tests.sites.test_state_sharing import peers
 
-pytestmark = pytest.mark.e2e
-
 MIB = 1 << 20
 PARAMETERS = 32  # MiB
 SHAPES = [(512, 512)] * PARAMETERS
@@ -124,6 +122,7 @@ def sharing(directory: str) -> list[float] | None:
         return [donating[0], downloading[0], everything]
 
 
+@pytest.mark.e2e
 def test_rank_0_never_has_the_whole_state_in_memory(worlds: Worlds, tmp_path: Path) -> None:
     donating, downloading, everything = worlds(4).run(sharing, str(tmp_path))[0]
     assert everything > 0.9 * WHOLE, "growth is measured"

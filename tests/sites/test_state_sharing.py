@@ -34,10 +34,10 @@ from swarmcli.sites.statistics import ReadPinned, ShareOfStatistics
 from swarmcli.state.distant import DistantTensor, loaded
 from swarmcli.state.snapshot import PinnedState
 from tests.sharding.processes import Worlds
+from tests.sharding.threads import in_threads
 from tests.sites.site_state import advance, plain_state, site_state
 from tests.sites.site_training import OPTIMIZERS, TIGHT, Plan, in_thread, model, schedule, site_rank, train, weights
-
-pytestmark = pytest.mark.e2e
+from tests.suites import soak
 
 LARGE = [(400, 500), (7,), (500, 300), (), (4000,)]  # a state of some 5 MB, in 80 chunks
 
@@ -122,9 +122,9 @@ def both_ways(kind: str) -> None:
         asyncio.run(main())
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adafactor", "averaged"])
-def test_from_a_site_to_a_plain_peer_and_back(worlds: Worlds, kind: str) -> None:
-    worlds(2).run(both_ways, kind)
+@pytest.mark.parametrize("kind", ["adafactor", *soak(["adamw", "averaged"])])
+def test_from_a_site_to_a_plain_peer_and_back(kind: str) -> None:
+    in_threads(2, both_ways, kind)
 
 
 def while_training() -> int:
@@ -161,8 +161,8 @@ def while_training() -> int:
         return asyncio.run(main())
 
 
-def test_several_downloads_at_once_while_the_site_trains_on(worlds: Worlds) -> None:
-    steps, _ = worlds(2).run(while_training)
+def test_several_downloads_at_once_while_the_site_trains_on() -> None:
+    steps, _ = in_threads(2, while_training)
     assert steps > 1
 
 
@@ -185,8 +185,8 @@ def mixed() -> None:
         asyncio.run(main())
 
 
-def test_a_site_and_a_plain_peer_give_parts_of_one_state(worlds: Worlds) -> None:
-    worlds(2).run(mixed)
+def test_a_site_and_a_plain_peer_give_parts_of_one_state() -> None:
+    in_threads(2, mixed)
 
 
 def lossy() -> None:
@@ -213,8 +213,8 @@ def lossy() -> None:
         asyncio.run(main())
 
 
-def test_with_a_lossy_codec(worlds: Worlds) -> None:
-    worlds(2).run(lossy)
+def test_with_a_lossy_codec() -> None:
+    in_threads(2, lossy)
 
 
 def misfit() -> None:
@@ -235,8 +235,8 @@ def misfit() -> None:
         expect_equal(before, site.capture())
 
 
-def test_a_state_that_does_not_fit_is_refused_before_it_comes(worlds: Worlds) -> None:
-    worlds(2).run(misfit)
+def test_a_state_that_does_not_fit_is_refused_before_it_comes() -> None:
+    in_threads(2, misfit)
 
 
 def lose_a_rank(silently: bool) -> list[str]:
@@ -272,6 +272,7 @@ def lose_a_rank(silently: bool) -> list[str]:
     return reasons
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("silently", [False, True])
 def test_a_rank_that_is_lost_ends_the_download_by_name(worlds: Worlds, silently: bool) -> None:
     survivor, _ = worlds(2, grouped=False).outcomes(lose_a_rank, silently)
@@ -321,6 +322,7 @@ def _digest(state: TrainingState) -> bytes:
     return hash_tensors(loaded(tensor) for tensor in state.capture().tensors.values())
 
 
+@pytest.mark.e2e
 def test_from_a_site_of_two_to_a_site_of_four(worlds: Worlds, tmp_path: Path) -> None:
     for name in ("address", "done"):
         os.mkfifo(tmp_path / name)
@@ -352,8 +354,8 @@ def join_a_site_late() -> list[Any]:
     return [weights(rank.net), weights(net), *seen]
 
 
-def test_a_peer_that_comes_late_has_the_state_of_a_site(worlds: Worlds) -> None:
-    leader, member = worlds(2).run(join_a_site_late)
+def test_a_peer_that_comes_late_has_the_state_of_a_site() -> None:
+    leader, member = in_threads(2, join_a_site_late)
     site, plain, before, downloaded = leader
     assert torch.equal(before, downloaded) and not torch.equal(before, site)
     assert torch.equal(member[0], site)

@@ -16,9 +16,9 @@ from swarmcli.sites import statistics as statistics_module
 from swarmcli.state import distant
 from swarmcli.state.distant import DistantTensor, loaded
 from tests.sharding.processes import Worlds
-from tests.sites.site_state import OPTIMIZERS, advance, plain_state, site_state
-
-pytestmark = pytest.mark.e2e
+from tests.sharding.threads import in_threads
+from tests.sites.site_state import advance, plain_state, site_state
+from tests.suites import soak
 
 
 def expect_equal(one: CapturedState, other: CapturedState) -> None:
@@ -47,9 +47,9 @@ def capture_and_step(kind: str) -> None:
         assert state.digest() == twin.digest()
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_what_a_site_captures_is_what_one_process_does(worlds: Worlds, kind: str) -> None:
-    worlds(2).run(capture_and_step, kind)
+@pytest.mark.parametrize("kind", ["amsgrad", *soak(["adamw", "adafactor", "counted", "averaged"])])
+def test_what_a_site_captures_is_what_one_process_does(kind: str) -> None:
+    in_threads(2, capture_and_step, kind)
 
 
 def replace(kind: str, behind: int, known: int, odd: bool = False) -> None:
@@ -70,13 +70,13 @@ def replace(kind: str, behind: int, known: int, odd: bool = False) -> None:
         assert state.optimizer.param_groups[1]["lr"] == 0.01
 
 
-@pytest.mark.parametrize(("kind", "behind"), [*((kind, 0) for kind in OPTIMIZERS), ("adamw", 2), ("counted", 2)])
-def test_a_site_goes_on_bit_identically_from_what_it_restores(worlds: Worlds, kind: str, behind: int) -> None:
-    worlds(4 if behind else 2).run(replace, kind, behind, 2)
+@pytest.mark.parametrize(("kind", "behind"), [("adafactor", 0), ("averaged", 0), ("adamw", 2), ("counted", 2)])
+def test_a_site_goes_on_bit_identically_from_what_it_restores(kind: str, behind: int) -> None:
+    in_threads(4 if behind else 2, replace, kind, behind, 2)
 
 
-def test_types_and_forms_of_parameters_differ(worlds: Worlds) -> None:
-    worlds(2).run(replace, "adamw", 1, 2, True)
+def test_types_and_forms_of_parameters_differ() -> None:
+    in_threads(2, replace, "adamw", 1, 2, True)
 
 
 def replace_by_less() -> None:
@@ -95,8 +95,8 @@ def replace_by_less() -> None:
         expect_equal(twin.capture(), state.capture())
 
 
-def test_statistics_that_do_not_come_are_dropped(worlds: Worlds) -> None:
-    worlds(2).run(replace_by_less)
+def test_statistics_that_do_not_come_are_dropped() -> None:
+    in_threads(2, replace_by_less)
 
 
 def refuse(index: int) -> None:
@@ -122,8 +122,8 @@ def refuse(index: int) -> None:
 
 
 @pytest.mark.parametrize("index", range(4))
-def test_what_does_not_fit_changes_nothing_on_any_rank(worlds: Worlds, index: int) -> None:
-    worlds(2).run(refuse, index)
+def test_what_does_not_fit_changes_nothing_on_any_rank(index: int) -> None:
+    in_threads(2, refuse, index)
 
 
 class BadDisk(DistantTensor):
@@ -149,8 +149,8 @@ def fail_to_read(which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["own", "other"])
-def test_a_file_that_cannot_be_read_changes_nothing_and_the_site_goes_on(worlds: Worlds, which: str) -> None:
-    worlds(2).run(fail_to_read, which)
+def test_a_file_that_cannot_be_read_changes_nothing_and_the_site_goes_on(which: str) -> None:
+    in_threads(2, fail_to_read, which)
 
 
 def release() -> list[int]:
@@ -185,6 +185,7 @@ def release() -> list[int]:
     return held
 
 
+@pytest.mark.e2e
 def test_the_ranks_let_go_of_copies_when_nobody_reads_them_any_more(worlds: Worlds) -> None:
     _, held = worlds(2).run(release)
     assert held == [0, 1, 1, 0]
@@ -197,8 +198,8 @@ def small_pieces() -> None:
         replace("adamw", 2, 1)
 
 
-def test_pieces_have_a_bound(worlds: Worlds) -> None:
-    worlds(2).run(small_pieces)
+def test_pieces_have_a_bound() -> None:
+    in_threads(2, small_pieces)
 
 
 def lose_a_rank() -> str:
@@ -210,6 +211,7 @@ def lose_a_rank() -> str:
     return str(lost.value)
 
 
+@pytest.mark.e2e
 def test_a_lost_rank_is_a_named_error(worlds: Worlds) -> None:
     survivor, _ = worlds(2, grouped=False).outcomes(lose_a_rank)
     assert "rank 1" in str(survivor.value), survivor.error

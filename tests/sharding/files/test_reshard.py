@@ -16,7 +16,7 @@ from swarmcli.errors import CheckpointError
 from swarmcli.sharding import transfer
 from swarmcli.sharding.files.reshard import Move, plan_moves, reshard
 from tests.sharding.files.jobs import differing, plain
-from tests.sharding.processes import Worlds
+from tests.sharding.threads import in_threads
 
 SIZES = st.lists(st.integers(0, 1000), min_size=1, max_size=40)
 
@@ -43,13 +43,6 @@ def test_everyone_gets_exactly_what_it_wants_of_what_there_is(
     for rank, indices in enumerate(wanted):
         assert sorted(move.parameter for move in moves if move.target == rank) == sorted(there & set(indices))
     assert all(move.parameter in held[move.source] for move in moves)
-
-
-@given(relayouts())
-def test_what_a_rank_has_it_does_not_ask_for(case: tuple[list[dict[int, int]], list[list[int]], list[int]]) -> None:
-    held, wanted, _ = case
-    for move in plan_moves(held, wanted):
-        assert (move.source == move.target) == (move.parameter in held[move.target])
 
 
 @given(SIZES, st.integers(2, 8))
@@ -93,18 +86,16 @@ def refuse_to_pass_on() -> str:
     return str(caught.value)
 
 
-@pytest.mark.e2e
-def test_state_of_every_kind_arrives_in_pieces(worlds: Worlds) -> None:
-    nothing, received = worlds(2).run(pass_on, None)
+def test_state_of_every_kind_arrives_in_pieces() -> None:
+    nothing, received = in_threads(2, pass_on, None)
     assert nothing == {}
     received[4]["pair"] = tuple(received[4]["pair"])  # the harness makes a list of it
     assert differing(received[4].pop("pair")[1][0], torch.ones(2)) == []
     assert differing(received, {4: {key: value for key, value in ODD.items() if key != "pair"}, 9: {}}) == []
 
 
-@pytest.mark.e2e
-def test_a_problem_of_the_sender_is_raised_at_all_ranks_before_anything_moves(worlds: Worlds) -> None:
-    assert worlds(2).run(refuse_to_pass_on) == ["it is damaged", "it is damaged"]
+def test_a_problem_of_the_sender_is_raised_at_all_ranks_before_anything_moves() -> None:
+    assert in_threads(2, refuse_to_pass_on) == ["it is damaged", "it is damaged"]
 
 
 def leave_state_without_an_owner() -> str:
@@ -113,7 +104,6 @@ def leave_state_without_an_owner() -> str:
     return str(caught.value)
 
 
-@pytest.mark.e2e
-def test_state_that_nobody_would_own_is_refused_at_all_ranks(worlds: Worlds) -> None:
-    for text in worlds(2).run(leave_state_without_an_owner):
+def test_state_that_nobody_would_own_is_refused_at_all_ranks() -> None:
+    for text in in_threads(2, leave_state_without_an_owner):
         assert text == "there is state of parameters [4], which no rank of the new layout owns"

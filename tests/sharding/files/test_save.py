@@ -26,8 +26,7 @@ from swarmcli.sharding.files.save import (
 from swarmcli.sharding.transfer import exchange
 from tests.sharding.files.jobs import differing, parameters, plain, reference, sharded, train, whole
 from tests.sharding.processes import Worlds
-
-pytestmark = pytest.mark.e2e
+from tests.sharding.threads import in_threads
 
 
 def write(directory: Path, optimizer: ZeroRedundancyOptimizer, epoch: int) -> bytes:
@@ -88,36 +87,29 @@ def check_loaded(loaded: list[dict[str, Any]], steps: int = 2) -> None:
     assert all(each["rates"] == [0.01, 0.02] for each in loaded)
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 4), (4, 2)])
-def test_any_number_of_ranks_reads_what_any_number_wrote(
-    worlds: Worlds, tmp_path: Path, before: int, after: int
-) -> None:
-    assert len(set(worlds(before).run(save, str(tmp_path)))) == 1  # the same manifest everywhere
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (4, 2)])
+def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path: Path, before: int, after: int) -> None:
+    assert len(set(in_threads(before, save, str(tmp_path)))) == 1  # the same manifest everywhere
     written = sorted(file.name for file in tmp_path.glob("*.safetensors"))
     assert written == [f"rank-{rank:05d}.safetensors" for rank in range(before)]
     assert len(list(tmp_path.iterdir())) == before + 1
-    check_loaded(worlds(after).run(load, str(tmp_path)))
+    check_loaded(in_threads(after, load, str(tmp_path)))
 
 
-def test_other_shares(worlds: Worlds, tmp_path: Path) -> None:
-    worlds(2).run(save, str(tmp_path))
-    check_loaded(worlds(4).run(load, str(tmp_path), False, [0.0, 1.0, 0.0, 3.0]))
-
-
-def test_machines_without_a_shared_directory_send_each_other_what_they_see(worlds: Worlds, tmp_path: Path) -> None:
-    worlds(2).run(save, str(tmp_path), 2, True)
+def test_machines_without_a_shared_directory_send_each_other_what_they_see(tmp_path: Path) -> None:
+    in_threads(2, save, str(tmp_path), 2, True)
     assert (tmp_path / "machine-1/complete.msgpack").exists()
     assert not (tmp_path / "machine-1/rank-00000.safetensors").exists()
-    check_loaded(worlds(4).run(load, str(tmp_path), True))  # two of them see nothing
+    check_loaded(in_threads(4, load, str(tmp_path), True))  # two of them see nothing
 
 
 # What can go wrong
 
 
-def test_a_machine_whose_files_are_gone_is_named(worlds: Worlds, tmp_path: Path) -> None:
-    worlds(2).run(save, str(tmp_path), 2, True)
+def test_a_machine_whose_files_are_gone_is_named(tmp_path: Path) -> None:
+    in_threads(2, save, str(tmp_path), 2, True)
     (tmp_path / "machine-1/rank-00001.safetensors").unlink()
-    for text in worlds(2).run(refuse, str(tmp_path), True):
+    for text in in_threads(2, refuse, str(tmp_path), True):
         assert "rank-00001.safetensors (written on " in text
         assert "bring the files to where a rank sees them" in text
 
@@ -133,16 +125,16 @@ def truncate(file: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [damage, truncate, Path.unlink], ids=["corrupted", "truncated", "missing"])
-def test_a_harmed_file_is_named_at_all_ranks(worlds: Worlds, tmp_path: Path, harm: Any) -> None:
-    worlds(2).run(save, str(tmp_path))
+def test_a_harmed_file_is_named_at_all_ranks(tmp_path: Path, harm: Any) -> None:
+    in_threads(2, save, str(tmp_path))
     harm(tmp_path / "rank-00001.safetensors")
-    for text in worlds(2).run(refuse, str(tmp_path)):
+    for text in in_threads(2, refuse, str(tmp_path)):
         assert str(tmp_path / "rank-00001.safetensors") in text
 
 
 @pytest.mark.parametrize("harm", [damage, truncate, Path.unlink], ids=["corrupted", "truncated", "missing"])
-def test_a_harmed_manifest_is_named(worlds: Worlds, tmp_path: Path, harm: Any) -> None:
-    worlds(1).run(save, str(tmp_path))
+def test_a_harmed_manifest_is_named(tmp_path: Path, harm: Any) -> None:
+    in_threads(1, save, str(tmp_path))
     harm(tmp_path / MANIFEST)
     with pytest.raises(CheckpointError, match=str(tmp_path / MANIFEST)):
         read_manifest(tmp_path)
@@ -156,17 +148,17 @@ def save_too_much(directory: str) -> str:
     return str(caught.value)
 
 
-def test_a_manifest_longer_than_is_read_is_not_written(worlds: Worlds, tmp_path: Path) -> None:
-    assert "at most 100 are read again" in worlds(1).run(save_too_much, str(tmp_path))[0]
+def test_a_manifest_longer_than_is_read_is_not_written(tmp_path: Path) -> None:
+    assert "at most 100 are read again" in in_threads(1, save_too_much, str(tmp_path))[0]
     assert not (tmp_path / MANIFEST).exists()
 
 
-def test_files_of_another_epoch_are_not_mixed_in(worlds: Worlds, tmp_path: Path) -> None:
+def test_files_of_another_epoch_are_not_mixed_in(tmp_path: Path) -> None:
     for steps in (2, 3):
-        worlds(2).run(save, str(tmp_path / str(steps)), steps)
+        in_threads(2, save, str(tmp_path / str(steps)), steps)
     name = "rank-00001.safetensors"
     (tmp_path / "3" / name).write_bytes((tmp_path / "2" / name).read_bytes())
-    for text in worlds(2).run(refuse, str(tmp_path / "3")):
+    for text in in_threads(2, refuse, str(tmp_path / "3")):
         assert f"{name} belongs to another save" in text
 
 
@@ -188,6 +180,7 @@ def save_with_small_disk(directory: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.e2e
 def test_a_full_disk_at_one_rank_is_told_at_all_and_leaves_no_save(worlds: Worlds, tmp_path: Path) -> None:
     for text in worlds(2).run(save_with_small_disk, str(tmp_path)):
         assert "the state of epoch 3 was not saved: rank 1 could not write" in text
@@ -206,9 +199,9 @@ def load_into_another_model(directory: str) -> list[str]:
     return texts
 
 
-def test_a_save_of_another_model_is_refused(worlds: Worlds, tmp_path: Path) -> None:
-    worlds(2).run(save, str(tmp_path))
-    for model, layout in worlds(2).run(load_into_another_model, str(tmp_path)):
+def test_a_save_of_another_model_is_refused(tmp_path: Path) -> None:
+    in_threads(2, save, str(tmp_path))
+    for model, layout in in_threads(2, load_into_another_model, str(tmp_path)):
         assert "of another model: parameter 0 is float32 (7, 5) there, torch.float32 (9, 5) here" in model
         assert "parameter groups with [3, 4] parameters, this optimizer's have [7]" in layout
 
@@ -234,8 +227,8 @@ def save_what_cannot_be_written(directory: str, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_values_that_cannot_be_written_are_named_at_all_ranks(worlds: Worlds, tmp_path: Path, kind: str) -> None:
-    for setting, statistic in worlds(2).run(save_what_cannot_be_written, str(tmp_path), kind):
+def test_values_that_cannot_be_written_are_named_at_all_ranks(tmp_path: Path, kind: str) -> None:
+    for setting, statistic in in_threads(2, save_what_cannot_be_written, str(tmp_path), kind):
         assert f"rank 0 could not write the settings: param_groups[0]['{kind}']" in setting
         assert "rank 1 could not write" in statistic and f"/{kind} " in statistic
     assert not (tmp_path / MANIFEST).exists()
@@ -257,7 +250,3 @@ def save_and_load(directory: str) -> list[str]:
         write(Path(directory, str(step)), source, step)
         read(Path(directory, str(step)), target)
     return differing(plain(back.local_state()), plain(optimizer.local_state()))
-
-
-def test_statistics_may_be_larger_than_their_parameters(worlds: Worlds, tmp_path: Path) -> None:
-    assert worlds(2).run(save_and_load, str(tmp_path)) == [[], []]

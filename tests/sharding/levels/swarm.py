@@ -10,16 +10,12 @@ from typing import Any
 
 import torch
 
-from swarmcli.clock import Clock
+from swarmcli import testing
 from swarmcli.dht.node import DHTNode
 from swarmcli.events import Event, RoundFinished
-from swarmcli.network.endpoint import Endpoint
-from swarmcli.network.identity import Identity
 from swarmcli.sharding.levels.plan import LevelAverage, LevelPlan, read_plan
 from swarmcli.sharding.levels.swarm_groups import SwarmGroups
 from swarmcli.sharding.levels.swarm_levels import SwarmLevels
-from swarmcli.testing.memory_network import MemoryNetwork
-from swarmcli.testing.virtual_time import EPOCH
 
 
 @dataclass(eq=False)
@@ -47,20 +43,12 @@ class Peer:
         return average
 
 
-class Swarm:
+class Swarm(testing.Swarm):
     """`async with Swarm(seed) as swarm: peer = await swarm.add({1: 4}, "")`. All leave at the end of the block."""
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.network = MemoryNetwork(seed=seed, latency=0.01)
+        super().__init__(seed=seed, latency=0.01)
         self.peers: list[Peer] = []
-
-    async def __aenter__(self) -> Swarm:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.gather(*(peer.levels.shutdown() for peer in self.peers))
-        await asyncio.gather(*(peer.node.shutdown() for peer in self.peers))
 
     async def add(
         self,
@@ -69,32 +57,22 @@ class Swarm:
         *,
         value: float | None = None,
         tensors: Sequence[torch.Tensor] | None = None,
-        listening: bool = True,
         **options: Any,
     ) -> Peer:
         """A peer whose tensors are full of `value`, its number unless given."""
         number = len(self.peers)
-        identity = Identity.from_seed(f"{self.seed}/{number}".encode())
-        loop = asyncio.get_running_loop()
-        clock = Clock(wall=lambda: EPOCH + loop.time(), monotonic=loop.time)
-        transport = self.network.transport(identity, listening=listening)
-        endpoint = Endpoint(transport, clock=clock, client_mode=not listening, seed=self.seed * 1000 + number)
-        events: list[Event] = []
-        endpoint.events.subscribe(events.append)
-        await endpoint.start()
-        contacts = [peer.node.endpoint.addresses[0] for peer in self.peers if peer.node.endpoint.addresses]
-        node = await DHTNode.create(endpoint, initial_peers=contacts[:1])
-        dht: Any = SimpleNamespace(node=node, client_mode=not listening)
+        node = await self.node()
+        dht: Any = SimpleNamespace(node=node, client_mode=False)
         plan = read_plan(dict(levels), 0, swarm=True)
         groups = SwarmGroups(dht=dht, prefix="run", place=place, **options)
         fill = float(number) if value is None else value
         held = [torch.full((3,), fill), torch.full((2, 2), fill)] if tensors is None else list(tensors)
-        self.peers.append(Peer(node, groups, plan, SwarmLevels(groups, plan), held, events=events))
-        return self.peers[-1]
+        peer = Peer(node, groups, plan, SwarmLevels(groups, plan), held)
+        node.endpoint.events.subscribe(peer.events.append)
+        self._ends.push_async_callback(peer.levels.shutdown)
+        self.peers.append(peer)
+        return peer
 
     async def average(self, *peers: Peer) -> list[LevelAverage | None]:
         """One step of all, or of these, at the same time."""
         return list(await asyncio.gather(*(peer.average() for peer in peers or self.peers)))
-
-    def kill(self, peer: Peer) -> None:
-        self.network.kill(peer.node.peer_id)

@@ -6,15 +6,14 @@ import pytest
 import torch
 
 from tests.sharding.levels import contract
-from tests.sharding.processes import Worlds
+from tests.sharding.threads import in_threads
 
 CASES = pytest.mark.parametrize("case", contract.CASES)
 
 
 @CASES
-@pytest.mark.e2e
-def test_process_groups(worlds: Worlds, case: str) -> None:
-    assert_equal_bits(worlds(contract.SIZE).run(contract.in_process_group, case))
+def test_process_groups(case: str) -> None:
+    assert_equal_bits(in_threads(contract.SIZE, contract.in_process_group, case))
 
 
 @CASES

@@ -13,23 +13,24 @@ import torch.distributed as dist
 from swarmcli.sharding.levels import HierarchicalModelAverager
 from swarmcli.testing import virtual_time
 from tests.sharding.levels.swarm import Swarm
-from tests.sharding.processes import Worlds
-from tests.suites import soak
+from tests.sharding.threads import DRAWING, in_threads
+
+pytestmark = pytest.mark.soak
 
 SIZE = 4
 STEPS = 24
 SHORT, LONG = 2, 12
 LOCAL_SHORT, HIERARCHY, LOCAL_LONG = {SHORT: SIZE}, {SHORT: 2, LONG: SIZE}, {LONG: SIZE}
-SEEDS = [0, *soak(range(1, 4))]
 
 
 class Learner:
     """A member with a small network and an unlimited stream of its own data."""
 
     def __init__(self, number: int, seed: int) -> None:
-        torch.manual_seed(seed)
-        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-        self._common, *drawn = (torch.randn(4) for _ in range(SIZE + 1))
+        with DRAWING:
+            torch.manual_seed(seed)
+            self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+            self._common, *drawn = (torch.randn(4) for _ in range(SIZE + 1))
         self._own = drawn[number]
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
         self._generator = torch.Generator().manual_seed(1000 * seed + number)
@@ -91,19 +92,10 @@ def assert_between(short: float, hierarchy: float, long: float) -> None:
     assert 0 < 1.2 * short < hierarchy < long / 1.2, (short, hierarchy, long)
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize("seed", SEEDS)
-def test_process_groups(worlds: Worlds, seed: int) -> None:
-    results = worlds(SIZE).run(of_ranks, seed)
-    assert all(each == results[0] for each in results)
-    assert_between(*results[0])
-
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(4))
 def test_swarm_groups(seed: int) -> None:
     assert_between(*of_peers(seed))
 
 
-@pytest.mark.e2e
-def test_the_same_in_a_swarm_as_in_a_process_group(worlds: Worlds) -> None:
-    assert of_peers(9) == pytest.approx(worlds(SIZE).run(of_ranks, 9)[0], rel=1e-4)
+def test_the_same_in_a_swarm_as_in_a_process_group() -> None:
+    assert of_peers(9) == pytest.approx(in_threads(SIZE, of_ranks, 9)[0], rel=1e-4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,6 +13,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer, hook_with_zero_step, hook_with_zero_step_interleaved
+from tests.sharding.threads import DRAWING
+from tests.suites import soak
 
 HOOKS: dict[str, Callable[..., Any]] = {
     "at the end": hook_with_zero_step,
@@ -24,13 +27,15 @@ CLASSES: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "Adagrad": (torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.1}),
     "RMSprop": (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5, "centered": True}),
 }
+EACH_HOOK = pytest.mark.parametrize("hook", ["interleaved", *soak(["at the end"])])
 BUCKET_MB = 0.001  # some five buckets
 
 
 def make_model(*, frozen: bool = False) -> nn.Sequential:
     """The same at every rank; with `frozen` one layer of it is."""
-    torch.manual_seed(1)
-    model = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(16, 16), nn.Tanh())), nn.Linear(16, 3))
+    with DRAWING:
+        torch.manual_seed(1)
+        model = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(16, 16), nn.Tanh())), nn.Linear(16, 3))
     if frozen:
         model[2].requires_grad_(False)
     return model

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -68,3 +71,17 @@ def assert_state_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
                 assert torch.equal(own, value), f"{name} of parameter {index}"
             else:
                 assert own == value
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """The messages of the package while it is open, of this thread: others are other ranks."""
+    messages: list[str] = []
+    own = threading.get_ident()
+    handler = logging.Handler()
+    handler.emit = lambda record: record.thread == own and messages.append(record.getMessage())  # type: ignore
+    logging.getLogger("swarmcli").addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logging.getLogger("swarmcli").removeHandler(handler)

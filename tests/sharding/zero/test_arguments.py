@@ -14,7 +14,7 @@ from torch.optim import SGD
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.sharding.zero.arguments import agreed_weights, check_parameters, listed_params
-from tests.sharding.processes import Worlds
+from tests.sharding.threads import in_threads
 
 ONE, TWO = torch.zeros(2), torch.zeros(3)
 
@@ -74,9 +74,8 @@ def refuse_in_the_constructor() -> None:
         ZeroRedundancyOptimizer([ONE], SGD, shares=[1, 2], overlap_with_ddp=True, lr=0.1)
 
 
-@pytest.mark.e2e
-def test_the_constructor_refuses(worlds: Worlds) -> None:
-    worlds(2).run(refuse_in_the_constructor)
+def test_the_constructor_refuses() -> None:
+    in_threads(2, refuse_in_the_constructor)
 
 
 def make_unlike_ones() -> None:
@@ -107,9 +106,8 @@ def make_unlike_ones() -> None:
     optimizer.step()
 
 
-@pytest.mark.e2e
-def test_parameters_that_differ_between_ranks_are_named_at_all(worlds: Worlds) -> None:
-    worlds(2).run(make_unlike_ones)
+def test_parameters_that_differ_between_ranks_are_named_at_all() -> None:
+    in_threads(2, make_unlike_ones)
 
 
 def misuse() -> None:
@@ -138,9 +136,8 @@ def misuse() -> None:
             duplicate(optimizer)
 
 
-@pytest.mark.e2e
-def test_misuse_is_named(worlds: Worlds) -> None:
-    worlds(2).run(misuse)
+def test_misuse_is_named() -> None:
+    in_threads(2, misuse)
 
 
 def agree() -> list[list[float]]:
@@ -160,6 +157,5 @@ def agree() -> list[list[float]]:
     return [agreed_weights(None, group), agreed_weights((3, 1), group), agreed_weights(10 + rank, group)]
 
 
-@pytest.mark.e2e
-def test_all_ranks_agree_on_their_shares_or_fail_together(worlds: Worlds) -> None:
-    assert worlds(2).run(agree) == [[[1.0, 1.0], [3.0, 1.0], [10.0, 11.0]]] * 2
+def test_all_ranks_agree_on_their_shares_or_fail_together() -> None:
+    assert in_threads(2, agree) == [[[1.0, 1.0], [3.0, 1.0], [10.0, 11.0]]] * 2

@@ -14,9 +14,8 @@ from torch.optim import SGD, Adam
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from tests.sharding.processes import Worlds
+from tests.sharding.threads import in_threads
 from tests.sharding.zero.parity import assert_bitwise, assert_state_equal, make_parameters, set_gradients
-
-pytestmark = pytest.mark.e2e
 
 
 def own_nothing(bucket_view: bool) -> int:
@@ -39,10 +38,9 @@ def own_nothing(bucket_view: bool) -> int:
     return len(optimizer.local_state())
 
 
-@pytest.mark.parametrize("bucket_view", [False, True])
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_ranks_may_own_nothing(worlds: Worlds, ranks: int, bucket_view: bool) -> None:
-    assert sum(worlds(ranks).run(own_nothing, bucket_view)) == 2
+@pytest.mark.parametrize(("ranks", "bucket_view"), [(4, False), (4, True), (1, False)])
+def test_ranks_may_own_nothing(ranks: int, bucket_view: bool) -> None:
+    assert sum(in_threads(ranks, own_nothing, bucket_view)) == 2
 
 
 def scale() -> list[float]:
@@ -64,8 +62,8 @@ def scale() -> list[float]:
     return scales
 
 
-def test_a_scaler_steps_it_and_leaves_steps_out(worlds: Worlds) -> None:
-    assert worlds(2).run(scale) == [[8.0, 8.0]] * 2
+def test_a_scaler_steps_it_and_leaves_steps_out() -> None:
+    assert in_threads(2, scale) == [[8.0, 8.0]] * 2
 
 
 def hook_in() -> list[str]:
@@ -86,8 +84,8 @@ def hook_in() -> list[str]:
     return seen
 
 
-def test_hooks_run_as_with_any_optimizer(worlds: Worlds) -> None:
-    assert worlds(2).run(hook_in) == [["before the step", "after the step", "state dict", "load"]] * 2
+def test_hooks_run_as_with_any_optimizer() -> None:
+    assert in_threads(2, hook_in) == [["before the step", "after the step", "state dict", "load"]] * 2
 
 
 def lose_a_rank() -> str:
@@ -105,6 +103,7 @@ def lose_a_rank() -> str:
     return "told"
 
 
+@pytest.mark.e2e
 def test_a_rank_that_dies_is_an_error_at_the_others(worlds: Worlds) -> None:
     survivor, dead = worlds(2, grouped=False).outcomes(lose_a_rank)
     assert (survivor.value, survivor.error) == ("told", None)

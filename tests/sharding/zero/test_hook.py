@@ -11,9 +11,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.optim.lr_scheduler import StepLR
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
-from tests.sharding.processes import Worlds
+from tests.sharding.threads import DRAWING, in_threads
 from tests.sharding.zero.ddp import (
-    CLASSES,
+    EACH_HOOK,
     HOOKS,
     backward,
     make_model,
@@ -22,8 +22,7 @@ from tests.sharding.zero.ddp import (
     values,
     wrap,
 )
-
-pytestmark = pytest.mark.e2e
+from tests.suites import soak
 
 ITERATIONS = 6
 
@@ -63,23 +62,23 @@ def train_beside_the_step_after(name: str, hook: str, options: dict[str, Any], w
     return len(ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(","))
 
 
-@pytest.mark.parametrize("shard_buckets", [False, True])
-@pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("name", CLASSES)
-def test_it_equals_a_step_after_the_backward_pass(worlds: Worlds, name: str, hook: str, shard_buckets: bool) -> None:
-    assert min(worlds(2).run(train_beside_the_step_after, name, hook, {"shard_buckets": shard_buckets})) >= 4
+@pytest.mark.parametrize(
+    ("name", "hook", "shard_buckets"),
+    [
+        ("Adam", "at the end", False),
+        ("SGD", "interleaved", True),
+        *soak([("AdamW", "at the end", True), ("Adagrad", "interleaved", False), ("RMSprop", "at the end", False)]),
+    ],
+)
+def test_it_equals_a_step_after_the_backward_pass(name: str, hook: str, shard_buckets: bool) -> None:
+    assert min(in_threads(2, train_beside_the_step_after, name, hook, {"shard_buckets": shard_buckets})) >= 4
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_with_four_ranks(worlds: Worlds, hook: str) -> None:
-    worlds(4).run(train_beside_the_step_after, "AdamW", hook, {"shard_buckets": True})
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_static_graph_takes_an_iteration_more_and_frozen_parameters_stay(worlds: Worlds, hook: str) -> None:
-    worlds(2).run(train_beside_the_step_after, "Adam", hook, {"frozen": True})
-    worlds(2).run(train_beside_the_step_after, "Adam", hook, {"static_graph": True}, 3)
-    worlds(2).run(train_beside_the_step_after, "Adam", hook, {"gradient_as_bucket_view": True})
+@EACH_HOOK
+def test_a_static_graph_takes_an_iteration_more_and_frozen_parameters_stay(hook: str) -> None:
+    in_threads(2, train_beside_the_step_after, "Adam", hook, {"frozen": True})
+    in_threads(2, train_beside_the_step_after, "Adam", hook, {"static_graph": True}, 3)
+    in_threads(2, train_beside_the_step_after, "Adam", hook, {"gradient_as_bucket_view": True})
 
 
 def follow_a_schedule(hook: str) -> None:
@@ -111,10 +110,10 @@ def accumulate_over_two_passes(hook: str) -> None:
     assert_same(values(ddp), values(reference))
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_schedules_and_accumulated_gradients_work_as_without(worlds: Worlds, hook: str) -> None:
-    worlds(2).run(follow_a_schedule, hook)
-    worlds(2).run(accumulate_over_two_passes, hook)
+@EACH_HOOK
+def test_schedules_and_accumulated_gradients_work_as_without(hook: str) -> None:
+    in_threads(2, follow_a_schedule, hook)
+    in_threads(2, accumulate_over_two_passes, hook)
 
 
 def reduce_in_half_precision(hook: str) -> None:
@@ -135,14 +134,14 @@ def reduce_in_half_precision(hook: str) -> None:
 
 
 def reduce_to_another_tensor(_state: Any, bucket: dist.GradBucket) -> Any:
-    total = bucket.buffer().clone()
+    total, size = bucket.buffer().clone(), dist.get_world_size()
     future = dist.all_reduce(total, async_op=True).get_future()
-    return future.then(lambda done: done.value()[0] / (2 * dist.get_world_size()))
+    return future.then(lambda done: done.value()[0] / (2 * size))
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_any_hook_may_reduce(worlds: Worlds, hook: str) -> None:
-    worlds(2).run(reduce_in_half_precision, hook)
+@EACH_HOOK
+def test_any_hook_may_reduce(hook: str) -> None:
+    in_threads(2, reduce_in_half_precision, hook)
 
 
 def train_in_a_part_of_the_world(hook: str) -> list[int]:
@@ -162,9 +161,9 @@ def train_in_a_part_of_the_world(hook: str) -> list[int]:
     return [zero.owner_of(index) for index in range(len(zero.parameters))]
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_a_part_of_the_world_may_train(worlds: Worlds, hook: str) -> None:
-    owners = worlds(4).run(train_in_a_part_of_the_world, hook)
+@EACH_HOOK
+def test_a_part_of_the_world_may_train(hook: str) -> None:
+    owners = in_threads(4, train_in_a_part_of_the_world, hook)
     assert owners == [owners[0]] * 4
     assert set(owners[0]) == {0, 1}
 
@@ -172,14 +171,14 @@ def test_a_part_of_the_world_may_train(worlds: Worlds, hook: str) -> None:
 def train_long(hook: str) -> None:
     """Long enough for threads to meet in every order they may."""
     ddp, _zero = make_overlapped("SGD", hook, shard_buckets=True)
-    for iteration in range(40):
+    for iteration in range(12):
         backward(ddp, iteration)
     assert_same_at_all_ranks(values(ddp))
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_gloo_does_not_hang(worlds: Worlds, hook: str) -> None:
-    worlds(4).run(train_long, hook)
+@EACH_HOOK
+def test_gloo_does_not_hang(hook: str) -> None:
+    in_threads(4, train_long, hook)
 
 
 def whole_state(zero: ZeroRedundancyOptimizer) -> dict[str, Any]:
@@ -208,9 +207,9 @@ def save_and_load(hook: str) -> None:
     assert_same(values(ddp), after)
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_the_state_is_saved_and_loaded_as_without(worlds: Worlds, hook: str) -> None:
-    worlds(2).run(save_and_load, hook)
+@EACH_HOOK
+def test_the_state_is_saved_and_loaded_as_without(hook: str) -> None:
+    in_threads(2, save_and_load, hook)
 
 
 def move_parameters(hook: str) -> None:
@@ -228,17 +227,18 @@ def move_parameters(hook: str) -> None:
     assert_same(values(ddp), values(reference))
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_parameters_in_other_memory_are_sent_all_the_same(worlds: Worlds, hook: str) -> None:
-    worlds(2).run(move_parameters, hook)
+@EACH_HOOK
+def test_parameters_in_other_memory_are_sent_all_the_same(hook: str) -> None:
+    in_threads(2, move_parameters, hook)
 
 
 class OfTwoTypes(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(1)
-        self.narrow = torch.nn.Linear(16, 16)
-        self.wide = torch.nn.Linear(16, 16, dtype=torch.float64)
+        with DRAWING:
+            torch.manual_seed(1)
+            self.narrow = torch.nn.Linear(16, 16)
+            self.wide = torch.nn.Linear(16, 16, dtype=torch.float64)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self.wide(self.narrow(inputs).double())
@@ -259,6 +259,6 @@ def train_two_types(hook: str) -> None:
     assert_same_at_all_ranks(values(ddp))
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_parameters_may_be_of_several_types(worlds: Worlds, hook: str) -> None:
-    worlds(2).run(train_two_types, hook)
+@EACH_HOOK
+def test_parameters_may_be_of_several_types(hook: str) -> None:
+    in_threads(2, train_two_types, hook)

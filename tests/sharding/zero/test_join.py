@@ -13,16 +13,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
-from tests.sharding.processes import Worlds
+from tests.sharding.threads import DRAWING, in_threads
 from tests.sharding.zero.parity import assert_bitwise, make_parameters, set_gradients
-
-pytestmark = pytest.mark.e2e
 
 
 def train_unevenly(make: Any, joined: bool, **options: Any) -> list[torch.Tensor]:
     """Rank r has 2 + r batches. `joined`: the optimizer takes part in the join; an unsharded one need not."""
-    torch.manual_seed(3)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    with DRAWING:
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
     parallel = DistributedDataParallel(model)
     optimizer = make(model.parameters())
     generator = torch.Generator().manual_seed(dist.get_rank())
@@ -49,10 +48,9 @@ def compare(bucket_view: bool) -> list[torch.Tensor]:
     return ours
 
 
-@pytest.mark.parametrize("bucket_view", [False, True])
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_uneven_inputs_beside_ddp(worlds: Worlds, ranks: int, bucket_view: bool) -> None:
-    first, *others = worlds(ranks).run(compare, bucket_view)
+@pytest.mark.parametrize(("ranks", "bucket_view"), [(3, False), (2, True)])
+def test_uneven_inputs_beside_ddp(ranks: int, bucket_view: bool) -> None:
+    first, *others = in_threads(ranks, compare, bucket_view)
     for other in others:
         assert_bitwise(first, other)
 
@@ -78,9 +76,8 @@ def train_alone() -> None:
     assert_bitwise(ours, whole)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_the_optimizer_may_join_alone(worlds: Worlds, ranks: int) -> None:
-    worlds(ranks).run(train_alone)
+def test_the_optimizer_may_join_alone() -> None:
+    in_threads(3, train_alone)
 
 
 def refuse_a_closure() -> None:
@@ -94,8 +91,8 @@ def refuse_a_closure() -> None:
         optimizer.step(closure=lambda: 0.0)
 
 
-def test_gradients_that_a_closure_makes_cannot_be_handed_over(worlds: Worlds) -> None:
-    worlds(2).run(refuse_a_closure)
+def test_gradients_that_a_closure_makes_cannot_be_handed_over() -> None:
+    in_threads(2, refuse_a_closure)
 
 
 def terminate_early() -> None:
@@ -103,5 +100,5 @@ def terminate_early() -> None:
         train_unevenly(lambda params: ZeroRedundancyOptimizer(params, Adam), True, throw_on_early_termination=True)
 
 
-def test_all_ranks_may_stop_when_the_first_has_no_more(worlds: Worlds) -> None:
-    worlds(2).run(terminate_early)
+def test_all_ranks_may_stop_when_the_first_has_no_more() -> None:
+    in_threads(2, terminate_early)

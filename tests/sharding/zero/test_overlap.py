@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,21 +13,9 @@ from torch.distributed.optim.functional_adam import _FunctionalAdam
 
 from swarmcli.errors import ShardingError
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
-from tests.sharding.processes import Worlds
-from tests.sharding.zero.ddp import HOOKS, backward, make_model, make_overlapped, make_zero, values, wrap
-
-pytestmark = pytest.mark.e2e
-
-
-@contextmanager
-def logged() -> Iterator[list[str]]:
-    """The messages of the package while it is open."""
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("swarmcli").addHandler(handler)
-    yield messages
-    logging.getLogger("swarmcli").removeHandler(handler)
+from tests.sharding.threads import in_threads
+from tests.sharding.zero.ddp import EACH_HOOK, HOOKS, backward, make_model, make_overlapped, make_zero, values, wrap
+from tests.sharding.zero.parity import logged
 
 
 def refuse_arguments() -> None:
@@ -69,12 +53,12 @@ def give_ours_to_torchs_hooks() -> None:
             make_hook(allreduce_hook, ddp, zero)
 
 
-def test_torchs_hooks_are_told_of_ours(worlds: Worlds) -> None:
-    worlds(2).run(give_ours_to_torchs_hooks)
+def test_torchs_hooks_are_told_of_ours() -> None:
+    in_threads(2, give_ours_to_torchs_hooks)
 
 
-def test_what_cannot_work_is_refused_at_once(worlds: Worlds) -> None:
-    worlds(2).run(refuse_arguments)
+def test_what_cannot_work_is_refused_at_once() -> None:
+    in_threads(2, refuse_arguments)
 
 
 def accept_functional() -> None:
@@ -93,8 +77,8 @@ def accept_functional() -> None:
     assert any("parameters_as_bucket_view=True is ignored" in message for message in messages)
 
 
-def test_a_functional_class_does_and_the_bucket_view_is_ignored_with_a_warning(worlds: Worlds) -> None:
-    worlds(2).run(accept_functional)
+def test_a_functional_class_does_and_the_bucket_view_is_ignored_with_a_warning() -> None:
+    in_threads(2, accept_functional)
 
 
 def stay_uninitialized() -> None:
@@ -124,8 +108,8 @@ def stay_uninitialized() -> None:
         zero.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
 
 
-def test_nothing_happens_until_the_buckets_are_final_and_step_never_does_anything(worlds: Worlds) -> None:
-    worlds(2).run(stay_uninitialized)
+def test_nothing_happens_until_the_buckets_are_final_and_step_never_does_anything() -> None:
+    in_threads(2, stay_uninitialized)
 
 
 def change_trainability(hook: str) -> None:
@@ -139,9 +123,9 @@ def change_trainability(hook: str) -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, values(ddp), strict=True))
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_changed_trainability_is_an_error_at_every_rank(worlds: Worlds, hook: str) -> None:
-    worlds(2).run(change_trainability, hook)
+@EACH_HOOK
+def test_changed_trainability_is_an_error_at_every_rank(hook: str) -> None:
+    in_threads(2, change_trainability, hook)
 
 
 def freeze_in_the_first_bucket(hook: str) -> None:
@@ -157,9 +141,9 @@ def freeze_in_the_first_bucket(hook: str) -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, values(ddp), strict=True))
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_freezing_in_the_first_bucket_is_an_error_of_ddp(worlds: Worlds, hook: str) -> None:
-    worlds(2).run(freeze_in_the_first_bucket, hook)
+@EACH_HOOK
+def test_freezing_in_the_first_bucket_is_an_error_of_ddp(hook: str) -> None:
+    in_threads(2, freeze_in_the_first_bucket, hook)
 
 
 def join_uneven_inputs() -> None:
@@ -168,8 +152,8 @@ def join_uneven_inputs() -> None:
         backward(ddp, 0)
 
 
-def test_uneven_inputs_are_refused(worlds: Worlds) -> None:
-    worlds(2).run(join_uneven_inputs)
+def test_uneven_inputs_are_refused() -> None:
+    in_threads(2, join_uneven_inputs)
 
 
 def give_other_parameters(hook: str) -> None:
@@ -184,9 +168,9 @@ def give_other_parameters(hook: str) -> None:
             backward(ddp, 2)
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-def test_ddp_and_the_optimizer_must_train_the_same_parameters(worlds: Worlds, hook: str) -> None:
-    worlds(2).run(give_other_parameters, hook)
+@EACH_HOOK
+def test_ddp_and_the_optimizer_must_train_the_same_parameters(hook: str) -> None:
+    in_threads(2, give_other_parameters, hook)
 
 
 def share_in_parts() -> tuple[int, int]:
@@ -201,8 +185,8 @@ def share_in_parts() -> tuple[int, int]:
     return largest[0], largest[1]
 
 
-def test_shared_buckets_even_out_what_ranks_hold(worlds: Worlds) -> None:
+def test_shared_buckets_even_out_what_ranks_hold() -> None:
     total = sum(parameter.numel() for parameter in make_model().parameters())
-    for whole, shared in worlds(4).run(share_in_parts):
+    for whole, shared in in_threads(4, share_in_parts):
         assert whole == total  # one bucket
         assert shared <= total / 4 + 16 * 16

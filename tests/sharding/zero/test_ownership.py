@@ -43,32 +43,6 @@ WEIGHTS = st.lists(st.just(0.0) | st.floats(1e-9, 100.0), min_size=1, max_size=8
 )
 
 
-def emptiest_rank(sizes: list[int], ranks: int) -> list[int]:
-    """The rule in its simplest words, for ranks that are alike: largest first, each to the emptiest rank."""
-    loads = [0] * ranks
-    owners = [0] * len(sizes)
-    for index in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
-        owners[index] = loads.index(min(loads))
-        loads[owners[index]] += sizes[index]
-    return owners
-
-
-@given(SIZES, st.integers(1, 8))
-def test_equal_weights_are_the_sorted_greedy_rule(sizes: list[int], ranks: int) -> None:
-    assert assign(sizes, [0] * ranks, [2.5] * ranks) == emptiest_rank(sizes, ranks)
-
-
-@given(SIZES, WEIGHTS)
-def test_everything_is_owned_and_the_loads_are_counted(sizes: list[int], weights: list[float]) -> None:
-    loads = [0] * len(weights)
-    owners = assign(sizes, loads, weights)
-    assert len(owners) == len(sizes)
-    assert loads == [
-        sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank) for rank in range(len(weights))
-    ]
-    assert all(weights[owner] > 0 for owner in owners)
-
-
 @given(SIZES, WEIGHTS)
 def test_nobody_holds_more_than_the_bound(sizes: list[int], weights: list[float]) -> None:
     loads = [0] * len(weights)
@@ -96,12 +70,6 @@ def test_a_later_group_fills_up_what_the_earlier_left(
         assert fullness[owners[0]] == min(fullness)
 
 
-@given(SIZES, WEIGHTS, st.integers(-3, 3))
-def test_the_unit_of_the_weights_does_not_matter(sizes: list[int], weights: list[float], power: int) -> None:
-    scaled = [weight * 2.0**power for weight in weights]
-    assert assign(sizes, [0] * len(weights), weights) == assign(sizes, [0] * len(weights), scaled)
-
-
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
@@ -117,21 +85,7 @@ def test_weights_that_share_nothing_out_are_refused(weights: list[float], messag
         check_weights(weights, 3)
 
 
-def test_weights_may_be_whole_numbers() -> None:
-    assert check_weights([0, 3], 2) == [0.0, 3.0]
-
-
 BUCKETS = st.lists(st.lists(st.integers(1, 100), min_size=1, max_size=8), min_size=1, max_size=8)
-
-
-def test_whole_buckets_go_to_the_emptiest_rank_the_largest_first() -> None:
-    sizes = [[1, 2], [10], [3, 3, 3], [4]]
-    assert share_out(sizes, 2, split=False) == [
-        Share(0, 0, 0, 2),
-        Share(1, 0, 0, 1),
-        Share(2, 1, 0, 3),
-        Share(3, 1, 0, 1),
-    ]
 
 
 def test_a_large_bucket_is_split_into_runs() -> None:

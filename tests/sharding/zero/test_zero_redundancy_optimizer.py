@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,24 +12,8 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
-from tests.sharding.processes import Worlds
-from tests.sharding.zero.parity import SHAPES, assert_bitwise, make_parameters, set_gradients
-
-pytestmark = pytest.mark.e2e
-
-
-@contextmanager
-def warnings_of(module: str) -> Iterator[list[str]]:
-    """What a module logs meanwhile; in a rank there is no caplog."""
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger(module)
-    logger.addHandler(handler)
-    try:
-        yield messages
-    finally:
-        logger.removeHandler(handler)
+from tests.sharding.threads import in_threads
+from tests.sharding.zero.parity import SHAPES, assert_bitwise, logged, make_parameters, set_gradients
 
 
 def trained(optimizer: Any, parameters: list[torch.nn.Parameter], steps: range) -> None:
@@ -60,9 +41,9 @@ def own_only_a_share() -> list[int]:
     return [parameters[index].numel() for index in own]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_each_rank_keeps_the_state_of_its_share_only(worlds: Worlds, ranks: int) -> None:
-    sizes = worlds(ranks).run(own_only_a_share)
+def test_each_rank_keeps_the_state_of_its_share_only() -> None:
+    ranks = 4
+    sizes = in_threads(ranks, own_only_a_share)
     total, largest = sum(sum(each) for each in sizes), max(max(each) for each in sizes)
     assert all(sum(each) <= (total + (ranks - 1) * largest) / ranks for each in sizes)
 
@@ -85,8 +66,8 @@ def weigh(shares: Any, expected: list[int]) -> None:
     ("shares", "expected"),
     [([3, 1], [6, 2]), ((1.0, 1.0), [4, 4]), ([0, 1], [0, 8]), ({0: 24e9, 1: 8e9}, [6, 2])],
 )
-def test_shares_follow_what_each_rank_can_hold(worlds: Worlds, shares: Any, expected: list[int]) -> None:
-    worlds(2).run(weigh, shares, expected)
+def test_shares_follow_what_each_rank_can_hold(shares: Any, expected: list[int]) -> None:
+    in_threads(2, weigh, shares, expected)
 
 
 def train_mixed_types(bucket_view: bool) -> None:
@@ -99,8 +80,8 @@ def train_mixed_types(bucket_view: bool) -> None:
 
 
 @pytest.mark.parametrize("bucket_view", [False, True])
-def test_parameters_of_several_types_at_once(worlds: Worlds, bucket_view: bool) -> None:
-    worlds(4).run(train_mixed_types, bucket_view)
+def test_parameters_of_several_types_at_once(bucket_view: bool) -> None:
+    in_threads(4, train_mixed_types, bucket_view)
 
 
 class Peculiar(SGD):
@@ -138,8 +119,8 @@ def pass_arguments_on() -> None:
     assert_bitwise(ours, whole)
 
 
-def test_closures_and_arguments_reach_the_local_optimizer(worlds: Worlds) -> None:
-    worlds(4).run(pass_arguments_on)
+def test_closures_and_arguments_reach_the_local_optimizer() -> None:
+    in_threads(4, pass_arguments_on)
 
 
 def follow_settings() -> None:
@@ -161,8 +142,8 @@ def follow_settings() -> None:
         optimizer.step()
 
 
-def test_the_exposed_groups_drive_the_local_optimizer(worlds: Worlds) -> None:
-    worlds(2).run(follow_settings)
+def test_the_exposed_groups_drive_the_local_optimizer() -> None:
+    in_threads(2, follow_settings)
 
 
 def name_parameters() -> None:
@@ -178,8 +159,8 @@ def name_parameters() -> None:
         optimizer.load_state_dict(state_dict)
 
 
-def test_named_parameters_are_welcome(worlds: Worlds) -> None:
-    worlds(2).run(name_parameters)
+def test_named_parameters_are_welcome() -> None:
+    in_threads(2, name_parameters)
 
 
 def refuse_groups() -> None:
@@ -198,8 +179,8 @@ def refuse_groups() -> None:
     assert_bitwise(parameters, fresh)
 
 
-def test_a_group_that_is_refused_changes_nothing(worlds: Worlds) -> None:
-    worlds(2).run(refuse_groups)
+def test_a_group_that_is_refused_changes_nothing() -> None:
+    in_threads(2, refuse_groups)
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
@@ -209,7 +190,7 @@ def storage_bytes(tensor: torch.Tensor) -> int:
 def change_trainability(bucket_view: bool) -> list[str]:
     parameters = make_parameters()
     optimizer = ZeroRedundancyOptimizer(parameters, SGD, parameters_as_bucket_view=bucket_view, lr=0.1)
-    with warnings_of("swarmcli.sharding.zero.zero_redundancy_optimizer") as messages:
+    with logged() as messages:
         trained(optimizer, parameters, range(2))
         parameters[0].requires_grad = parameters[5].requires_grad = False
         trained(optimizer, parameters, range(2, 4))
@@ -235,15 +216,14 @@ def freeze_on_one_rank(bucket_view: bool) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in parameters]
 
 
-@pytest.mark.parametrize("bucket_view", [False, True])
-def test_ranks_that_freeze_different_parameters_stay_alike(worlds: Worlds, bucket_view: bool) -> None:
-    one, two = worlds(2).run(freeze_on_one_rank, bucket_view)
+def test_ranks_that_freeze_different_parameters_stay_alike() -> None:
+    one, two = in_threads(2, freeze_on_one_rank, True)
     assert_bitwise(one, two)
 
 
 @pytest.mark.parametrize("bucket_view", [False, True])
-def test_changes_of_what_is_trained_are_said_and_followed(worlds: Worlds, bucket_view: bool) -> None:
-    for messages in worlds(2).run(change_trainability, bucket_view):
+def test_changes_of_what_is_trained_are_said_and_followed(bucket_view: bool) -> None:
+    for messages in in_threads(2, change_trainability, bucket_view):
         assert len(messages) == (3 if bucket_view else 2)
         assert "the trainable parameters changed (6 of 8 are now)" in messages[0]
         assert "the trainable parameters changed (7 of 8 are now)" in messages[1]
@@ -262,8 +242,8 @@ def replace_memory_between_steps() -> None:
     assert_bitwise(ours, whole)
 
 
-def test_parameters_whose_memory_is_replaced_stay_the_same_everywhere(worlds: Worlds) -> None:
-    worlds(2).run(replace_memory_between_steps)
+def test_parameters_whose_memory_is_replaced_stay_the_same_everywhere() -> None:
+    in_threads(2, replace_memory_between_steps)
 
 
 def train_in_a_subgroup() -> bool:
@@ -281,5 +261,5 @@ def train_in_a_subgroup() -> bool:
     return optimizer.rank == 0 or len(optimizer.state_dict()["state"]) == len(SHAPES)
 
 
-def test_ranks_are_those_of_the_group(worlds: Worlds) -> None:
-    assert worlds(4).run(train_in_a_subgroup) == [True] * 4
+def test_ranks_are_those_of_the_group() -> None:
+    assert in_threads(4, train_in_a_subgroup) == [True] * 4
