@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from swarmcli.errors import RecipeError
 from swarmcli.training import build_task
 
-from .small_tasks import save_word_tokenizer, small
+from .small_tasks import small
 
 
 def build(directory: Path, *overrides: str) -> Any:
@@ -25,20 +24,12 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
 
 
-def test_initial_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
+def test_initial_weights_depend_on_the_seed_alone_and_leave_the_callers_random_numbers_alone(tmp_path: Path) -> None:
     torch.manual_seed(1)
-    first = build(tmp_path)
-    torch.manual_seed(2)
-    assert same(first, build(tmp_path))
-    assert not same(first, build(tmp_path, "seed=5"))
-
-
-def test_building_leaves_the_callers_random_numbers_alone(tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    expected = torch.rand(4)
-    torch.manual_seed(3)
-    build(tmp_path)
-    assert torch.equal(torch.rand(4), expected)
+    first, drawn = build(tmp_path), torch.rand(4)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(4), drawn)
+    assert same(first, build(tmp_path)) and not same(first, build(tmp_path, "seed=5"))
 
 
 def test_vocabulary_and_positions_follow_the_recipe(tmp_path: Path) -> None:
@@ -46,21 +37,6 @@ def test_vocabulary_and_positions_follow_the_recipe(tmp_path: Path) -> None:
     assert (config.vocab_size, config.n_positions, config.eos_token_id) == (259, 16, 256)
     config = build(tmp_path, "base_model.vocab_size=300", "base_model.n_positions=64").config
     assert (config.vocab_size, config.n_positions) == (300, 64)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        "{model_type: llama, hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2}",
-        "{model_type: gpt_neox, hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2}",
-    ],
-)
-def test_any_decoder_of_transformers_will_do(tmp_path: Path, fields: str) -> None:
-    task = build_task(small(tmp_path, f"base_model={fields}"))
-    model = task.build_model()
-    loss = task.loss(model, next(task.batches(0)))
-    loss.backward()
-    assert loss.ndim == 0 and loss.item() == pytest.approx(math.log(259), rel=0.1)
 
 
 def test_the_loss_is_the_mean_negative_log_likelihood_of_the_next_token(tmp_path: Path) -> None:
@@ -73,59 +49,24 @@ def test_the_loss_is_the_mean_negative_log_likelihood_of_the_next_token(tmp_path
     assert task.loss(model, batch).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_the_kind_of_loss_is_settled_so_that_transformers_does_not_warn(tmp_path: Path) -> None:
-    kind = "ForCausalLM"
-    assert getattr(build(tmp_path), "loss_type", kind) == kind  # older versions of transformers know only this one
-
-
-def test_training_on_it_lowers_the_loss(tmp_path: Path) -> None:
-    task = build_task(small(tmp_path))
-    model = task.build_model()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    stream, losses = task.batches(0), []
-    for _ in range(30):
-        loss = task.loss(model, next(stream))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
-
-
 def test_a_checkpoint_directory_is_loaded_with_its_weights(tmp_path: Path) -> None:
     saved = build(tmp_path, "seed=9")
     saved.save_pretrained(tmp_path / "saved")
     assert same(saved, build(tmp_path, "base_model=saved"))
 
 
-def test_a_saved_tokenizer_and_a_model_of_its_size(tmp_path: Path) -> None:
-    save_word_tokenizer(tmp_path / "words")
-    (tmp_path / "texts" / "x").parent.mkdir(exist_ok=True)
-    (tmp_path / "texts" / "x").write_text("the swarm trains " * 200)
-    task = build_task(small(tmp_path, "tokenizer=words"))
-    assert task.build_model().config.vocab_size == 5  # type: ignore[union-attr]
-    assert next(task.batches(0))["input_ids"].max() < 5
-
-
 @pytest.mark.parametrize(
     ("override", "words"),
     [
         ("base_model.model_type=gptt2", "unknown model_type 'gptt2'; did you mean gpt2?"),
-        ("base_model.model_type=zzzzzz", "write one that this transformers knows"),
         ("base_model.n_layers=2", "a gpt2 config has no field 'n_layers'; did you mean n_layer?"),
         ("base_model.auto_map={AutoConfig: evil.Config}", "a gpt2 config has no field 'auto_map'"),
-        ("base_model._name_or_path=x", "has no field '_name_or_path'"),
         ("base_model.n_layer=two", "n_layer should be a whole number, not 'two'; it is usually 12"),
         ("base_model.n_head=-2", "n_head is -2; write a whole number of 1 or more"),
         ("base_model.num_attention_heads=3", "num_attention_heads 3 does not divide n_embd 16; take 2 for example"),
-        ("base_model.n_head=3", "n_head 3 does not divide n_embd 16; take 2 for example"),
         ("base_model.activation_function=foo", "transformers cannot build this model: it does not know 'foo'"),
-        ("base_model={model_type: vit}", "this recipe trains causal language models; vit is none; take one of gpt2, "),
         ("base_model={model_type: t5}", "this recipe trains causal language models; t5 is none; take one of gpt2, "),
-        (
-            "base_model={model_type: bert}",
-            "language models; bert is none; set is_decoder: true to have it read one way",
-        ),
+        ("base_model={model_type: bert}", "bert is none; set is_decoder: true to have it read one way"),
         ("base_model.vocab_size=100", "the model knows 100 tokens, the tokenizer has 259; raise vocab_size"),
         ("base_model.n_positions=8", "the model reads 8 tokens at most, sequence_len is 16; lower sequence_len to 8"),
         ("base_model=gone", "gone is no directory with a saved model"),
@@ -149,10 +90,7 @@ TINY_ENCODER_DECODER = {"d_model": 16, "decoder_layers": 1, "decoder_attention_h
     [
         ("bert", TINY, False),
         ("bert", {**TINY, "is_decoder": True}, True),
-        ("xlm-roberta", TINY, False),
-        ("electra", TINY, False),
         ("xlnet", {"d_model": 16, "n_head": 2, "n_layer": 1, "d_inner": 32}, False),
-        ("gpt_neox", TINY, True),
         ("llama", TINY, True),
         ("bart", TINY_ENCODER_DECODER, True),
     ],
@@ -170,12 +108,6 @@ def test_a_model_is_taken_if_and_only_if_no_later_token_changes_what_it_predicts
     written = ", ".join(f"{key}: {str(value).lower()}" for key, value in fields.items())
     with nullcontext() if fits else pytest.raises(RecipeError, match="trains causal language models"):
         build(tmp_path, f"base_model={{model_type: {model_type}, {written}}}")
-
-
-def test_a_saved_encoder_is_refused(tmp_path: Path) -> None:
-    AutoModelForCausalLM.from_config(AutoConfig.for_model("bert", **TINY)).save_pretrained(tmp_path / "saved")
-    with pytest.raises(RecipeError, match="trains causal language models; bert is none"):
-        build(tmp_path, "base_model=saved")
 
 
 def save_with_code(directory: Path, marker: Path) -> None:

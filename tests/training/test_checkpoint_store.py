@@ -94,41 +94,24 @@ def test_what_was_just_written_stays_beside_later_epochs(store: CheckpointStore)
     assert names(store) == ["epoch-000004", "epoch-000009"]
 
 
-def test_checkpoints_of_a_history_that_is_over_are_removed(store: CheckpointStore) -> None:
-    for epoch in (8, 9):
-        store.write(nn.Linear(2, 2), {}, epoch)
-    store.remove_after(8)
-    assert names(store) == ["epoch-000008"]
-    store.remove_after(0)
-    assert store.shelf.all() == []
-    CheckpointStore(store.directory / "none", "run").remove_after(0)
-
-
-def test_latest_names_what_was_written_last(store: CheckpointStore) -> None:
-    for epoch in (1, 2, 3, 2):  # the last after --resume with an older one
+def test_latest_follows_what_is_written_and_what_is_left_of_a_history_that_is_over(store: CheckpointStore) -> None:
+    for epoch in (8, 9, 8):  # the last after --resume with an older one
         store.write(nn.Linear(2, 2), {}, epoch)
         assert linked(store) == f"epoch-{epoch:06d}"
-        assert (store.directory / "latest" / "model.safetensors").is_file()
-    assert not [path for path in store.directory.iterdir() if path.name.startswith(".")]
-
-
-def test_latest_follows_what_is_left(store: CheckpointStore) -> None:
-    for epoch in (8, 9):
-        store.write(nn.Linear(2, 2), {}, epoch)
-    store.remove_after(9)
-    assert linked(store) == "epoch-000009"
-    store.remove_after(8)
-    assert linked(store) == "epoch-000008"
-    store.remove_after(0)
-    assert linked(store) is None and names(store) == []
+    assert (store.directory / "latest" / "model.safetensors").is_file()
+    for last, left in ((9, ["epoch-000008", "epoch-000009"]), (8, ["epoch-000008"]), (0, [])):
+        store.remove_after(last)
+        assert names(store) == left and linked(store) == (left[-1] if left and last != 9 else linked(store))
+    assert linked(store) is None and not [each for each in store.directory.iterdir() if each.name.startswith(".")]
+    CheckpointStore(store.directory / "none", "run").remove_after(0)
 
 
 def test_latest_names_something_at_every_moment(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever step of it the process is killed at."""
     looked = 0
 
-    def looking(kind: type[Path], name: str) -> None:
-        real = getattr(kind, name)
+    def looking(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
 
         def look(*arguments: Any, **options: Any) -> Any:
             result = real(*arguments, **options)
@@ -138,26 +121,16 @@ def test_latest_names_something_at_every_moment(store: CheckpointStore, monkeypa
             assert link.exists() or not link.is_symlink(), (name, linked(store))
             return result
 
-        monkeypatch.setattr(kind, name, look)
+        monkeypatch.setattr(owner, name, look)
 
     for name in ("rename", "replace", "unlink", "symlink_to"):
         looking(Path, name)
-    monkeypatch.setattr(shutil, "rmtree", _looking_at_link(store, shutil.rmtree))
+    looking(shutil, "rmtree")
     for epoch in (1, 1, 2, 3, 3, 4, 2):
         assert store.write(nn.Linear(2, 2), {}, epoch) is not None
     store.remove_after(3)
     store.remove_after(0)
     assert looked > 20
-
-
-def _looking_at_link(store: CheckpointStore, real: Any) -> Any:
-    def look(*arguments: Any, **options: Any) -> Any:
-        result = real(*arguments, **options)
-        link = store.directory / "latest"
-        assert link.exists() or not link.is_symlink(), linked(store)
-        return result
-
-    return look
 
 
 def test_without_symbolic_links_a_file_holds_the_name(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,11 +91,6 @@ def test_pieces_of_a_file_are_not_ended() -> None:
     assert row.tolist() == [97, 98, 99, 100, 256] and not rest
 
 
-def test_packing_is_lazy_so_that_memory_stays_bounded() -> None:
-    endless = pack(numbered(itertools.repeat("some text")), ByteTokenizer(), 16, START)
-    assert len(list(itertools.islice(endless, 50))) == 50
-
-
 def test_a_huge_document_is_tokenized_in_pieces() -> None:
     longest = 0
 
@@ -115,17 +110,13 @@ def test_a_pass_gives_each_sequence_once_and_the_next_has_another_order(block: i
     passes = [[tuple(row) for row in draw(made, 40)] for _ in range(3)]
     assert all(len(set(drawn)) == 80 for drawn in passes)
     assert passes[0] != passes[1] != passes[2]
+    assert next(made)["input_ids"].dtype == torch.int64
 
 
 def test_buffered_sequences_do_not_keep_their_document_alive() -> None:
     made = stream(ListSource("x" * 1000))
     next(made)
     assert all(sample["input_ids"].base is None for sample in made._block)
-
-
-def test_batches_are_full_and_int64() -> None:
-    batch = next(stream(ListSource("some text"), batch_size=3))
-    assert batch["input_ids"].shape == (3, 4) and batch["input_ids"].dtype == torch.int64
 
 
 def test_sources_are_drawn_by_weight_and_repeated() -> None:
@@ -136,8 +127,8 @@ def test_sources_are_drawn_by_weight_and_repeated() -> None:
     assert often.passes > 100 and seldom.passes > 100
 
 
-@pytest.mark.parametrize("length", [4, 7, 64])
-@pytest.mark.parametrize("taken", [0, 1, 3, 4, 5, 30, 101])
+@pytest.mark.parametrize("length", [4, 64])
+@pytest.mark.parametrize("taken", [0, 3, 5, 101])
 def test_a_stream_goes_on_where_another_one_was(length: int, taken: int) -> None:
     """Whatever lies across the border: a document, a block, a batch, a pass."""
 
@@ -162,14 +153,11 @@ def test_a_stream_goes_on_where_another_one_was(length: int, taken: int) -> None
     [
         {"data": "other"},
         {"drawn": -1},
-        {"drawn": None},
         {"passes": [0, 0]},
         {"places": []},
-        {"places": [["a"]]},
         {"rest": [1] * 4},
         {"rest": 5},
         {"block": [0, 1 << 40, 0]},
-        {"block": [0, 8, 9]},
         {"block": []},
     ],
 )
@@ -210,28 +198,19 @@ def test_seeds_of_streams_fit_torch_and_differ() -> None:
     torch.manual_seed(max(seeds))
 
 
-def test_the_batches_of_a_recipe_have_its_shapes(tmp_path: Path) -> None:
-    recipe = small(tmp_path, "local.micro_batch_size=3")
-    batch = next(build_task(recipe).batches(0))
-    assert batch["input_ids"].shape == (3, 16)
-
-
 def test_missing_files_are_told_before_the_first_batch(tmp_path: Path) -> None:
     recipe = small(tmp_path, "datasets.0.path=gone")
     with pytest.raises(RecipeError, match=r"datasets\.0\.path=gone: datasets\.0: .*gone does not exist"):
         build_task(recipe).batches(0)
 
 
-@pytest.mark.parametrize(("length", "enough"), [(63, True), (62, False), (5, False)])
-def test_text_shorter_than_a_sequence_is_refused(tmp_path: Path, length: int, enough: bool) -> None:
+def test_text_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
     recipe = small(tmp_path, "datasets.0.path=short.txt", "sequence_len=64")
-    (tmp_path / "short.txt").write_text("a" * length)  # and an end-of-text
-    batches = build_task(recipe).batches(0)
-    if enough:
-        assert next(batches)["input_ids"].shape[1] == 64
-    else:
-        with pytest.raises(DataError, match="shorter than one sequence of 64 tokens; lower sequence_len"):
-            next(batches)
+    (tmp_path / "short.txt").write_text("a" * 63)  # and an end-of-text
+    assert next(build_task(recipe).batches(0))["input_ids"].shape == (2, 64)
+    (tmp_path / "short.txt").write_text("a" * 62)
+    with pytest.raises(DataError, match="shorter than one sequence of 64 tokens; lower sequence_len"):
+        next(build_task(recipe).batches(0))
 
 
 def test_each_kind_of_dataset_has_its_source(tmp_path: Path) -> None:

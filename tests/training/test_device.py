@@ -43,20 +43,12 @@ def test_bfloat16_is_taken_where_it_is_fast_or_asked_for(tmp_path: Path, monkeyp
     assert choose_compute(small(tmp_path, "local.device=cuda", "local.dtype=float32")).autocast_dtype is None
 
 
-@pytest.mark.parametrize(
-    ("device", "words"), [("cuda", "torch finds no CUDA device"), ("mps", "torch finds no MPS device")]
-)
-def test_a_device_that_is_not_there_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, words: str
-) -> None:
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Machine(monkeypatch)
-    with pytest.raises(
-        RecipeError, match=f"local.device={device}: local.device is {device}, but {words}; set it to auto"
-    ):
-        choose_compute(small(tmp_path, f"local.device={device}"))
-
-
-def test_a_device_beyond_the_last_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for device, words in (("cuda", "torch finds no CUDA device"), ("mps", "torch finds no MPS device")):
+        refused = f"local.device={device}: local.device is {device}, but {words}; set it to auto"
+        with pytest.raises(RecipeError, match=refused):
+            choose_compute(small(tmp_path, f"local.device={device}"))
     Machine(monkeypatch, cuda=2)
     with pytest.raises(RecipeError, match="there are only 2 CUDA devices"):
         choose_compute(small(tmp_path, "local.device=cuda:2"))
@@ -77,8 +69,3 @@ def test_autocast_computes_products_in_the_chosen_precision() -> None:
         assert layer(x).dtype == torch.bfloat16
     with Compute(torch.device("cpu")).autocast():
         assert layer(x).dtype == torch.float32
-
-
-def test_it_names_itself() -> None:
-    assert str(Compute(torch.device("cpu"))) == "cpu (float32)"
-    assert str(Compute(torch.device("cuda:1"), torch.bfloat16)) == "cuda:1 (bfloat16)"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -162,14 +163,21 @@ def test_a_model_that_takes_too_much_is_refused(bound: str, least: float, tmp_pa
         outline.outline_in_process(small(tmp_path), bounds)
 
 
+@pytest.mark.soak
 def test_a_process_of_its_own_says_the_shapes(tmp_path: Path) -> None:
     recipe = small(tmp_path, "unfrozen_parameters=[transformer.h]")
     assert shapes(outline.outline_in_process(recipe)) == shapes(build_task(recipe).build_model(outline=True))
 
 
-def test_what_it_says_of_a_model_that_cannot_be_is_the_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, said = io.BytesIO(msgspec.json.encode(small(tmp_path, "base_model.model_type=gpt22").source)), io.BytesIO()
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=source))
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=said))
-    outline.main()
-    assert "did you mean gpt2?" in msgspec.json.decode(said.getvalue())["refused"]
+def test_what_the_process_says_is_the_shapes_or_the_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(recipe: Recipe) -> Any:
+        said = io.BytesIO()
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(msgspec.json.encode(recipe.source))))
+        monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=said))
+        outline.main()
+        return msgspec.json.decode(said.getvalue())
+
+    recipe = small(tmp_path, "unfrozen_parameters=[transformer.h]")
+    sizes = [(tuple(each["size"]), each["trained"]) for each in told(recipe)["parameters"]]
+    assert sizes == [(tuple(p.shape), p.requires_grad) for p in build_task(recipe).build_model().parameters()]
+    assert "did you mean gpt2?" in told(small(tmp_path, "base_model.model_type=gpt22"))["refused"]

@@ -28,11 +28,6 @@ def test_linear_falls_to_its_floor_and_stays() -> None:
     assert rates(settings, 4, 6) == [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]
 
 
-def test_cosine_is_half_way_in_the_middle() -> None:
-    settings = SchedulerSettings(name="cosine", warmup_epochs=2, total_epochs=6)
-    assert rates(settings, 100, 8) == [1 / 3, 2 / 3, 1.0, 0.8535533905932737, 0.5, 0.14644660940672627, 0.0, 0.0]
-
-
 def test_the_schedule_moves_once_per_epoch(tmp_path: Path) -> None:
     recipe = small(tmp_path, "optimizer.learning_rate=0.4", "lr_scheduler.warmup_epochs=1")
     optimizer = build_optimizer(recipe, nn.Linear(2, 2))

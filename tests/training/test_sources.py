@@ -129,11 +129,6 @@ def test_local_datasets_are_read_as_the_hub_s(tmp_path: Path, kind: str, streami
     assert first != second and first == read(source, 1)
 
 
-def test_text_files_of_the_datasets_library(tmp_path: Path) -> None:
-    write(tmp_path, **{"a.txt": "one\ntwo\n\nthree\n"})
-    assert sorted(read(HuggingFaceSource("text", data_files=[str(tmp_path / "a.txt")]))) == ["one", "three", "two"]
-
-
 def test_streaming_copies_nothing_into_the_cache(tmp_path: Path, cache: Path) -> None:
     rows().to_json(str(tmp_path / "a.jsonl"))
     stream = HuggingFaceSource("json", data_files=[str(tmp_path / "a.jsonl")]).documents("0")

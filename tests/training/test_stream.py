@@ -50,18 +50,13 @@ def test_a_file_that_is_no_use_is_ignored_with_a_note(
     take(first, 3)
     first.remember()
     content = file.read_text()
-    contents = {
-        "torn": content[: len(content) // 2], "changed": content.replace("3}", "2}"), "empty": "", "no JSON": "\0\xff",
-        "deep": "[" * 100_000,
-    }  # fmt: skip
+    changed = {"torn": content[: len(content) // 2], "changed": content.replace("3}", "2}")}
     file.unlink()
-    if how in contents:
-        file.write_text(contents[how])
-    else:
+    if how == "a directory":
         file.mkdir()
-    assert content != contents.get(how)
-    with caplog.at_level(logging.WARNING):
-        again = RememberedStream(LineTask(), 1, file)
+    else:
+        file.write_text((changed | {"empty": "", "no JSON": "\0\xff", "deep": "[" * 100_000})[how])
+    again = RememberedStream(LineTask(), 1, file)
     assert "begins at its beginning" in caplog.text and str(file) in caplog.text
     assert take(again, 2) == take(RememberedStream(LineTask(), 1), 2)
     assert again.dropout_seed != first.dropout_seed
