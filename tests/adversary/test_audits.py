@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -12,27 +11,25 @@ from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
 from swarmcli.compression import CompressionBase, NoCompression, Uniform8BitQuantization
 from swarmcli.events import PeerBanned
-from swarmcli.testing import virtual_time
-from tests.adversary.lies import Liar
-from tests.adversary.lies.base import LIES, all_lies
+from tests.adversary.company import liar_of
+from tests.adversary.lies import LIES, Liar
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
+from tests.simulation import simulated
+from tests.suites import soak
 
-all_lies()
-ROUND = 60.0
-
-
-def options(**changes: Any) -> AllreduceOptions:
-    return AllreduceOptions(**{"part_size_bytes": 1 << 10, "allreduce_timeout": ROUND, "audit": 1.0, **changes})
+OPTIONS = {"part_size_bytes": 1 << 10, "allreduce_timeout": 60.0, "audit": 1.0}
+SHAPES = ((100, 100), (40,))
 
 
 async def beside_a_liar(
     swarm: Averagers, name: str, *, auxiliary: bool = False, honest: int = 3, **changes: Any
 ) -> tuple[list[Peer], Peer, Liar]:
     """Honest peers that have averaged with another one, which lies from here on."""
-    peers = await swarm.add(honest, allreduce=options(**changes), shapes=((100, 100), (40,)))
-    last = await swarm.add_one(allreduce=options(**changes), shapes=((100, 100), (40,)), auxiliary=auxiliary)
+    options = AllreduceOptions(**{**OPTIONS, **changes})
+    peers = await swarm.add(honest, allreduce=options, shapes=SHAPES)
+    last = await swarm.add_one(allreduce=options, shapes=SHAPES, auxiliary=auxiliary)
     await all_outcomes([peer.begin() for peer in [*peers, last]])
-    liar = Liar(random.Random(0), last.endpoint, last.node, last.core)
+    liar = liar_of(last)
     LIES[name].tell(liar)
     return peers, last, liar
 
@@ -57,91 +54,76 @@ def banned(peer: Peer) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "auxiliary", "honest", "codec"),
     [
-        ("false sums", True, 3, NoCompression()),
         ("false sums", False, 3, NoCompression()),
         ("false sums", True, 2, Uniform8BitQuantization()),
-        ("false sums", True, 4, NoCompression()),
         ("forged inputs", True, 3, NoCompression()),
+        *soak([("false sums", True, 3, NoCompression()), ("false sums", True, 4, NoCompression())]),
     ],
-    ids=["auxiliary", "member", "auxiliary of two, lossy", "auxiliary of four", "forged"],
+    ids=["member", "auxiliary of two, lossy", "forged", "auxiliary", "auxiliary of four"],
 )
-def test_a_reducer_that_computes_something_else_is_banned_by_all(
+@simulated
+async def test_a_reducer_that_computes_something_else_is_banned_by_all(
     name: str, auxiliary: bool, honest: int, codec: CompressionBase
 ) -> None:
-    async def main() -> None:
-        async with Averagers(7) as swarm:
-            peers, dishonest, liar = await beside_a_liar(
-                swarm, name, auxiliary=auxiliary, honest=honest, compression=codec
-            )
-            before = [value for peer in peers for value in peer.values]
-            await rounds(peers, dishonest)
-            assert liar.told
-            for peer in peers:
-                assert banned(peer) == [dishonest.peer_id.text]
-                assert isinstance(peer.core.bans.found[dishonest.peer_id], FalseAverage)
-            after = [value for peer in peers for value in peer.values]
-            assert after == pytest.approx(before)  # not a number of it was applied
-            assert all(dishonest.peer_id not in result.group for result in await rounds(peers, dishonest))
-
-    virtual_time.run(main())
+    async with Averagers(7) as swarm:
+        peers, dishonest, liar = await beside_a_liar(swarm, name, auxiliary=auxiliary, honest=honest, compression=codec)
+        before = [value for peer in peers for value in peer.values]
+        await rounds(peers, dishonest)
+        assert liar.told
+        for peer in peers:
+            assert banned(peer) == [dishonest.peer_id.text]
+            assert isinstance(peer.core.bans.found[dishonest.peer_id], FalseAverage)
+        after = [value for peer in peers for value in peer.values]
+        assert after == pytest.approx(before)  # not a number of it was applied
+        assert all(dishonest.peer_id not in result.group for result in await rounds(peers, dishonest))
 
 
-def test_inputs_that_are_withheld_cost_a_seat_and_ban_nobody() -> None:
-    async def main() -> None:
-        async with Averagers(7) as swarm:
-            peers, dishonest, liar = await beside_a_liar(swarm, "withheld inputs")
-            await rounds(peers, dishonest)
-            assert liar.told and not any(map(banned, peers))
-            assert all(peer.core.doubts.has_no_seat(dishonest.peer_id) for peer in peers)
-            assert all(dishonest.peer_id not in result.group for result in await rounds(peers, dishonest))
-
-    virtual_time.run(main())
+@simulated
+async def test_inputs_that_are_withheld_cost_a_seat_and_ban_nobody() -> None:
+    async with Averagers(7) as swarm:
+        peers, dishonest, liar = await beside_a_liar(swarm, "withheld inputs")
+        await rounds(peers, dishonest)
+        assert liar.told and not any(map(banned, peers))
+        assert all(peer.core.doubts.has_no_seat(dishonest.peer_id) for peer in peers)
+        assert all(dishonest.peer_id not in result.group for result in await rounds(peers, dishonest))
 
 
-def test_a_false_accuser_is_banned_instead() -> None:
-    async def main() -> None:
-        async with Averagers(7) as swarm:
-            peers, dishonest, liar = await beside_a_liar(swarm, "false accuser")
-            await rounds(peers, dishonest, 2)
-            assert liar.told
-            for peer in peers:
-                assert banned(peer) == [dishonest.peer_id.text]
-            assert any(isinstance(peer.core.bans.found[dishonest.peer_id], FalseAccusation) for peer in peers)
-
-    virtual_time.run(main())
+@simulated
+async def test_a_false_accuser_is_banned_instead() -> None:
+    async with Averagers(7) as swarm:
+        peers, dishonest, liar = await beside_a_liar(swarm, "false accuser")
+        await rounds(peers, dishonest, 2)
+        assert liar.told
+        for peer in peers:
+            assert banned(peer) == [dishonest.peer_id.text]
+        assert any(isinstance(peer.core.bans.found[dishonest.peer_id], FalseAccusation) for peer in peers)
 
 
-def test_who_does_not_sign_its_parts_is_left_out_of_the_average() -> None:
-    async def main() -> None:
-        async with Averagers(7) as swarm:
-            peers, dishonest, liar = await beside_a_liar(swarm, "unsigned parts")
-            results = await rounds(peers, dishonest)
-            assert liar.told
-            assert all(dishonest.peer_id not in result.contributors for result in results)
-
-    virtual_time.run(main())
+@simulated
+async def test_who_does_not_sign_its_parts_is_left_out_of_the_average() -> None:
+    async with Averagers(7) as swarm:
+        peers, dishonest, liar = await beside_a_liar(swarm, "unsigned parts")
+        results = await rounds(peers, dishonest)
+        assert liar.told
+        assert all(dishonest.peer_id not in result.contributors for result in results)
 
 
-def test_nobody_gets_inputs_that_it_has_not_drawn() -> None:
-    async def main() -> None:
-        async with Averagers(7) as swarm:
-            peers, dishonest, liar = await beside_a_liar(swarm, "greedy auditor", audit=0.001)
-            await all_outcomes([peer.begin(timeout=600) for peer in [*peers, dishonest]])
-            assert liar.told and all("the secret does not name these parts" in refusal for refusal in liar.told)
-            assert not any(map(banned, peers))
-
-    virtual_time.run(main())
+@simulated
+async def test_nobody_gets_inputs_that_it_has_not_drawn() -> None:
+    async with Averagers(7) as swarm:
+        peers, dishonest, liar = await beside_a_liar(swarm, "greedy auditor", audit=0.001)
+        await all_outcomes([peer.begin(timeout=600) for peer in [*peers, dishonest]])
+        assert liar.told and all("the secret does not name these parts" in refusal for refusal in liar.told)
+        assert not any(map(banned, peers))
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_honest_peers_that_look_at_everything_find_nothing(count: int) -> None:
-    async def main() -> None:
-        async with Averagers(7) as swarm:
-            peers = await swarm.add(count, allreduce=options(), shapes=((100, 100), (40,)))
-            for _ in range(2):
-                outcomes = await all_outcomes([peer.begin() for peer in peers])
-                assert all(isinstance(outcome, RoundResult) and not outcome.remark for outcome in outcomes)
-            assert not any(map(banned, peers))
-            assert not any(peer.core.doubts.has_no_seat(other.peer_id) for peer in peers for other in peers)
-
-    virtual_time.run(main())
+@pytest.mark.parametrize("count", [2, 4, *soak([3])])
+@simulated
+async def test_honest_peers_that_look_at_everything_find_nothing(count: int) -> None:
+    async with Averagers(7) as swarm:
+        peers = await swarm.add(count, allreduce=AllreduceOptions(**OPTIONS), shapes=SHAPES)
+        for _ in range(2):
+            outcomes = await all_outcomes([peer.begin() for peer in peers])
+            assert all(isinstance(outcome, RoundResult) and not outcome.remark for outcome in outcomes)
+        assert not any(map(banned, peers))
+        assert not any(peer.core.doubts.has_no_seat(other.peer_id) for peer in peers for other in peers)

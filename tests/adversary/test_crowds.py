@@ -26,17 +26,17 @@ from swarmcli.dht import DHTNode
 from swarmcli.errors import NetworkError
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.testing import virtual_time
 from swarmcli.testing.memory_network import MemoryNetwork
-from tests.optim.optim_swarm import TARGET, Swarm, together
+from tests.adversary.company import PACE, go_on, lineages, trained
+from tests.simulation import simulated
 from tests.suites import soak
 
 MUCH = Offer(gathered=bytes(MAX_GATHERED_BYTES))
 
 
 class Crowd:
-    """Keys on one machine. Each asks whoever looks for a group, every second, says that it is there, and takes no part
-    in what follows. `offers`: what it brings, one after the other."""
+    """Keys on one machine. Each asks whoever looks for a group, every other second, says that it is there, and takes no
+    part in what follows. `offers`: what it brings, one after the other."""
 
     def __init__(self, network: MemoryNetwork, size: int, offers: Sequence[Offer]) -> None:
         self.accepted = 0
@@ -60,7 +60,7 @@ class Crowd:
             for finder in finders:
                 if finder.driver is not None:
                     await asyncio.gather(*(self._ask(endpoint, finder) for endpoint in self._endpoints))
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(2.0)
 
     async def _ask(self, endpoint: Endpoint, finder: GroupFinder) -> None:
         for offer in self._offers:
@@ -86,34 +86,26 @@ class Crowd:
             await endpoint.close()
 
 
-@pytest.mark.parametrize(("count", "keys"), [(4, 64), *soak([(8, 128)])])
-@pytest.mark.parametrize("offers", [[MUCH], [Offer(), MUCH]])
-def test_keys_that_bring_much_keep_nobody_out_of_a_group(offers: list[Offer], count: int, keys: int) -> None:
+@pytest.mark.parametrize(
+    ("offers", "count", "keys"), [([Offer(), MUCH], 3, 36), *soak([([MUCH], 4, 64), ([Offer(), MUCH], 8, 128)])]
+)
+@simulated
+async def test_keys_that_bring_much_keep_nobody_out_of_a_group(offers: list[Offer], count: int, keys: int) -> None:
     """Before, 33 of them made it full for whoever came after them. Those that came with little, and said then how much
     they bring, made its list so long that no message could carry it, and nobody ended an epoch any more."""
+    async with trained(count) as (swarm, trainers):
+        crowd = Crowd(swarm.network, keys, offers)
+        finders = [trainer.core.work.averager.finder for trainer in trainers]
+        newcomer = await swarm.trainer(seed=1, batch_size=1, pace=PACE)
 
-    async def main() -> None:
-        async with Swarm(3) as swarm:
-            trainers = [await swarm.trainer(seed=1, batch_size=1, pace=2.0) for _ in range(count)]
-            await together(*(trainer.core.join() for trainer in trainers))
-            await together(*(trainer.train(1) for trainer in trainers))
-            crowd = Crowd(swarm.network, keys, offers)
-            finders = [trainer.core.work.averager.finder for trainer in trainers]
-            joining = asyncio.create_task(crowd.join(finders, [trainer.node for trainer in trainers]))
-            training = [asyncio.create_task(trainer.train(1000)) for trainer in trainers]
+        async def come() -> None:
             await asyncio.sleep(2.0)
             assert crowd.accepted > 33
-            newcomer = await swarm.trainer(seed=1, batch_size=1, pace=2.0)
             await newcomer.core.join()
-            training.append(asyncio.create_task(newcomer.train(1000)))
-            epochs = 4
-            await asyncio.sleep((epochs + 1) * TARGET * 2.0 / (count + 1))
-            for task in (joining, *training):
-                assert not task.done(), task
-                task.cancel()
-            await asyncio.wait([joining, *training])
-            await crowd.close()
-            assert all(trainer.epoch > epochs and len(trainer.used) >= epochs for trainer in swarm.trainers)
-            assert len({trainer.core.position.lineage for trainer in swarm.trainers}) == 1
+            await newcomer.train(1000)
 
-    virtual_time.run(main(), timeout=3600)
+        await go_on(2.5, trainers, crowd.join(finders, [trainer.node for trainer in trainers]), come())
+        await crowd.close()
+        assert all(trainer.epoch > 1 for trainer in swarm.trainers)
+        assert all(trainer.used for trainer in swarm.trainers), "each one's samples were in an average"
+        assert len(lineages(swarm.trainers)) == 1

@@ -11,18 +11,22 @@ import torch
 from swarmcli.averaging.aggregators import Aggregator, CenteredClip, Mean, Median, TrimmedMean
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
-from swarmcli.testing import virtual_time
-from tests.adversary.lies import LIES, Liar, gradients
+from tests.adversary.company import liar_of
+from tests.adversary.lies import LIES, Liar
+from tests.adversary.lies.gradients import CHANGES, Change
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
+from tests.simulation import simulated
+from tests.suites import soak
 
-NAMES = sorted(name for name, each in LIES.items() if each.tell.__module__ == gradients.__name__)
+NAMES = sorted(name for name, each in LIES.items() if each.layer == "gradients")
+FEW = ["equivocation about gradients", "one number", "scaled beyond the gate"]
 NUMEL = 400
 
 
 class Members:
     """Honest gradients of one truth with noise of each member's own, and those of liars. Bounds are of one part."""
 
-    def __init__(self, honest: int, liars: int, seed: int, change: gradients.Change) -> None:
+    def __init__(self, honest: int, liars: int, seed: int, change: Change) -> None:
         generator = torch.Generator().manual_seed(seed)
         truth = torch.randn(NUMEL, generator=generator)
         drawn = [truth + 3 * torch.randn(NUMEL, generator=generator) for _ in range(honest + liars)]
@@ -41,20 +45,6 @@ class Members:
         """From the honest mean, in units of the honest member's that is furthest from it."""
         mean = self.honest.mean(0)
         return float((average - mean).norm() / (self.honest - mean).norm(dim=1).max())
-
-
-CHANGES: dict[str, gradients.Change] = {
-    "sign flip": gradients.times(-1.0),
-    "scaled": gradients.times(-gradients.WITHIN),
-    "scaled beyond the gate": gradients.times(-gradients.BEYOND),
-    "random": gradients.noise,
-    "a little is enough": gradients.aside,
-    "inner product": gradients.times(-0.6),
-    "lazy": gradients.first,
-    "slow": gradients.late,
-    "free rider": gradients.times(0.0),
-    "one number": gradients.spike,
-}
 
 
 def bound_of_a_mean(members: Members, average: torch.Tensor, liars: int) -> None:
@@ -89,38 +79,35 @@ def bound_of_clips(members: Members, average: torch.Tensor, liars: int) -> None:
 def test_what_a_third_of_the_members_can_do_to_an_average(
     name: str, aggregator: Aggregator, bound: Callable[[Members, torch.Tensor, int], None]
 ) -> None:
-    for liars, honest in ((1, 3), (2, 6), (3, 13), (5, 11)):
-        for seed in range(3):
-            members = Members(honest, liars, seed, CHANGES[name])
-            bound(members, members.aggregated(aggregator), liars)
+    for seed, (liars, honest) in enumerate([(1, 3), (2, 6), (3, 13), (5, 11)]):
+        members = Members(honest, liars, seed, CHANGES[name][0])
+        bound(members, members.aggregated(aggregator), liars)
 
 
 @pytest.mark.parametrize("name", ["sign flip", "scaled", "random", "a little is enough", "inner product"])
 def test_even_seven_of_sixteen_move_a_clipped_average_no_further_than_by_what_honest_members_differ(name: str) -> None:
-    members = Members(9, 7, 0, CHANGES[name])
+    members = Members(9, 7, 0, CHANGES[name][0])
     assert members.distance(members.aggregated(CenteredClip())) <= 1.5
 
 
 def test_of_eight_two_may_lie_and_three_may_not() -> None:
     """Beyond a third liars may be more than are cut off, and the average follows them."""
-    bound_of_orders(within := Members(6, 2, 0, CHANGES["scaled"]), within.aggregated(TrimmedMean()), 2)
+    bound_of_orders(within := Members(6, 2, 0, CHANGES["scaled"][0]), within.aggregated(TrimmedMean()), 2)
     with pytest.raises(AssertionError):
-        bound_of_orders(beyond := Members(5, 3, 0, CHANGES["scaled"]), beyond.aggregated(TrimmedMean()), 3)
+        bound_of_orders(beyond := Members(5, 3, 0, CHANGES["scaled"][0]), beyond.aggregated(TrimmedMean()), 3)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_round_with_a_liar_commits_for_all_within_the_bound(name: str) -> None:
-    async def main() -> None:
-        async with Averagers(3) as swarm:
-            aggregator = Mean() if "beyond" in name else CenteredClip()
-            options = AllreduceOptions(part_size_bytes=256, aggregator=aggregator)
-            peers = [await swarm.add_one(allreduce=options, tensors=[torch.zeros(NUMEL)]) for _ in range(4)]
-            liar = Liar(random.Random(0), peers[0].endpoint, peers[0].node, peers[0].core)
-            LIES[name].tell(liar)
-            for number in range(2):
-                await check_round(peers, liar, number)
-
-    virtual_time.run(main(), timeout=600)
+@pytest.mark.parametrize("name", [*FEW, *soak(name for name in NAMES if name not in FEW)])
+@simulated
+async def test_a_round_with_a_liar_commits_for_all_within_the_bound(name: str) -> None:
+    async with Averagers(3) as swarm:
+        aggregator = Mean() if "beyond" in name else CenteredClip()
+        options = AllreduceOptions(part_size_bytes=256, aggregator=aggregator)
+        peers = [await swarm.add_one(allreduce=options, tensors=[torch.zeros(NUMEL)]) for _ in range(4)]
+        liar = liar_of(peers[0])
+        LIES[name].tell(liar)
+        for number in range(2):
+            await check_round(peers, liar, number)
 
 
 async def check_round(peers: list[Peer], liar: Liar, number: int) -> None:

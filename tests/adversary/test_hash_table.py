@@ -13,10 +13,9 @@ from swarmcli.dht.records import OwnedSubkey, encode_subkey, key_id, node_id
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.reach.relay_messages import RELAYS_KEY, RelayRecord
 from swarmcli.testing import Swarm
-from tests.adversary.lies.base import LIES, Liar, all_lies
+from tests.adversary.lies import LIES, Liar
 from tests.simulation import simulated
 
-all_lies()
 NAMES = sorted(lie.name for lie in LIES.values() if lie.layer == "hash table")
 HONEST = 6
 

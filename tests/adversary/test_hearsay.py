@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 from swarmcli.averaging.bans import ToldEvidence
 from swarmcli.averaging.consensus.certificate import DoubleVote, sign_vote
@@ -11,9 +10,10 @@ from swarmcli.averaging.matchmaking.messages import SEARCH_BYTES, Answer, Candid
 from swarmcli.errors import NetworkError
 from swarmcli.network import wire
 from swarmcli.network.identity import Identity
-from swarmcli.testing import virtual_time
+from tests.adversary.company import go_on, liar_of, lineages, trained
 from tests.adversary.lies import Liar
-from tests.optim.optim_swarm import TARGET, Swarm, Trainer, together
+from tests.optim.optim_swarm import Trainer, together
+from tests.simulation import simulated
 
 
 async def name_searches_to_come(liar: Liar, others: list[Trainer]) -> None:
@@ -36,31 +36,15 @@ async def name_searches_to_come(liar: Liar, others: list[Trainer]) -> None:
                 liar.told.append("a search to come")
 
 
-def test_a_member_that_names_searches_to_come_keeps_nobody_from_another() -> None:
+@simulated
+async def test_a_member_that_names_searches_to_come_keeps_nobody_from_another() -> None:
     """Before, these ended with the round, and no later one counted: in three epochs nobody found anybody, for good."""
-
-    async def main() -> None:
-        async with Swarm(3) as swarm:
-            trainers = [await swarm.trainer(seed=1, batch_size=1, pace=2.0) for _ in range(4)]
-            await together(*(trainer.core.join() for trainer in trainers))
-            await together(*(trainer.train(2) for trainer in trainers))
-            *honest, dishonest = trainers
-            liar = Liar(random.Random(0), dishonest.node.endpoint, averager=dishonest.core.work.averager)
-            lying = [
-                asyncio.create_task(dishonest.train(1000)),
-                asyncio.create_task(name_searches_to_come(liar, honest)),
-            ]
-            working = [asyncio.create_task(trainer.train(1000)) for trainer in honest]
-            epochs, usual = 12, TARGET * 2.0 / len(honest)
-            await asyncio.sleep(epochs * usual)
-            for task in (*working, *lying):
-                assert not task.done(), task
-                task.cancel()
-            await asyncio.wait([*working, *lying])
-            assert liar.told and min(trainer.epoch for trainer in honest) >= 2 + epochs / 2
-            assert len({trainer.core.position.lineage for trainer in honest}) == 1
-
-    virtual_time.run(main(), timeout=3600)
+    async with trained(3, 2) as (_, trainers):
+        *honest, dishonest = trainers
+        liar = liar_of(dishonest)
+        await go_on(4, honest, dishonest.train(1000), name_searches_to_come(liar, honest))
+        assert liar.told and min(trainer.epoch for trainer in honest) > 2 + 4 / 2
+        assert len(lineages(honest)) == 1
 
 
 def evidence_against(identity: Identity) -> DoubleVote:
@@ -70,26 +54,18 @@ def evidence_against(identity: Identity) -> DoubleVote:
     return DoubleVote(identity.peer_id, group, 0, "vote", values, (first, second))
 
 
-def test_a_member_that_shows_evidence_against_itself_to_some_alone_is_banned_by_all() -> None:
+@simulated
+async def test_a_member_that_shows_evidence_against_itself_to_some_alone_is_banned_by_all() -> None:
     """Before, those declined each group that the others led with it in it: 2 of 8 left half of the epochs."""
-
-    async def main() -> None:
-        async with Swarm(3) as swarm:
-            trainers = [await swarm.trainer(seed=1, batch_size=1, pace=2.0) for _ in range(4)]
-            await together(*(trainer.core.join() for trainer in trainers))
-            await together(*(trainer.train(2) for trainer in trainers))
-            *honest, dishonest = trainers
-            endpoint, bans = dishonest.node.endpoint, honest[0].core.work.averager._ban_news
-            proof = wire.encode(evidence_against(endpoint.identity))
-            for trainer in honest[:2]:
-                await endpoint.call(
-                    trainer.node.peer_id, bans.method, ToldEvidence((proof,)), ToldEvidence, timeout=5.0
-                )
-            lying = asyncio.create_task(dishonest.train(1000))
-            await together(*(trainer.train(6) for trainer in honest))
-            lying.cancel()
-            await asyncio.wait([lying])
-            assert all(trainer.core.work.averager.bans.is_banned(endpoint.peer_id) for trainer in honest)
-            assert len({trainer.core.position.lineage for trainer in honest}) == 1
-
-    virtual_time.run(main(), timeout=3600)
+    async with trained(4) as (_, trainers):
+        *honest, dishonest = trainers
+        endpoint, bans = dishonest.node.endpoint, honest[0].core.work.averager._ban_news
+        told = ToldEvidence((wire.encode(evidence_against(endpoint.identity)),))
+        for trainer in honest[:2]:
+            await endpoint.call(trainer.node.peer_id, bans.method, told, ToldEvidence, timeout=5.0)
+        lying = asyncio.create_task(dishonest.train(1000))
+        await together(*(trainer.train(3) for trainer in honest))
+        lying.cancel()
+        await asyncio.wait([lying])
+        assert all(trainer.core.work.averager.bans.is_banned(endpoint.peer_id) for trainer in honest)
+        assert len(lineages(honest)) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import msgspec
 import pytest
@@ -13,108 +12,96 @@ from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim.peers.proofs import MOST_STEPS, LineageProof, LineageWay, Saved, Step
 from swarmcli.optim.state.lineage import ANY_ROUND, LineagePosition, solitary_round_id
 from swarmcli.state.witnesses import contradicted
-from swarmcli.testing import virtual_time
-from tests.adversary.lies import LIES, Liar
+from tests.adversary.company import liar_of
+from tests.adversary.lies import LIES
 from tests.adversary.lies.lineages import FAR, forged_step
-from tests.optim.optim_swarm import Swarm, Trainer, digests, record, together
+from tests.optim.optim_swarm import Swarm, digests, record, together
+from tests.simulation import now, simulated
+from tests.suites import soak
+
+CLAIMS = [
+    ("an epoch far ahead", True),
+    ("an epoch far ahead", False),
+    ("forged certificates", True),
+    ("an old proof", True),
+    ("a flood of reports", False),
+    ("always one epoch ahead", True),
+]
+OTHERS = [(name, not mate) for name, mate in CLAIMS[2:]]
 
 
-def liar_of(trainer: Trainer) -> Liar:
-    core = trainer.core
-    return Liar(random.Random(0), trainer.node.endpoint, trainer.node, core.work.averager, core)
-
-
-def soak(*values: object) -> object:
-    return pytest.param(*values, marks=pytest.mark.soak)
-
-
-CLAIMS = ["an epoch far ahead", "forged certificates", "an old proof", "a flood of reports", "always one epoch ahead"]
-
-
-@pytest.mark.parametrize("mate", [True, False], ids=["a mate", "a stranger"])
-@pytest.mark.parametrize(
-    "name",
-    ["an epoch far ahead", "forged certificates", "an old proof", "a flood of reports", "always one epoch ahead"],
-)
-def test_a_claim_moves_nobody(name: str, mate: bool) -> None:
+@pytest.mark.parametrize(("name", "mate"), [*CLAIMS, *soak(OTHERS)])
+@simulated
+async def test_a_claim_moves_nobody(name: str, mate: bool) -> None:
     """Two honest trainers beside a liar that has trained with them, or never has."""
-
-    async def main() -> None:
-        async with Swarm() as swarm:
-            honest = [await swarm.trainer(seed=1) for _ in range(2)]
-            await together(*(trainer.train(3) for trainer in honest))
-            false = await swarm.trainer(seed=1)
-            await false.core.join()
-            if mate:
-                end = max(trainer.epoch for trainer in honest) + 4
-                await together(*(trainer.train(end) for trainer in [*honest, false]))
-            liar = liar_of(false)
-            LIES[name].tell(liar)
-            downloads = [record(trainer.node, StateDownloaded) for trainer in honest]
-            began, end = asyncio.get_running_loop().time(), max(trainer.epoch for trainer in honest) + 10
-            goes_on = name in ("always one epoch ahead", "a flood of reports")
-            lying = asyncio.ensure_future(false.train(end)) if goes_on else None
-            await together(*(trainer.train(end) for trainer in honest))
-            assert liar.told
-            assert len(digests(honest)) == 1 and downloads == [[], []]
-            assert all(trainer.core.tracker.global_epoch <= end for trainer in honest)
-            assert asyncio.get_running_loop().time() - began < 10 * 1.0 + 15
-            if lying is not None:
-                lying.cancel()
-                await asyncio.wait([lying])
-
-    virtual_time.run(main(), seed=1, timeout=500)
+    async with Swarm() as swarm:
+        honest = [await swarm.trainer(seed=1) for _ in range(2)]
+        await together(*(trainer.train(2) for trainer in honest))
+        false = await swarm.trainer(seed=1)
+        await false.core.join()
+        if mate:
+            end = max(trainer.epoch for trainer in honest) + 3
+            await together(*(trainer.train(end) for trainer in [*honest, false]))
+        liar = liar_of(false)
+        LIES[name].tell(liar)
+        downloads = [record(trainer.node, StateDownloaded) for trainer in honest]
+        began, end = now(), max(trainer.epoch for trainer in honest) + 6
+        goes_on = name in ("always one epoch ahead", "a flood of reports")
+        lying = asyncio.ensure_future(false.train(end)) if goes_on else None
+        await together(*(trainer.train(end) for trainer in honest))
+        assert liar.told
+        assert len(digests(honest)) == 1 and downloads == [[], []]
+        assert all(trainer.core.tracker.global_epoch <= end for trainer in honest)
+        assert now() - began < 6 * 1.0 + 15
+        if lying is not None:
+            lying.cancel()
+            await asyncio.wait([lying])
 
 
 @pytest.mark.parametrize("mate", ["none", "gone", "there"])
-def test_one_stranger_with_a_state_leads_away_who_has_no_mate_to_ask(mate: str) -> None:
+@simulated
+async def test_one_stranger_with_a_state_leads_away_who_has_no_mate_to_ask(mate: str) -> None:
     """Not covered, see docs/security.md: the user hears of it."""
-
-    async def main() -> None:
-        async with Swarm() as swarm:
-            honest = [await swarm.trainer(seed=1) for _ in range(1 if mate == "none" else 2)]
-            await together(*(trainer.train(20) for trainer in honest))
-            if mate == "gone":
-                await honest.pop().core.shutdown()
-                await honest[0].train(30)
-            stranger = await swarm.trainer(seed=99)
-            far = LineagePosition(120, 10**6, bytes(32))
-            stranger.core.replica.state.position = far
-            stranger.core._catch_up.settled, stranger.core.phase = True, "training"
-            stranger.core.directory.announce(anew=True)
-            warnings = record(honest[0].node, Noticed)
-            await together(*(trainer.train(60) for trainer in honest))
-            assert (honest[0].epoch >= far.epoch) == (mate != "there")
-            told = [event.level for event in warnings if "that is given up" in event.text]
-            assert told == ([] if mate == "there" else ["warning"])
-
-    virtual_time.run(main(), seed=1, timeout=500)
+    async with Swarm() as swarm:
+        honest = [await swarm.trainer(seed=1) for _ in range(1 if mate == "none" else 2)]
+        await together(*(trainer.train(6) for trainer in honest))
+        if mate == "gone":
+            await honest.pop().core.shutdown()
+            await honest[0].train(10)
+        stranger = await swarm.trainer(seed=99)
+        far = LineagePosition(60, 10**6, bytes(32))
+        stranger.core.replica.state.position = far
+        stranger.core._catch_up.settled, stranger.core.phase = True, "training"
+        stranger.core.directory.announce(anew=True)
+        warnings = record(honest[0].node, Noticed)
+        await together(*(trainer.train(24) for trainer in honest))
+        assert (honest[0].epoch >= far.epoch) == (mate != "there")
+        told = [event.level for event in warnings if "that is given up" in event.text]
+        assert told == ([] if mate == "there" else ["warning"])
 
 
 @pytest.mark.parametrize("name", ["other weights", "other statistics"])
-def test_a_donor_with_another_state_is_found_before_anything_is_taken_over(name: str) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            peers = [await swarm.trainer(seed=1, target=48) for _ in range(4)]
-            await together(*(trainer.train(3) for trainer in peers))
-            liar = liar_of(peers[0])
-            LIES[name].tell(liar)
-            newcomer = await swarm.trainer(seed=2, target=48)
-            for honest in peers[1:]:  # they tell their roots, and have no time for a download until it is found
-                honest.core._exchange.donor._max_downloads = 0
+@simulated
+async def test_a_donor_with_another_state_is_found_before_anything_is_taken_over(name: str) -> None:
+    async with Swarm() as swarm:
+        peers = [await swarm.trainer(seed=1, target=48) for _ in range(4)]
+        await together(*(trainer.train(3) for trainer in peers))
+        liar = liar_of(peers[0])
+        LIES[name].tell(liar)
+        newcomer = await swarm.trainer(seed=2, target=48)
+        for honest in peers[1:]:  # they tell their roots, and have no time for a download until it is found
+            honest.core._exchange.donor._max_downloads = 0
 
-            def have_time(event: Event) -> None:
-                for honest in peers[1:] if isinstance(event, PeerRefused) else ():
-                    honest.core._exchange.donor._max_downloads = 4
+        def have_time(event: Event) -> None:
+            for honest in peers[1:] if isinstance(event, PeerRefused) else ():
+                honest.core._exchange.donor._max_downloads = 4
 
-            newcomer.node.endpoint.events.subscribe(have_time)
-            refused = record(newcomer.node, PeerRefused)
-            assert await newcomer.core.join()
-            assert liar.told and {event.peer for event in refused} == {peers[0].node.peer_id.text}
-            assert newcomer.core.replica.state.digest() == peers[1].core.replica.state.digest()
-            assert peers[0].node.peer_id not in newcomer.core.claims.credible(), "it is remembered"
-
-    virtual_time.run(main(), seed=1, timeout=500)
+        newcomer.node.endpoint.events.subscribe(have_time)
+        refused = record(newcomer.node, PeerRefused)
+        assert await newcomer.core.join()
+        assert liar.told and {event.peer for event in refused} == {peers[0].node.peer_id.text}
+        assert newcomer.core.replica.state.digest() == peers[1].core.replica.state.digest()
+        assert peers[0].node.peer_id not in newcomer.core.claims.credible(), "it is remembered"
 
 
 @pytest.mark.parametrize(
@@ -140,22 +127,20 @@ def test_networks_count_before_keys_where_peers_contradict_a_state(false: str, t
     assert contradicted(b"true", [donor], roots, networks.__getitem__) == refused
 
 
-def test_a_crowd_in_one_network_does_not_lead_a_newcomer() -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            honest = [await swarm.trainer(seed=1) for _ in range(2)]
-            await together(*(trainer.train(3) for trainer in honest))
-            crowd = [await swarm.trainer(seed=1) for _ in range(5)]
-            for each in crowd:
-                LIES["one of a crowd"].tell(liar_of(each))
-            await asyncio.sleep(5)
-            newcomer = await swarm.trainer(seed=2)
-            known = {trainer.node.peer_id: number for number, trainer in enumerate(honest)}
-            newcomer.core.directory.network_of = lambda peer: known.get(peer, "theirs")  # type: ignore[method-assign]
-            assert await newcomer.core.join()
-            assert newcomer.core.replica.state.digest() in digests(honest)
-
-    virtual_time.run(main(), seed=1, timeout=500)
+@simulated
+async def test_a_crowd_in_one_network_does_not_lead_a_newcomer() -> None:
+    async with Swarm() as swarm:
+        honest = [await swarm.trainer(seed=1) for _ in range(2)]
+        await together(*(trainer.train(3) for trainer in honest))
+        crowd = [await swarm.trainer(seed=1) for _ in range(5)]
+        for each in crowd:
+            LIES["one of a crowd"].tell(liar_of(each))
+        await asyncio.sleep(5)
+        newcomer = await swarm.trainer(seed=2)
+        known = {trainer.node.peer_id: number for number, trainer in enumerate(honest)}
+        newcomer.core.directory.network_of = lambda peer: known.get(peer, "theirs")  # type: ignore[method-assign]
+        assert await newcomer.core.join()
+        assert newcomer.core.replica.state.digest() in digests(honest)
 
 
 # proofs
@@ -254,58 +239,52 @@ def test_what_is_kept_is_bounded_and_comes_back_from_a_checkpoint() -> None:
             Saved.read(damaged)
 
 
-def test_what_the_owner_signed_leads_whoever_comes_with_it_and_with_no_other_parameters() -> None:
+@simulated
+async def test_what_the_owner_signed_leads_whoever_comes_with_it_and_with_no_other_parameters() -> None:
     """The owner's peer knows nobody; a liar shows the same signature and hands out something else."""
-
-    async def main() -> None:
-        async with Swarm() as swarm:
-            trainers = [await swarm.trainer(seed=1) for _ in range(3)]
-            await together(*(trainer.train(3) for trainer in trainers))
-            saved = await trainers[2].core.state_dict()
-            owner, false = [await swarm.trainer(seed=1, role="monitor") for _ in range(2)]
-            far = LineagePosition(100, 1000, b"o" * 32)
-            parameters = bytes.fromhex(saved["swarm"]["parameters"])
-            for trainer in [*trainers, owner, false]:
-                trainer.core.claims.vouching.signed_by_owner = lambda position, state, signature: (
-                    (position, state, signature) == (far, parameters, b"s" * 64)
-                )
-            LIES["other weights"].tell(liar_of(false))
-            for signer in (owner, false):
-                signer.weights.data.copy_(trainers[2].weights.data)
-                position = {"epoch": far.epoch, "samples_seen": far.samples, "lineage": far.lineage.hex()}
-                swarm_part = {**saved["swarm"], **position, "owner": (b"s" * 64).hex(), "standing": None}
-                await signer.core.load_state_dict({**saved, "swarm": swarm_part})
-                assert not await signer.core.join()
-            await together(*(trainer.train(103) for trainer in trainers))
-            assert len(digests(trainers)) == 1
-            assert trainers[0].core.position.samples > 1000
-
-    virtual_time.run(main(), seed=1, timeout=500)
+    async with Swarm() as swarm:
+        trainers = [await swarm.trainer(seed=1) for _ in range(3)]
+        await together(*(trainer.train(3) for trainer in trainers))
+        saved = await trainers[2].core.state_dict()
+        owner, false = [await swarm.trainer(seed=1, role="monitor") for _ in range(2)]
+        far = LineagePosition(100, 1000, b"o" * 32)
+        parameters = bytes.fromhex(saved["swarm"]["parameters"])
+        for trainer in [*trainers, owner, false]:
+            trainer.core.claims.vouching.signed_by_owner = lambda position, state, signature: (
+                (position, state, signature) == (far, parameters, b"s" * 64)
+            )
+        LIES["other weights"].tell(liar_of(false))
+        for signer in (owner, false):
+            signer.weights.data.copy_(trainers[2].weights.data)
+            position = {"epoch": far.epoch, "samples_seen": far.samples, "lineage": far.lineage.hex()}
+            swarm_part = {**saved["swarm"], **position, "owner": (b"s" * 64).hex(), "standing": None}
+            await signer.core.load_state_dict({**saved, "swarm": swarm_part})
+            assert not await signer.core.join()
+        await together(*(trainer.train(103) for trainer in trainers))
+        assert len(digests(trainers)) == 1
+        assert trainers[0].core.position.samples > 1000
 
 
-def test_a_lone_monitor_shows_what_the_trainers_signed_before_they_were_lost() -> None:
+@simulated
+async def test_a_lone_monitor_shows_what_the_trainers_signed_before_they_were_lost() -> None:
     """A trainer was away for a few rounds; of those with whom it trained only the monitor is left."""
-
-    async def main() -> None:
-        async with Swarm() as swarm:
-            trainers = [await swarm.trainer(seed=1, target=48) for _ in range(5)]
-            monitor = await swarm.trainer(seed=1, target=48, role="monitor", batch_size=0)
-            following = asyncio.ensure_future(monitor.follow(1000))
-            await together(*(trainer.train(4) for trainer in trainers))
-            away, others = trainers[0], trainers[1:]
-            await away.core._group.close()
-            assert away.core.claims.mates.needed == 2
-            end = away.epoch + 5
-            await together(*(trainer.train(end) for trainer in others))
-            for trainer in others:
-                await swarm.kill(trainer)
-            proof = monitor.core.claims.vouching.way.proof(monitor.core.position.lineage)
-            signed = proof.signed(away.core.claims.mates.known, away.core.claims.mates.needed)
-            assert signed.members >= {trainer.node.peer_id for trainer in others}
-            downloads = record(away.node, StateDownloaded)
-            await away.train(end)
-            assert [event.epoch for event in downloads] == [proof.steps[-1].epoch], "it follows the monitor"
-            following.cancel()
-            await asyncio.wait([following])
-
-    virtual_time.run(main(), seed=1, timeout=500)
+    async with Swarm() as swarm:
+        trainers = [await swarm.trainer(seed=1, target=24) for _ in range(5)]
+        monitor = await swarm.trainer(seed=1, target=24, role="monitor", batch_size=0)
+        following = asyncio.ensure_future(monitor.follow(1000))
+        await together(*(trainer.train(4) for trainer in trainers))
+        away, others = trainers[0], trainers[1:]
+        await away.core._group.close()
+        assert away.core.claims.mates.needed == 2
+        end = away.epoch + 3
+        await together(*(trainer.train(end) for trainer in others))
+        for trainer in others:
+            await swarm.kill(trainer)
+        proof = monitor.core.claims.vouching.way.proof(monitor.core.position.lineage)
+        signed = proof.signed(away.core.claims.mates.known, away.core.claims.mates.needed)
+        assert signed.members >= {trainer.node.peer_id for trainer in others}
+        downloads = record(away.node, StateDownloaded)
+        await away.train(end)
+        assert [event.epoch for event in downloads] == [proof.steps[-1].epoch], "it follows the monitor"
+        following.cancel()
+        await asyncio.wait([following])

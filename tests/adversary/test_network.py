@@ -15,11 +15,9 @@ from swarmcli.network import Endpoint, Identity, Stream
 from swarmcli.network.budgets import BUDGETS
 from swarmcli.testing import MemoryNetwork
 from tests.adversary.lies import LIES, Liar
-from tests.adversary.lies import network as lies_of_the_network
 from tests.network.worlds import Number, double, reaches
 from tests.simulation import simulated
 
-assert lies_of_the_network
 OWN = sorted(lie.name for lie in LIES.values() if lie.layer == "network")
 
 

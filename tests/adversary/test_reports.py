@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -16,15 +15,15 @@ from swarmcli.averaging.control import RoundResult
 from swarmcli.dht import DHTNode
 from swarmcli.errors import CallRefused
 from swarmcli.network import PeerID
-from swarmcli.testing import virtual_time
+from tests.adversary.company import go_on, trained
 from tests.adversary.lies import Liar
 from tests.adversary.lies.base import on_each_try
 from tests.averaging.averagers import Averagers, all_outcomes
-from tests.optim.optim_swarm import TARGET, Swarm, together
+from tests.simulation import now, simulated
 from tests.suites import soak
 
 OPTIONS = AllreduceOptions(part_size_bytes=4 << 10, allreduce_timeout=60.0)
-ROUNDS = 16
+ROUNDS = 12
 
 
 def refuse_and_blame(
@@ -48,60 +47,46 @@ def refuse_and_blame(
     return liar
 
 
-@pytest.mark.parametrize("all_refuse", [False, True])
-@pytest.mark.parametrize(("count", "accomplices"), [(4, 0), (8, 1), *soak([(8, 0), (16, 0), (16, 4)])])
-def test_who_refuses_costs_a_second_try_once_and_the_honest_go_on_reducing(
+@pytest.mark.parametrize(
+    ("count", "accomplices", "all_refuse"),
+    [(4, 0, True), *soak((*sizes, both) for sizes in [(8, 1), (8, 0), (16, 0), (16, 4)] for both in (False, True))],
+)
+@simulated
+async def test_who_refuses_costs_a_second_try_once_and_the_honest_go_on_reducing(
     count: int, accomplices: int, all_refuse: bool
 ) -> None:
-    async def main() -> None:
-        async with Averagers(5) as swarm:
-            peers = await swarm.add(count, allreduce=OPTIONS, shapes=((200, 200), (40,)))
-            await all_outcomes([peer.begin() for peer in peers])
-            honest, hostile = peers[: -1 - accomplices], peers[-1 - accomplices :]
-            names = [peer.peer_id for peer in honest]
-            liars = [
-                refuse_and_blame(peer.node, peer.core, names, refuses=all_refuse or peer is hostile[0])
-                for peer in hostile
-            ]
-            disturbed = 0
-            for _ in range(ROUNDS):
-                lied = [peer.begin(timeout=600) for peer in hostile]
-                outcomes = await all_outcomes([peer.begin(timeout=600) for peer in honest])
-                await all_outcomes(lied)
-                results = [outcome for outcome in outcomes if isinstance(outcome, RoundResult)]
-                assert len(results) == len(honest), outcomes
-                disturbed += "tries" in results[0].remark and results[0].group.leader != hostile[0].peer_id
-            assert liars[0].told and disturbed <= 1, "when it is found out"
-            assert all(results[0].reduced[peer.peer_id] for peer in honest)
-            assert not any(peer.core.doubts.has_no_seat(other.peer_id) for peer in honest for other in honest)
-            assert asyncio.get_running_loop().time() < 30
-
-    virtual_time.run(main(), timeout=3600)
+    async with Averagers(5) as swarm:
+        peers = await swarm.add(count, allreduce=OPTIONS, shapes=((200, 200), (40,)))
+        await all_outcomes([peer.begin() for peer in peers])
+        honest, hostile = peers[: -1 - accomplices], peers[-1 - accomplices :]
+        names = [peer.peer_id for peer in honest]
+        liars = [
+            refuse_and_blame(peer.node, peer.core, names, refuses=all_refuse or peer is hostile[0]) for peer in hostile
+        ]
+        disturbed = 0
+        for _ in range(ROUNDS):
+            lied = [peer.begin(timeout=600) for peer in hostile]
+            outcomes = await all_outcomes([peer.begin(timeout=600) for peer in honest])
+            await all_outcomes(lied)
+            results = [outcome for outcome in outcomes if isinstance(outcome, RoundResult)]
+            assert len(results) == len(honest), outcomes
+            disturbed += "tries" in results[0].remark and results[0].group.leader != hostile[0].peer_id
+        assert liars[0].told and disturbed <= 1, "when it is found out"
+        assert all(results[0].reduced[peer.peer_id] for peer in honest)
+        assert not any(peer.core.doubts.has_no_seat(other.peer_id) for peer in honest for other in honest)
+        assert now() < 30
 
 
-@pytest.mark.parametrize(
-    ("count", "liars", "epochs", "least"), [(4, 1, 24, 0.5), *soak([(8, 2, 100, 0.5), (16, 5, 100, 0.5)])]
-)
-def test_trainers_beside_liars_that_all_refuse_keep_their_pace(
-    count: int, liars: int, epochs: int, least: float
-) -> None:
+@pytest.mark.soak  # the rounds themselves are above
+@pytest.mark.parametrize(("count", "liars", "epochs"), [(4, 1, 24), (8, 2, 100), (16, 5, 100)])
+@simulated
+async def test_trainers_beside_liars_that_all_refuse_keep_their_pace(count: int, liars: int, epochs: int) -> None:
     """Before, five of 16 stood still for good: whom nobody had given anything to reduce had failed nobody either, and
     was given all of the second try."""
-
-    async def main() -> None:
-        async with Swarm(3) as swarm:
-            trainers = [await swarm.trainer(seed=1, batch_size=1, pace=2.0) for _ in range(count)]
-            hostile, honest = trainers[:liars], trainers[liars:]
-            await together(*(trainer.core.join() for trainer in trainers))
-            await together(*(trainer.train(1) for trainer in trainers))
-            names = [trainer.node.peer_id for trainer in honest]
-            lying = [refuse_and_blame(each.node, each.core.work.averager, names) for each in hostile]
-            tasks = [asyncio.create_task(trainer.train(1000)) for trainer in trainers]
-            await asyncio.sleep(epochs * TARGET * 2.0 / count)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            assert all(liar.told for liar in lying)
-            assert min(trainer.epoch for trainer in honest) > least * epochs
-
-    virtual_time.run(main(), timeout=3600)
+    async with trained(count) as (_, trainers):
+        hostile, honest = trainers[:liars], trainers[liars:]
+        names = [trainer.node.peer_id for trainer in honest]
+        lying = [refuse_and_blame(each.node, each.core.work.averager, names) for each in hostile]
+        await go_on(epochs, trainers)
+        assert all(liar.told for liar in lying)
+        assert min(trainer.epoch for trainer in honest) > 0.5 * epochs

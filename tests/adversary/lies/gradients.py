@@ -22,7 +22,7 @@ Change: TypeAlias = Callable[[Sequence[Tensors], random.Random], Tensors]
 BEYOND, WITHIN = 1e8, 900.0  # times an honest gradient: far beyond the gate of a mean, and just within
 BEHIND = 3  # rounds, of whoever is slow
 
-_BOUNDED = "its share of an average, bounded by the aggregator"
+BOUNDED = "its share of an average, bounded by the aggregator"
 
 
 def lie_about_tensors(liar: Liar, change: Change) -> None:
@@ -61,14 +61,6 @@ def aside(had: Sequence[Tensors], _: random.Random) -> Tensors:
     return [tensor - 2 * tensor.std(correction=0) for tensor in had[-1]]
 
 
-def first(had: Sequence[Tensors], _: random.Random) -> Tensors:
-    return had[0]
-
-
-def late(had: Sequence[Tensors], _: random.Random) -> Tensors:
-    return had[max(0, len(had) - 1 - BEHIND)]
-
-
 def spike(had: Sequence[Tensors], _: random.Random) -> Tensors:
     """Honest but for one number."""
     changed = [tensor.clone() for tensor in had[-1]]
@@ -76,55 +68,34 @@ def spike(had: Sequence[Tensors], _: random.Random) -> Tensors:
     return changed
 
 
-@lie("sign flip", "gradients", at_most=_BOUNDED)
-def flip_signs(liar: Liar) -> None:
-    lie_about_tensors(liar, times(-1.0))
+def slowly(had: Sequence[Tensors], source: random.Random) -> Tensors:
+    """What it had a few rounds before."""
+    return had[max(0, len(had) - 1 - BEHIND)]
 
 
-@lie("scaled", "gradients", at_most=f"{WITHIN:g} times its share with a mean; its share with a robust aggregator")
-def scale_within_the_gate(liar: Liar) -> None:
-    lie_about_tensors(liar, times(-WITHIN))
+CHANGES: dict[str, tuple[Change, str]] = {
+    "sign flip": (times(-1.0), BOUNDED),
+    "scaled": (times(-WITHIN), f"{WITHIN:g} times its share with a mean; its share with a robust aggregator"),
+    "scaled beyond the gate": (times(-BEYOND), "nothing with a mean of four or more; its share otherwise"),
+    "random": (noise, BOUNDED),
+    "a little is enough": (aside, BOUNDED),
+    # A little of the opposite, which is closer to the others than noise is (Xie et al., arXiv 1903.03936).
+    "inner product": (times(-0.6), BOUNDED),
+    "lazy": (lambda had, _: had[0], BOUNDED),
+    "slow": (slowly, BOUNDED),
+    "free rider": (times(0.0), "it slows the run by its share of the weights"),
+    "one number": (spike, f"one element, {WITHIN:g} times its share with a mean"),
+}
 
 
-@lie("scaled beyond the gate", "gradients", at_most="nothing with a mean of four or more; its share otherwise")
-def scale_beyond_the_gate(liar: Liar) -> None:
-    lie_about_tensors(liar, times(-BEYOND))
+def _enter(name: str, change: Change, at_most: str) -> None:
+    @lie(name, "gradients", at_most=at_most)
+    def tell(liar: Liar) -> None:
+        lie_about_tensors(liar, change)
 
 
-@lie("random", "gradients", at_most=_BOUNDED)
-def send_noise(liar: Liar) -> None:
-    lie_about_tensors(liar, noise)
-
-
-@lie("a little is enough", "gradients", at_most=_BOUNDED)
-def stand_aside(liar: Liar) -> None:
-    lie_about_tensors(liar, aside)
-
-
-@lie("inner product", "gradients", at_most=_BOUNDED)
-def turn_the_mean_around(liar: Liar) -> None:
-    """A little of the opposite, which is closer to the others than noise is (Xie et al., arXiv 1903.03936)."""
-    lie_about_tensors(liar, times(-0.6))
-
-
-@lie("lazy", "gradients", at_most=_BOUNDED)
-def send_the_first_again(liar: Liar) -> None:
-    lie_about_tensors(liar, first)
-
-
-@lie("slow", "gradients", at_most=_BOUNDED)
-def send_what_is_old(liar: Liar) -> None:
-    lie_about_tensors(liar, late)
-
-
-@lie("free rider", "gradients", at_most="it slows the run by its share of the weights")
-def send_zeros(liar: Liar) -> None:
-    lie_about_tensors(liar, times(0.0))
-
-
-@lie("one number", "gradients", at_most=f"one element, {WITHIN:g} times its share with a mean")
-def send_a_spike(liar: Liar) -> None:
-    lie_about_tensors(liar, spike)
+for _name, (_change, _at_most) in CHANGES.items():
+    _enter(_name, _change, _at_most)
 
 
 class _Unlike(Inputs):
@@ -138,7 +109,7 @@ class _Unlike(Inputs):
         return -values if part.reducer % 2 else values
 
 
-@lie("equivocation about gradients", "gradients", at_most=_BOUNDED)
+@lie("equivocation about gradients", "gradients", at_most=BOUNDED)
 def tell_each_reducer_something_else(liar: Liar) -> None:
     assert liar.averager is not None
     core = liar.averager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -23,19 +23,19 @@ from tests.adversary.lies.base import Liar, lie, on_each_try
 
 
 class _Altered:
-    """A stream on which some messages are sent otherwise than meant."""
+    """A stream on which some messages are sent otherwise than meant, or later."""
 
-    def __init__(self, stream: Stream, alter: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+    def __init__(self, stream: Stream, alter: Callable[[Any, Any], Awaitable[tuple[Any, Any]]]) -> None:
         self._stream, self._alter = stream, alter
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     async def send(self, message: Any, payload: Any = ()) -> None:
-        await self._stream.send(*self._alter(message, payload))
+        await self._stream.send(*await self._alter(message, payload))
 
 
-def _as_reducer(liar: Liar, alter: Callable[[Any, Stream, Any, Any], tuple[Any, Any]]) -> None:
+def as_reducer(liar: Liar, alter: Callable[[Any, Stream, Any, Any], Awaitable[tuple[Any, Any]]]) -> None:
     """`alter` gets the try, the stream to a member, and each message to it with its payload."""
 
     def on_try(round_: Any) -> None:
@@ -47,7 +47,7 @@ def _as_reducer(liar: Liar, alter: Callable[[Any, Stream, Any, Any], tuple[Any, 
     on_each_try(liar, on_try)
 
 
-def _as_sender(liar: Liar, alter: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+def as_sender(liar: Liar, alter: Callable[[Any, Any], Awaitable[tuple[Any, Any]]]) -> None:
     def on_try(round_: Any) -> None:
         send = round_._sender._send
         round_._sender._send = lambda parts, mine, stream: send(parts, mine, _Altered(stream, alter))
@@ -70,13 +70,13 @@ def _is_odd(round_: Any, stream: Stream) -> bool:
 def other_values(liar: Liar) -> None:
     """Every second member gets other values than those under the digests that this reducer signs."""
 
-    def alter(round_: Any, stream: Stream, message: Any, payload: Any) -> tuple[Any, Any]:
+    async def alter(round_: Any, stream: Stream, message: Any, payload: Any) -> tuple[Any, Any]:
         if isinstance(message, AverageHeader) and message.tensor is not None and _is_odd(round_, stream):
             liar.told.append("other values")
             return message, _shifted(payload)
         return message, payload
 
-    _as_reducer(liar, alter)
+    as_reducer(liar, alter)
 
 
 @lie("two signed lists", "parts", at_most="a second try; it is banned from the run by evidence")
@@ -84,7 +84,7 @@ def two_faces(liar: Liar) -> None:
     """Every second member gets other values, and a signature for just these."""
     given: dict[tuple[bytes, PeerID], list[tuple[bytes, bytes]]] = {}  # digest, and hash of the inputs
 
-    def alter(round_: Any, stream: Stream, message: Any, payload: Any) -> tuple[Any, Any]:
+    async def alter(round_: Any, stream: Stream, message: Any, payload: Any) -> tuple[Any, Any]:
         if not _is_odd(round_, stream):
             return message, payload
         mine = given.setdefault((round_.group.group_id, stream.peer), [])
@@ -104,7 +104,7 @@ def two_faces(liar: Liar) -> None:
             message = msgspec.structs.replace(message, averages=signed)
         return message, payload
 
-    _as_reducer(liar, alter)
+    as_reducer(liar, alter)
 
 
 @lie("the signature of another round", "parts", at_most="a second try, without it as a reducer")
@@ -112,7 +112,7 @@ def old_signature(liar: Liar) -> None:
     """It shows what it signed in its first try, in every later one."""
     first: list[Any] = []
 
-    def alter(round_: Any, stream: Stream, message: Any, payload: Any) -> tuple[Any, Any]:
+    async def alter(round_: Any, stream: Stream, message: Any, payload: Any) -> tuple[Any, Any]:
         if isinstance(message, Farewell):
             first.append(message.averages)
             if first[0] != message.averages:
@@ -120,34 +120,7 @@ def old_signature(liar: Liar) -> None:
             message = msgspec.structs.replace(message, averages=first[0])
         return message, payload
 
-    _as_reducer(liar, alter)
-
-
-@lie("parts of another round", "parts", at_most="what any gradients of its own could do, with its own weight")
-def replayed_parts(liar: Liar) -> None:
-    """It sends the parts of its first round again and again."""
-    kept: dict[tuple[int, int], bytes] = {}
-
-    def on_try(round_: Any) -> None:
-        send = round_._sender._send
-
-        def replay(parts: Any, mine: Any, stream: Any) -> Any:
-            count = 0
-
-            def alter(message: Any, payload: Any) -> tuple[Any, Any]:
-                nonlocal count
-                if isinstance(message, PartHeader):
-                    data = b"".join(bytes(piece) for piece in payload)
-                    old = kept.setdefault((len(data), count), data)
-                    liar.told.append("an old part" if old != data else "a part")
-                    payload, count = memoryview(old), count + 1
-                return message, payload
-
-            return send(parts, mine, _Altered(stream, alter))
-
-        round_._sender._send = replay
-
-    on_each_try(liar, on_try)
+    as_reducer(liar, alter)
 
 
 @lie("weights without bound", "parts", at_most="its share of the weight; it is left out if a sum could overflow")
@@ -167,7 +140,7 @@ def huge_weights(liar: Liar) -> None:
 def overflow(liar: Liar) -> None:
     """The largest weight with values that would take the sum of all beyond its range."""
 
-    def alter(message: Any, payload: Any) -> tuple[Any, Any]:
+    async def alter(message: Any, payload: Any) -> tuple[Any, Any]:
         if isinstance(message, SenderTerms):
             message = msgspec.structs.replace(message, weight=1e18)
         elif isinstance(message, PartHeader):
@@ -175,7 +148,7 @@ def overflow(liar: Liar) -> None:
             payload = tensor_memory(torch.full((sum(len(bytes(piece)) for piece in payload) // 4,), 1e30))
         return message, payload
 
-    _as_sender(liar, alter)
+    as_sender(liar, alter)
 
 
 @lie("unlike weights", "parts", at_most="its own weight does not count as contributed")
@@ -183,7 +156,7 @@ def unlike_weights(liar: Liar) -> None:
     """Each reducer is told another weight."""
     weight = 1.0
 
-    def alter(message: Any, payload: Any) -> tuple[Any, Any]:
+    async def alter(message: Any, payload: Any) -> tuple[Any, Any]:
         nonlocal weight
         if isinstance(message, SenderTerms):
             weight *= 1.01
@@ -191,7 +164,7 @@ def unlike_weights(liar: Liar) -> None:
             message = msgspec.structs.replace(message, weight=weight)
         return message, payload
 
-    _as_sender(liar, alter)
+    as_sender(liar, alter)
 
 
 @lie("one false digest", "parts", at_most="nothing that the others hold is sent again")
@@ -213,7 +186,7 @@ def false_digest(liar: Liar) -> None:
         answer = await answer_holdings(peer, question)
         return msgspec.structs.replace(answer, digests=falsified(answer.digests))
 
-    def unsigned(round_: Any, stream: Stream, message: Any, payload: Any) -> tuple[Any, Any]:
+    async def unsigned(round_: Any, stream: Stream, message: Any, payload: Any) -> tuple[Any, Any]:
         if isinstance(message, Farewell):
             nothing = SignedAverages(bytes(DIGEST_BYTES), bytes(SIGNATURE_BYTES))
             message = msgspec.structs.replace(message, averages=nothing)
@@ -229,7 +202,7 @@ def false_digest(liar: Liar) -> None:
         round_.report = lying
 
     service._holdings = holdings  # type: ignore[method-assign]
-    _as_reducer(liar, unsigned)
+    as_reducer(liar, unsigned)
     on_each_try(liar, on_try)
 
 

@@ -7,44 +7,27 @@ from dataclasses import replace
 from typing import Any
 
 from swarmcli.averaging.round.messages import AverageHeader, PartHeader
-from swarmcli.network import Stream
-from tests.adversary.lies.base import Liar, lie, on_each_try
+from tests.adversary.lies.base import Liar, lie
+from tests.adversary.lies.parts import as_reducer, as_sender
 
 DRIP = 14.0  # seconds between two pieces: never as long as silence is borne
 
 
-class _Dripping:
-    """A stream that sends one kind of message a drop at a time."""
-
-    def __init__(self, stream: Stream, drops: type, liar: Liar) -> None:
-        self._stream, self._drops, self._liar = stream, drops, liar
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    async def send(self, message: Any, payload: Any = ()) -> None:
-        if isinstance(message, self._drops):
-            self._liar.told.append("a drop")
-            await asyncio.sleep(DRIP)
-        await self._stream.send(message, payload)
-
-
 @lie("trickling sender", "parts", at_most="one third of a round's time in one round; no seat in the next group")
 def trickle_parts(liar: Liar) -> None:
-    def alter(round_: Any) -> None:
-        send = round_._sender._send
-        round_._sender._send = lambda parts, mine, stream: send(parts, mine, _Dripping(stream, PartHeader, liar))
-
-    on_each_try(liar, alter)
+    as_sender(liar, lambda message, payload: _drop_by_drop(liar, PartHeader, message, payload))
 
 
 @lie("trickling reducer", "parts", at_most="a second try in one round; nothing to reduce and no seat in the next group")
 def trickle_averages(liar: Liar) -> None:
-    def alter(round_: Any) -> None:
-        distribute = round_._receiver._distribute
-        round_._receiver._distribute = lambda stream: distribute(_Dripping(stream, AverageHeader, liar))
+    as_reducer(liar, lambda round_, stream, message, payload: _drop_by_drop(liar, AverageHeader, message, payload))
 
-    on_each_try(liar, alter)
+
+async def _drop_by_drop(liar: Liar, kind: type, message: Any, payload: Any) -> tuple[Any, Any]:
+    if isinstance(message, kind):
+        liar.told.append("a drop")
+        await asyncio.sleep(DRIP)
+    return message, payload
 
 
 @lie("always about to begin", "parts", at_most="the time for a member's last batch in one round; no seat in the next")

@@ -1,0 +1,50 @@
+"""Peers that have trained with each other before some of them begin to lie."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tests.adversary.lies import Liar
+from tests.averaging.averagers import Peer
+from tests.optim.optim_swarm import TARGET, Swarm, Trainer, together
+
+PACE = 2.0  # seconds that a sample takes
+
+
+def liar_of(peer: Peer | Trainer) -> Liar:
+    core = peer.core
+    if isinstance(peer, Peer):
+        return Liar(random.Random(0), peer.endpoint, peer.node, peer.core)
+    return Liar(random.Random(0), peer.node.endpoint, peer.node, core.work.averager, core)
+
+
+@asynccontextmanager
+async def trained(
+    count: int, epochs: int = 1, *, pace: float = PACE, home: str = ""
+) -> AsyncIterator[tuple[Swarm, list[Trainer]]]:
+    """So many trainers, which have ended these epochs together."""
+    async with Swarm(3, home=home) as swarm:
+        trainers = [await swarm.trainer(seed=1, batch_size=1, pace=pace) for _ in range(count)]
+        await together(*(trainer.core.join() for trainer in trainers))
+        await together(*(trainer.train(epochs) for trainer in trainers))
+        yield swarm, trainers
+
+
+async def go_on(epochs: float, trainers: Sequence[Trainer], *beside: Coroutine[Any, Any, Any]) -> None:
+    """For the time that so many epochs take where all of these compute and nobody waits. What is `beside` ends then."""
+    working = [asyncio.create_task(trainer.train(10_000)) for trainer in trainers]
+    tasks = [*working, *map(asyncio.create_task, beside)]
+    await asyncio.sleep(epochs * TARGET * trainers[0].pace / len(trainers))
+    ended = [task for task in tasks if task.done()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert not ended, ended
+
+
+def lineages(trainers: Sequence[Trainer]) -> set[bytes]:
+    return {trainer.core.position.lineage for trainer in trainers}
