@@ -28,8 +28,6 @@ def test_what_a_recipe_says_becomes_those_fields() -> None:
     ("overrides", "says"),
     [
         (("lora_r=4",), "lora_r is of an adapter, and the recipe names none; add `adapter: lora`"),
-        (("load_in_4bit=true",), "load_in_4bit is of an adapter"),
-        (("adapter=qlora",), "adapter should be"),
         (("adapter=ia3", "lora_r=4"), "lora_r is of LoRA, and the adapter is ia3"),
         (("adapter=lora", "peft={r: 4}"), "peft.r is a key of its own: write lora_r"),
         (("adapter=lora", "peft={use_dora: true}"), "peft.use_dora: no field of lora that a run can have"),
@@ -43,7 +41,6 @@ def test_what_a_recipe_says_becomes_those_fields() -> None:
         (("adapter=lora", "local.site.processes=2"), "a site of several processes trains no adapter"),
         (("adapter=lora", "load_in_8bit=true"), "what is quantized are the weights of a saved model"),
         (("adapter=lora", "base_model=x", "load_in_8bit=true", "load_in_4bit=true"), "in 8 bits or in 4"),
-        (("adapter=lora", "quantized_by=torchao==0.18.0"), "nothing is quantized"),
     ],
 )
 def test_what_cannot_be_meant(overrides: tuple[str, ...], says: str) -> None:

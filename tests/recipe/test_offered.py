@@ -91,33 +91,24 @@ def test_a_recipe_with_paths_of_one_machine_has_no_link_and_says_why(path: str) 
         ({"evaluation": {"dataset": {"source": "files", "path": "/etc"}}}, "evaluation.dataset.path leads out"),
         ({"datasets": [{"source": "files", "path": "t", "glob": "../**/id_*"}]}, "datasets.0.glob leads out"),
         ({"datasets": [{"source": "files", "path": "~root/.ssh"}]}, "datasets.0.path leads out"),
-        ({"datasets": [{"source": "files", "path": "..\\.."}]}, "datasets.0.path leads out"),
         ({"base_model": "/home/me/model"}, "base_model is a path of another computer"),
-        ({"base_model": "models/../../x"}, "base_model is a path of another computer"),
-        ({"tokenizer": "~/tokenizer"}, "tokenizer is a path of another computer"),
         ({"tokenizer": "models/none"}, "tokenizer: it is a saved model or tokenizer, which that peer does not"),
         ({"output_dir": "/home/me"}, "output_dir is for each volunteer to choose"),
         ({"local": {"trust_remote_code": True}}, "local.trust_remote_code is for each volunteer"),
-        ({"local": {"site": {"processes": 64}}}, "local.site.processes is for each volunteer"),
         ({"network": {"initial_peers": ["tcp://203.0.113.9:1"]}}, "network.initial_peers is for each volunteer"),
         ({"checkpoint": {"keep": 1}}, "checkpoint.keep is for each volunteer"),
         ({"averaging": {"proceed_alone": True}}, "averaging.proceed_alone is for each volunteer"),
         ({"averaging": {"averaging_timeout": 1e9}}, "averaging.averaging_timeout is more than a day"),
         ({"base_model": {"model_type": "gpt2", "n_layer": 10**9}}, "base_model.n_layer is more than 1,024"),
-        ({"base_model": {"model_type": "gpt2", "n_embd": 10**12}}, "base_model.n_embd is more than"),
         ({"adapter": "loha", "peft": {"r": 10**12}}, "peft.r is more than"),
         ({"adapter": "loha", "peft": {"target_modules": "(a|a)*b"}}, "modules are named one by one"),
         ({"base_model": {"model_type": "gpt2", "x": [0] * 2000}}, "base_model.x has more than 1024 items"),
         ({"base_model": {"model_type": "gemma3", "text_config": {"attn_implementation": "a/b"}}}, "chooses code"),
-        ({"base_model": {"model_type": "gemma3", "text_config": {"_attn_implementation": "x"}}}, "chooses code"),
         ({"base_model": {"model_type": "x", "use_pretrained_backbone": True}}, "chooses code"),
         ({"base_model": {"model_type": "gpt2", "activation_function": "a/b"}}, "names a path or an address"),
         ({"run_id": "another"}, "run_id is 'another', and the link is one of 'small'"),
-        ({"run_id": "../../etc"}, "run_id should be of another form"),
         ({"sequence_len": "\x1b]0;owned\x07" * 9}, "sequence_len should be a whole number"),
-        ({"resume": "/home/me/checkpoint"}, "unknown key resume"),
         ({"\x1b[2J": 1}, "unknown key"),
-        ({"optimizer": [1, 2]}, "optimizer should be a section"),
     ],
 )  # fmt: skip
 def test_hostile_recipes_are_refused_by_key_with_what_to_do(changes: Any, words: str, tmp_path: Path) -> None:
@@ -128,11 +119,9 @@ def test_hostile_recipes_are_refused_by_key_with_what_to_do(changes: Any, words:
 @pytest.mark.parametrize(
     "dataset",
     [
-        {"path": "/home/me"},
         {"path": "home"},  # a directory here, or a format that unpickles
         {"path": "pandas", "data_files": ["x.pkl"]},
         {"path": "json"},
-        {"path": "../../a/b"},
         {"path": "json", "data_files": ["/etc/passwd"]},
         {"path": "json", "data_files": ["../x"]},
         {"path": "json", "data_files": ["file:///etc/passwd"]},
@@ -144,9 +133,7 @@ def test_hostile_recipes_are_refused_by_key_with_what_to_do(changes: Any, words:
         {"path": "json", "data_files": ["https://0x7f.1/x"]},
         {"path": "json", "data_files": ["https://me:pw@example.org/x"]},
         {"path": "json", "data_files": ["https://example.org:22/x"]},
-        {"path": "json", "data_files": ["https://example.org/drive.google.com"]},
         {"path": "json", "data_files": ["http://example.org/x"]},
-        {"path": "json", "data_files": ["ssh://example.org/x"]},
         {"path": "json", "data_files": ["hf://datasets/a/../../x"]},
         {"path": "a/b", "data_files": ["/etc/passwd"]},
     ],
@@ -175,11 +162,9 @@ def test_datasets_that_volunteers_can_read_travel(dataset: Any) -> None:
     [
         b"",
         b"\xff\xfe",
-        b"[]",
         b"a: &a [1, 2]\nb: [*a, *a]",
-        b'{"run_id": "small", "a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"run_id": "small", "a": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
         b'{"a": ' + b"9" * 10_000 + b"}",
-        b'{"a": [' + b"0," * 6000 + b"0]}",
         b'{"a": "' + b"x" * (1 << 18) + b'"}',
         b'{"run_id": "small", "run_id": "small"}',
     ],
@@ -255,21 +240,15 @@ def test_config_and_hashes_travel_beside_the_recipe_and_prove_each_file(tmp_path
     [
         (lambda c: c["base_model"].update(n_layer=9), "not the one that the link speaks of"),
         (lambda c: c["tokenizer"].update({"tokenizer.json": "0" * 64}), "not the one that the link speaks of"),
-        (lambda c: c["tokenizer"].update({"vocab.json": "0" * 64}), "not the one that the link speaks of"),
         (lambda c: c["tokenizer"].update({"../vocab.json": "0" * 64}), "no file '../vocab.json'"),
-        (lambda c: c["tokenizer"].update({"tokenizer/../../x.json": "0" * 64}), "no file 'tokenizer/../../x.json'"),
         (lambda c: c["tokenizer"].update({"modeling.py": "0" * 64}), "no file 'modeling.py'"),
         (lambda c: c["tokenizer"].update({".tokenizer.json": "0" * 64}), "no file"),
         (lambda c: c["tokenizer"].update({"vocab.json": "x"}), "no file 'vocab.json'"),
-        (lambda c: c["tokenizer"].update({"vocab.json": 7}), "has not the form"),
         (lambda c: c["tokenizer"].update({f"vocab{i}.json": "0" * 64 for i in range(40)}), "more than 32 files"),
         (lambda c: c.update(tokenizer="bytes"), "has not the form"),
-        (lambda c: c.update(base_model="x"), "has not the form"),
         (lambda c: c.update(base_model="models/pythia"), "has not the form"),
-        (lambda c: c.update(more={}), "has not the form"),
         (lambda c: c["base_model"].update(x="y" * (1 << 18)), "too large for a link"),
         (lambda c: c["base_model"].update(_attn_implementation="evil/kernel"), "chooses code and not a shape"),
-        (lambda c: c["base_model"].update(text_config={"attn_implementation": "a"}), "chooses code and not a shape"),
         (lambda c: c["base_model"].update(auto_map={"AutoConfig": "evil--own.Own"}), "names a path or an address"),
         (lambda c: c["base_model"].update(n_layer=10**9), "base_model.n_layer is more than 1,024"),
     ],
@@ -283,7 +262,7 @@ def test_a_hostile_word_on_a_saved_model_is_refused(change: Any, words: str, tmp
         text = json.dumps(contents)
         read_offered(offered(recipe).encode(), link_to(recipe), tmp_path / "volunteer", text, kept.append)
     assert words in str(caught.value) and not kept
-    for torn in ("{", "[]", '{"tokenizer": "bytes", "tokenizer": {}}', "[" * 100_000):
+    for torn in ("{", "[]", '{"tokenizer": "bytes", "tokenizer": {}}', "[" * 10_000):
         with pytest.raises(RecipeError):
             read_offered(offered(recipe).encode(), link_to(recipe), tmp_path / "volunteer", torn, kept.append)
 

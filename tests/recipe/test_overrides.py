@@ -52,15 +52,12 @@ def test_a_whole_section_can_be_replaced() -> None:
     ("override", "words"),
     [
         ("seed", "--set seed: expected key=value; write for example"),
-        ("=1", "expected key=value"),
         ("a..b=1", "expected key=value"),
         ("seed=abc", "--set seed=abc: seed should be a whole number, not 'abc'"),
         ("optimizer.lr=1", "--set optimizer.lr=1: unknown key optimizer.lr; did you mean learning_rate?"),
-        ("optimiser.eps=1", "--set optimiser.eps=1: unknown key optimiser; did you mean optimizer?"),
         ("seed.x=1", "seed holds a single value at"),
         ("run_id.x.y=1", "run_id holds a single value at small.yaml:1"),
         ("datasets.first.path=x", "datasets is a list, so 'first' must be a position from 0 to 1"),
-        ("datasets.7.path=x", "must be a position from 0 to 1"),
         ("datasets.²=x", "must be a position"),
     ],
 )

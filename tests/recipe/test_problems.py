@@ -15,14 +15,9 @@ from .recipes import SMALL, refused
         ("learning_rate", "did you mean optimizer.learning_rate?"),
         ("warmup_step", "did you mean lr_scheduler.warmup_epochs?"),
         ("lr", "did you mean optimizer.learning_rate?"),
-        ("batch_size", "did you mean micro_batch_size?"),
         ("num_epochs", "an epoch here is one optimizer step of the whole swarm"),
         ("initial_peers", "did you mean network.initial_peers?"),
-        ("averager_rank", "did you mean gradient_averaging.rank?"),
-        (
-            "zzzz",
-            "remove it, or take one that is known here: access, adapter, averaging, base_model, chat_template",
-        ),
+        ("zzzz", "remove it, or take one that is known here: access, adapter, averaging, base_model, chat_template"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(key: str, suggestion: str) -> None:
@@ -74,14 +69,7 @@ def test_values_in_messages_are_cut() -> None:
 
 def test_all_keys_names_every_leaf_once() -> None:
     keys = all_keys(Recipe)
-    assert {
-        "run_id",
-        "datasets",
-        "datasets.glob",
-        "datasets.field",
-        "optimizer.betas",
-        "local.port",
-    } <= keys.keys()
+    assert {"run_id", "datasets", "datasets.glob", "datasets.field", "optimizer.betas", "local.port"} <= keys.keys()
     assert not {"optimizer", "local", "network"} & keys.keys()
 
 

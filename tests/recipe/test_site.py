@@ -30,17 +30,11 @@ def test_what_a_volunteer_does_with_a_site_is_not_compared_with_others() -> None
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["local.site.processes=0"], "local.site.processes should be at least 1, not 0"),
-        (["local.site.processes=many"], "local.site.processes should be a whole number, not 'many'"),
         (["local.site.proceses=4"], "unknown key local.site.proceses; did you mean processes?"),
-        (["local.site.timeout=0"], "local.site.timeout should be above 0"),
         (["local.site.zero=yes"], "set processes to 2 or more"),
-        ([FOUR, LOCAL, "local.site.hierarchy={0: 4}"], "should be at least 1"),
         ([FOUR, LOCAL, "local.site.hierarchy={2: 1, 4: 4}"], "local.site.hierarchy.2 should be at least 2, not 1"),
         ([FOUR, LOCAL, "local.site.hierarchy={2: 4, 4: 2}"], "groups of 2 every 4 steps cannot be made of the groups"),
-        ([FOUR, LOCAL, "local.site.hierarchy={2: 3, 4: 4}"], "make each size a multiple of the one before"),
         ([FOUR, LOCAL, "local.site.hierarchy={2: 2}"], "groups of 2 in a site of 4; the last group is the whole site"),
-        ([LOCAL, "local.site.hierarchy={2: 2}"], "groups of 2 in a site of 1"),
         ([FOUR, "local.site.hierarchy={2: 2, 4: 4}"], "without local updates the processes of a site never differ"),
         (
             [FOUR, LOCAL, "local.site.hierarchy={2: 4}", "local.offload_optimizer=yes"],
@@ -55,7 +49,6 @@ def test_what_a_volunteer_does_with_a_site_is_not_compared_with_others() -> None
             "averages statistics of the optimizer (exp_avg_sq), and with zero they lie in several processes",
         ),
         ([FOUR, "local.device=cuda:1"], "cuda:1 is one device, and the site has 4 processes; write cuda"),
-        ([FOUR, "local.device=mps"], "mps is one device, and the site has 4 processes"),
     ],
 )
 def test_a_site_that_cannot_be_is_refused_where_it_is_written(overrides: list[str], words: str) -> None:
