@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import TOMBSTONE, Author, OwnedSubkey
 from swarmcli.dht.schema import SignatureValidator
@@ -17,22 +15,6 @@ def test_numbers_only_rise_even_if_the_clock_does_not() -> None:
     author = Author(OWNER, DHTLimits())
     numbers = [author.write("key", MINE, 1, 2000.0, now).sequence for now in (1000.0, 1000.0, 500.0, 1001.0)]
     assert numbers == [1_000_000, 1_000_001, 1_000_002, 1_001_000]
-
-
-def test_an_author_signs_for_every_identity_that_it_adopted_and_no_other() -> None:
-    author, other = Author(OWNER, DHTLimits()), Identity.from_seed(b"another")
-    theirs = OwnedSubkey(other.peer_id)
-    with pytest.raises(ValueError, match="only its owner"):
-        author.write("key", theirs, 1, 2000.0, 1000.0)
-    author.adopt(other)
-    first = author.write("key", theirs, 1, 2000.0, 1000.0)
-    again = author.surpass(first, first, 1000.0)
-    assert again is not None
-    gone = author.withdraw("key", theirs, again, 1000.0)
-    for record in (author.write("key", MINE, 1, 2000.0, 1000.0), first, again, gone):
-        SignatureValidator().validate(record)
-    assert first.sequence < again.sequence < gone.sequence
-    assert Author(OWNER, DHTLimits()).surpass(first, first, 1000.0) is None
 
 
 def test_a_tombstone_outlives_everything_it_withdraws() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from swarmcli.dht import DHTNode
 from swarmcli.errors import BootstrapError, WrongPeerError
-from swarmcli.events import Event, Noticed
 from swarmcli.network.identity import PeerID
 from swarmcli.testing.virtual_time import run
 from tests.simulation import simulated
@@ -65,27 +64,6 @@ async def test_an_address_with_another_peer_s_key_ends_the_search_at_once() -> N
 
 
 @simulated
-async def test_a_first_contact_that_does_not_answer_is_told_of_once() -> None:
-    async with Swarm() as swarm:
-        cut = await swarm.node("cut", [])
-        endpoint = await swarm.endpoint("newcomer")
-        swarm.network.cut(cut.peer_id, endpoint.peer_id)
-        told: list[tuple[float, Event]] = []
-        loop = asyncio.get_running_loop()
-        endpoint.events.subscribe(lambda event: told.append((loop.time(), event)))
-        with pytest.raises(BootstrapError) as caught:
-            await DHTNode.create(endpoint, initial_peers=["memory://absent", address(cut)], startup_timeout=30.0)
-        assert loop.time() > 25.0, "there was time for many attempts"
-        times, events = zip(*told, strict=True)
-        assert times[0] < 0.1, "told at once, not at the end"
-        assert all(isinstance(event, Noticed) for event in events)
-        assert [event.level for event in events] == ["info", "info"]
-        why = str(caught.value.attempts["memory://absent"]).removeprefix("memory://absent: ")
-        assert events[0].text == f"memory://absent does not answer yet: {why}; trying again for 30 s"
-        assert events[1].text.startswith(f"{address(cut)} does not answer yet: ")
-
-
-@simulated
 async def test_a_node_that_is_its_own_first_contact_is_alone() -> None:
     """All peers of a run may be given the same list."""
 
@@ -127,19 +105,6 @@ async def test_a_search_without_an_end_goes_on_calmly_says_whom_it_tries_and_fin
         before = loop.time()
         swarm.nodes.append(await start)
         assert loop.time() - before <= 20.0 and len(back.core.contacts.table) == 1
-
-
-@simulated
-async def test_a_first_contact_waits_for_those_it_knew_only_so_long_and_who_is_found_by_another_not_at_all() -> None:
-    async with Swarm() as swarm:
-        own, nobody = f"memory://{identity('monitor').peer_id.short}", "memory://absent"
-        node = await swarm.node("monitor", [own, nobody], startup_timeout=math.inf)
-        assert 20.0 < asyncio.get_running_loop().time() < 40.0
-        waiting = asyncio.create_task(swarm.node("waits", [nobody], startup_timeout=math.inf))
-        await asyncio.sleep(100.0)
-        await swarm.node("another", [f"memory://{identity('waits').peer_id.short}", address(node)])
-        async with asyncio.timeout(10.0):
-            await waiting
 
 
 @pytest.mark.parametrize("batch", [0, *soak([1, 2, 3])])

@@ -15,7 +15,6 @@ import pytest
 
 from swarmcli.clock import get_dht_time
 from swarmcli.dht import DHT, DHTNode, ValueWithExpiration
-from swarmcli.dht.schema import SchemaValidator
 from swarmcli.errors import AddressError, BootstrapError, IdentityError, ListenError
 from swarmcli.network.addresses import parse_address
 from swarmcli.network.limits import NetworkLimits
@@ -81,14 +80,6 @@ def test_coroutines_run_on_the_loop_with_the_node(first: DHT) -> None:
     assert first.run_coroutine(with_node, return_future=True).result(60) is True  # type: ignore[union-attr]
     follower = first.follow("key")
     assert first.run_coroutine(follower.refresh()) == {}
-
-
-def test_validators_can_be_given_and_added(first: DHT) -> None:
-    number = SchemaValidator.for_keys("number", value=int)
-    with joined(first, record_validators=[number]) as strict:
-        assert not strict.store("number", "text", get_dht_time() + 60)
-    first.add_validators([number])
-    assert not first.store("number", "text", get_dht_time() + 60)
 
 
 def test_limits_hold_from_the_start_and_may_change(first: DHT) -> None:
@@ -169,29 +160,6 @@ def test_shutdown_does_not_wait_for_a_first_contact_that_stays_silent() -> None:
         dht.shutdown()
         incoming.close()
     assert time.monotonic() - started < NetworkLimits().handshake_timeout / 2 and swarm_threads() == []
-
-
-def test_shutdown_does_not_wait_for_a_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, released = threading.Event(), threading.Event()
-    answers: list[bool] = []
-    resolve = socket.getaddrinfo
-
-    def hang(host: Any, *arguments: Any) -> Any:
-        if host != "slow.example":
-            return resolve(host, *arguments)
-        asked.set()
-        answers.append(released.wait(60))
-        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-
-    monkeypatch.setattr(socket, "getaddrinfo", hang)
-    dht = DHT(["tcp://slow.example:1"], start=True, host="127.0.0.1", await_ready=False)
-    assert asked.wait(60)
-    dht.shutdown()
-    assert answers == [], "it is still being asked"
-    (waiting,) = [thread for thread in threading.enumerate() if thread.name == "swarm-names"]
-    released.set()
-    waiting.join(60)
-    assert swarm_threads() == []
 
 
 @pytest.mark.parametrize("name", ["initial_peers", "announce_addresses"])

@@ -81,22 +81,6 @@ async def test_it_is_right_when_replicas_restart_and_count_anew() -> None:
 
 
 @simulated
-async def test_it_reads_where_others_write_as_soon_as_the_network_has_grown() -> None:
-    """The first three keep all there is. Seconds later twelve more are there, and nobody writes to the three any more,
-    nor does anybody hand on to them."""
-
-    async with Swarm() as swarm:
-        first, *_ = await swarm.grow(3)
-        keys = [f"key {number}" for number in range(16)]
-        followers = [first.follow(key) for key in keys]
-        for follower in followers:
-            assert await follower.refresh() == {}
-        writer = (await swarm.grow(12))[-1]
-        await writer.store_many(keys, keys, soon(writer), ["name"] * len(keys))
-        assert [values(await follower.refresh()) for follower in followers] == [{"name": key} for key in keys]
-
-
-@simulated
 async def test_records_that_their_owner_had_replaced_are_ignored_and_counted() -> None:
     async with Swarm() as swarm:
         keeper = await swarm.node("keeper", cache_locally=False)

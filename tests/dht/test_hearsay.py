@@ -21,15 +21,6 @@ def near(target: int, count: int, seed: int = 0) -> list[Contact]:
     return sorted(drawn, key=lambda each: each.node ^ target)[:count]
 
 
-def test_debts_take_credit_down_to_one_and_are_forgotten() -> None:
-    hearsay, liar, other = Hearsay(), *[contact(number).peer_id for number in range(2)]
-    assert hearsay.credit(liar) == 4
-    for _ in range(10):
-        hearsay.missed({liar, None}, now=100.0)
-    assert hearsay.credit(liar) == 1 and hearsay.credit(other) == 4
-    assert hearsay.at(100.0 + 600.0).credit(liar) == 4
-
-
 def test_invented_contacts_cost_a_search_four_dials_of_each_liar_and_the_next_one_fewer() -> None:
     liar, honest, target = contact(0), contact(1), 0
     hearsay = Hearsay()
@@ -54,24 +45,6 @@ def test_invented_contacts_cost_a_search_four_dials_of_each_liar_and_the_next_on
         assert lookup.finished and len(lookup.nearest()) == 5
         asked.append(invented)
     assert asked[0] <= 4 + 2 and asked[1] <= 1 + 2, "two more may be under way when the credit is used up"
-
-
-def test_what_a_liar_names_first_an_honest_node_may_still_name() -> None:
-    liar, honest, target = contact(0), contact(1), 0
-    there = contact(2)
-    lookup = Lookup(target, 5)
-    lookup.offer([liar, honest])
-    lookup.asking(liar.peer_id)
-    lookup.answered(liar.peer_id)
-    lookup.offer([*near(target, 5), there], liar.peer_id)
-    for _ in range(3):
-        for each in lookup.due(9):
-            lookup.asking(each.peer_id)
-            if each != honest:
-                lookup.failed(each.peer_id)
-    lookup.answered(honest.peer_id)
-    lookup.offer([there], honest.peer_id)
-    assert there in lookup.due(9)
 
 
 def test_paths_ask_nobody_twice_and_a_liar_spoils_its_own() -> None:

@@ -213,46 +213,6 @@ async def test_an_invented_newer_record_does_not_mislead_its_owner() -> None:
         await endpoint.close()
 
 
-@pytest.mark.parametrize("outcomes", [(), (Outcome(0),) * 5, (Outcome(99),)])
-@simulated
-async def test_nonsense_outcomes_count_as_nothing_stored(outcomes: tuple[Outcome, ...]) -> None:
-    async with Swarm() as swarm:
-        nodes = await swarm.grow(2)
-        client = await swarm.node("client", client_mode=True)
-        endpoint = await liar(swarm, nothing, lambda request: StoreReply(outcomes, ()))
-        assert await client.store("key", 1, soon(client))
-        for node in nodes:
-            swarm.kill(node)
-        assert not await client.store("key", 2, soon(client, 2000.0))
-        await endpoint.close()
-
-
-@simulated
-async def test_whoever_answers_a_search_and_then_stores_nothing_is_replaced() -> None:
-    """In a network too large to be known: there, the replicas are found first and written to then."""
-
-    async with Swarm() as swarm:
-        nodes = await swarm.grow(12, bucket_size=2, num_replicas=2)
-
-        def refuse(request: messages.StoreRequest) -> StoreReply:
-            raise CallRefused("no", "not here")
-
-        endpoint = await liar(swarm, nothing, refuse)
-        own = node_id(endpoint.peer_id)
-        keys = [f"key {number}" for number in range(200)]
-        near = [key for key in keys if all((own ^ key_id(key)) < (_place(node) ^ key_id(key)) for node in nodes)]
-        assert len(near) > 5
-        for key in near:
-            assert await nodes[0].store(key, 1, soon(nodes[0]))
-            holders = [node for node in nodes if node.core.storage.entry(key_id(key), 0.0) is not None]
-            assert len(holders) >= 2, key
-        await endpoint.close()
-
-
-def _place(node: DHTNode) -> int:
-    return node_id(node.peer_id)
-
-
 @pytest.mark.parametrize(
     ("method", "request_", "reply"),
     [
@@ -290,26 +250,6 @@ async def test_a_reply_stays_within_its_bounds_whatever_is_asked() -> None:
         assert sum(record.size for answer in reply.answers for record in answer.records) <= limits.max_reply
         assert any(answer.more for answer in reply.answers)
         assert len(reply.neighbours) <= messages.MAX_CONTACTS
-        await stranger.close()
-
-
-@simulated
-async def test_records_that_are_stale_are_answered_within_the_bounds_of_a_message() -> None:
-    """Of a thousand small old records of one subkey, each answered with its large newest one."""
-    async with Swarm() as swarm:
-        node = await swarm.node("node")
-        stranger = await swarm.endpoint("stranger", client_mode=True)
-        await stranger.connect(address(node), timeout=5.0)
-        subkey = encode_subkey(OwnedSubkey(stranger.peer_id))
-        new, old = (
-            sign_record(identity("stranger"), Record("key", subkey, encode_value(b"x" * size), soon(node), sequence))
-            for size, sequence in ((100_000, 2), (1, 1))
-        )
-        assert (await store(stranger, node, new)).verdict == StoreVerdict.STORED
-        request = messages.StoreRequest(False, (old,) * 1000)
-        reply = await stranger.call(node.peer_id, messages.STORE, request, StoreReply, timeout=5.0)
-        assert {outcome.verdict for outcome in reply.outcomes} == {StoreVerdict.STALE}
-        assert [outcome.current for outcome in reply.outcomes].count(new) == 3
         await stranger.close()
 
 

@@ -11,7 +11,6 @@ import pytest
 from swarmcli.dht import DHTLimits
 from swarmcli.dht.records import Record, encode_subkey
 from swarmcli.dht.schema import SchemaValidator
-from swarmcli.events import Event, PeerRefused
 from tests.simulation import simulated
 
 from .swarm import Swarm, soon
@@ -71,15 +70,6 @@ async def test_expired_values_are_not_found() -> None:
         await asyncio.sleep(10.0)
         assert await second.get("key") is None and await second.get("key", latest=True) is None
         assert first.core.storage.count() == 0
-
-
-@simulated
-async def test_expirations_are_capped() -> None:
-    async with Swarm() as swarm:
-        node = await swarm.node("one", limits=DHTLimits(max_expiration=100.0))
-        now = soon(node, 0.0)
-        assert await node.store("key", 1, math.inf)
-        assert (await node.get("key")).expiration_time == pytest.approx(now + 100.0)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -241,16 +231,3 @@ async def test_a_peer_that_writes_too_much_is_held_back() -> None:
         await asyncio.sleep(3.0)
         assert await client.store("later", 1, soon(client))
         assert keeper.core.storage.count() == 11
-
-
-@simulated
-async def test_listeners_hear_once_of_each_kind_of_refusal() -> None:
-    async with Swarm() as swarm:
-        keeper = await swarm.node("keeper", record_validators=[SchemaValidator.for_keys("n", value=int)])
-        heard: list[Event] = []
-        keeper.endpoint.events.subscribe(heard.append)
-        client = await swarm.node("client", client_mode=True)
-        for number in range(3):
-            assert not await client.store("n", "text", soon(client, 10.0 + number))
-        refused = [event for event in heard if isinstance(event, PeerRefused)]
-        assert [event.peer for event in refused] == [client.peer_id.text]

@@ -69,14 +69,5 @@ def test_who_fails_is_replaced_by_the_newcomer_seen_last() -> None:
     assert len(table) == 0 == len(list(table)) and table.nearest(0, 5) == []
 
 
-def test_thin_buckets_lie_beyond_the_nearest_contact() -> None:
-    table = filled(1000, bucket_size=4)
-    own = node_id(contact(10**6).peer_id)
-    nearest = min((each.node ^ own).bit_length() - 1 for each in table)
-    thin = table.thin_buckets()
-    assert thin and min(thin) >= nearest and 255 not in thin
-    assert filled(0).thin_buckets() == []
-
-
 def _bucket(each: Contact) -> int:
     return (each.node ^ node_id(contact(10**6).peer_id)).bit_length()

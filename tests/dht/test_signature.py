@@ -61,16 +61,3 @@ def test_records_without_an_owner_are_neither_numbered_nor_withdrawn(change: dic
     SignatureValidator().validate(plain)
     with pytest.raises(ValidationError, match="owned subkeys"):
         SignatureValidator().validate(msgspec.structs.replace(plain, **change))
-
-
-def test_a_record_is_verified_once_while_it_is_remembered() -> None:
-    validator = SignatureValidator(remembered=2)
-    first, second, third = (sign_record(OWNER, draft(sequence=number)) for number in (1, 2, 3))
-    for each in (first, second, first):
-        validator.validate(each)
-    assert validator.verifications == 2
-    validator.validate(third)  # `second` was used least recently
-    validator.validate(first)
-    assert validator.verifications == 3
-    validator.validate(second)
-    assert validator.verifications == 4

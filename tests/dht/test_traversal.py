@@ -9,7 +9,6 @@ import pytest
 
 from swarmcli.dht.lookup import Lookup, traverse
 from swarmcli.dht.routing import Contact
-from swarmcli.errors import CallTimeout, ValidationError
 from swarmcli.network.identity import PeerID
 from tests.simulation import simulated
 
@@ -39,21 +38,6 @@ async def test_one_message_serves_all_lookups_that_want_the_peer() -> None:
     assert len(asked) <= 2 * 8
 
 
-@pytest.mark.parametrize("error", [CallTimeout("gone"), ValidationError("nonsense")])
-@simulated
-async def test_who_fails_is_replaced(error: Exception) -> None:
-    made = lookup(0, 8)
-    dead = {each.peer_id for each in made.due(5)[:3]}
-
-    async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-        if asked.peer_id in dead:
-            raise error
-        return []
-
-    await traverse([made], ask, parallel=3, slow_after=1.0)
-    assert len(made.nearest()) == 5 and not dead & {each.peer_id for each in made.nearest()}
-
-
 @simulated
 async def test_a_silent_peer_costs_the_patience_only_and_its_call_is_cancelled() -> None:
     made = lookup(0, 8)
@@ -73,14 +57,3 @@ async def test_a_silent_peer_costs_the_patience_only_and_its_call_is_cancelled()
     assert asyncio.get_running_loop().time() == pytest.approx(0.5)
     assert cancelled == [silent]
     assert len(made.nearest()) == 5
-
-
-@simulated
-async def test_cancelling_a_traversal_cancels_its_calls() -> None:
-    async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
-        await asyncio.sleep(1000.0)
-        return []
-
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(1.0):
-            await traverse([lookup(0, 3)], ask, parallel=3, slow_after=1.0)

@@ -7,7 +7,7 @@ import pytest
 
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import OwnedSubkey, Record, encode_subkey, encode_value
-from swarmcli.dht.schema import RecordChecker, SchemaValidator
+from swarmcli.dht.schema import RecordChecker
 from swarmcli.errors import ValidationError
 from swarmcli.network.identity import Identity
 
@@ -41,14 +41,6 @@ def test_signatures_are_checked_without_being_asked_for() -> None:
     stolen = msgspec.structs.replace(GOOD, subkey=encode_subkey(OwnedSubkey(Identity.from_seed(1).peer_id)))
     with pytest.raises(ValidationError, match=r"^signature: "):
         checker.check(stolen, now=0.0)
-
-
-def test_users_validators_come_on_top() -> None:
-    checker = RecordChecker(LIMITS)
-    checker.check(GOOD, now=0.0)
-    checker.add([SchemaValidator.for_keys("key", value=str, subkey=str)])
-    with pytest.raises(ValidationError, match=r"^schema: "):
-        checker.check(GOOD, now=0.0)
 
 
 def test_refusals_are_counted_by_key_for_whoever_watches_it() -> None:

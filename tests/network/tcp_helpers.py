@@ -1,4 +1,4 @@
-"""What the tests of the TCP transport share: a receiver that remembers, a pair of peers, and raw ends of sockets."""
+"""What the tests of the TCP transport share: a pair of peers, and raw ends of sockets."""
 
 from __future__ import annotations
 
@@ -22,43 +22,12 @@ from swarmcli.network.transports.tcp.handshake import (
     take_message,
 )
 
+from .worlds import Recorder
+
 LISTENER = Identity.from_seed(b"listener")
 DIALER = Identity.from_seed(b"dialer")
 MALLORY = Identity.from_seed(b"mallory")
 WAIT = 60.0  # seconds until a test that waits for something gives up
-
-
-class Recorder:
-    """A receiver that keeps whole frames and says how its connection ended."""
-
-    def __init__(self) -> None:
-        self.frames: list[tuple[bytes, bytes]] = []
-        self.asked: list[int] = []  # sizes of the payloads that memory was asked for
-        self.lost: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        self._news = asyncio.Event()
-
-    def payload_buffer(self, header: bytes, size: int) -> memoryview:
-        self.asked.append(size)
-        return memoryview(bytearray(size))
-
-    def frame_received(self, header: bytes, payload: memoryview) -> None:
-        assert not self.lost.done(), "connection_lost comes last"
-        self.frames.append((header, bytes(payload)))
-        self._news.set()
-
-    def connection_lost(self, error: Exception) -> None:
-        self.lost.set_result(error)
-
-    async def wait_for(self, count: int) -> list[tuple[bytes, bytes]]:
-        async with asyncio.timeout(WAIT):
-            while len(self.frames) < count:
-                self._news.clear()
-                await self._news.wait()
-        return self.frames
-
-    async def wait_lost(self) -> Exception:
-        async with asyncio.timeout(WAIT):
-            return await self.lost
 
 
 class Peer:
@@ -120,7 +89,7 @@ async def still_works(listener: Peer) -> None:
         await connection.send(b"honest", [b"work"])
         while True:
             _, recorder = await listener.next()
-            if connection.bytes_sent and (await recorder.wait_for(1))[0] == (b"honest", b"work"):
+            if connection.bytes_sent and (await recorder.until(1))[0] == (b"honest", b"work"):
                 return
 
 

@@ -55,8 +55,3 @@ def test_anything_else_is_a_decode_error(data: bytes) -> None:
 def test_random_bytes_are_a_message_or_a_decode_error(expected: Any, data: bytes) -> None:
     with contextlib.suppress(msgspec.DecodeError):
         wire.decode(expected, data)
-
-
-def test_what_msgpack_cannot_carry_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="cannot be sent"):
-        wire.encode(Letter(PEER, extra=object()))

@@ -60,22 +60,3 @@ async def test_of_two_that_answer_together_one_is_kept() -> None:
     transport = FakeTransport()
     winner = await transport.dial_any("0.5", "0.25")
     assert len(transport.made) == 2 and transport.left_open() == [winner.address]
-
-
-@simulated
-async def test_when_none_answers_the_error_says_what_happened_with_each() -> None:
-    with pytest.raises(ConnectError, match=r"-0\.1 refused; no address; -3 refused") as caught:
-        await FakeTransport().dial_any("-3", "-0.1", "nonsense")
-    assert caught.value.address == "-3"
-    with pytest.raises(ConnectError, match="no address"):
-        await FakeTransport().dial_any("nonsense")
-
-
-@simulated
-async def test_giving_up_leaves_nothing() -> None:
-    transport = FakeTransport()
-    dialing = asyncio.create_task(transport.dial_any("1", "1", "1"))
-    await asyncio.sleep(0.9)
-    dialing.cancel()
-    await asyncio.wait([dialing])
-    assert dialing.cancelled() and transport.left_open() == []

@@ -22,7 +22,6 @@ from swarmcli.errors import (
 )
 from swarmcli.events import Event, PeerConnected, PeerDisconnected
 from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID
-from swarmcli.network.budgets import BUDGETS, Budget, Budgets
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import now, simulated
 
@@ -114,37 +113,6 @@ async def test_cancelled_calls_give_their_places_back() -> None:
 
 
 @simulated
-async def test_calls_cancelled_before_they_are_written_give_their_places_back() -> None:
-    """The requests behind them reach the other end before their cancellations do."""
-
-    network = MemoryNetwork()
-    async with endpoints(network, 2, limits=NetworkLimits(max_calls_per_peer=8)) as [a, b]:
-        busy = Busy()
-        b.serve("busy", bytes, busy)
-        await a.connect(b.addresses[0], timeout=5)
-        network.freeze(b.peer_id)
-        calls = [asyncio.create_task(a.call(b.peer_id, "busy", bytes(500_000), Number, timeout=60)) for _ in range(8)]
-        await asyncio.sleep(1)
-        for call in calls[2:5]:
-            call.cancel()
-        await asyncio.wait(calls[2:5])
-        network.thaw(b.peer_id)
-        await asyncio.sleep(1)
-        for call in calls:
-            call.cancel()
-        await asyncio.wait(calls)
-        async with asyncio.timeout(10):
-            numbers = [a.call(b.peer_id, "double", Number(n), Number, timeout=60) for n in range(100)]
-            assert await asyncio.gather(*numbers) == [Number(2 * n) for n in range(100)]
-        all_places = [asyncio.create_task(a.call(b.peer_id, "busy", b"", Number, timeout=60)) for _ in range(8)]
-        await asyncio.sleep(1)
-        assert b.statistics().calls_serving == 8 and not b.statistics().violations
-        for call in all_places:
-            call.cancel()
-        await asyncio.wait(all_places)
-
-
-@simulated
 async def test_refusals_and_failures_of_handlers_have_names() -> None:
     async with endpoints(MemoryNetwork(), 2) as [a, b]:
 
@@ -187,26 +155,6 @@ async def test_refusals_and_failures_of_handlers_have_names() -> None:
 
 
 @simulated
-async def test_requests_that_take_too_much_memory_are_refused() -> None:
-    limits = NetworkLimits(budgets=Budgets(requests=Budget(*[250_000 - BUDGETS.free_bytes] * 4)))
-    async with endpoints(MemoryNetwork(), 2, limits=limits) as [a, b]:
-
-        async def hold(peer: PeerID, request: bytes) -> Number:
-            await asyncio.sleep(10)
-            return Number(len(request))
-
-        b.serve("hold", bytes, hold)
-        for _ in range(2):  # what was held is free again after the first time
-            calls = [a.call(b.peer_id, "hold", bytes(100_000), Number, timeout=60) for _ in range(4)]
-            outcomes = await asyncio.gather(*calls, return_exceptions=True)
-            assert outcomes[:2] == [Number(100_000)] * 2
-            for refusal in outcomes[2:]:
-                assert isinstance(refusal, CallRefused) and refusal.code == "busy"
-        with pytest.raises(CallRefused, match="bytes"):
-            await a.call(b.peer_id, "hold", bytes(500_000), Number, timeout=60)
-
-
-@simulated
 async def test_an_answer_of_another_type_ends_the_connection() -> None:
     class Word(msgspec.Struct):
         text: str
@@ -233,23 +181,6 @@ async def test_the_death_of_either_end_fails_calls_and_cancels_handlers(dead: in
         await asyncio.sleep(1)
         assert busy.cancelled == 1 and now() < 3
         assert not a.is_connected(b.peer_id) and not b.is_connected(a.peer_id)
-
-
-@simulated
-async def test_a_cut_cable_is_noticed_within_seconds() -> None:
-    network = MemoryNetwork()
-    async with endpoints(network, 2) as [a, b]:
-        busy = Busy()
-        b.serve("busy", Number, busy)
-        call = asyncio.create_task(a.call(b.peer_id, "busy", Number(0), Number, timeout=600))
-        await asyncio.sleep(10)
-        lost = b.lost(a.peer_id)
-        assert not lost.done() and not call.done()
-        network.cut(a.peer_id, b.peer_id)
-        with pytest.raises(ConnectionLost, match="no sign of life"):
-            await call
-        assert "no sign of life" in await lost
-        assert now() < 20 and busy.cancelled == 1
 
 
 @simulated

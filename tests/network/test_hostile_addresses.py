@@ -3,75 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 from swarmcli.errors import PeerUnreachable
 from swarmcli.events import Event, OwnAddressesChanged
-from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID, Purpose, Stream, wire
+from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID, Purpose, wire
 from swarmcli.network.addresses import Scope
-from swarmcli.network.transports.base import Connection
-from swarmcli.network.wire.messages import BulkDenied, BulkWanted, ControlHello
-from swarmcli.testing import MemoryNetwork
+from swarmcli.network.wire.messages import BulkDenied, BulkWanted
 from swarmcli.testing.memory_connection import MemoryConnection
-from swarmcli.testing.memory_network import MemoryTransport
 from tests.simulation import now, simulated
 
-from .worlds import Number, Recorder, double, reaches
+from .worlds import Number, reaches, town
 
 VICTIM, STRANGER = "203.0.113.1", "203.0.113.66"
 ABSENT = Identity.from_seed(404).peer_id  # a peer that nobody has ever seen
-
-
-class Town:
-    """A network whose hosts have addresses, and who dialed where on it."""
-
-    def __init__(self) -> None:
-        self.network = MemoryNetwork()
-        self._ends: list[Endpoint | MemoryTransport] = []
-
-    async def peer(self, seed: int, host: str, *, behind: Any = None, client_mode: bool = False) -> Endpoint:
-        transport = self.network.transport(Identity.from_seed(seed), host=host, port=1000, behind=behind)
-        endpoint = Endpoint(transport, client_mode=client_mode, seed=seed)
-        endpoint.serve("double", Number, double)
-        endpoint.serve_stream("hold", Number, hold)
-        await endpoint.start()
-        self._ends.append(endpoint)
-        return endpoint
-
-    async def stranger(self, victim: Endpoint, host: str, *addresses: str, seed: int = 66) -> Connection:
-        """Is connected to the victim and has told it these addresses. Listens nowhere."""
-        transport = self.network.transport(Identity.from_seed(seed), host=host, port=2000, listening=False)
-        self._ends.append(transport)
-        connection = await transport.dial(victim.addresses[0], victim.peer_id, Purpose.CONTROL, 10.0)
-        connection.start(recorder := Recorder())
-        self.heard = recorder
-        await connection.send(wire.encode(ControlHello(b"s" * 16, addresses)))
-        await asyncio.sleep(1)
-        return connection
-
-    def dialed_by(self, peer: Endpoint) -> list[str]:
-        return [address for dialer, address in self.network.dials if dialer == peer.peer_id]
-
-    async def close(self) -> None:
-        for end in reversed(self._ends):
-            await end.close()
-
-
-@asynccontextmanager
-async def town() -> AsyncIterator[Town]:
-    made = Town()
-    try:
-        yield made
-    finally:
-        await made.close()
-
-
-async def hold(peer: PeerID, request: Number, stream: Stream) -> None:
-    await stream.receive(Number)
 
 
 async def fails_to_reach(peer: Endpoint, other: PeerID) -> None:
@@ -97,17 +43,6 @@ async def test_who_asks_to_be_dialed_is_dialed_at_its_own_host_alone_and_learns_
         assert len(denied) == 1
         answers = {bytes(frame) for frame, _ in place.heard.frames if b"denied" in frame}
         assert answers == {wire.encode(BulkDenied(token)) for token in range(20)}, "whatever the dial has met"
-
-
-@simulated
-async def test_who_asks_and_has_announced_nothing_costs_no_dial_at_all() -> None:
-    async with town() as place:
-        victim = await place.peer(1, VICTIM)
-        stranger = await place.stranger(victim, STRANGER)
-        for token in range(20):
-            await stranger.send(wire.encode(BulkWanted(token)))
-        await asyncio.sleep(60)
-        assert place.dialed_by(victim) == []
 
 
 @simulated

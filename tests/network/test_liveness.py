@@ -129,13 +129,3 @@ async def test_a_long_message_over_a_slow_line_is_life_in_both_directions() -> N
         assert await a.call(b.peer_id, "measure", bytes(1_000_000), Number, timeout=200) == Number(1_000_000)
         assert asyncio.get_running_loop().time() > 50 and watched.done()  # there was no connection yet
         assert a.is_connected(b.peer_id)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@simulated
-async def test_a_lossy_line_is_no_death(seed: int) -> None:
-    async with endpoints(MemoryNetwork(seed=seed, loss=0.3, latency=0.2), 2) as [a, b]:
-        await a.connect(b.addresses[0], timeout=5)
-        lost = a.lost(b.peer_id)
-        await asyncio.sleep(500)
-        assert not lost.done()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import os
 import threading
 from collections.abc import Iterator
 
@@ -84,15 +83,6 @@ def test_run_on_the_loops_own_thread_is_refused_instead_of_hanging(shared: LoopT
     assert shared.run(from_inside()) == "refused"
 
 
-def test_offload_runs_elsewhere_and_hands_back_results_and_errors(shared: LoopThread) -> None:
-    async def main() -> str:
-        with pytest.raises(ZeroDivisionError):
-            await offload(lambda: 1 // 0)
-        return await offload(lambda: threading.current_thread().name)
-
-    assert shared.run(main()).startswith("swarm-work")
-
-
 def test_a_cancelled_offload_ends_only_after_its_job(shared: LoopThread) -> None:
     began, proceed = threading.Event(), threading.Event()
     order: list[str] = []
@@ -121,27 +111,3 @@ def test_a_cancelled_offload_ends_only_after_its_job(shared: LoopThread) -> None
 
     shared.run(main())
     assert order == ["job", "caller"]
-
-
-def test_a_forked_child_gets_an_error_and_may_start_a_thread_of_its_own(shared: LoopThread) -> None:
-    child = os.fork()
-    if child == 0:
-        os._exit(_exit_code_of_child(shared))
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert shared.run(answer(5)) == 5
-
-
-def _exit_code_of_child(inherited: LoopThread) -> int:
-    for use in (lambda: inherited.run(answer(1)), lambda: inherited.submit(answer(1)), inherited.release):
-        try:
-            use()
-        except RuntimeError as error:
-            if "forked" not in str(error):
-                return 2
-        else:
-            return 1
-    own = LoopThread.acquire()
-    result = own.run(answer(9), timeout=60)
-    own.release()
-    return 0 if result == 9 else 3

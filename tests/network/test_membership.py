@@ -13,7 +13,6 @@ from swarmcli.network.membership import (
     InvitationKind,
     Membership,
     Pass,
-    Remembered,
     claimed,
 )
 from tests.network.closed_runs import TONIGHT, ClosedRunWorld, meet
@@ -200,15 +199,3 @@ def test_what_is_signed_for_one_purpose_passes_for_no_other() -> None:
     assert card.invitation.is_genuine(world.run) and not changed.is_genuine(world.run)
     assert not replace(card.invitation, kind=InvitationKind.BEARER).is_genuine(world.run)
     assert not card.invitation.is_genuine(world.key.run("b" * 32)), "it invites to one recipe"
-
-
-def test_what_is_remembered_of_others_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarmcli.network.membership.MAX_ADMITTED", 2)
-    world = ClosedRunWorld()
-    listener, members = world.member(0), [world.member(number) for number in range(1, 5)]
-    for member in members:
-        meet(member, listener)
-    ids = [member._identity.peer_id for member in members]
-    listener.forget_all_but([ids[0]])
-    assert set(listener.admitted) == {ids[0], ids[3]}, "those that are connected, and the newest"
-    assert Remembered().card is None

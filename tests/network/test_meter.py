@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from swarmcli.network.identity import Identity
 from swarmcli.network.prefix import prefix_of
 from swarmcli.network.token_bucket import Meter
-from tests.simulation import simulated
 
 A, B, C = (Identity.from_seed(seed).peer_id for seed in range(3))
 HERE, THERE = prefix_of("198.51.100.1"), prefix_of("203.0.113.1")
@@ -34,13 +31,3 @@ def test_one_budget_for_everyone_is_asked_last() -> None:
     assert [meter.take(0.0, peer=peer) for peer in (A, A, A, B, B)] == [True, True, False, True, False]
     meter.give_back(peer=A)
     assert meter.take(0.0, peer=B) and not meter.take(0.0, peer=A)
-
-
-@simulated
-async def test_waiting_follows_the_slowest_of_the_keys() -> None:
-    meter, loop = Meter(payer=(100.0, 100.0)), asyncio.get_running_loop()
-    for _ in range(3):
-        await meter.wait(100, payer=A)
-    assert abs(loop.time() - 2.0) < 0.01
-    await meter.wait(100, payer=B)
-    assert abs(loop.time() - 2.0) < 0.01

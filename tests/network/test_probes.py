@@ -7,10 +7,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from swarmcli.network import Endpoint, Identity, PeerID, Purpose
+from swarmcli.network import Endpoint, PeerID, Purpose
 from swarmcli.network.addresses import parse_address
-from swarmcli.testing import MemoryNetwork
-from tests.network.worlds import Attacker, MemoryWorld, TCPWorld, World
+from tests.network.worlds import Attacker, MemoryWorld, TCPWorld, World, town
 from tests.simulation import simulated
 
 Heard = list[tuple[PeerID, str, bytes]]
@@ -63,24 +62,11 @@ def test_a_probe_tells_where_it_is_seen_and_its_word_counts_at_the_listener_alon
 
 @simulated
 async def test_whoever_holds_many_probes_keeps_nobodys_word_from_being_heard() -> None:
-    network = MemoryNetwork()
-    async with AsyncExitStack() as ends:
-
-        async def endpoint(seed: int, host: str) -> Endpoint:
-            made = Endpoint(network.transport(Identity.from_seed(seed), host=host, port=1000), seed=seed)
-            ends.push_async_callback(made.close)
-            await made.start()
-            return made
-
-        asked, honest, earlier = [await endpoint(seed, f"198.51.100.{seed}") for seed in (1, 2, 3)]
+    async with town() as place:
+        asked, honest, earlier = [await place.peer(seed, f"198.51.100.{seed}") for seed in (1, 2, 3)]
         heard: Heard = []
         asked.on_probe = lambda *word: heard.append(word)
-        hoarders = [
-            Attacker(network.transport(Identity.from_seed(n), host=f"203.0.113.{n}", port=1000)) for n in range(10, 160)
-        ]
-        for hoarder in hoarders:  # many hosts of one network
-            ends.push_async_callback(hoarder.transport.close)
-
+        hoarders = [place.attacker(n, f"203.0.113.{n}") for n in range(10, 160)]  # many hosts of one network
         held = [await Attacker(earlier._transport).dial(asked, Purpose.PROBE)]
         held += [await Attacker(earlier._transport).dial(asked, Purpose.PROBE) for _ in range(2)]
         held += [await hoarder.dial(asked, Purpose.PROBE) for hoarder in hoarders * 2]

@@ -141,19 +141,3 @@ async def test_connections_that_are_opened_and_never_used_are_closed() -> None:
         await asyncio.sleep(200)
         assert lingering.ends and play.victim.statistics().bulk_connections == 0
         await play.others_go_on()
-
-
-@simulated
-async def test_bulk_connections_do_not_outlive_the_control_connection() -> None:
-    async with scene() as play:
-        heard = await play.send_on_new(Open("ignore", Number(0)))
-        stranger = Attacker(play.attacker.transport.network.transport(Identity.from_seed(67)))  # type: ignore[attr-defined]
-        alone, alone_heard = await stranger.dial(play.victim, Purpose.BULK)
-        await alone.send(wire.encode(Open("ignore", Number(0))))
-        await asyncio.sleep(20)
-        assert not heard.ends and alone_heard.ends
-        channel = play.victim._control.current(play.attacker.peer_id)
-        assert channel is not None
-        channel.connection.abort("the test says so")
-        await heard.ended.wait()
-        await stranger.transport.close()

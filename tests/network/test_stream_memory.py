@@ -100,17 +100,3 @@ async def test_giving_up_otherwise_loses_nothing() -> None:
     channel.complete()
     message, payload = await channel.stream.receive(Number)
     assert message == Number(1) and payload == b"y" * MiB and channel.resets == []
-
-
-@simulated
-async def test_the_queue_stops_reading_at_its_window_and_resumes_at_half() -> None:
-    channel = FakeChannel(NetworkLimits(stream_window=14_000))
-    for n in range(10):
-        channel.begin(n, 1000)
-        channel.complete()
-    assert not channel.connection.reading
-    states = []
-    for n in range(10):
-        assert (await channel.stream.receive(Number))[0] == Number(n)
-        states.append(channel.connection.reading)
-    assert states == [False] * 5 + [True] * 5

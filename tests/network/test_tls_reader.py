@@ -13,6 +13,7 @@ from swarmcli.network.transports.frames import frame_start
 from swarmcli.network.transports.tcp.tls import TLSReader
 
 from .test_certificates import engines
+from .test_frames import Collector
 
 LIMITS = NetworkLimits()
 
@@ -31,23 +32,7 @@ class Socket:
         self.low_water = value
 
 
-class Sink:
-    """A receiver that keeps sizes."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def payload_buffer(self, header: bytes, size: int) -> memoryview:
-        return memoryview(bytearray(size))
-
-    def frame_received(self, header: bytes, payload: memoryview) -> None:
-        self.sizes.append(payload.nbytes)
-
-    def connection_lost(self, error: Exception) -> None:
-        raise AssertionError(error)
-
-
-def read_all(reader: TLSReader, sink: Sink) -> None:
+def read_all(reader: TLSReader, sink: Collector) -> None:
     while reader.deliver_next(sink) or reader.read_record():
         pass
     reader.await_enough()
@@ -68,7 +53,7 @@ def test_what_is_waited_for_will_come(seed: int) -> None:
     transport: Any = Socket()
     reader = TLSReader(listener, LIMITS, memoryview(bytearray(16 << 10)))
     reader.attach(transport)
-    sink = Sink()
+    sink = Collector()
     most = 1
     for number, frame in enumerate(encrypted):
         position = 0
@@ -79,6 +64,6 @@ def test_what_is_waited_for_will_come(seed: int) -> None:
             position += (step := transport.low_water + dice.choice([0, 0, 1, 1448, 40_000]))
             listener.feed(frame[position - step : position])
             read_all(reader, sink)
-        assert sink.sizes == sizes[: number + 1]
+        assert [len(payload) for _, payload in sink.frames] == sizes[: number + 1]
         assert transport.low_water == 1, "between frames every byte counts"
     assert most == 32 << 10 or max(sizes) < 100_000

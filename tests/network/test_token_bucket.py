@@ -26,13 +26,6 @@ def test_never_more_goes_through_than_the_burst_and_what_came_in_since(asked: li
         last = at
 
 
-def test_a_pause_fills_the_bucket_up_to_its_burst_and_no_further() -> None:
-    bucket = TokenBucket(10, 20)
-    assert bucket.take_now(20, 0.0) and not bucket.take_now(1, 0.0)
-    assert bucket.take_now(10, 1.0) and not bucket.take_now(1, 1.0)
-    assert bucket.take_now(20, 1000.0) and not bucket.take_now(1, 1000.0)
-
-
 @simulated
 async def test_those_who_wait_get_their_turns_at_the_rate() -> None:
     bucket = TokenBucket(100, 100)

@@ -262,15 +262,6 @@ async def _until_lost(connection: Connection) -> None:
 
 
 @on_each_transport
-async def test_a_receiver_that_starts_after_the_end_is_still_told(world: World) -> None:
-    async with pair(world) as both:
-        both.listener.abort("before it began")
-        both.listener.start(both.at_listener)
-        await both.at_listener.ended.wait()
-        assert len(both.at_listener.ends) == 1
-
-
-@on_each_transport
 async def test_a_violation_closes_the_connection_with_its_reason(world: World) -> None:
     for place in ("payload_buffer", "frame_received"):
         async with pair(world) as both:
@@ -376,23 +367,3 @@ async def test_endpoints_call_and_stream_both_ways_even_where_one_cannot_be_dial
     finally:
         await client.close()
         await listener.close()
-
-
-@on_each_transport
-async def test_hundreds_of_calls_at_once_and_a_stream_beside_them(world: World) -> None:
-    a, b = Endpoint(world.transport(1)), Endpoint(world.transport(2))
-    try:
-        for peer in (a, b):
-            peer.serve("double", Number, double)
-            peer.serve_stream("echo", Number, _echo)
-            await peer.start()
-        a.learn(b.peer_id, b.addresses)
-        b.learn(a.peer_id, a.addresses)
-        streaming = asyncio.create_task(_stream_there_and_back(a, b.peer_id))
-        there = [a.call(b.peer_id, "double", Number(n), Number, timeout=30) for n in range(300)]
-        back = [b.call(a.peer_id, "double", Number(n), Number, timeout=30) for n in range(300)]
-        assert await asyncio.gather(*there, *back) == [Number(2 * n) for n in range(300)] * 2
-        await streaming
-    finally:
-        await a.close()
-        await b.close()

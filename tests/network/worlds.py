@@ -9,11 +9,22 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from swarmcli.network import DirectTransport, Endpoint, Identity, NetworkLimits, PeerID, Purpose, Transport, wire
+from swarmcli.network import (
+    DirectTransport,
+    Endpoint,
+    Identity,
+    NetworkLimits,
+    PeerID,
+    Purpose,
+    Stream,
+    Transport,
+    wire,
+)
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.transports.tcp import TCPTransport
 from swarmcli.network.wire.messages import ControlHello
 from swarmcli.testing import MemoryNetwork, virtual_time
+from swarmcli.testing.memory_network import MemoryTransport
 
 T = TypeVar("T")
 
@@ -113,31 +124,39 @@ async def endpoints(
 
 
 class Recorder:
-    """A Receiver that keeps everything."""
+    """A receiver that keeps whole frames, and says how its connection ended."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[bytes, bytes]] = []
+        self.asked: list[int] = []  # sizes of the payloads that memory was asked for
         self.ends: list[Exception] = []
-        self.arrived = asyncio.Event()
         self.ended = asyncio.Event()
+        self._news = asyncio.Event()
 
     def payload_buffer(self, header: bytes, size: int) -> memoryview:
+        self.asked.append(size)
         return memoryview(bytearray(size))
 
     def frame_received(self, header: bytes, payload: memoryview) -> None:
+        assert not self.ends, "connection_lost comes last"
         self.frames.append((bytes(header), bytes(payload)))
-        self.arrived.set()
+        self._news.set()
 
     def connection_lost(self, error: Exception) -> None:
         self.ends.append(error)
         self.ended.set()
-        self.arrived.set()
+        self._news.set()
 
-    async def until(self, count: int) -> None:
+    async def until(self, count: int) -> list[tuple[bytes, bytes]]:
         """Waits for this many frames, or the end."""
         while len(self.frames) < count and not self.ends:
-            self.arrived.clear()
-            await self.arrived.wait()
+            self._news.clear()
+            await self._news.wait()
+        return self.frames
+
+    async def lost(self) -> Exception:
+        await self.ended.wait()
+        return self.ends[0]
 
 
 class Attacker:
@@ -154,3 +173,57 @@ class Attacker:
         if greet and purpose is Purpose.CONTROL:
             await connection.send(wire.encode(ControlHello(b"l" * 16)))
         return connection, recorder
+
+
+class Town:
+    """A network whose hosts have addresses, and so prefixes as those of the internet; and who dialed where on it."""
+
+    def __init__(self) -> None:
+        self.network = MemoryNetwork()
+        self._ends: list[Any] = []
+
+    async def peer(self, seed: int, host: str, *, limits: NetworkLimits | None = None, **options: Any) -> Endpoint:
+        behind = options.pop("behind", None)
+        transport = self._transport(seed, host, 1000, behind=behind, limits=limits)
+        endpoint = Endpoint(transport, seed=seed, **options)
+        endpoint.serve("double", Number, double)
+        endpoint.serve("wait", bytes, slow(100))  # type: ignore[arg-type]
+        endpoint.serve_stream("hold", Number, hold)
+        self._ends[-1] = endpoint
+        await endpoint.start()
+        return endpoint
+
+    def attacker(self, seed: int, host: str) -> Attacker:
+        return Attacker(self._transport(seed, host, 1000))
+
+    async def stranger(self, victim: Endpoint, host: str, *addresses: str, seed: int = 66) -> Connection:
+        """Is connected to the victim and has told it these addresses. Listens nowhere."""
+        attacker = Attacker(self._transport(seed, host, 2000, listening=False))
+        connection, self.heard = await attacker.dial(victim, Purpose.CONTROL, greet=False)
+        await connection.send(wire.encode(ControlHello(b"s" * 16, addresses)))
+        await asyncio.sleep(1)
+        return connection
+
+    def dialed_by(self, peer: Endpoint) -> list[str]:
+        return [address for dialer, address in self.network.dials if dialer == peer.peer_id]
+
+    async def close(self) -> None:
+        for end in reversed(self._ends):
+            await end.close()
+
+    def _transport(self, seed: int, host: str, port: int, **options: Any) -> MemoryTransport:
+        self._ends.append(self.network.transport(Identity.from_seed(seed), host=host, port=port, **options))
+        return self._ends[-1]  # type: ignore[no-any-return]
+
+
+@asynccontextmanager
+async def town() -> AsyncIterator[Town]:
+    made = Town()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def hold(peer: PeerID, request: Number, stream: Stream) -> None:
+    await asyncio.sleep(1000)

@@ -16,7 +16,6 @@ from swarmcli.errors import (
     WrongPeerError,
 )
 from swarmcli.network import Endpoint, Identity, PeerID, Purpose, Stream
-from swarmcli.reach.circuits import open_circuits
 from swarmcli.reach.relay_messages import CONNECT, INCOMING, CircuitData, Connect, Incoming
 from swarmcli.reach.relaying import Relay, RelayBudgets
 from swarmcli.testing import MemoryNetwork
@@ -153,34 +152,6 @@ async def test_a_relay_brings_only_those_who_reserved_there() -> None:
 
 
 @simulated
-async def test_a_relay_that_holds_handshakes_open_keeps_out_nobody_whom_another_one_brings() -> None:
-    async with scene() as peers:
-        honest, _ = await peers.relay()
-        a, b = await peers.pair(honest)
-        hostile = await peers.listener(5)
-        await b.endpoint.connect(hostile.addresses[0], timeout=5)
-        b.transport.relays.add(hostile.peer_id)
-        assert await reaches(b.endpoint, hostile)
-        refused = 0
-
-        async def hold() -> None:
-            nonlocal refused
-            try:
-                async with hostile.stream(b.peer_id, INCOMING, Incoming(a.peer_id), timeout=5) as stream:
-                    await stream.receive(CircuitData)
-            except CallRefused:
-                refused += 1
-
-        async with asyncio.TaskGroup() as group:
-            held = [group.create_task(hold()) for _ in range(64)]
-            await asyncio.sleep(1)
-            assert 0 < refused < 64
-            assert await reaches(a.endpoint, b.endpoint)
-            for task in held:
-                task.cancel()
-
-
-@simulated
 async def test_what_cannot_be_dialed_is_refused_with_a_reason() -> None:
     async with scene() as peers:
         endpoint, relay = await peers.relay()
@@ -230,22 +201,6 @@ async def test_a_relay_that_dies_takes_its_circuits_along_and_another_one_is_use
         assert await reaches(a.endpoint, b.endpoint) and now() - began < 5
         seen = a.endpoint.seen(b.peer_id)
         assert seen is not None and seen.remote_address == b.address(second)
-
-
-@simulated
-async def test_of_several_relays_the_nearest_to_the_dialer_is_tried_first() -> None:
-    far_away = Identity.from_seed(0).peer_id
-    async with scene(latency=lambda source, target: 0.1 if far_away in (source, target) else 0.01) as peers:
-        far, _ = await peers.relay(0)
-        near, _ = await peers.relay(1)
-        a, b = await peers.pair(far)
-        for client in (a, b):
-            await client.reserve(near)
-        assert b.endpoint.addresses == (b.address(far), b.address(near))
-        await a.meet(b)
-        assert await reaches(a.endpoint, b.endpoint)
-        seen = a.endpoint.seen(b.peer_id)
-        assert seen is not None and seen.remote_address == b.address(near)
 
 
 @simulated
@@ -335,30 +290,6 @@ async def test_half_of_what_a_user_lends_is_left_to_the_peer_that_relays() -> No
         for task in floods:
             task.cancel()
         await asyncio.wait(floods)
-
-
-@simulated
-async def test_an_unknown_relay_is_looked_up_and_not_again_and_again() -> None:
-    async with scene() as peers:
-        endpoint, _ = await peers.relay()
-        _, b = await peers.pair(endpoint)
-        listener = await peers.listener(3)
-        asked: list[PeerID] = []
-        where: dict[PeerID, tuple[str, ...]] = {}
-
-        async def lookup(relay: PeerID) -> tuple[str, ...]:
-            asked.append(relay)
-            return where.get(relay, ())
-
-        transport = await open_circuits(listener, lookup)
-        for _ in range(5):
-            with pytest.raises(ConnectError, match="no address of the relay"):
-                await transport.dial(b.address(endpoint), b.peer_id, Purpose.CONTROL, 5)
-        assert asked == [endpoint.peer_id]
-        where[endpoint.peer_id] = endpoint.addresses
-        await asyncio.sleep(31)
-        (await transport.dial(b.address(endpoint), b.peer_id, Purpose.CONTROL, 5)).abort("seen")
-        assert len(asked) == 2
 
 
 @pytest.mark.parametrize("upload", [True, False])

@@ -311,17 +311,6 @@ async def test_asks_are_counted_because_each_has_listeners_dialed() -> None:
         await ask(world, 10)
 
 
-@simulated
-async def test_where_a_listener_merely_says_that_it_is_nobody_is_dialed() -> None:
-    async with hostile() as world:
-        lying = world.relay
-        lying.announce(direct=("memory://5.66.0.1:8080", *lying.direct_addresses))
-        await asyncio.sleep(1)
-        assert "memory://5.66.0.1:8080" in str(world.asked.endpoint.addresses_of(lying.peer_id))
-        await ask(world)
-        assert world.dials("5.66.0.1") == 0
-
-
 @pytest.mark.parametrize("kind", ["there", "gone", "elsewhere"])
 @simulated
 async def test_who_claims_to_be_behind_the_same_router_cannot_scan_the_network_there(kind: str) -> None:

@@ -94,12 +94,3 @@ def test_a_direct_connection_that_breaks_again_and_again_is_not_made_again_and_a
     patience.worked(ANN, 130.0)
     patience.worked(ANN, 400.0)
     assert patience.due(ANN) - 400.0 == 480.0
-
-
-def test_a_connection_that_stood_for_long_makes_older_failures_forgotten():
-    patience = Patience()
-    for _ in range(5):
-        patience.failed(ANN, 0.0)
-    patience.worked(ANN, 4000.0)
-    patience.failed(ANN, 5000.0)
-    assert patience.due(ANN) - 5000.0 == 120.0

@@ -27,7 +27,7 @@ from swarmcli.reach.dialback import (
 from swarmcli.reach.evidence import CheckOptions
 from swarmcli.testing.memory_router import MemoryRouter
 from tests.reach.homes import PORT, Homes
-from tests.simulation import simulated
+from tests.simulation import now, simulated
 
 CHECKS = CheckOptions()
 
@@ -82,10 +82,6 @@ async def test_a_public_newcomer_is_proved_at_once_and_proves_the_first_one():
         assert now() - begun < 1.0
         assert second.reach.verdicts[0].how == "dialed back" and second.endpoint.addresses == (second.address,)
         assert first.reach.verdicts[0].how == "dialed from outside" and first.reach.checks == 0
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 @simulated
@@ -324,10 +320,6 @@ async def test_a_wake_up_is_a_reason_to_ask_again():
         home.endpoint.events.emit(WokeUp(7200.0))
         await asyncio.sleep(10)
         assert home.reach.dialable and home.reach.checks == checks + 1
-
-
-async def yes_and_nothing(peer: PeerID, request: DialBackRequest) -> DialBackReply:
-    return DialBackReply("memory://5.66.0.1:9")
 
 
 @simulated

@@ -16,7 +16,6 @@ from swarmcli.errors import SiteError, StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state.distant import DistantTensor, fill, loaded
-from swarmcli.state.donor import ChunkRequest, _hash_ahead
 from swarmcli.state.snapshot import PinnedState, Snapshot
 from tests.averaging.states import CHUNK, Swarm, check, make_state
 from tests.simulation import in_real_time, simulated
@@ -73,20 +72,6 @@ def test_chunks_are_those_of_a_state_in_memory(names: list[str], count: int) -> 
         assert b"".join(one.chunk(chunk)) == b"".join(other.chunk(chunk))
         assert not one.is_distant(chunk)
         assert one.digest(chunk) == other.digest(chunk)
-
-
-@simulated
-async def test_a_donor_reads_every_byte_once() -> None:
-    async with Swarm(1) as swarm:
-        state = elsewhere(make_state(), "weight")
-        swarm.states[0] = Snapshot(b"v1", {"epoch": 3}, state)
-        pinned = PinnedState(swarm.states[0])
-        await _hash_ahead(pinned, ChunkRequest(0, pinned.layout.chunks))
-        assert not state["weight"].reads
-        check(await swarm.download(), Snapshot(b"v1", {"epoch": 3}, make_state()))
-        reads = sorted(state["weight"].reads)
-        assert [begin for begin, _ in reads] == [0, *(end for _, end in reads[:-1])]
-        assert max(end - begin for begin, end in reads) <= CHUNK
 
 
 @simulated

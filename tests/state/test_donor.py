@@ -14,12 +14,7 @@ from swarmcli.state import donor as donor_module
 from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.donor import (
-    DigestAnswer,
-    DigestQuestion,
     StateDonor,
-    StateRequest,
-    digest_method,
-    state_method,
 )
 from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import Snapshot
@@ -221,25 +216,6 @@ async def test_downloads_that_trickle_do_not_keep_a_donor_from_bearing_witness()
         question = RootQuestion(b"v")
         answer = await swarm.endpoints[-1].call(swarm.ids[0], root_method("test"), question, RootAnswer, timeout=5)
         assert len(answer.root) == 32
-
-
-@simulated
-async def test_questions_for_hashes_that_there_are_not() -> None:
-    async with Swarm(1) as swarm:
-        newcomer = swarm.endpoints[1]
-
-        async def ask(pin: bytes, first: int, count: int) -> bytes:
-            question = DigestQuestion(pin, first, count)
-            answer = await newcomer.call(swarm.ids[0], digest_method("test"), question, DigestAnswer, timeout=5)
-            return answer.digests
-
-        async with newcomer.stream(swarm.ids[0], state_method("test"), StateRequest(b"v1"), timeout=5) as stream:
-            header, _ = await stream.receive(donor_module.ManifestHeader)
-            assert len(await ask(header.pin, 3, 4)) == 4 * 32
-            with pytest.raises(CallRefused, match="chunks"):
-                await ask(header.pin, 30, 4)
-        with pytest.raises(CallRefused, match="let go"):
-            await ask(b"other", 0, 1)
 
 
 @simulated

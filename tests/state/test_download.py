@@ -14,7 +14,6 @@ from swarmcli.errors import StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.network import Identity, PeerID
 from swarmcli.state import snapshot as snapshot_module
-from swarmcli.state.donor import DigestAnswer, DigestQuestion, StateDonor
 from swarmcli.state.download import DownloadProgress
 from swarmcli.state.snapshot import PinnedState, Snapshot, StateOutline, digest_of_chunk
 from tests.averaging.states import CHUNK, Swarm, check, drip, make_state, size_of
@@ -282,27 +281,6 @@ async def test_the_first_donor_drips_a_state_of_its_own(monkeypatch: pytest.Monk
         drip(monkeypatch, swarm.ids[:1], MANIFEST + 3 * CHUNK)
         check(await swarm.download(), swarm.states[1])
         assert asyncio.get_running_loop().time() < 50
-
-
-@simulated
-async def test_a_reference_that_is_slow_to_name_hashes_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Swarm(3, bandwidth=500_000) as swarm:
-        swarm.states = [Snapshot(b"v1", {"epoch": 3}, make_state(size=500_000))] * 3
-        tell = StateDonor._tell_digests
-
-        async def slowly(self: StateDonor, peer: PeerID, question: DigestQuestion) -> DigestAnswer:
-            await asyncio.sleep(19.0 if self is swarm.donors[0] else 0.0)
-            return await tell(self, peer, question)
-
-        swarm.donors[0].close()
-        with monkeypatch.context() as patch:
-            patch.setattr(StateDonor, "_tell_digests", slowly)
-            swarm.donors[0] = StateDonor(swarm.endpoints[0], "test", swarm._provide(0))
-            swarm.donors[0].start()
-        for peer in swarm.ids[1:]:
-            swarm.network.set_bandwidth(peer, 100_000)  # it comes first
-        check(await swarm.download(timeout=300), swarm.states[1])
-        assert asyncio.get_running_loop().time() < 60
 
 
 @pytest.mark.parametrize("donors", [1, 4])

@@ -87,18 +87,6 @@ async def test_a_link_may_be_faster_one_way_than_the_other() -> None:
         assert (await arrival_times(wire, [1_000_000]))[0] < 0.1
 
 
-@simulated
-async def test_the_way_in_is_shared_fairly_as_well() -> None:
-    network = MemoryNetwork(latency=0.01)
-    async with wires(network, 12) as [*bulk, small]:
-        network.set_bandwidths(B.peer_id, uplink=None, downlink=1e6)
-        async with asyncio.TaskGroup() as group:
-            floods = [group.create_task(arrival_times(wire, [400_000])) for wire in bulk]
-            await asyncio.sleep(0.05)
-            assert (await arrival_times(small, [100]))[0] < 0.5  # not behind what waits in eleven windows
-        assert max(flood.result()[0] for flood in floods) == pytest.approx(4.4, rel=0.1)
-
-
 class Memory(Recorder):
     """Reads payloads into memory that can be looked at before they are whole."""
 

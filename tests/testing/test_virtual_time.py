@@ -84,29 +84,3 @@ def test_an_error_in_a_callback_ends_the_run() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         virtual_time.run(main())
     assert any("at 1.0" in note for note in caught.value.__notes__)
-
-
-def test_sets_of_tasks_have_one_order() -> None:
-    """A group that fails cancels its tasks by walking a set: with hashes by address the order would be chance."""
-
-    def order() -> list[int]:
-        cancelled: list[int] = []
-
-        async def waiting(number: int) -> None:
-            try:
-                await asyncio.sleep(1000 + number)
-            finally:
-                cancelled.append(number)
-
-        async def main() -> None:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1), asyncio.TaskGroup() as group:
-                    for number in range(50):
-                        group.create_task(waiting(number))
-
-        virtual_time.run(main())
-        return cancelled
-
-    first = order()
-    ballast = [object() for _ in range(1000)]
-    assert order() == first and len(first) == 50 and len(ballast) == 1000
