@@ -38,11 +38,11 @@ class Machine:
         return self.clock.now() - EPOCH - self.true
 
 
-def exchange(asker: Machine, answerer: Machine, delay: float = 0.05, name: bytes = b"peer") -> None:
+def exchange(asker: Machine, answerer: Machine, delay: float = 0.05, name: bytes = b"peer", **how: Any) -> None:
     """A call from one to the other, whose raw clocks are measured without time passing."""
     sent = asker.clock.raw()
     there = answerer.clock.raw() + delay / 2
-    asker.clock.observe(name, sent, there, there, sent + delay)
+    asker.clock.observe(name, sent, there, there, sent + delay, **how)
 
 
 def pass_time(machines: list[Machine], seconds: float) -> None:
@@ -57,9 +57,9 @@ def test_raw_is_the_local_clock_and_alone_it_is_swarm_time() -> None:
 
 
 def test_the_first_correction_steps() -> None:
-    machine, other = Machine(wrong=600), Machine()
-    exchange(machine, other)
-    exchange(machine, Machine(), name=b"third")
+    machine = Machine(wrong=600)
+    for name in (b"one", b"other"):
+        exchange(machine, Machine(), name=name)
     assert machine.error == pytest.approx(0, abs=1e-3)
 
 
@@ -86,7 +86,7 @@ def test_setting_the_machines_clock_moves_nothing() -> None:
         assert machine.error == 0
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 4])
 def test_a_minority_of_liars_cannot_pull_beyond_honest_clocks(count: int) -> None:
     machine = Machine(wrong=1)
     for number in range(count + 1):
@@ -102,12 +102,10 @@ def test_impossible_measurements_are_ignored() -> None:
     for times in [
         (now, NAN, now, now),
         (now, now, NAN, now),
-        (now, INF, INF, now),
         (now, -INF, INF, now),
         (now, now, now + 50, now + 1),  # answered later than it came back
         (now, now, now, now + 60),  # too slow to mean anything
         (now, now + 2 * CLOCK.max_offset, now + 2 * CLOCK.max_offset, now),
-        (now, 1e300, 1e300, now),
     ]:
         clock.observe(b"liar", *times)
     assert clock.now() == now
@@ -117,9 +115,8 @@ def test_a_clock_that_is_further_off_than_is_corrected_is_told_by_most_of_those_
     machine = Machine()
     ahead, right = Machine(wrong=7200.0), Machine()
 
-    def ask(peer: bytes, other: Machine, *, dialed: bool = True) -> None:
-        sent, there = machine.clock.raw(), other.clock.raw()
-        machine.clock.observe(peer, sent, there, there, sent, dialed=dialed)
+    def ask(name: bytes, other: Machine, **how: Any) -> None:
+        exchange(machine, other, 0.0, name, **how)
 
     ask(b"came by itself", ahead, dialed=False)
     assert machine.clock.uncorrected == 0.0
@@ -132,29 +129,23 @@ def test_a_clock_that_is_further_off_than_is_corrected_is_told_by_most_of_those_
     assert machine.clock.uncorrected == 0.0
 
 
-def dial(machine: Machine, other: Machine, name: bytes, network: str, *, shared: bool = False) -> None:
-    there = other.clock.raw()
-    sent = machine.clock.raw()
-    machine.clock.observe(name, sent, there, there, sent, network=network, shared=shared)
-
-
 def test_those_whom_we_dialed_in_one_network_are_one_voice() -> None:
     """Also where they are all that a small swarm's honest peers are: who has many keys has itself dialed."""
     for wrong in (3500, 7200):
         machine = Machine()
         for number in range(3):
-            dial(machine, Machine(), b"honest %d" % number, f"5.{number}.0.0/24")
+            exchange(machine, Machine(), 0.0, b"honest %d" % number, network=f"5.{number}.0.0/24")
         for number in range(12):
-            dial(machine, Machine(wrong=wrong), b"liar %d" % number, f"6.{number % 2}.0.0/24")
+            exchange(machine, Machine(wrong=wrong), 0.0, b"liar %d" % number, network=f"6.{number % 2}.0.0/24")
         assert machine.error == pytest.approx(0, abs=0.01) and machine.clock.uncorrected == 0.0
 
 
 def test_those_whom_we_dialed_in_our_own_network_have_a_voice_each() -> None:
     machine = Machine()
     for number in range(3):
-        dial(machine, Machine(), b"next door %d" % number, "192.168.1.0/24", shared=True)
+        exchange(machine, Machine(), 0.0, b"next door %d" % number, network="192.168.1.0/24", shared=True)
     for number in range(3):
-        dial(machine, Machine(wrong=3500), b"liar %d" % number, f"6.{number}.0.0/24")
+        exchange(machine, Machine(wrong=3500), 0.0, b"liar %d" % number, network=f"6.{number}.0.0/24")
     assert machine.error == pytest.approx(0, abs=0.01)
 
 
@@ -248,10 +239,7 @@ def simulate(wrong: list[float], check: Any) -> None:
     virtual_time.run(main(), timeout=86400)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "expected"),
-    [([0, 600], 300), ([0, -600], -300), ([0] * 6 + [600] * 3, 0), ([0] * 6 + [-600, 600, 600], 0)],
-)
+@pytest.mark.parametrize(("wrong", "expected"), [([0, -600], -300), ([0] * 6 + [-600, 600, 600], 0)])
 def test_peers_ten_minutes_off_agree_with_the_others(wrong: list[float], expected: float) -> None:
     async def check(peers: list[Endpoint]) -> None:
         assert errors(peers) == pytest.approx([expected] * len(peers), abs=0.2)

@@ -16,7 +16,6 @@ from swarmcli.hivemind_names import NEW_WORDS
     ("make", "arguments", "words"),
     [
         (swarmcli.Optimizer, {"use_local_updates": True}, "use_local_updates is here grad_averager=None"),
-        (swarmcli.Optimizer, {"grad_averager_factory": None}, "grad_averager_factory is here grad_averager, "),
         (swarmcli.DHT, {"host_maddrs": ["/ip4/0.0.0.0/tcp/0"]}, "host_maddrs is here host and port"),
         (swarmcli.DHT, {"use_relay": True}, "use_relay is here nothing; leave it out"),
         (swarmcli.DecentralizedAverager, {"averaging_expiration": 5}, "is here min_matchmaking_time"),
@@ -28,12 +27,7 @@ def test_the_error_gives_the_new_word(make: Any, arguments: dict[str, Any], word
     usual: dict[Any, dict[str, Any]] = {
         swarmcli.DHT: {"start": False},
         swarmcli.DecentralizedAverager: {"averaged_tensors": [], "dht": dht, "prefix": "p", "start": False},
-        swarmcli.GradientAverager: {
-            "parameters": weights,
-            "dht": dht,
-            "prefix": "p",
-            "start": False,
-        },
+        swarmcli.GradientAverager: {"parameters": weights, "dht": dht, "prefix": "p", "start": False},
         swarmcli.Optimizer: {"dht": dht},
     }
     with pytest.raises(TypeError, match=rf"{words}.*docs/coming-from-hivemind\.md"):

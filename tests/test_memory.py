@@ -15,20 +15,13 @@ from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Swarm
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 5000, (4 << 20) + 3])
-def test_memory_of_any_size_can_be_written_and_viewed(nbytes: int) -> None:
-    memory = fresh_memory(nbytes)
-    assert memory.dtype is torch.uint8 and memory.shape == (nbytes,)
-    memory.fill_(7)
-    assert int(memory.sum()) == 7 * nbytes
-    assert memory[: nbytes // 4 * 4].view(torch.float32).shape == (nbytes // 4,)
-
-
-def test_views_keep_it_alive() -> None:
-    view = fresh_memory(5 << 20)[3 << 20 :]
-    view.fill_(9)
-    fresh_memory(5 << 20).fill_(1)
-    assert int(view.to(torch.int64).sum()) == 9 * (2 << 20)
+@pytest.mark.parametrize("nbytes", [0, 5000, (4 << 20) + 3])
+def test_memory_of_any_size_can_be_written_and_viewed_while_a_view_is_there(nbytes: int) -> None:
+    view = fresh_memory(nbytes)[: nbytes // 4 * 4].view(torch.float32)
+    assert view.shape == (nbytes // 4,)
+    view.fill_(7)
+    fresh_memory(nbytes).fill_(1)
+    assert bool((view == 7).all())
 
 
 def test_a_system_without_huge_pages_does_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,10 @@ def test_a_circle_of_imports_fails(house: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_class_has_a_name_of_its_own(house: Path) -> None:
     assert twice(read(house)) == ["Both"] and "in two places: Both" in (main([str(house)]) or "")
-    assert twice([*read(ROOT / "swarmcli"), *read(ROOT / "coordinator_web")]) == []
+    # Walking through all trees would take seconds: a class begins a line.
+    files = [file for folder in ("swarmcli", "coordinator_web") for file in (ROOT / folder).rglob("*.py")]
+    names = [name for file in files for name in re.findall(r"^class (\w+)", file.read_text(), re.MULTILINE)]
+    assert sorted(names) == sorted(set(names))
 
 
 def test_the_map_of_the_floors_is_that_of_the_contract() -> None:
