@@ -10,8 +10,6 @@ from typer.testing import CliRunner
 from swarmcli.checkpoints.shelf import Keep, Shelf
 from swarmcli.cli.checkpoints import NONE_HERE, app
 from swarmcli.errors import CheckpointError
-from swarmcli.machine import places
-from swarmcli.machine.registry import VARIABLE as RUNTIME
 from tests.checkpoints.shelves import put
 
 
@@ -22,11 +20,8 @@ def run(*words: str) -> str:
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the command is given, with checkpoints of two peers in `runs`."""
-    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "data"))
-    monkeypatch.setenv(RUNTIME, str(tmp_path / "runtime"))
-    monkeypatch.chdir(tmp_path)
+def runs(tmp_path: Path) -> Path:
+    """Checkpoints of two peers in `runs`, where the command is given."""
     for peer, epochs in (("monitor-1", (10, 20, 30)), ("trainer-1", (25,))):
         shelf = Shelf(tmp_path / "runs" / "small" / peer / "checkpoints", Keep(1, 0, 1))
         for epoch in epochs:
@@ -54,12 +49,6 @@ def test_a_run_is_named_by_its_id(runs: Path) -> None:
         run("list", "smal")
 
 
-def test_a_link_and_a_checkpoint_itself_can_be_named(runs: Path) -> None:
-    for name, epoch in (("latest", 30), ("best", 20), ("epoch-000010", 10)):
-        (info,) = json.loads(run("list", "--json", f"runs/small/monitor-1/checkpoints/{name}"))
-        assert info["epoch"] == epoch
-
-
 def test_what_is_damaged_is_named_and_ends_with_one(runs: Path) -> None:
     assert run("verify").count("whole") == 4
     (runs / "small/monitor-1/checkpoints/epoch-000020/model.safetensors").write_bytes(b"weighed")
@@ -72,14 +61,9 @@ def test_what_need_not_stay_goes_by_the_rules_of_its_writer_or_by_others(runs: P
     shelf = Shelf(runs / "small/monitor-1/checkpoints")
     assert "would go" in run("prune", "--dry-run") and len(shelf.all()) == 3
     assert run("prune") == f"removed  {shelf.directory}/epoch-000010\n"
-    assert run("prune") == ""
+    assert CliRunner().invoke(app, ["prune", "--dry-run"]).stderr.startswith("nothing to remove")
     removed = json.loads(run("prune", "--json", "--keep-best", "0", str(shelf.directory)))
     assert [info["epoch"] for info in removed] == [20] and [path.name for path in shelf.all()] == ["epoch-000030"]
-
-
-def test_where_nothing_has_to_go_it_says_so(runs: Path) -> None:
-    said = [CliRunner().invoke(app, ["prune", *words]).stderr for words in ((), ("--dry-run",))]
-    assert said[0].startswith("1 checkpoint removed, ") and said[1].startswith("nothing to remove")
 
 
 def test_what_a_killed_peer_left_is_put_right_but_not_under_a_running_one(runs: Path) -> None:
@@ -109,13 +93,13 @@ def test_where_there_is_none_it_says_where_it_looked(
 
 
 @pytest.mark.parametrize(
-    ("home", "here"),
+    ("home", "below"),
     [("data/small-abc/small/trainer-1", "data"), ("at-home/small/runs/small/monitor-1", "at-home")],
     ids=["joined by a link", "made by its owner"],
 )
 def test_runs_are_found_where_they_were_joined_or_made(
-    home: str, here: str, tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+    home: str, below: str, tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(Shelf(tmp_path / home / "checkpoints"), 7, run_id="small")
-    monkeypatch.chdir(tmp_path / here)
+    monkeypatch.chdir(tmp_path / below)
     assert [info["epoch"] for info in json.loads(run("list", "--json"))] == [7]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -20,13 +18,6 @@ app = typer.Typer()
 for verb in (init, invite, members):
     app.command()(verb)
 PEER = Identity.from_seed(1).peer_id
-
-
-@pytest.fixture(autouse=True)
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setenv("SWARM_RUNTIME_DIR", str(tmp_path / "runtime"))
-    monkeypatch.chdir(tmp_path)
 
 
 def said(*words: str) -> str:

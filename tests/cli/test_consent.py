@@ -8,12 +8,9 @@ import os
 import select
 import shutil
 import sys
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -64,6 +61,10 @@ def test_a_dozen_lines_say_what_will_happen() -> None:
     assert "standard library, on this computer" in lines["data"]
     assert "2 threads" in lines["processor"]
     assert "19.4 MB an hour each way; an epoch in 30 s, as the contact says" in lines["traffic"]
+    assert "at most 9.7 MB an hour each way; an epoch in 60 s, which is a guess" in sheet(small())["traffic"]
+    # 20,200 numbers of 4 bytes each way, an epoch shortened to 18 s by this trainer: 200 of them
+    told = sheet(small(), going=Going(36.0, trainers=1))["traffic"]
+    assert "about 16.2 MB an hour up and 16.2 MB an hour down" in told and "as the contact says" in told
     assert "/data/small" in lines["files"] and "Ctrl-C" in lines["leaving"]
 
 
@@ -184,13 +185,6 @@ def test_the_page_and_its_question_fit_a_terminal_of_24_lines_with_what_matters_
         assert len(shown.getvalue().splitlines()) + above_and_below <= 24, shown.getvalue()
 
 
-def test_traffic_is_what_the_contact_knows_or_the_most_that_it_can_be() -> None:
-    told = sheet(small(), going=Going(36.0, trainers=1))["traffic"]
-    # 20,200 numbers of 4 bytes each way, an epoch shortened to 18 s by this trainer: 200 of them
-    assert "about 16.2 MB an hour up and 16.2 MB an hour down" in told and "as the contact says" in told
-    assert "at most 9.7 MB an hour each way; an epoch in 60 s, which is a guess" in sheet(small())["traffic"]
-
-
 # What joining does with the answer
 
 
@@ -200,7 +194,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def contact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+def contact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A contact that counts how often it is asked, and no model that has to be built."""
     asked = SimpleNamespace(times=0, shown=0)
 
@@ -212,12 +206,11 @@ def contact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleN
     def show(*arguments: object) -> None:
         asked.shown += 1
 
-    monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("SWARM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("swarmcli.cli.linking.fetch_recipe", fetch)
     monkeypatch.setattr("swarmcli.training.outline.outline_of", lambda recipe: OUTLINE)
     monkeypatch.setattr(consent, "show", show)
-    yield asked
+    return asked
 
 
 def answered(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
@@ -259,41 +252,6 @@ def test_it_asks_once_for_each_role(contact: SimpleNamespace, monkeypatch: pytes
     assert contact.shown == contact.times == 1
     recipe_named(str(LINK), "auxiliary", [], yes=True)
     assert (contact.shown, contact.times) == (2, 1)
-
-
-def test_a_recipe_is_read_once_for_the_page_and_for_what_follows(
-    contact: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[object] = []
-
-    def counted(*arguments: Any, **named: Any) -> Recipe:
-        read.append(arguments)
-        return parse_recipe(*arguments, **named)
-
-    for module in ("cli.linking", "recipe.load"):
-        monkeypatch.setattr(f"swarmcli.{module}.parse_recipe", counted)
-    for _ in ("asked for", "kept"):
-        loaded = recipe_named(str(LINK), "trainer", ["local.threads=2"], yes=True).recipe
-        assert loaded.local.threads == 2 and loaded.file == str(LinkedRun(LINK).recipe) and len(read) == 1
-        read.clear()
-
-
-def test_what_a_role_needs_is_imported_while_a_person_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported, goes_on = [], threading.Event()
-
-    def slow(name: str) -> None:
-        imported.append(name)
-        if name == "second":
-            goes_on.wait(30)
-            raise ImportError(name)
-
-    monkeypatch.setattr(linking, "import_module", slow)
-    monkeypatch.setitem(linking.AHEAD, "trainer", ("first", "second", "third"))
-    with linking.importing_ahead("trainer"):
-        while "second" not in imported:
-            pass
-        threading.Timer(0.05, goes_on.set).start()
-    assert imported == ["first", "second"], "the person has decided: what is left is imported where it is needed"
 
 
 def test_without_a_terminal_the_missing_word_is_named(contact: SimpleNamespace, tmp_path: Path) -> None:

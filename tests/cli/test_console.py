@@ -4,39 +4,10 @@ import io
 import logging
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from swarmcli.cli.console import ConsoleHandler, aloud, err, out, setup_logging
 from swarmcli.events import Events, Noticed
-from swarmcli.journal import printable
-
-
-@given(st.text(), st.integers(1, 80))
-def test_a_printable_text_is_one_harmless_line_of_bounded_length(text: str, limit: int) -> None:
-    shown = printable(text, limit)
-    assert len(shown) <= limit
-    assert shown.isprintable() or all(each.isprintable() or each.isspace() for each in shown)
-    assert len(shown.splitlines()) <= 1
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("büro-mac 3090 🐝 日本", "büro-mac 3090 🐝 日本"),
-        ("\x1b[31mred\x1b[0m", "[31mred[0m"),
-        ("two\nlines\tand a tab", "two lines and a tab"),
-        ("right \u202eto left", "right to left"),
-        ("\ud800 half", " half"),
-    ],
-)
-def test_what_steers_a_terminal_goes_and_what_people_write_stays(text: str, shown: str) -> None:
-    assert printable(text) == shown
-
-
-def test_a_long_text_is_cut_visibly() -> None:
-    assert printable("a" * 400, 10) == "a" * 9 + "…"
 
 
 def test_data_goes_to_stdout_and_words_to_stderr() -> None:
@@ -77,13 +48,6 @@ def test_a_notice_is_in_the_log_only_where_no_view_shows_it(capsys: pytest.Captu
     setup_logging(who="process 1")
     Events().emit(Noticed("warning", "the disk is full"))
     assert "[process 1] WARNING swarmcli.notices: the disk is full" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("untouched_logging")
-def test_of_several_processes_each_says_who_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    setup_logging(who="process 2")
-    logging.getLogger("swarmcli.x").warning("look here")
-    assert "[process 2] WARNING swarmcli.x: look here" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("untouched_logging")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -15,7 +14,6 @@ from swarmcli.cli.contributions import (
     in_words,
     only_home,
     ordered,
-    ordinal,
     rests_on,
     teams_of,
     thanks,
@@ -70,30 +68,12 @@ def test_the_last_line_of_a_trainer_says_what_it_gave_and_how_it_stands() -> Non
     assert "12,400 of 98,000 samples (who gave the others was not counted), 3.1 hours" in said
 
 
-def test_without_a_monitor_the_last_line_says_whose_count_it_is() -> None:
-    assert thanks(summary(512), None) == (
-        "512 samples by this peer's own count, since nobody else could be asked; thank you"
-    )
-    assert thanks(summary(0), None) == ""
-
-
-def test_an_auxiliary_is_thanked_for_what_it_added_up() -> None:
-    assert "3.0 MB added up for others in 12 rounds" in thanks(
-        summary(), standing(attestation(0.0, 0, reduced=3_000_000))
-    )
+def test_without_a_monitor_the_last_line_says_whose_count_it_is_and_an_auxiliary_is_thanked_for_what_it_added() -> None:
+    alone = "512 samples by this peer's own count, since nobody else could be asked; thank you"
+    assert (thanks(summary(512), None), thanks(summary(0), None)) == (alone, "")
+    added = thanks(summary(), standing(attestation(0.0, 0, reduced=3_000_000)))
+    assert "3.0 MB added up for others in 12 rounds" in added
     assert thanks(summary(), standing(attestation(0.0, 0))) == ""
-
-
-def test_ordinals_read_as_one_says_them() -> None:
-    assert [ordinal(n) for n in (1, 10, 11, 21, 22, 113, 1003)] == [
-        "first",
-        "tenth",
-        "11th",
-        "21st",
-        "22nd",
-        "113th",
-        "1,003rd",
-    ]
 
 
 def test_the_table_tells_claimed_from_seen_and_shows_no_strangers_control_characters() -> None:
@@ -105,20 +85,10 @@ def test_the_table_tells_claimed_from_seen_and_shows_no_strangers_control_charac
     assert BOB.peer_id.text[:10] in text and "\x1b" not in text
 
 
-def test_a_narrow_terminal_shows_names_and_samples_whole() -> None:
-    console = Console(file=io.StringIO(), width=60)
-    wordy = replace(GIVEN[0], name="n" * 20, team="t" * 16, samples=123_456_789)
-    console.print(contributions_table([wordy], 2 * wordy.samples, narrow=True))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "n" * 20 in text and "123,456,789" in text and "50%" in text and "…" not in text
-
-
-def test_teams_are_the_sums_of_those_who_name_them() -> None:
+def test_teams_are_the_sums_of_those_who_name_them_and_lists_are_sorted_by_any_column() -> None:
     (team,) = teams_of(GIVEN)
     assert (team.team, team.peers, team.samples, team.hours, team.reduced_bytes) == ("reds", 2, 900, 5.0, 5_000_000)
 
-
-def test_lists_are_sorted_by_any_column() -> None:
     assert [each.samples for each in ordered(GIVEN, "hours")] == [300, 600, 100]
     assert [each.name[:3] for each in ordered(GIVEN, "name")] == ["Ada", "Zoë", ""]
     with pytest.raises(UsageError, match="one of samples, hours"):
@@ -130,6 +100,9 @@ def test_it_is_said_whose_word_the_numbers_are() -> None:
     alone = Given("run", honest, {MONITOR.peer_id: book(MONITOR, honest, vouched=1, witnessed=250.0)})
     assert "has seen 25% of that itself, and knows the rest by the word of another peer" in rests_on(alone)[0]
     assert rests_on(alone)[-1] == "This is told by one peer only: nobody else can confirm it."
+    half = {ADA.peer_id.text: BookEntry(450.0)}  # of 1,000: the others were in groups that this monitor was not in
+    found = Given("run", half, {MONITOR.peer_id: book(MONITOR, half)})
+    assert "The list has 45% of the run's samples" in rests_on(found)[-1] and as_json(found)["accounted"] == 0.45
     three = {each.peer_id: book(each, honest) for each in (MONITOR, ADA, OTHER)}
     said = rests_on(Given("run", honest, three, {BOB.peer_id: "no answer"}))
     assert any("what most of them tell is shown" in line for line in said)
@@ -137,13 +110,6 @@ def test_it_is_said_whose_word_the_numbers_are() -> None:
     assert as_json(alone)["monitors"] == [
         {"peer": MONITOR.peer_id.text, "epoch": 10, "samples": 1000, "witnessed": 250.0, "vouched": 1}
     ]
-
-
-def test_it_is_said_what_part_of_the_run_a_list_accounts_for() -> None:
-    half = {ADA.peer_id.text: BookEntry(450.0)}  # of 1,000: the others were in groups that this monitor was not in
-    found = Given("run", half, {MONITOR.peer_id: book(MONITOR, half)})
-    assert "The list has 45% of the run's samples" in rests_on(found)[-1]
-    assert as_json(found)["accounted"] == 0.45
 
 
 def test_a_certificate_in_words_says_what_it_does_not_prove() -> None:
@@ -156,7 +122,6 @@ def test_a_certificate_in_words_says_what_it_does_not_prove() -> None:
 def test_an_owner_gets_the_certificate_of_the_trainer_beside_his_monitor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SWARM_RUNTIME_DIR", str(tmp_path / "runtime"))
     homes = [tmp_path / "runs" / name for name in ("monitor-1", "trainer-1", "texts")]
     for home in homes:
         home.mkdir(parents=True)

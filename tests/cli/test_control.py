@@ -23,12 +23,12 @@ from coordinator_web.app import create_app
 from swarmcli.cli import control, status
 from swarmcli.cli.main import app
 from swarmcli.errors import ControlError, UsageError
-from swarmcli.machine.registry import VARIABLE, LocalPeer, LocalPeers
+from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.peer.activity import Activity
 from swarmcli.peer.controls import PeerControls
 from swarmcli.recipe.limit_store import LimitStore
 from tests.web.dashboards import Dashboard
-from tests.web.fake_source import TRAINERS, FakeRun
+from tests.web.fake_source import FakeRun
 
 
 class RunningPeer:
@@ -61,9 +61,7 @@ class RunningPeer:
 
 
 @pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalPeers:
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "registry"))
-    monkeypatch.setenv("SWARM_CONFIG", str(tmp_path / "config.yaml"))
+def registry() -> LocalPeers:
     return LocalPeers()
 
 
@@ -99,13 +97,6 @@ def test_status_tells_what_each_does(ada: RunningPeer) -> None:
     (told,) = json.loads(swarm("status", "--json")[1])
     assert (told["name"], told["state"]["run"]["epoch"]) == ("Ada", 3)
     assert told["page"] == f"{ada.entry.peer.api}/?token=Ada"
-
-
-def test_status_gives_who_is_alone_no_place(ada: RunningPeer) -> None:
-    ada.run.people = [replace(TRAINERS[0], me=True), TRAINERS[1]]
-    assert "number 1 of 2" in CliRunner().invoke(app, ["status"]).stdout
-    ada.run.people.pop()
-    assert "number" not in CliRunner().invoke(app, ["status"]).stdout
 
 
 def test_status_says_that_the_run_stands_and_that_samples_cannot_count(ada: RunningPeer) -> None:

@@ -23,10 +23,7 @@ EVIL = '=HYPERLINK("http://evil")'
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setenv("SWARM_RUNTIME_DIR", str(tmp_path / "runtime"))
-    monkeypatch.chdir(tmp_path)
+def home(tmp_path: Path) -> Path:
     home = tmp_path / "data" / "stdlib-lm-abcdefgh" / "stdlib-lm" / "monitor-1"
     home.mkdir(parents=True)
     journal = Journal(home / JOURNAL_NAME, run=RUN, clock=Clock())
@@ -60,24 +57,17 @@ def test_a_list_goes_to_stdout_and_all_of_them_to_a_directory(home: Path, tmp_pa
     assert events[-1]["text"] == "'-1+1"
     (row,) = csv.DictReader((tmp_path / "tables" / "evaluations.csv").open())
     assert (row["epoch"], row["loss"], row["samples"]) == ("2", "1.25", "64")
+    for words, reason in (((), "--what"), (("nowhere", "--what", "epochs"), "no journal of the run nowhere")):
+        with pytest.raises(UsageError, match=reason):
+            said(*words)
     said("--what", "rounds", "-o", "rounds.csv")
     assert len((tmp_path / "rounds.csv").read_text().splitlines()) == 4
 
 
-def test_what_is_not_said_is_asked_for(home: Path) -> None:
-    with pytest.raises(UsageError, match="--what"):
-        said()
-    with pytest.raises(UsageError, match="no journal of the run nowhere"):
-        said("nowhere", "--what", "epochs")
-
-
-@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "  =1", "\uff1d1"])
-def test_no_name_is_a_formula(name: str) -> None:
-    text = b"".join(csv_of(PeerSeen, [seen(name=name)])).decode()
-    assert next(csv.DictReader(io.StringIO(text)))["name"].replace("\t'", "\t") == f"'{name}"
-
-
-def test_no_name_is_a_formula_where_semicolons_split_lines_and_json_is_whole() -> None:
+def test_no_name_is_a_formula_also_where_semicolons_split_lines_and_json_is_whole() -> None:
+    for name in ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "  =1", "\uff1d1"):
+        text = b"".join(csv_of(PeerSeen, [seen(name=name)])).decode()
+        assert next(csv.DictReader(io.StringIO(text)))["name"].replace("\t'", "\t") == f"'{name}"
     text = b"".join(csv_of(PeerSeen, [seen(name="a;=1+1;b")])).decode()
     (cells,) = list(csv.reader(io.StringIO(text), delimiter=";"))[1:]
     assert not any(cell.startswith("=") for cell in cells)

@@ -14,8 +14,6 @@ from typer.testing import CliRunner
 from swarmcli.checkpoints.layout import MODEL, averaged_file, find_checkpoint
 from swarmcli.cli.generate import Wish, chosen, generate, load, write_on
 from swarmcli.errors import CheckpointError, UsageError
-from swarmcli.machine import places
-from swarmcli.machine.registry import VARIABLE as RUNTIME
 from swarmcli.training import CheckpointStore, build_task
 from swarmcli.training.model_card import describe_model
 from tests.training.small_tasks import small
@@ -47,9 +45,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def here(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(places.VARIABLE, str(tmp_path / "data"))
-    monkeypatch.setenv(RUNTIME, str(tmp_path / "runtime"))
+def at_work(here: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(work)
 
 
@@ -89,16 +85,13 @@ def test_the_same_seed_gives_the_same_text() -> None:
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize(
-    ("word", "words"),
-    [
+def test_a_checkpoint_that_nobody_finds() -> None:
+    for word, words in (
         ("other", r"'other' is neither a path nor one of your runs with checkpoints \(small\)"),
         ("texts", "there is no checkpoint in texts"),
-    ],
-)
-def test_a_checkpoint_that_nobody_finds(word: str, words: str) -> None:
-    with pytest.raises(CheckpointError, match=words):
-        chosen(word)
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            chosen(word)
 
 
 def test_what_is_damaged_or_no_model_that_writes_is_said_at_once(work: Path, tmp_path: Path) -> None:

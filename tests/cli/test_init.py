@@ -35,11 +35,9 @@ app.command()(init)
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "my texts").mkdir()
-    (tmp_path / "my texts" / "a.txt").write_text("text")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def my_texts(here: Path) -> None:
+    (here / "my texts").mkdir()
+    (here / "my texts" / "a.txt").write_text("text")
 
 
 def said(*words: str, answers: str | None = None) -> str:
@@ -73,6 +71,8 @@ def test_each_size_is_in_order_open_or_closed_and_with_each_kind_of_data(templat
         assert recipe.outer.takes_steps is (template == "slow-links")
         assert (recipe.compression.gradients != "none") is (TEMPLATES[template].volunteers is not None)
         assert bool(recipe.evaluation.every_epochs) is (kind != "huggingface")
+    outline = build_task(load_recipe(f"{template}-0/recipe.yaml")).build_model(outline=True)
+    assert sum(each.numel() for each in outline.parameters()) == TEMPLATES[template].parameters
 
 
 def test_texts_lie_where_the_recipe_says_and_the_recipe_can_travel_in_a_link(here: Path) -> None:
@@ -134,13 +134,6 @@ def test_small_data_are_made_once_and_written_over_by_nothing(few_rows: None) ->
     said("names.yaml", "--template", "seq2seq")
     assert Path("data/names.jsonl").read_text() == "mine" and Path("data/chats.jsonl").read_bytes() == before
     assert {each.name for each in Path("data").iterdir()} == {"chats.jsonl", "names.jsonl"}
-
-
-@pytest.mark.parametrize("template", get_args(SizeName))
-def test_a_size_is_that_of_the_model(template: SizeName) -> None:
-    said("run", "--template", template)
-    outline = build_task(load_recipe("run/recipe.yaml")).build_model(outline=True)
-    assert sum(each.numel() for each in outline.parameters()) == TEMPLATES[template].parameters
 
 
 def test_templates_for_slow_lines_show_the_arithmetic_and_train_as_it_says() -> None:
@@ -356,25 +349,8 @@ def test_at_a_terminal_slow_lines_are_asked_for_with_how_many_there_are(asked: A
 
 
 def test_an_answer_that_is_not_understood_is_asked_for_again_and_opens_no_run(asked: Asked) -> None:
-    asked.answers = iter(
-        [
-            "no name!",
-            "d",
-            "poems",
-            "s",
-            "te",
-            "?",
-            "stdlib",
-            "huge",
-            "s",
-            "sm",
-            "n",
-            "whom I invite",
-            "",
-            "private",
-            "closed",
-        ]
-    )
+    answers = ["no name!", "d", "poems", "s", "te", "?", "stdlib", "huge", "s", "sm", "n"]
+    asked.answers = iter([*answers, "whom I invite", "", "private", "closed"])
     said("d")
     assert len(asked) == 15 and load_recipe("d/recipe.yaml").access == "invite"
 

@@ -47,7 +47,6 @@ class Computer:
 
 @pytest.fixture
 def computer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Computer:
-    monkeypatch.setenv("SWARM_CONFIG", str(tmp_path / "config.yaml"))
     made = Computer(tmp_path / "config.yaml")
     monkeypatch.setattr(limits, "LocalPeers", lambda: made)
     monkeypatch.setattr(limits, "client", made)

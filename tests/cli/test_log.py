@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -15,7 +15,7 @@ import pytest
 import typer
 from msgspec.structs import replace
 from rich.console import Console
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from swarmcli.cli.console import day
 from swarmcli.cli.journals import find_journal, journal_of
@@ -130,33 +130,16 @@ def test_a_peer_that_was_killed_while_the_journals_owner_was_away_is_not_counted
         ("peers", ["bbbbbbbbbb", "trainer", "12.5"]),
     ],
 )
-@pytest.mark.parametrize("terminal", [False, True])
-def test_each_list_shows_its_rows(path: Path, name: str, expected: list[str], terminal: bool) -> None:
-    text = printed(path, Selection((name,)), terminal=terminal)
-    for words in expected:
-        assert words in text
-
-
-def test_members_that_contributed_nothing_do_not_read_as_failures(path: Path) -> None:
-    lines = printed(path, Selection(("rounds",))).splitlines()
-    assert sum("  1 contributed, 2 members  " in line for line in lines) == 1
+def test_each_list_shows_its_rows(path: Path, name: str, expected: list[str]) -> None:
+    for terminal in (False, True):
+        text = printed(path, Selection((name,)), terminal=terminal)
+        assert all(words in text for words in expected)
 
 
 def test_in_a_pipe_columns_stand_in_line_and_nothing_is_cut(path: Path) -> None:
     lines = printed(path, Selection(("rounds",))).splitlines()
     assert {line.index("committed") for line in lines if "committed" in line} == {lines[0].index("outcome")}
     assert len(lines) == 13 and max(map(len, lines)) > 100
-
-
-def test_only_the_last_rows_are_listed_if_asked(path: Path) -> None:
-    rows = [json.loads(line) for line in printed(path, Selection(("epochs", "rounds"), 2, True)).splitlines()]
-    assert [(row["table"], row["epoch"]) for row in rows] == [
-        ("epochs", 11),
-        ("epochs", 12),
-        ("rounds", 10),
-        ("rounds", 11),
-    ]
-    assert {(row["gradient_norm"], row["update_norm"]) for row in rows[:2]} == {(1.2345, 0.0625)}
 
 
 def test_json_is_one_object_per_line_with_everything_in_it(path: Path) -> None:
@@ -166,14 +149,17 @@ def test_json_is_one_object_per_line_with_everything_in_it(path: Path) -> None:
     assert (summary["first_loss"], summary["last_loss"], summary["outcome"]) == (4.75, 2.0, "done")
     failed = [json.loads(line) for line in printed(path, Selection(("rounds",), None, True)).splitlines()][4]
     assert failed["left_out"] == {BOB: "silent"} and failed["members"] == [ALICE, BOB]
+    rows = [json.loads(line) for line in printed(path, Selection(("epochs", "rounds"), 2, True)).splitlines()]
+    last = [("epochs", 11), ("epochs", 12), ("rounds", 10), ("rounds", 11)]
+    assert [(row["table"], row["epoch"]) for row in rows] == last, "of each list the last two"
+    assert {(row["gradient_norm"], row["update_norm"]) for row in rows[:2]} == {(1.2345, 0.0625)}
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-@pytest.mark.parametrize("lists", [(), ("peers",), ("events",)])
-def test_a_name_cannot_steer_the_terminal(path: Path, terminal: bool, lists: tuple[str, ...]) -> None:
-    text = printed(path, Selection(lists), terminal=terminal)
-    assert "\x1b]0;" not in text and "\x07" not in text and "\u202e" not in text
-    assert "]0;owned[31mbob" in text
+def test_a_name_cannot_steer_the_terminal(path: Path) -> None:
+    for lists, terminal in product(((), ("peers",), ("events",)), (False, True)):
+        text = printed(path, Selection(lists), terminal=terminal)
+        assert "\x1b]0;" not in text and "\x07" not in text and "\u202e" not in text
+        assert "]0;owned[31mbob" in text
 
 
 def test_an_empty_list_says_so(tmp_path: Path) -> None:
@@ -202,25 +188,21 @@ def test_following_gives_the_last_rows_and_then_each_new_one_once(tmp_path: Path
 # ---- finding the journal
 
 
-def test_a_directory_that_holds_one_journal_is_enough(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_journal(path) == path
-    assert find_journal(path.parent) == path
-    assert find_journal(path.parent.parent) == path
-    monkeypatch.chdir(path.parent.parent)
+def test_a_journal_is_found_by_its_directory_and_above_it_and_where_there_is_none_it_is_said_what_to_give(
+    path: Path, tmp_path: Path
+) -> None:
+    for named in (path, path.parent, tmp_path):
+        assert find_journal(named) == path
     assert find_journal(None).absolute() == path
-
-
-def test_of_several_journals_one_has_to_be_named(path: Path) -> None:
-    write_run(path.parent.parent / "trainer-2" / "journal.sqlite")
-    with pytest.raises(JournalError, match=r"(?s)holds 2 journals; give the path of one:.*trainer-[12]"):
-        find_journal(path.parent.parent)
-
-
-def test_where_there_is_none_the_error_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match=r"there is no journal\.sqlite in .* give the path of one"):
-        find_journal(tmp_path)
-    with pytest.raises(JournalError, match="does not exist; give a journal"):
-        find_journal(tmp_path / "nothing")
+    write_run(tmp_path / "trainer-2" / "journal.sqlite")
+    (tmp_path / "elsewhere").mkdir()
+    for named, words in (
+        (tmp_path, r"(?s)holds 2 journals; give the path of one:.*trainer-[12]"),
+        (tmp_path / "elsewhere", r"there is no journal\.sqlite in .* give the path of one"),
+        (tmp_path / "nothing", "does not exist; give a journal"),
+    ):
+        with pytest.raises(JournalError, match=words):
+            find_journal(named)
 
 
 def test_where_the_command_is_given_none_lies_the_only_one_of_the_user_is_meant(
@@ -228,16 +210,13 @@ def test_where_the_command_is_given_none_lies_the_only_one_of_the_user_is_meant(
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.setenv("SWARM_RUNTIME_DIR", str(tmp_path / "runtime"))
-    monkeypatch.setenv("SWARM_DATA_DIR", str(path.parent.parent))
-    assert journal_of(None) == path
-    assert journal_of("stdlib-lm") == path
+    monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path))
+    assert journal_of(None) == journal_of("stdlib-lm") == path
 
 
 @pytest.fixture
 def two(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """The journals of two peers of a run, the second written last; `living` makes one of them run."""
-    monkeypatch.setenv("SWARM_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -268,41 +247,33 @@ def test_of_several_peers_the_one_that_runs_is_meant(two: tuple[Path, Path], tmp
 # ---- the command
 
 
-@pytest.fixture
-def run() -> Iterator[CliRunner]:
-    yield CliRunner()
-
-
-def command() -> typer.Typer:
+def run(*words: object) -> Result:
     app = typer.Typer()
     app.command()(log)
-    return app
+    return CliRunner().invoke(app, [str(word) for word in words])
 
 
-@pytest.mark.parametrize("content", [None, b"", b"something else" * 100])
-def test_what_is_no_journal_ends_with_two_and_a_line(tmp_path: Path, run: CliRunner, content: bytes | None) -> None:
+def test_what_is_no_journal_ends_with_two_and_a_line(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
-    if content is not None:
-        path.write_bytes(content)
-    result = run.invoke(command(), [str(path)])
-    assert result.exit_code == 2
-    assert result.stdout == "" and "Traceback" not in result.output
+    for content in (None, b"", b"something else" * 100):
+        if content is not None:
+            path.write_bytes(content)
+        result = run(path)
+        assert (result.exit_code, result.stdout) == (2, "") and "Traceback" not in result.output
 
 
-def test_the_options_reach_what_they_name(path: Path, run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_options_reach_what_they_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr("swarmcli.cli.log.show", lambda *args, follow: asked.append((*args, follow)))
-    assert run.invoke(command(), [str(path), "--rounds", "--peers", "-n", "3", "--json", "-f"]).exit_code == 0
+    assert run(path, "--rounds", "--peers", "-n", "3", "--json", "-f").exit_code == 0
     assert asked == [(str(path), Selection(("rounds", "peers"), 3, True), True)]
-    assert run.invoke(command(), ["--last", "0"]).exit_code == 2
+    assert run("--last", "0").exit_code == 2
 
 
-def test_an_interrupt_is_the_usual_end_of_following(
-    path: Path, run: CliRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_is_the_usual_end_of_following(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: object, follow: bool) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("swarmcli.cli.log.show", interrupted)
-    assert run.invoke(command(), [str(path), "--follow"]).exit_code == 0
-    assert run.invoke(command(), [str(path)]).exit_code == 130
+    assert run(path, "--follow").exit_code == 0
+    assert run(path).exit_code == 130

@@ -61,11 +61,7 @@ def test_the_sentence_comes_first_and_everything_that_was_found_below() -> None:
         "relay; busy[2J",
     ):
         assert words in text
-    assert "\x1b" not in text
-
-
-def test_it_fits_a_narrow_terminal() -> None:
-    assert max(map(len, shown(FOUND, 60))) <= 60
+    assert "\x1b" not in text and max(map(len, shown(FOUND, 60))) <= 60
 
 
 def test_all_of_it_is_there_as_json() -> None:
@@ -75,17 +71,14 @@ def test_all_of_it_is_there_as_json() -> None:
     assert found["sentence"] == FOUND.sentence
 
 
-@pytest.mark.parametrize(
-    ("mapping", "words"),
-    [
+def test_what_the_router_said() -> None:
+    for mapping, words in (
         (FOUND.mapping, "192.168.1.1, opened"),
         (MappingReport(), "none found, opens no port"),
         (MappingReport(gateway="192.168.1.1", asked=False), "192.168.1.1, not asked for a port"),
         (MappingReport(gateway="192.168.1.1", problem="NAT-PMP: no; UPnP: never"), "192.168.1.1, opens no port"),
-    ],
-)
-def test_what_the_router_said(mapping: MappingReport, words: str) -> None:
-    assert words in "\n".join(shown(replace(FOUND, mapping=mapping)))
+    ):
+        assert words in "\n".join(shown(replace(FOUND, mapping=mapping)))
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,6 @@ def options(**chosen: Any) -> PeerOptions:
     return PeerOptions(**{"recipe": "", "peer": [], "overrides": [], "announce": [], "limit": [], **chosen})
 
 
-@pytest.fixture(autouse=True)
-def no_file_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWARM_CONFIG", str(tmp_path / "none.yaml"))
-
-
 @pytest.mark.parametrize("verb", [JoinOptions, MonitorOptions])
 def test_a_run_to_begin_from_is_named_with_its_checkpoint(verb: type[PagedOptions]) -> None:
     def begins_from(**chosen: Any) -> Any:
@@ -44,15 +39,12 @@ def test_choices_become_the_same_as_set() -> None:
     assert local.announce_addresses == ("tcp://203.0.113.7:31330",)
 
 
-def test_the_router_is_asked_unless_it_is_told_otherwise() -> None:
-    assert load_recipe(RECIPE, options().settings()).local.port_mapping is True
-    assert load_recipe(RECIPE, options(no_port_mapping=True).settings()).local.port_mapping is False
-
-
-def test_who_relays_depends_on_the_role_unless_it_is_said() -> None:
-    assert load_recipe(RECIPE, options().settings()).local.relay is None
-    assert load_recipe(RECIPE, options(relay=True).settings()).local.relay is True
-    assert load_recipe(RECIPE, options(relay=False).settings()).local.relay is False
+def test_the_router_is_asked_and_whether_it_relays_is_open_unless_it_is_told_otherwise() -> None:
+    for chosen, key, value in (
+        ({}, "port_mapping", True), ({"no_port_mapping": True}, "port_mapping", False),
+        ({}, "relay", None), ({"relay": True}, "relay", True), ({"relay": False}, "relay", False),
+    ):  # fmt: skip
+        assert getattr(load_recipe(RECIPE, options(**chosen).settings()).local, key) is value
 
 
 def test_what_is_not_chosen_stays_as_the_recipe_says() -> None:
@@ -77,12 +69,8 @@ def test_an_interface_where_a_port_belongs_is_told_its_own_option() -> None:
         _port_of_dashboard("0.0.0.0")
 
 
-def test_options_are_stronger_than_set_and_that_is_stronger_than_the_users_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("name: Ada\nlimits: {upload: 9 MB/s, hours: 1-2}\n")
-    monkeypatch.setenv("SWARM_CONFIG", str(file))
+def test_options_are_stronger_than_set_and_that_is_stronger_than_the_users_file(here: Path) -> None:
+    (here / "config.yaml").write_text("name: Ada\nlimits: {upload: 9 MB/s, hours: 1-2}\n")
     typed = ["upload=1MB/s", "threads = 2", "hours=22:00-08:00, sat 0-24"]
     with_set = ["local.limits.upload=7 MB/s", "local.limits.on_battery=no"]
     recipe = load_recipe(RECIPE, options(limit=typed, overrides=with_set, download="3 MB/s").settings())

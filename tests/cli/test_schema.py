@@ -40,19 +40,16 @@ def test_the_file_beside_the_recipes_is_what_the_verb_prints() -> None:
     assert kept == json.loads(printed), "run: swarm schema > recipes/recipe.schema.json"
 
 
-@pytest.mark.parametrize(
-    ("recipe", "right"),
-    [
-        ({"include": "base.yaml"}, True),
-        ({"datasets": [{"path": "texts"}, {"path": "owner/name", "split": "train"}, {"source": "stdlib"}]}, True),
-        ({"datasets": [{"type": "files", "path": "texts"}]}, True),
-        ({"local": {"limits": {"upload": "2 MB/s", "hours": "22-8"}, "journal_size": "500 MB"}}, True),
-        ({"optimiser": {}}, False),
-        ({"optimizer": {"learning_rat": 1}}, False),
-        ({"micro_batch_size": "many"}, False),
-        ({"datasets": []}, False),
-        ({"datasets": [{"path": "texts", "globb": "*"}]}, False),
-    ],
-)
-def test_it_knows_right_from_wrong(recipe: dict[str, Any], right: bool) -> None:
-    assert (errors(recipe) == []) == right
+def test_it_knows_right_from_wrong() -> None:
+    for recipe in (
+        {"include": "base.yaml"},
+        {"datasets": [{"path": "texts"}, {"path": "owner/name", "split": "train"}, {"source": "stdlib"}]},
+        {"datasets": [{"type": "files", "path": "texts"}]},
+        {"local": {"limits": {"upload": "2 MB/s", "hours": "22-8"}, "journal_size": "500 MB"}},
+    ):
+        assert errors(recipe) == []
+    for recipe in (
+        {"optimiser": {}}, {"optimizer": {"learning_rat": 1}}, {"micro_batch_size": "many"}, {"datasets": []},
+        {"datasets": [{"path": "texts", "globb": "*"}]},
+    ):  # fmt: skip
+        assert errors(recipe) != [], recipe

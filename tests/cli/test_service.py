@@ -24,15 +24,12 @@ SERVICE = Service(
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path / "data"))
+def here(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(here))
     monkeypatch.setattr(service, "manager", Systemd)
-    (tmp_path / "my.yaml").write_text(compose("my.yaml", "my-run"))
-    return tmp_path
+    (here / "my.yaml").write_text(compose("my.yaml", "my-run"))
+    return here
 
 
 def stand_in(here: Path, script: str) -> None:

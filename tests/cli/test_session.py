@@ -13,7 +13,8 @@ import pytest
 
 from swarmcli.cli.session import GONE, Session, twin_of
 from swarmcli.errors import AddressError, ListenError
-from swarmcli.machine.registry import VARIABLE, LocalPeer, LocalPeers
+from swarmcli.machine.registry import LocalPeer, LocalPeers
+from swarmcli.optim.config import Role
 from swarmcli.peer.activity import STAYS, Activity
 from swarmcli.peer.peer import LINK, Summary
 from swarmcli.recipe import load_recipe, parse_recipe
@@ -23,22 +24,19 @@ from tests.recipe.recipes import small
 RECIPE = Path(__file__).parents[2] / "recipes" / "stdlib-lm.yaml"
 
 
-def join_line(overrides: list[str], addresses: list[str]) -> list[str]:
-    recipe = parse_recipe(RECIPE.read_text(), overrides, name="a recipe.yaml")
-    session = Session("monitor", recipe, [], None)
-    session.peer = cast(Any, SimpleNamespace(dht=SimpleNamespace(get_visible_addresses=lambda: addresses)))
-    return shlex.split(session._join_line())
+def session(role: Role = "trainer", *overrides: str, **peer: Any) -> Session:
+    made = Session(role, parse_recipe(RECIPE.read_text(), overrides, name="a recipe.yaml"), [], None)
+    made.peer = cast(Any, SimpleNamespace(**peer))
+    return made
 
 
-def test_the_join_line_can_be_typed_as_it_is() -> None:
-    words = join_line([], ["tcp://127.0.0.1:31330/abc", "tcp://10.0.0.1:31330/abc"])
-    assert words == ["swarm", "join", "a recipe.yaml", "--peer", "tcp://127.0.0.1:31330/abc"]
-
-
-def test_what_others_must_override_likewise_is_in_the_join_line() -> None:
+def test_the_join_line_can_be_typed_as_it_is_with_what_others_must_override_likewise() -> None:
     overrides = ["max_epochs=19", "local.threads=1", "output_dir=/tmp", "optimizer.betas=[0.9, 0.95]"]
-    words = join_line(overrides, [])
-    assert words == ["swarm", "join", "a recipe.yaml", "--set", "max_epochs=19", "--set", "optimizer.betas=[0.9, 0.95]"]
+    dht = SimpleNamespace(get_visible_addresses=lambda: ["tcp://127.0.0.1:31330/abc", "tcp://10.0.0.1:31330/abc"])
+    assert shlex.split(session("monitor", *overrides, dht=dht)._join_line()) == [
+        "swarm", "join", "a recipe.yaml", "--set", "max_epochs=19", "--set", "optimizer.betas=[0.9, 0.95]",
+        "--peer", "tcp://127.0.0.1:31330/abc",
+    ]  # fmt: skip
 
 
 def test_a_taken_port_names_its_option_and_leaves_no_home(tmp_path: Path) -> None:
@@ -87,9 +85,7 @@ def test_a_peer_whose_contact_has_gone_says_that_its_link_no_longer_holds(tmp_pa
 
 
 def signalled(activity: Activity) -> Callable[[signal.Signals, bool], None]:
-    session = Session("trainer", parse_recipe(RECIPE.read_text(), [], name="a recipe.yaml"), [], None)
-    session.peer = cast(Any, SimpleNamespace(activity=activity, outcome=""))
-    return session._signalled
+    return session(activity=activity, outcome="")._signalled
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -101,14 +97,10 @@ def test_a_signal_stops_as_the_verb_does_and_a_second_hurries(number: signal.Sig
     assert activity.status().state == "stopping" and activity.status().stays == stays
     hear(signal.SIGTERM, True)
     assert activity.status().at_once
-
-
-@pytest.mark.parametrize(("number", "stays"), [(signal.SIGINT, 0.0), (signal.SIGTERM, STAYS.hurried)])
-def test_a_signal_behind_the_verb_hurries(number: signal.Signals, stays: float) -> None:
-    activity = Activity()
-    activity.stop()
-    signalled(activity)(number, False)
-    assert activity.status().stays == stays
+    behind = Activity()
+    behind.stop()  # by the verb
+    signalled(behind)(number, False)
+    assert behind.status().stays == (0.0 if number == signal.SIGINT else STAYS.hurried)
 
 
 def test_ctrl_c_says_how_one_leaves_sooner(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,24 +110,21 @@ def test_ctrl_c_says_how_one_leaves_sooner(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == "Ctrl-C again or `swarm stop --now` leaves without it\n"
 
 
-def test_who_leaves_is_told_what_is_lost(tmp_path: Path) -> None:
-    session = Session("trainer", parse_recipe(RECIPE.read_text(), [], name="a recipe.yaml"), [], None)
+def test_who_leaves_is_told_what_is_lost() -> None:
     summary = Summary("run", "trainer", "Ada", "a" * 52, epoch=3, samples=1536)
-    session.peer = cast(Any, SimpleNamespace(summary=summary, home=SimpleNamespace(path="h")))
-    assert session._farewell() == "left at epoch 3 after 1,536 samples; my files are in h"
+    leaving = session(summary=summary, home=SimpleNamespace(path="h"))
+    assert leaving._farewell() == "left at epoch 3 after 1,536 samples; my files are in h"
     summary.lost = 368
-    assert session._farewell() == (
+    assert leaving._farewell() == (
         "left at epoch 3 after 1,536 samples; 368 more are lost, of an epoch that had not ended; my files are in h"
     )
 
 
-def test_who_joins_a_run_once_more_is_told_of_his_peer_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+def test_who_joins_a_run_once_more_is_told_of_his_peer_in_it() -> None:
     with LocalPeers().entered(LocalPeer.here("trainer", "a-run", Path("/homes/trainer-1"))) as entry:
         entry.announce(name="Ada", api="http://127.0.0.1:1", token="x")
         told = twin_of("trainer", "a-run", Path("/homes/trainer-2"))
-        assert told.startswith("trainer-1 (process ")
-        assert told.endswith(
+        assert told.startswith("trainer-1 (process ") and told.endswith(
             ") of yours runs already; this is another trainer, trainer-2, and they share this computer"
         )
         assert twin_of("monitor", "a-run", Path("/x")) == twin_of("trainer", "another", Path("/x")) == ""

@@ -48,6 +48,7 @@ def test_a_recipe_in_order_is_told_with_what_is_in_it(recipe: Path) -> None:
     assert f"{recipe} is in order\n" in output
     assert "run                   small\n" in output and "after epoch 7" in output
     assert "first batch           input_ids (8, 16)" in output and "parameters" in output
+    assert re.search(r"^that takes +0.1 s at 10 Mbit/s, 0.1 s at 50 Mbit/s, 0.1 s at 100 Mbit/s$", output, re.M)
 
 
 def test_it_says_how_much_memory_a_trainer_needs_and_refuses_more_than_there_is(recipe: Path) -> None:
@@ -116,10 +117,6 @@ def test_what_is_not_trained_has_to_be_named(recipe: Path) -> None:
     )
 
 
-def test_how_long_an_epoch_sends_is_told_for_links_of_homes(recipe: Path) -> None:
-    assert re.search(r"^that takes +0.1 s at 10 Mbit/s, 0.1 s at 50 Mbit/s, 0.1 s at 100 Mbit/s$", run(recipe), re.M)
-
-
 def test_a_key_that_has_another_name_now_is_told_with_its_line(recipe: Path) -> None:
     recipe.write_text(RECIPE.replace("source: files", "type: files"))
     assert f"note: {recipe}:4: datasets.0.type has another name now; write `source: files`\n" in run(recipe, "--quick")
@@ -161,6 +158,9 @@ def test_a_sample_shows_what_is_learned_what_is_read_and_what_is_cut_off(chats: 
         "  «a[31m swarm<|im_end|>»\n"
     ) in output
     assert re.search(r"^  x+{x{300} \[…\] x+<\|im_end\|>\n  }$", output, re.M)
+    (sample,) = json.loads(CliRunner().invoke(app, [str(chats), "--json"]).stdout)["samples"]
+    assert (sample["name"], sample["rows"]) == ("datasets.0", 3)
+    assert [use for _, use in sample["sample"]] == ["read", "learned", "read", "cut"]
 
 
 def test_on_a_terminal_a_sample_has_colours_unless_nobody_wants_them(
@@ -174,9 +174,3 @@ def test_on_a_terminal_a_sample_has_colours_unless_nobody_wants_them(
         shown = screen.getvalue()
         assert ("\x1b[32ma[31m swarm<|im_end|>\x1b[0m" in shown) is coloured
         assert ("«a[31m swarm<|im_end|>»" in shown) is not coloured
-
-
-def test_json_holds_the_sample(chats: Path) -> None:
-    (sample,) = json.loads(CliRunner().invoke(app, [str(chats), "--json"]).stdout)["samples"]
-    assert (sample["name"], sample["rows"]) == ("datasets.0", 3)
-    assert [use for _, use in sample["sample"]] == ["read", "learned", "read", "cut"]

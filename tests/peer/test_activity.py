@@ -32,15 +32,6 @@ def test_it_works_when_no_reason_holds_any_more():
     ]
 
 
-def test_the_next_pause_begins_with_handing_in_again():
-    activity, _, _ = an_activity()
-    for _ in range(2):
-        assert activity.hold(BATTERY).state == "pausing"
-        activity.note(rests=True)
-        assert activity.status().state == "paused"
-        activity.release("battery")
-
-
 def test_a_reason_ends_when_its_time_is_over():
     activity, told, now = an_activity()
     activity.hold(Reason("asked", "you asked for it, until 18:00", 1060.0))
@@ -101,13 +92,10 @@ def test_who_stops_in_the_middle_of_its_first_batch_tells_of_it_when_it_is_compu
     activity.stop()
     activity.note(rests=False, keeps=8, seconds=math.inf)
     assert [event.sentence for event in told] == ["leaving", "handing in 8 samples with the next round, then leaving"]
-
-
-def test_who_leaves_at_once_hands_nothing_in():
-    activity, told, _ = an_activity()
-    activity.hands_in = lambda stays: (1240, 240.0)
-    activity.stop(0.0)
-    assert [event.sentence for event in told] == ["leaving"]
+    at_once, told, _ = an_activity()
+    at_once.hands_in = lambda stays: (1240, 240.0)
+    at_once.stop(0.0)
+    assert [event.sentence for event in told] == ["leaving"], "who leaves at once hands nothing in"
 
 
 def test_whoever_has_unsubscribed_hears_no_more():
@@ -116,5 +104,8 @@ def test_whoever_has_unsubscribed_hears_no_more():
     end = activity.subscribe(lambda: heard.append(activity.status().state))
     activity.hold(BATTERY)
     end()
+    activity.note(rests=True)
+    assert activity.status().state == "paused"
     activity.release("battery")
+    assert activity.hold(BATTERY).state == "pausing", "the next pause begins with handing in again"
     assert heard == ["pausing"]

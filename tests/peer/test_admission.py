@@ -15,29 +15,30 @@ from swarmcli.testing.virtual_time import run
 MINE = {"protocol": "1", "sequence_len": "aa", "optimizer.learning_rate": "bb"}
 
 
-async def meet(run_id: str, fingerprint: Mapping[str, str], *, serve: bool = True) -> tuple[int, list[Event]]:
-    """A newcomer asks a peer of the run "demo"; what it was told, and what the peer reported."""
-    network, reported = MemoryNetwork(), []
+async def meet(
+    run_id: str, fingerprint: Mapping[str, str], reported: list[Event] | None = None, *, serve: bool = True
+) -> int:
+    """A newcomer asks a peer of the run "demo"; how many welcome it. What the peer reports is in `reported`."""
+    network = MemoryNetwork()
     old = Endpoint(network.transport(Identity.from_seed(1)))
     new = Endpoint(network.transport(Identity.from_seed(2)))
     await old.start()
     await new.start()
-    old.events.subscribe(reported.append)
+    old.events.subscribe((reported if reported is not None else []).append)
     try:
         if serve:
             Admission(old, "demo", MINE)
         contact = await new.connect(old.addresses[0], timeout=5.0)
-        welcomed = await Admission(new, run_id, fingerprint).ask([contact])
-        return len(welcomed), reported
+        return len(await Admission(new, run_id, fingerprint).ask([contact]))
     finally:
         await new.close()
         await old.close()
 
 
-def test_equal_recipes_are_welcome() -> None:
-    welcomed, reported = run(meet("demo", MINE))
-    assert welcomed == 1
-    assert not [event for event in reported if isinstance(event, PeerRefused)]
+def test_equal_recipes_are_welcome_and_a_contact_that_serves_no_run_yet_is_passed_over() -> None:
+    reported: list[Event] = []
+    assert run(meet("demo", MINE, reported)) == 1 and not any(isinstance(each, PeerRefused) for each in reported)
+    assert run(meet("demo", MINE, serve=False)) == 0
 
 
 def test_the_differing_keys_are_named_at_the_newcomer() -> None:
@@ -48,30 +49,13 @@ def test_the_differing_keys_are_named_at_the_newcomer() -> None:
 
 
 def test_the_differing_keys_are_named_at_the_run() -> None:
-    async def main() -> list[Event]:
-        network, reported = MemoryNetwork(), []
-        old, new = (Endpoint(network.transport(Identity.from_seed(seed))) for seed in (1, 2))
-        await old.start()
-        await new.start()
-        old.events.subscribe(reported.append)
-        Admission(old, "demo", MINE)
-        contact = await new.connect(old.addresses[0], timeout=5.0)
-        with pytest.raises(FingerprintError):
-            await Admission(new, "demo", {}).ask([contact])
-        await new.close()
-        await old.close()
-        return reported
-
-    (refused,) = [event for event in run(main()) if isinstance(event, PeerRefused)]
-    assert refused.peer == Identity.from_seed(2).peer_id.text
-    assert "protocol" in refused.reason
+    reported: list[Event] = []
+    with pytest.raises(FingerprintError):
+        run(meet("demo", {}, reported))
+    (refused,) = [event for event in reported if isinstance(event, PeerRefused)]
+    assert refused.peer == Identity.from_seed(2).peer_id.text and "protocol" in refused.reason
 
 
 def test_a_peer_of_another_run_is_told_so() -> None:
     with pytest.raises(FingerprintError, match="takes part in another run: 'demo', not 'mine'"):
         run(meet("mine", MINE))
-
-
-def test_a_contact_that_serves_no_run_yet_is_passed_over() -> None:
-    welcomed, _ = run(meet("demo", MINE, serve=False))
-    assert welcomed == 0

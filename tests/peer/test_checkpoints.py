@@ -40,20 +40,10 @@ class FakeOptimizer:
     def peers(self) -> dict[PeerID, Any]:
         return {ADA: SimpleNamespace(name="Ada")}
 
-    @property
-    def core(self) -> Any:
-        return self
-
-    @property
-    def metrics(self) -> Any:
-        return self
+    core = metrics = directory = property(lambda self: self)
 
     def call(self, action: Callable[[Any], Any]) -> Any:
         return action(self)
-
-    @property
-    def directory(self) -> Any:
-        return self
 
     def announce(self) -> None: ...
 
@@ -114,14 +104,6 @@ class FakeStore:
             nn.init.constant_(next(model.parameters()), self.average)
 
 
-class FakeShards:
-    def __init__(self) -> None:
-        self.copied = 0
-
-    def copy(self) -> None:
-        self.copied += 1
-
-
 class FakeEvaluation:
     def __init__(self, every: int) -> None:
         self.every = every
@@ -152,6 +134,12 @@ class Run:
         nn.init.constant_(self.model.weight, epoch)
         self.checkpoints.look()
 
+    def pass_through(self, *epochs: int) -> None:
+        """With time for the disk and for the answers of others in each."""
+        for epoch in epochs:
+            self.come_to(epoch)
+            self.idle()
+
     def idle(self) -> None:
         """Lets the disk and the answers of others keep up."""
         self.checkpoints._writer.submit(lambda: None).result()
@@ -164,17 +152,8 @@ class Run:
 def test_multiples_are_written_and_the_end() -> None:
     run = Run(every=3)
     with run.checkpoints:
-        for epoch in range(1, 8):
-            run.come_to(epoch)
-            run.idle()
+        run.pass_through(*range(1, 8))
     assert run.epochs == [3, 6, 7]
-
-
-def test_with_zero_only_the_end_is_written_and_once() -> None:
-    run = Run(every=0)
-    with run.checkpoints:
-        run.come_to(5)
-    assert run.epochs == [5]
 
 
 def test_a_slow_disk_costs_checkpoints_and_each_is_of_one_moment() -> None:
@@ -227,11 +206,11 @@ def test_a_copy_is_the_same_model_and_shares_nothing_with_it() -> None:
 
 
 def test_shards_are_copied_at_that_moment_and_the_statistics_left_to_them() -> None:
-    shards = FakeShards()
-    run = Run(shards=shards)
+    copied: list[int] = []
+    run = Run(shards=SimpleNamespace(copy=lambda: copied.append(run.optimizer.local_epoch)))
     with run.checkpoints:
         run.come_to(1)
-        assert shards.copied == 1
+        assert copied == [1]
     assert run.store.written == [(1, 1.0, {})]
 
 
@@ -245,20 +224,13 @@ def test_a_site_that_broke_while_it_wrote_is_heard_of_at_the_next_checkpoint() -
     assert run.epochs == []
 
 
-def test_data_that_cannot_be_read_on_costs_no_state() -> None:
-    run = Run(every=0, yields=True)
-    with pytest.raises(DataError), run.checkpoints:
-        run.come_to(4)
-        raise DataError("the server is gone")
-    assert run.epochs == [4]
-
-
-def test_after_another_error_nothing_more_is_written() -> None:
-    run = Run()
-    with pytest.raises(KeyError), run.checkpoints:
-        run.optimizer.local_epoch = 4
-        raise KeyError
-    assert run.epochs == []
+def test_data_that_cannot_be_read_on_costs_no_state_and_after_another_error_nothing_more_is_written() -> None:
+    for error, written in ((DataError("the server is gone"), [4]), (KeyError(), [])):
+        run = Run(every=0, yields=True)
+        with pytest.raises(type(error)), run.checkpoints:
+            run.come_to(4)
+            raise error
+        assert run.epochs == written
 
 
 def test_who_leaves_says_where_its_state_is() -> None:
@@ -291,18 +263,12 @@ def test_a_monitor_writes_whoever_else_stays() -> None:
     assert run.optimizer.offered == [], "every_epochs is 0: nobody may rely on it"
 
 
-def test_who_has_learned_nothing_leaves_nothing() -> None:
-    run = Run(yields=True)
-    with run.checkpoints:
-        run.checkpoints.look()
-    assert run.epochs == [] and run.checkpoints.outcome == ""
-
-
-def test_what_it_went_on_from_is_saved_already() -> None:
-    run = Run(yields=True, path=Path("epoch-000000"))
-    with run.checkpoints:
-        run.checkpoints.look()
-    assert run.epochs == [] and run.checkpoints.outcome == "saved epoch 0 at epoch-000000"
+def test_who_has_learned_nothing_leaves_nothing_and_what_it_went_on_from_is_saved_already() -> None:
+    for place, outcome in ((None, ""), (Path("epoch-000000"), "saved epoch 0 at epoch-000000")):
+        run = Run(yields=True, path=place)
+        with run.checkpoints:
+            run.checkpoints.look()
+        assert run.epochs == [] and run.checkpoints.outcome == outcome
 
 
 def test_a_trainer_writes_only_where_nobody_else_does() -> None:
@@ -365,9 +331,7 @@ def test_each_checkpoint_is_evaluated_and_the_model_beside_them_too() -> None:
     evaluation = FakeEvaluation(every=3)
     run = Run(every=4, evaluation=evaluation)
     with run.checkpoints:
-        for epoch in range(1, 10):
-            run.come_to(epoch)
-            run.idle()
+        run.pass_through(*range(1, 10))
     assert run.epochs == [4, 8, 9]
     assert evaluation.epochs == [3, 4, 6, 8, 9, 9], "the last state is written when the peer leaves"
     assert run.store.losses == {"epoch-000004": 0.4, "epoch-000008": 0.8, "epoch-000009": 0.9}
@@ -378,12 +342,14 @@ def test_evaluations_measure_the_average_and_checkpoints_hold_the_weights_themse
     run = Run(every=4, evaluation=evaluation)
     run.store.average = 7.0
     with run.checkpoints:
-        for epoch in range(1, 6):
-            run.come_to(epoch)
-            run.idle()
+        run.pass_through(*range(1, 6))
     assert [(epoch, weight) for epoch, weight, _ in run.store.written] == [(4, 4.0), (5, 5.0)]
     assert evaluation.losses == [0.7, 0.7, 0.7]
     assert run.model.weight.item() == 5.0, "training goes on with the weights themselves"
+    evaluation.leaves, run = True, Run(every=1, evaluation=evaluation)
+    with run.checkpoints:
+        run.come_to(1)
+    assert run.epochs == [1] and run.store.losses == {}, "an evaluation without a result leaves the checkpoint as it is"
 
 
 def test_a_trainer_evaluates_only_where_it_writes_or_is_appointed() -> None:
@@ -392,24 +358,15 @@ def test_a_trainer_evaluates_only_where_it_writes_or_is_appointed() -> None:
     run = Run(every=2, offers=True, yields=True, evaluation=evaluation)
     with run.checkpoints:
         run.optimizer.elsewhere = True
-        for epoch in (1, 2):
-            run.come_to(epoch)
-            run.idle()
+        run.pass_through(1, 2)
         assert run.optimizer.asked == 1 and not evaluation.epochs
         evaluation.appointed = True
-        run.come_to(3)
-        run.idle()
+        run.pass_through(3)
         assert (evaluation.epochs, run.epochs) == ([3], []), "no checkpoint is due at epoch 3"
         run.optimizer.elsewhere = False  # the other one has died
-        run.come_to(4)
-        run.idle()
-        run.come_to(5)
-        run.idle()
+        run.pass_through(4, 5)
         assert (evaluation.epochs, run.epochs) == ([3, 5], [5])
-        run.come_to(6)
-        run.idle()
-        run.come_to(7)
-        run.idle()
+        run.pass_through(6, 7)
         assert evaluation.epochs == [3, 5, 6, 7] and run.epochs == [5, 7], "it measures first, and finds out meanwhile"
 
 
@@ -422,9 +379,7 @@ def test_what_counts_for_the_run_takes_the_place_of_what_this_peer_measured() ->
 
     run = Run(evaluation=evaluation, events=events, upload=upload)
     with run.checkpoints:
-        for epoch in (1, 2):
-            run.come_to(epoch)
-            run.idle()
+        run.pass_through(1, 2)
         assert uploaded == [("epoch-000001", 0.1, True), ("epoch-000002", 0.2, False)]
         events.emit(Evaluated(1, 0.9, 4, {}, "lineage 1", 3))
         events.emit(Evaluated(2, 0.3, 4, {}, "another lineage", 3))
@@ -444,24 +399,12 @@ def test_beside_a_trainer_one_thread_evaluates_and_a_monitor_takes_its_share(tra
     try:
         torch.set_num_threads(2)
         with count_threads_by(lambda: 3):
-            for epoch in range(1, 5):  # a trainer first asks whether somebody else writes
-                run.come_to(epoch)
-                run.idle()
+            run.pass_through(1, 2, 3, 4)  # a trainer first asks whether somebody else writes
         assert evaluation.threads and set(evaluation.threads) == {threads}
         assert torch.get_num_threads() == 2, "the thread that trains keeps its own"
     finally:
         run.checkpoints._writer.shutdown()
         torch.set_num_threads(before)
-
-
-def test_an_evaluation_that_has_no_result_leaves_the_checkpoint_as_it_is() -> None:
-    evaluation = FakeEvaluation(every=1)
-    evaluation.leaves = True
-    run = Run(every=1, evaluation=evaluation)
-    with run.checkpoints:
-        run.come_to(1)
-    assert run.epochs == [1] and run.store.losses == {}
-    assert run.checkpoints.outcome == "saved epoch 1 at epoch-000001"
 
 
 class FakeTask:

@@ -12,6 +12,7 @@ from torch import nn
 from swarmcli.averaging import CenteredClip, Mean, Median, TrimmedMean
 from swarmcli.compression import Float16Compression, NoCompression
 from swarmcli.errors import CheckpointError
+from swarmcli.events import DriftMeasured, RoundsReplayed
 from swarmcli.optim import GradientAverager, Optimizer, Outer, PeerDescription, Sparse
 from swarmcli.optim.modes import choose_mode
 from swarmcli.peer.collaboration import (
@@ -23,6 +24,7 @@ from swarmcli.peer.collaboration import (
     mode_options,
     timing_options,
 )
+from swarmcli.peer.peer import Summary
 from swarmcli.recipe import Recipe, load_recipe
 from swarmcli.recipe.settings import GradientCodec
 from swarmcli.training import Compute, optimizer_factory, parameter_groups
@@ -71,18 +73,13 @@ def test_every_mode_reaches_the_optimizer() -> None:
     for name in ("grad_compression", "state_averaging_compression", "load_state_compression"):
         assert isinstance(squeezed[name], Float16Compression)
     assert options(small("averaging.average_state_every=4"))["average_state_every"] == 4
+    offloading = small("delay.grad_averaging=yes", "local.offload_optimizer=yes")
+    assert set(timing_options(offloading, computes=False).values()) == {False}, "who computes nothing waits"
     assert options(small("local.offload_optimizer=yes"))["offload_optimizer"]
     assert averager_options(small("averaging.part_size_bytes=4096", "local.bandwidth=0")) == {
-        "part_size_bytes": 4096,
-        "bandwidth": 0,
-        "target_group_size": None,
-        "proceed_alone": False,
-        "seats_per_network": 16,
-        "audit": 0.005,
-        "max_share": 0.75,
-        "trust": "strangers",
-        "aggregator": CenteredClip(),  # strangers may lie
-    }
+        "part_size_bytes": 4096, "bandwidth": 0, "target_group_size": None, "proceed_alone": False, "audit": 0.005,
+        "seats_per_network": 16, "max_share": 0.75, "trust": "strangers", "aggregator": CenteredClip(),
+    }  # fmt: skip
     among_members = small("averaging.trust=members")
     for recipe in (among_members, small("gradient_averaging.method=powersgd")):
         assert averager_options(recipe)["aggregator"] == Mean()
@@ -96,16 +93,8 @@ def test_every_mode_reaches_the_optimizer() -> None:
         assert averager_options(small(f"averaging.aggregator={written}"))["aggregator"] == made
 
 
-def test_who_computes_nothing_waits_for_everything() -> None:
-    recipe = small("delay.grad_averaging=yes", "local.offload_optimizer=yes")
-    assert set(timing_options(recipe, computes=False).values()) == {False}
-
-
-def test_plain_averaging_is_the_optimizers_default() -> None:
+def test_sparse_gradients_have_the_recipes_options_and_plain_averaging_is_the_optimizers_default() -> None:
     assert grad_averager(small().gradient_averaging) is GradientAverager
-
-
-def test_sparse_gradients_have_the_recipes_options() -> None:
     settings = "gradient_averaging={method: topk, k: 32, bits: 4, decay: 0.5}"
     made = choose_mode(grad_averager(small("averaging.trust=members", settings).gradient_averaging))
     assert isinstance(made, Sparse) and (made.k, made.bits, made.decay) == (32, 4, 0.5)
@@ -157,3 +146,12 @@ def test_the_buffers_that_a_model_saves_reach_the_optimizer() -> None:
     made.model.register_buffer("mask", torch.ones(5), persistent=False)
     handed_in = made._options(small(), auxiliary=False)["extra_tensors"]
     assert all(one is other for one, other in zip(handed_in, made.model[1].buffers(), strict=True))
+
+
+def test_rounds_that_were_made_up_for_and_the_last_drift_are_told() -> None:
+    summary = Summary("run", "trainer", "Ada", "a" * 52)
+    assert (summary.replays, summary.drift) == (0, None)
+    summary.note(RoundsReplayed(5, "cd" * 32, 2, "it was late"))
+    summary.note(RoundsReplayed(8, "ef" * 32, 1, "it was late"))
+    summary.note(DriftMeasured(8, 2e-7, {}, (), False))
+    assert (summary.replays, summary.drift, summary.epoch, summary.lineage) == (3, 2e-7, 8, "ef" * 32)

@@ -36,25 +36,17 @@ def test_a_script_hands_its_task_to_the_trainer(tmp_path: Path) -> None:
     assert (result.reason, result.epoch) == ("max_epochs", 2)
 
 
-def test_recipe_and_script_have_to_agree_on_whose_task_it_is(tmp_path: Path) -> None:
+def test_recipe_and_script_have_to_agree_on_whose_task_it_is_and_what_it_can(tmp_path: Path) -> None:
     task: Any = Sums()
-    with (
-        Home.at(tmp_path / "home") as home,
-        RunPeer(custom(tmp_path, "task=causal_lm"), "trainer", home) as peer,
-        pytest.raises(RecipeError, match=r"the recipe names causal_lm, and this script .*; write `task: custom`"),
+    for override, words in (
+        ("task=causal_lm", r"the recipe names causal_lm, and this script .*; write `task: custom`"),
+        ("label_smoothing_factor=0.1", r"label_smoothing_factor: the loss of Sums is its own affair, and .*; remove"),
     ):
-        Collaboration(peer, task=task)
+        with (
+            Home.at(tmp_path / override) as home,
+            RunPeer(custom(tmp_path, override), "trainer", home) as peer,
+            pytest.raises(RecipeError, match=words),
+        ):
+            Collaboration(peer, task=task)
     with pytest.raises(RecipeError, match="the task of this recipe comes with a script"):
         build_task(custom(tmp_path))
-
-
-def test_a_task_that_does_not_smooth_labels_refuses_to_be_told_so(tmp_path: Path) -> None:
-    task: Any = Sums()
-    with (
-        Home.at(tmp_path / "home") as home,
-        RunPeer(custom(tmp_path, "label_smoothing_factor=0.1"), "trainer", home) as peer,
-        pytest.raises(
-            RecipeError, match=r"label_smoothing_factor: the loss of Sums is its own affair, and .*; remove it"
-        ),
-    ):
-        Collaboration(peer, task=task)

@@ -64,7 +64,10 @@ def test_a_newcomer_gets_them_once_and_checkpoints_are_whole(frozen: Any, role: 
     assert not any("frozen weights" in notice for notice in again.notices), "they are in its home"
 
 
-def test_a_checkpoint_over_other_frozen_weights_says_what_to_name(frozen: Any) -> None:
+def test_a_recipe_has_to_name_them_and_a_checkpoint_over_others_says_what_to_name(frozen: Any) -> None:
+    named = f"add what names the ones that are here, `frozen_weights: {digest_of('it')}`"
+    with pytest.raises(RecipeError, match=named):
+        frozen("it").end()
     first = frozen("first", settings=(f"frozen_weights={digest_of('first')}", "run_id=old"))
     first.reach(2)
     saved = first.leave().rpartition(" at ")[2]
@@ -73,10 +76,3 @@ def test_a_checkpoint_over_other_frozen_weights_says_what_to_name(frozen: Any) -
     told = rf"frozen_weights: {digest_of('first')}; the recipe: .*name the checkpoint"
     with pytest.raises(CheckpointError, match=told):
         again.end()
-
-
-def test_a_recipe_has_to_name_them(frozen: Any) -> None:
-    with pytest.raises(
-        RecipeError, match=f"add what names the ones that are here, `frozen_weights: {digest_of('it')}`"
-    ):
-        frozen("it").end()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from datetime import datetime
@@ -12,9 +13,12 @@ import pytest
 from swarmcli.machine.sensors import Readings
 from swarmcli.network.rates import LEAST_RATE
 from swarmcli.peer.activity import Activity
+from swarmcli.peer.controls import OF_CARD, PeerControls
 from swarmcli.peer.governor import MARGINS, SETTLE, Governor, GovernorThread, PeerShare, share_of
+from swarmcli.peer.lending import files_of, room_for
 from swarmcli.recipe import Limits
 from swarmcli.recipe.limit_store import LimitStore
+from tests.training.small_tasks import small
 
 BERLIN = ZoneInfo("Europe/Berlin")
 GB = 1e9
@@ -37,26 +41,13 @@ def test_without_limits_nothing_holds() -> None:
     assert story(limits(on_battery="yes", on_metered="yes"), (0, worst)) == [""]
 
 
-@pytest.mark.parametrize(
-    ("given", "bad", "well", "words"),
-    [
-        (limits(on_battery="no"), {"on_battery": True}, {"on_battery": False}, "on battery"),
-        (limits(on_metered="no"), {"metered": True}, {"metered": False}, "on a metered network"),
-    ],
-)
-def test_it_holds_at_once_and_goes_on_when_all_was_well_for_a_while(
-    given: Limits, bad: dict[str, Any], well: dict[str, Any], words: str
-) -> None:
+def test_it_holds_at_once_and_goes_on_when_all_was_well_for_a_while_also_where_the_clock_was_set_back() -> None:
     settle = SETTLE["battery"]
-    assert story(
-        given, (0, well), (1, bad), (2, well), (3, bad), (4, well), (4 + settle - 0.1, well), (4 + settle, well)
-    ) == ["", words, words, words, words, words, ""]
-
-
-def test_a_clock_that_is_set_back_makes_nobody_wait_longer_than_once_more() -> None:
-    given, settle = limits(on_battery="no"), SETTLE["battery"]
-    on, off = {"on_battery": True}, {"on_battery": False}
-    assert story(given, (1000, on), (1001, off), (10, off), (10 + settle, off))[-1] == ""
+    for limit, key, words in (("battery", "on_battery", "on battery"), ("metered", "metered", "on a metered network")):
+        given, bad, well = limits(**{f"on_{limit}": "no"}), {key: True}, {key: False}
+        moments = ((0, well), (1, bad), (2, well), (3, bad), (4, well), (4 + settle - 0.1, well), (4 + settle, well))
+        assert story(given, *moments) == ["", words, words, words, words, words, ""]
+        assert story(given, (1000, bad), (1001, well), (10, well), (10 + settle, well))[-1] == ""
 
 
 def test_it_runs_again_only_when_it_is_cooler() -> None:
@@ -166,3 +157,37 @@ def test_its_thread_ends_with_the_block(tmp_path: Path) -> None:
     with told.governor:
         pass
     assert not told.governor._thread.is_alive()
+
+
+def test_limits_of_a_graphics_card_that_is_not_there_are_shown_only_where_one_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWARM_CONFIG", str(tmp_path / "config.yaml"))
+    for has_card in (True, False):
+        controls = PeerControls(Activity(), LimitStore(), bool, has_card=has_card)
+        assert all((key in controls.limits()["limits"]) is has_card for key in OF_CARD)
+        assert "upload" in controls.limits()["limits"]
+    controls.change_limits({"gpu": "50%"}, keep=False)
+    assert controls.limits()["limits"]["gpu"]["value"] == 0.5 and "gpu_memory" not in controls.limits()["limits"]
+
+
+HUB = "datasets=[{source: huggingface, path: ada/texts}]"
+
+
+def test_what_a_peer_may_still_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub-home"))
+    monkeypatch.setenv("SWARM_RUNTIME_DIR", str(tmp_path / "runtime"))
+    for name in ("HF_DATASETS_CACHE", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    home, recipe = tmp_path / "home", small(tmp_path, HUB)
+    limits = LimitStore(None, tmp_path / "config.yaml")
+    assert room_for(limits, recipe, home) == math.inf
+    limits.change({"disk": "10 MB"})
+    cache = tmp_path / "hub-home" / "datasets" / "ada___texts"
+    for place in (home / "checkpoints", cache):
+        place.mkdir(parents=True)
+        (place / "file").write_bytes(bytes(1 << 20))
+    assert files_of(recipe, home)[:2] == [home, cache]
+    assert room_for(limits, recipe, home) == pytest.approx(10e6 - (2 << 20), abs=50_000)
+    evaluates = small(tmp_path, HUB, "evaluation={every_epochs: 1, dataset: {source: huggingface, path: bob/others}}")
+    assert sum("bob" in place.name for place in files_of(evaluates, tmp_path)) == 2

@@ -17,13 +17,8 @@ def test_each_peer_takes_the_first_free_home(tmp_path: Path) -> None:
     with Home.claim(tmp_path, "trainer") as first, Home.claim(tmp_path, "trainer") as second:
         assert first.path == tmp_path / "trainer-1"
         assert second.path == tmp_path / "trainer-2"
-    with Home.claim(tmp_path, "trainer") as again:
-        assert again.path == tmp_path / "trainer-1"
-
-
-def test_roles_do_not_share_homes(tmp_path: Path) -> None:
-    with Home.claim(tmp_path, "trainer") as trainer, Home.claim(tmp_path, "monitor") as monitor:
-        assert (trainer.path.name, monitor.path.name) == ("trainer-1", "monitor-1")
+    with Home.claim(tmp_path, "trainer") as again, Home.claim(tmp_path, "monitor") as monitor:
+        assert (again.path.name, monitor.path.name) == ("trainer-1", "monitor-1"), "roles do not share homes"
 
 
 def test_a_home_asked_for_by_name_must_be_free(tmp_path: Path) -> None:

@@ -237,13 +237,10 @@ def test_the_link_is_left_in_the_home_and_told_anew_when_it_changes(tmp_path: Pa
     assert not (owner.home.path / "peer.json").exists() and (owner.home.path / LINK).exists()
 
 
-def test_a_recipe_that_cannot_travel_leaves_its_peer_without_a_link_and_says_why(tmp_path: Path) -> None:
-    with peer(tmp_path, "monitor", "datasets=[{source: files, path: /srv/texts}]") as owner:
+def test_who_has_no_link_says_why(tmp_path: Path) -> None:
+    with peer(tmp_path / "a", "monitor", "datasets=[{source: files, path: /srv/texts}]") as owner:
         assert owner.link() is None and "datasets.0.path leads out" in owner.no_link
         owner.tell()
         assert not (owner.home.path / LINK).exists()
-
-
-def test_a_client_without_contacts_that_others_can_dial_has_none(tmp_path: Path) -> None:
-    with peer(tmp_path, "monitor", "local.client_mode=true") as alone:
+    with peer(tmp_path / "b", "monitor", "local.client_mode=true") as alone:
         assert alone.link() is None and "nobody can dial it" in alone.no_link

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from swarmcli.optim import Optimizer
 from swarmcli.peer.activity import STAYS, Activity
 from swarmcli.peer.pausing import Pauses
@@ -148,29 +150,24 @@ def test_who_is_to_leave_waits_for_the_round_but_not_where_none_can_be_expected(
         assert leaves(round_at=seconds, stays=STAYS.hurried)[0] == after
 
 
-def test_a_machine_that_shuts_down_meanwhile_shortens_the_wait_to_a_minute() -> None:
+@pytest.mark.parametrize(("turns_out", "leaves_at"), [(math.inf, 360.0), (1200.0, 1.0)])
+def test_a_machine_that_shuts_down_shortens_the_wait_and_a_round_that_is_further_away_than_was_said_ends_it(
+    turns_out: float, leaves_at: float
+) -> None:
     optimizer, now, activity = FakeOptimizer(), [0.0], Activity()
+    optimizer.tracker.seconds_to_round = 240.0 if turns_out < math.inf else math.inf
     pauses, stop = pauses_of(optimizer, activity, clock=lambda: now[0])
 
     def second() -> None:
         now[0] += 1.0
+        optimizer.tracker.seconds_to_round = turns_out
         if now[0] == 300.0:
             activity.stop(STAYS.hurried)
 
     optimizer.in_step = second
     with pauses:
         activity.stop()
-        assert pauses.rest() and stop.is_set() and now[0] == 360.0
-
-
-def test_a_round_that_turns_out_to_be_further_away_than_one_may_stay_is_not_waited_for() -> None:
-    optimizer, activity = FakeOptimizer(), Activity()
-    optimizer.tracker.seconds_to_round = 240.0
-    pauses, stop = pauses_of(optimizer, activity)
-    optimizer.in_step = lambda: setattr(optimizer.tracker, "seconds_to_round", 1200.0)
-    with pauses:
-        activity.stop()
-        assert pauses.rest() and stop.is_set() and optimizer.calls.count("step") == 1
+        assert pauses.rest() and stop.is_set() and now[0] == leaves_at
 
 
 def test_who_is_to_leave_now_hands_nothing_in() -> None:

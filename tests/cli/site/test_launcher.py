@@ -158,16 +158,6 @@ if life == 1:
     assert site.said[0].startswith("process 1 of this site did not answer any more")
 
 
-def test_a_process_that_gave_up_and_came_to_no_end_was_not_killed_by_a_lack_of_memory(site: Site) -> None:
-    actions = """
-if life == 1:
-    link.tell(Failed(75))
-    wait()
-"""
-    assert site.run(actions) == 0
-    assert site.said[0].startswith("process 0 of this site has given up;")
-
-
 @pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 0)])
 def test_a_signal_is_passed_on_and_ends_the_site_in_order(site: Site, number: str, code: int) -> None:
     assert site.run(f"os.kill(os.getppid(), signal.{number}) if rank == 0 else None\nwait()") == code

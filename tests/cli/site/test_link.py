@@ -66,13 +66,6 @@ def test_a_process_ends_when_its_launcher_has_ended(launcher: Launcher) -> None:
     link.close()
 
 
-def test_a_launcher_that_was_gone_before_is_found_out(launcher: Launcher) -> None:
-    launcher.line.close()
-    link = launcher.link()
-    assert launcher.ended.wait(60)
-    link.close()
-
-
 @pytest.mark.parametrize("before", [True, False])
 def test_each_wish_to_stop_is_heard_once_also_when_it_came_before_anybody_listened(
     launcher: Launcher, before: bool
@@ -95,11 +88,6 @@ def test_each_wish_to_stop_is_heard_once_also_when_it_came_before_anybody_listen
     assert came.wait(60)
     link.close()
     assert heard == [(signal.SIGTERM, False), (signal.SIGINT, True)]
-
-
-def test_a_process_that_swarm_did_not_start_has_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    assert LauncherLink.found() is None
 
 
 def test_a_process_whose_parent_is_no_longer_its_launcher_ends_before_it_begins() -> None:

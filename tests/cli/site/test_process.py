@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from swarmcli.cli.site.link import Failed, ProcessPipe, LauncherLink, Past, Start, StopProcess
-from swarmcli.cli.site.process import SiteProcess, WorldRank
+from swarmcli.cli.site.process import SiteProcess, WorldRank, world_rank_of_process
 from swarmcli.errors import BootstrapError, CheckpointError, FingerprintError, SiteError
 
 PAST = Past(3, "/home/trainer-1", ("tcp://10.0.0.1:4",), 24)
@@ -56,6 +56,9 @@ def test_a_broken_site_is_started_again_and_told_of_by_the_launcher(site: Site) 
 def test_what_no_new_start_would_change_is_told_with_its_code(site: Site) -> None:
     assert site.end_with(FingerprintError("another recipe")) == 4
     assert site.heard() == [Failed(4, "swarm: another recipe")]
+    with pytest.raises(typer.Exit) as end, Site().process.running():
+        raise typer.Exit(130)  # how the command ends is its own affair
+    assert end.value.exit_code == 130
 
 
 def test_rank_0_tells_an_error_before_it_leaves_the_swarm_and_no_second_time(site: Site) -> None:
@@ -106,12 +109,6 @@ def test_who_is_asked_to_stop_stops_and_hears_why(site: Site) -> None:
     assert heard == [(signal.SIGINT, False)]
 
 
-def test_how_the_command_ends_is_its_own_affair(site: Site) -> None:
-    with pytest.raises(typer.Exit) as end, site.process.running():
-        raise typer.Exit(130)
-    assert end.value.exit_code == 130 and site.heard() == []
-
-
 def test_under_torchrun_errors_and_signals_go_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
     process, hurries = SiteProcess(WorldRank(0, 2, 0), None), list[bool]()
     with pytest.raises(SiteError), process.running(), process.telling():
@@ -123,3 +120,12 @@ def test_under_torchrun_errors_and_signals_go_their_way(monkeypatch: pytest.Monk
     assert process.past == Past() and process.store is None and not process.restarted
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     assert process.restarted
+
+
+def test_its_place_is_what_torchrun_says_and_a_lone_process_is_no_site() -> None:
+    for alone in ({}, {"WORLD_SIZE": "4"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "0"}):
+        assert world_rank_of_process(alone) is None
+    environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+    assert world_rank_of_process(environment) == WorldRank(rank=5, size=8, local_rank=1)
+    with pytest.raises(SiteError, match="RANK='first' and WORLD_SIZE='4' in the environment are no numbers"):
+        world_rank_of_process({"RANK": "first", "WORLD_SIZE": "4"})
