@@ -218,12 +218,12 @@ async def together(*work: Coroutine[Any, Any, Any]) -> None:
             group.create_task(each)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Looks every hundredth of a second."""
+async def until(condition: Callable[[], bool], *, every: float = 0.01) -> None:
+    """Looks every so many seconds."""
     for _ in range(100_000):
         if condition():
             return
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(every)
     raise TimeoutError("it never came true")
 
 

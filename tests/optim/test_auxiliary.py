@@ -1,6 +1,7 @@
 """Auxiliaries in runs that average states: they reduce these too, and nobody waits for them in vain."""
 
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 import pytest
@@ -19,8 +20,9 @@ from swarmcli.optim.state.rounds import StateRoundOptions
 from swarmcli.optim.state.volumes import state_slots
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, make_model, momentum, record, together
+from tests.suites import soak
 
-EPOCHS = 6
+EPOCHS = 4
 
 
 async def helper(swarm: Swarm, mode: Mode) -> AuxiliaryCore:
@@ -33,26 +35,21 @@ async def helper(swarm: Swarm, mode: Mode) -> AuxiliaryCore:
     return core
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        LocalUpdates(state=StateOptions(delay=False)),
-        LocalUpdates(state=StateOptions(statistics=("momentum_buffer",))),
-        LocalUpdates(state=StateOptions(average_every=2)),
-        LocalUpdates(state=StateOptions(delay=False, volume_bytes=16)),
-        LocalUpdates(state=StateOptions(statistics=("momentum_buffer",), volume_bytes=16)),
-        LocalUpdates(state=StateOptions(delay=False, compression=Float16Compression())),
-    ],
-    ids=[
-        "at once",
-        "in the background",
-        "every second epoch",
-        "volumes at once",
-        "volumes in the background",
-        "float16",
-    ],
-)
-def test_an_auxiliary_reduces_states_too(mode: Mode) -> None:
+STATES: dict[str, dict[str, Any]] = {
+    "every second epoch": {"average_every": 2},
+    "compressed volumes": {"statistics": ("momentum_buffer",), "volume_bytes": 16, "compression": Float16Compression()},
+    "float16": {"delay": False, "compression": Float16Compression()},
+    "volumes in the background": {"statistics": ("momentum_buffer",), "volume_bytes": 16},
+    "at once": {"delay": False},
+    "in the background": {"statistics": ("momentum_buffer",)},
+    "volumes at once": {"delay": False, "volume_bytes": 16},
+}
+
+
+@pytest.mark.parametrize("name", [*list(STATES)[:2], *soak(list(STATES)[2:])])
+def test_an_auxiliary_reduces_states_too(name: str) -> None:
+    mode = LocalUpdates(state=StateOptions(**STATES[name]))
+
     async def main() -> None:
         async with Swarm() as swarm:
             trainers = [await swarm.trainer(seed=1, mode=mode, pace=0.3) for _ in range(2)]

@@ -12,6 +12,7 @@ from swarmcli.optim.modes.local import LocalUpdates
 from swarmcli.optim.modes.synchronous import Synchronous
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, adamw, digests, record, together, until
+from tests.suites import soak
 
 
 def test_a_step_that_only_accumulates_waits_for_no_one() -> None:
@@ -142,7 +143,7 @@ def test_reports_reach_the_other_peers() -> None:
     virtual_time.run(main())
 
 
-@pytest.mark.parametrize("delay", [0.005, 0.015, 0.025, 0.035, 0.05, 0.08])
+@pytest.mark.parametrize("delay", [0.035, *soak([0.005, 0.015, 0.025, 0.05, 0.08])])
 def test_an_interrupted_step_leaves_a_whole_state(delay: float) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
@@ -151,7 +152,7 @@ def test_an_interrupted_step_leaves_a_whole_state(delay: float) -> None:
 
             async def interrupt() -> None:
                 await interrupted.compute()
-                while interrupted.epoch < 6:
+                while interrupted.epoch < 5:
                     step = asyncio.ensure_future(interrupted.wait())
                     await asyncio.sleep(delay)
                     step.cancel()
@@ -159,8 +160,8 @@ def test_an_interrupted_step_leaves_a_whole_state(delay: float) -> None:
                     if interrupted.core.tracker.local_progress.samples_accumulated == 0:
                         await interrupted.compute()
 
-            await together(interrupt(), other.train(6))
-            await together(*(trainer.train(10) for trainer in trainers))
+            await together(interrupt(), other.train(5))
+            await together(*(trainer.train(7) for trainer in trainers))
             assert len(digests(trainers)) == 1
             assert len({trainer.core.position for trainer in trainers}) == 1
 
@@ -216,29 +217,6 @@ def test_a_wrong_batch_size_changes_nothing() -> None:
     virtual_time.run(main())
 
 
-def test_a_run_restarted_from_a_checkpoint_goes_on_bit_identically() -> None:
-    async def run(epochs: int, restart_at: int | None) -> str:
-        async with Swarm() as swarm:
-            trainer = await swarm.trainer(seed=1, make=adamw, batch_size=TARGET)
-            if restart_at is None:
-                await trainer.train(epochs)
-                return trainer.core.replica.state.digest() + trainer.core.position.lineage.hex()
-            await trainer.train(restart_at)
-            saved, weights, data = await trainer.core.state_dict(), trainer.weights.detach().clone(), trainer.data
-            await trainer.core.shutdown()
-        async with Swarm() as swarm:
-            trainer = await swarm.trainer(seed=9, make=adamw, batch_size=TARGET)
-            trainer.data = data
-            with torch.no_grad():
-                trainer.weights.copy_(weights)
-            await trainer.core.load_state_dict(saved)
-            assert trainer.epoch == restart_at
-            await trainer.train(epochs)
-            return trainer.core.replica.state.digest() + trainer.core.position.lineage.hex()
-
-    assert virtual_time.run(run(8, None)) == virtual_time.run(run(8, 5))
-
-
 def test_a_checkpoint_is_refused_without_its_parameters() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
@@ -258,7 +236,7 @@ def test_a_checkpoint_that_is_further_than_the_run_leads_it() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             veteran = await swarm.trainer(seed=1)
-            await veteran.train(9)
+            await veteran.train(5)
             saved, weights = await veteran.core.state_dict(), veteran.weights.detach().clone()
             await veteran.core.shutdown()
             beginner = await swarm.trainer(seed=2)
@@ -268,8 +246,8 @@ def test_a_checkpoint_that_is_further_than_the_run_leads_it() -> None:
             with torch.no_grad():
                 back.weights.copy_(weights)
             await back.core.load_state_dict(saved)
-            await together(beginner.train(14), back.train(14))
-            assert [download.epoch >= 9 for download in downloads] == [True]
+            await together(beginner.train(8), back.train(8))
+            assert [download.epoch >= 5 for download in downloads] == [True]
             assert [event.epoch for event in back.epochs if event.samples == 0] == []
             assert len(digests([beginner, back])) == 1
 

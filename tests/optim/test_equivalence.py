@@ -9,7 +9,7 @@ from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, adamw, digests, momentum, reference, together
 from tests.suites import soak
 
-EPOCHS = 12
+EPOCHS = 6
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 
 
@@ -28,7 +28,7 @@ async def halves(swarm: Swarm, seeds: tuple[int, int], epochs: int, make=momentu
     await together(*(train(trainer) for trainer in trainers))
 
 
-@pytest.mark.parametrize("make", [momentum, adamw])
+@pytest.mark.parametrize("make", [adamw, *soak([momentum])])
 def test_two_trainers_with_half_the_batch_each(make) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
@@ -54,11 +54,11 @@ def test_unlike_initial_weights_the_later_one_downloads_before_its_first_gradien
     virtual_time.run(main())
 
 
-MIXED = [((5,), momentum), ((4, 4), adamw), ((1, 7), momentum), ((2, 3, 6), momentum), ((1, 2, 3, 4, 5), adamw)]
-OTHERS = [(sizes, adamw if make is momentum else momentum) for sizes, make in MIXED]
+SIZES = [(5,), (4, 4), (1, 7), (2, 3, 6), (1, 2, 3, 4, 5)]
+OTHERS = [(sizes, make) for sizes in SIZES for make in (momentum, adamw) if (sizes, make) != ((2, 3, 6), momentum)]
 
 
-@pytest.mark.parametrize(("sizes", "make"), [*MIXED, *soak(OTHERS)])
+@pytest.mark.parametrize(("sizes", "make"), [((2, 3, 6), momentum), *soak(OTHERS)])
 def test_unequal_batches_at_unequal_paces(sizes: tuple[int, ...], make) -> None:
     async def main() -> None:
         async with Swarm(seed=len(sizes)) as swarm:
@@ -78,7 +78,7 @@ def test_unequal_batches_at_unequal_paces(sizes: tuple[int, ...], make) -> None:
     virtual_time.run(main())
 
 
-@pytest.mark.parametrize("sizes", [(5,), (2, 3, 6), *soak([((1, 7),), ((1, 2, 3, 4, 5),)])], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 7), *soak([((5,),), ((2, 3, 6),), ((1, 2, 3, 4, 5),)])], ids=str)
 def test_single_precision_stays_within_its_rounding(sizes: tuple[int, ...]) -> None:
     """With SGD; Adam would amplify rounding where gradients are noise."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from swarmcli.state.snapshot import PinnedState, Snapshot, StateOutline, read_ma
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, record, together, until
 from tests.optim.shells import dhts
+from tests.suites import soak
 
 TARGET, WIDTH, WORDS = 24, 8, 512
 
@@ -165,16 +167,20 @@ def test_averages_of_states_leave_them_out() -> None:
     virtual_time.run(main(), timeout=300)
 
 
-@pytest.mark.parametrize("role", ["trainer", "monitor"])
-@pytest.mark.parametrize("mode", [Synchronous(), Synchronous(timing=Timing.DELAYED_STEP)], ids=["at once", "delayed"])
-@pytest.mark.parametrize("in_memory", [0, 64 << 20], ids=["file", "memory"])
+FILE_OR_MEMORY = (0, 64 << 20)
+FIRST = [("trainer", Timing.AT_ONCE, 0), ("monitor", Timing.DELAYED_STEP, 64 << 20)]
+OTHERS = itertools.product(("trainer", "monitor"), (Timing.AT_ONCE, Timing.DELAYED_STEP), FILE_OR_MEMORY)
+
+
+@pytest.mark.parametrize(("role", "timing", "in_memory"), [*FIRST, *soak(case for case in OTHERS if case not in FIRST)])
 def test_a_newcomer_with_others_downloads_the_runs_once(
-    mode: Mode, role: Role, in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    role: Role, timing: Timing, in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FrozenExchange, "options", FrozenOptions(in_memory=in_memory))
 
     async def main() -> None:
         async with Peers() as swarm:
+            mode = Synchronous(timing=timing)
             one = await swarm.peer(handed_in=True, mode=mode)
             await one.train(1)
             two = await swarm.peer(
@@ -222,10 +228,10 @@ def test_without_the_runs_digest_a_newcomer_with_others_is_refused() -> None:
 
             async def refused() -> None:
                 with pytest.raises(FingerprintError, match=TERM) as refusal:
-                    await other.train(30)
+                    await other.train(12)
                 assert refusal.value.keys == (TERM,)
 
-            await together(one.train(30), two.train(30), refused())
+            await together(one.train(12), two.train(12), refused())
             assert torch.equal(other.model.table, before), "nobody's word alone moves it"
             assert one.core.replica.state.digest() == two.core.replica.state.digest()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,34 +11,39 @@ import torch
 
 from swarmcli.events import RoundsReplayed
 from swarmcli.optim.arguments import averager_config
-from swarmcli.optim.auxiliary import AuxiliaryCore
 from swarmcli.optim.config import OptimizerConfig, PeerContext, PeerDescription
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.optim.modes.base import Trained
 from swarmcli.optim.modes.low_rank import LowRank, PowerEF, PowerSGD
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, record, together, until
+from tests.suites import soak
 
 TARGET, FEATURES, OUTPUTS = 24, 12, 10
 MODES = [PowerSGD(averager_rank=2, min_compression_ratio=0.1), PowerEF(averager_rank=2, min_compression_ratio=0.1)]
-both = pytest.mark.parametrize("mode", MODES, ids=["powersgd", "poweref"])
+# PowerSGD is among the modes of test_mode_faults.py.
+both = pytest.mark.parametrize("mode", [*soak(MODES[:1]), MODES[1]], ids=["powersgd", "poweref"])
 TRUTH = torch.randn(FEATURES, OUTPUTS, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+
+
+def first_weights() -> torch.Tensor:
+    return torch.randn(FEATURES, OUTPUTS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
 class Fitter:
     """A peer that fits a matrix and a bias to a linear map."""
 
     def __init__(self, node: Any, mode: LowRank, pace: float = 0.1, samples: int = 4) -> None:
-        generator = torch.Generator().manual_seed(0)
-        start = torch.randn(FEATURES, OUTPUTS, dtype=torch.float64, generator=generator)
-        self.parameters = [torch.nn.Parameter(start), torch.nn.Parameter(torch.zeros(OUTPUTS, dtype=torch.float64))]
+        self.parameters = [
+            torch.nn.Parameter(first_weights()),
+            torch.nn.Parameter(torch.zeros(OUTPUTS, dtype=torch.float64)),
+        ]
         self.node, self.pace, self.samples = node, pace, samples
         self.data = torch.Generator().manual_seed(int.from_bytes(node.peer_id[:4]))
         config = OptimizerConfig("run", TARGET, description=PeerDescription("trainer"))
         optimizer = torch.optim.SGD(self.parameters, lr=0.1, momentum=0.5)
         self.core = OptimizerCore(PeerContext(node, config, averager_config(config)), Trained(optimizer), mode)
         self.digests: dict[int, str] = {}  # epoch → of the parameters then
-        self.losses: list[float] = []
 
     async def step(self, samples: int | None = None) -> None:
         await asyncio.sleep(self.pace)
@@ -50,7 +54,6 @@ class Fitter:
             gradients = torch.autograd.grad(loss, self.parameters)
             for parameter, gradient in zip(self.parameters, gradients, strict=True):
                 parameter.grad = gradient
-            self.losses.append(float(loss.detach()))
         await self.core.step(count)
         self.digests[self.core.position.epoch] = self.core.replica.state.digest()
 
@@ -89,33 +92,14 @@ def test_a_swarm_learns_in_step(mode: LowRank) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             fitters = [await fitter(swarm, mode, samples=2 + index) for index in range(3)]
-            await together(*(each.train(30) for each in fitters))
-            assert_in_step(fitters, 31)
-            for each in fitters:
-                assert sum(each.losses[-5:]) < 0.2 * sum(each.losses[:5])
+            await together(*(each.train(10) for each in fitters))
+            assert_in_step(fitters, 11)
+            assert (fitters[0].parameters[0] - TRUTH).norm() < 0.9 * (first_weights() - TRUTH).norm()
 
     run(main())
 
 
-@both
-def test_a_newcomer_gets_what_all_share(mode: LowRank) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            fitters = [await fitter(swarm, mode) for _ in range(2)]
-            await together(*(each.train(5) for each in fitters))
-
-            async def join_later() -> None:
-                newcomer = await fitter(swarm, mode)
-                fitters.append(newcomer)
-                await newcomer.train(14)
-
-            await together(*(each.train(14) for each in fitters), join_later())
-            assert_in_step(fitters, 15)
-            assert len(fitters[2].digests) >= 4
-
-    run(main())
-
-
+@pytest.mark.soak
 @both
 def test_one_that_was_frozen_replays_and_one_that_dies_is_done_without(mode: LowRank) -> None:
     async def main() -> None:
@@ -130,17 +114,17 @@ def test_one_that_was_frozen_replays_and_one_that_dies_is_done_without(mode: Low
             async def thaw() -> None:
                 await until(lambda: fitters[0].core.position.epoch >= 5)
                 swarm.network.thaw(fitters[2].node.peer_id)
-                await fitters[2].train(12)
+                await fitters[2].train(9)
 
-            await together(*(each.train(12) for each in stayers), thaw())
-            assert_in_step(fitters[:3], 13)
-            assert replayed or fitters[2].core.position.epoch >= 12
+            await together(*(each.train(9) for each in stayers), thaw())
+            assert_in_step(fitters[:3], 10)
+            assert replayed or fitters[2].core.position.epoch >= 9
 
     run(main())
 
 
 @both
-def test_one_left_alone_goes_on_and_others_follow(mode: LowRank) -> None:
+def test_one_left_alone_goes_on_and_a_newcomer_gets_what_all_share(mode: LowRank) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             alone = await fitter(swarm, mode)
@@ -148,50 +132,6 @@ def test_one_left_alone_goes_on_and_others_follow(mode: LowRank) -> None:
             other = await fitter(swarm, mode)
             await together(alone.train(10), other.train(10))
             assert_in_step([alone, other], 11)
-
-    run(main())
-
-
-@both
-def test_an_auxiliary_helps(mode: LowRank) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            fitters = [await fitter(swarm, mode) for _ in range(2)]
-            node = await swarm.node()
-            config = OptimizerConfig("run", TARGET, description=PeerDescription("auxiliary"))
-            peer = PeerContext(node, config, averager_config(config, auxiliary=True))
-            helper = AuxiliaryCore(peer, fitters[0].parameters, mode)
-            await helper.start()
-            helped = 0
-
-            async def assist() -> None:
-                nonlocal helped
-                while any(each.core.position.epoch < 6 for each in fitters):
-                    helped += await helper.step()
-
-            await together(*(each.train(6) for each in fitters), assist())
-            await helper.shutdown()
-            assert_in_step(fitters, 7)
-            assert helped >= 3
-
-    run(main())
-
-
-@both
-def test_a_checkpoint_goes_on_to_the_same_bits(mode: LowRank) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            one = await fitter(swarm, mode)
-            await one.train(4)
-            saved, parameters = copy.deepcopy(await one.core.state_dict()), [p.detach().clone() for p in one.parameters]
-            state = one.data.get_state()
-            await one.train(8)
-            expected = [p.detach().clone() for p in one.parameters]
-            for parameter, old in zip(one.parameters, parameters, strict=True):
-                parameter.data.copy_(old)
-            one.data.set_state(state)
-            await one.core.load_state_dict(saved)
-            await one.train(8)
-            assert all(map(torch.equal, one.parameters, expected))
+            assert len(other.digests) >= 4
 
     run(main())

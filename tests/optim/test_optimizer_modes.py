@@ -13,30 +13,35 @@ from swarmcli.dht import DHT
 from swarmcli.events import RoundFinished
 from swarmcli.optim import Optimizer, PowerEFGradientAverager, PowerSGDGradientAverager
 from tests.optim.shells import at_once, dhts
+from tests.suites import soak
 
-EPOCHS, TARGET, BATCH = 4, 32, 4
+EPOCHS, TARGET, BATCH = 2, 32, 4
 IN_PLACE = {"offload_optimizer": False}
-MODES: dict[str, dict[str, Any]] = {
-    "synchronous": IN_PLACE,
-    "offloaded": {},
+FIRST: dict[str, dict[str, Any]] = {
     "delayed step": {"delay_optimizer_step": True},
     "delayed gradients": {"delay_grad_averaging": True},
-    "reused buffers": IN_PLACE | {"reuse_grad_buffers": True},
-    "shared averages": IN_PLACE | {"use_ext_grad_buffer": True},
-    "compressed": IN_PLACE | {"grad_compression": Float16Compression()},
+    "reused buffers, compressed, in client mode": IN_PLACE
+    | {"reuse_grad_buffers": True, "grad_compression": Float16Compression(), "client_mode": True},
     "powersgd": IN_PLACE | {"grad_averager": PowerSGDGradientAverager.get_factory(averager_rank=2)},
-    "poweref": IN_PLACE | {"grad_averager": PowerEFGradientAverager.get_factory(averager_rank=2)},
     "poweref delayed": {
         "grad_averager": PowerEFGradientAverager.get_factory(averager_rank=2),
         "delay_grad_averaging": True,
     },
-    "local updates": IN_PLACE | {"grad_averager": None, "delay_state_averaging": False},
+    "local updates offloaded, in the background": {"grad_averager": None},
+    "states compressed": IN_PLACE
+    | {
+        "average_state_every": 1,
+        "average_opt_statistics": ("exp_avg_sq",),
+        "delay_state_averaging": False,
+        "state_averaging_compression": Float16Compression(),
+    },
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "offloaded": {},
+    "shared averages": IN_PLACE | {"use_ext_grad_buffer": True},
     "local updates in the background": IN_PLACE | {"grad_averager": None},
     "local updates offloaded": {"grad_averager": None, "delay_state_averaging": False},
     "states every second epoch": IN_PLACE | {"average_state_every": 2, "average_opt_statistics": ("exp_avg_sq",)},
-    "states compressed": IN_PLACE
-    | {"average_state_every": 1, "delay_state_averaging": False, "state_averaging_compression": Float16Compression()},
-    "client mode": IN_PLACE | {"client_mode": True},
 }
 
 
@@ -76,9 +81,9 @@ def train(net: torch.nn.Module, opt: Optimizer, seed: int) -> None:
     opt.state_dict()  # waits for what is under way, so that the model has it
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*FIRST, *soak(OTHERS)])
 def test_trainers_learn_together_and_an_auxiliary_helps(mode: str) -> None:
-    options = MODES[mode]
+    options = (FIRST | OTHERS)[mode]
     with dhts(3) as (first, second, third), ExitStack() as stack:
         nets = [make_model(seed) for seed in (1, 2)]
         opts = [collaborate(dht, net, **options) for dht, net in zip((first, second), nets, strict=True)]

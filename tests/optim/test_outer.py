@@ -17,6 +17,7 @@ from swarmcli.optim.modes.outer import OuterSteps
 from swarmcli.optim.state import replica
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, adamw, decay, digests, loss_of, make_model, record, together
+from tests.suites import soak
 
 INNER = 4  # samples of an inner step
 
@@ -55,9 +56,19 @@ class PlainDiLoCo:
             schedule.step()
 
 
-@pytest.mark.parametrize("make", [adamw, lambda p: torch.optim.SGD(p, lr=0.01)], ids=["adamw", "sgd"])
-@pytest.mark.parametrize("name", ["nesterov", "sgd", "adam"])
-def test_the_anchors_of_a_swarm_are_those_of_one_process(make: Callable[..., torch.optim.Optimizer], name: Any) -> None:
+def plain_sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("nesterov", adamw),
+        ("adam", plain_sgd),
+        *soak([("nesterov", plain_sgd), ("adam", adamw), ("sgd", adamw), ("sgd", plain_sgd)]),
+    ],
+)
+def test_the_anchors_of_a_swarm_are_those_of_one_process(name: Any, make: Callable[..., torch.optim.Optimizer]) -> None:
     """Three peers of unlike speed, so that some make more inner steps than others."""
     outer = Outer(INNER, name, lr=0.1 if name == "adam" else 0.7)
 
@@ -126,7 +137,7 @@ def test_peers_go_on_while_a_round_runs_and_each_sample_counts_once(seed: int) -
     async def main() -> None:
         async with Swarm(seed, latency=0.15) as swarm:  # a round takes longer than a batch
             peers = [await taught(swarm, pace=pace) for pace in (0.05, 0.08, 0.3)]
-            await together(*(peer.train(12) for peer in peers))
+            await together(*(peer.train(6) for peer in peers))
             await rests(peers)
             assert len(digests(peers)) == 1 and len({peer.core.position.lineage for peer in peers}) == 1
             for peer in peers:
@@ -231,13 +242,13 @@ def test_a_newcomer_begins_at_the_anchor_with_the_learning_rate_of_the_others() 
     async def main() -> None:
         async with Swarm() as swarm:
             peers = [await taught(swarm, pace=0.1) for _ in range(2)]
-            await together(*(peer.train(4) for peer in peers))
+            await together(*(peer.train(2) for peer in peers))
             late = await taught(swarm, seed=2, pace=0.1)
             assert await late.core.join()
             assert torch.equal(late.weights.detach(), late.core.replica.state.trained[0])
             rate = late.core.replica.state.scheduler.optimizer.param_groups[0]["lr"]
             assert rate == pytest.approx(0.02 / (1 + 0.1 * late.epoch))
-            await together(*(peer.train(9) for peer in (*peers, late)))
+            await together(*(peer.train(6) for peer in (*peers, late)))
             await rests([*peers, late])
             assert len(digests([*peers, late])) == 1 and late.counted
 
@@ -245,10 +256,10 @@ def test_a_newcomer_begins_at_the_anchor_with_the_learning_rate_of_the_others() 
 
 
 async def one_dies_one_pauses(swarm: Swarm, peers: list[Taught], seconds: float) -> list[Taught]:
-    """The first peer dies after so many seconds of training, and the second pauses; the others, after ten epochs."""
+    """The first peer dies after so many seconds of training, and the second pauses; the others, after eight epochs."""
     dies, *others = peers
     dying = asyncio.create_task(dies.train(100))
-    going = asyncio.create_task(together(*(peer.train(10) for peer in others)))
+    going = asyncio.create_task(together(*(peer.train(8) for peer in others)))
     await asyncio.sleep(seconds)
     await swarm.kill(dies)
     others[0].core.pause()

@@ -95,7 +95,7 @@ async def trained(swarm: Swarm, *trainers: ScaledTrainer, until: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "reuse"), [(momentum, False), (adamw, True), *soak([(momentum, True), (adamw, False)])]
+    ("make", "reuse"), [(adamw, True), *soak([(momentum, False), (momentum, True), (adamw, False)])]
 )
 def test_training_with_scaled_losses_is_training_without_to_the_last_bit(make, reuse) -> None:
     async def main(scales: tuple[float | None, float | None]) -> set[str]:
@@ -104,8 +104,8 @@ def test_training_with_scaled_losses_is_training_without_to_the_last_bit(make, r
                 ScaledTrainer(await swarm.node(), scale, reuse=reuse, make=make, batch_size=size)
                 for scale, size in zip(scales, (4, 3), strict=True)
             ]
-            await trained(swarm, *made, until=8)
-            expected = reference(0, swarm.batches(8), make=make)
+            await trained(swarm, *made, until=4)
+            expected = reference(0, swarm.batches(4), make=make)
             torch.testing.assert_close(made[0].weights.detach(), expected, rtol=1e-12, atol=1e-14)
             return digests(made)
 
@@ -115,7 +115,7 @@ def test_training_with_scaled_losses_is_training_without_to_the_last_bit(make, r
     assert virtual_time.run(main((SCALE, 2.0**-3)), seed=5) == without, "each peer has a scale of its own"
 
 
-@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("reuse", [False, *soak([True])])
 def test_an_overflow_on_one_peer_drops_what_that_peer_has_and_nobody_waits(reuse) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
@@ -136,7 +136,7 @@ def test_an_overflow_on_one_peer_drops_what_that_peer_has_and_nobody_waits(reuse
     virtual_time.run(main(), seed=1)
 
 
-@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("reuse", [True, *soak([False])])
 def test_overflows_on_all_peers_are_no_step(reuse) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
@@ -271,7 +271,7 @@ def test_two_peers_in_threads_and_one_of_them_overflows() -> None:
         def train(index: int, bad_batch: int) -> None:
             data, number = batches(index), 0
             net, opt, scaler = nets[index], opts[index], scalers[index]
-            while opt.local_epoch < 6:
+            while opt.local_epoch < 4:
                 opt.zero_grad()
                 number += 1
                 backward(net, scaler, rows_of(data, torch.float32), math.inf if number == bad_batch else 1.0)

@@ -11,6 +11,7 @@ import torch
 from swarmcli.events import EpochAdvanced, Noticed
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, digests, momentum, record, together, until
+from tests.suites import soak
 
 BALLAST = 250_000  # elements: a round sends a megabyte
 SLOW = 10e3  # bytes per second
@@ -54,18 +55,18 @@ def test_a_peer_of_10_kilobytes_per_second_costs_the_others_nothing_but_its_samp
             loop = asyncio.get_running_loop()
 
             async def limit() -> None:
-                await until(lambda: quick.core.position.epoch >= 4)
+                await until(lambda: quick.core.position.epoch >= 3)
                 slow.trainer.node.endpoint.limit_rates(*limits)
                 slow.core.review_seat()
                 assert slow.core.seat.lost is not None
                 before = slow.computed, quick.core.position.epoch, loop.time()
-                await until(lambda: quick.core.position.epoch >= 14)
+                await until(lambda: quick.core.position.epoch >= 8)
                 assert slow.computed <= before[0] + slow.trainer.batch_size
-                alone = 10 * 6 * 0.1  # ten epochs of six batches
+                alone = 5 * 6 * 0.1  # five epochs of six batches
                 assert loop.time() - before[2] < 1.25 * alone + 3.0
                 slow.trainer.node.endpoint.limit_rates(None, None)
 
-            await together(quick.run(24), slow.run(24), limit())
+            await together(quick.run(13), slow.run(13), limit())
             assert len(digests([quick.trainer, slow.trainer])) == 1
             told = [notice.text for notice in slow.said if "samples" in notice.text]
             needs = (
@@ -83,25 +84,25 @@ def test_a_link_that_others_find_slow_has_no_seat_and_gets_it_back_when_it_is_qu
     """Nobody has set a limit: its way out is slow, which the others see when its parts do not come."""
 
     async def main() -> None:
-        async with Swarm(bandwidth=10e6) as swarm:
+        async with Swarm() as swarm:
             quick, slow, third = await volunteers(swarm, 3, pace=1.5)
             loop = asyncio.get_running_loop()
             usual = 0.0
 
             async def turn_slow() -> None:
                 nonlocal usual
-                await until(lambda: quick.core.position.epoch >= 6)
-                usual = loop.time() / 6
-                swarm.network.set_bandwidths(slow.trainer.node.peer_id, uplink=3 * SLOW, downlink=10e6)
+                await until(lambda: quick.core.position.epoch >= 3)
+                usual = loop.time() / 3
+                swarm.network.set_bandwidths(slow.trainer.node.peer_id, uplink=3 * SLOW, downlink=None)
                 await until(lambda: slow.core.seat.lost is not None)
                 first = quick.core.position.epoch
-                for epoch in range(first, first + 30):  # it is tried again twice, with a cap on what that costs
+                for epoch in range(first, first + 8):  # it is tried again, with a cap on what that costs
                     began = loop.time()
                     await until(lambda epoch=epoch: quick.core.position.epoch > epoch)
                     assert loop.time() - began < 1.6 * usual + 3.0
-                trials = [each for each in slow.said if "not in the average" in each.text]
-                assert trials and slow.core.seat.lost is not None
-                swarm.network.set_bandwidths(slow.trainer.node.peer_id, uplink=10e6, downlink=10e6)
+                assert any("not in the average" in each.text for each in slow.said)
+                await until(lambda: slow.core.seat.lost is not None)
+                swarm.network.set_bandwidths(slow.trainer.node.peer_id, uplink=None, downlink=None)
                 await until(lambda: slow.core.seat.lost is None and slow.epochs[-1].own_samples > 0)
 
             tasks = [asyncio.ensure_future(each.run(10_000)) for each in (quick, slow, third)]
@@ -127,18 +128,18 @@ def test_where_nobody_has_seen_an_epoch_figures_go_by_what_the_others_say() -> N
             told: list[float] = []
 
             async def look() -> None:
-                for epoch in range(8, 20, 4):
+                for epoch in range(6, 12, 3):
                     await until(lambda epoch=epoch: quick.core.position.epoch >= epoch)
                     assert slow.core.seat.lost is not None
                     told.append(slow.core.seat.lost.reason.epoch)
 
-            await together(quick.run(24), slow.run(24), look())
+            await together(quick.run(12), slow.run(12), look())
             assert all(0.3 < epoch < 1.5 for epoch in told), told  # six batches of 0.1 s
 
     virtual_time.run(main(), timeout=3600)
 
 
-@pytest.mark.parametrize("killed", [True, False], ids=["killed", "stopped"])
+@pytest.mark.parametrize("killed", [False, *soak([True])])
 def test_within_one_computer_no_limit_counts_whoever_is_lost_there(killed: bool) -> None:
     """What passes between its peers counts against no limit, and a peer that does not answer is still one of them."""
 
@@ -151,7 +152,7 @@ def test_within_one_computer_no_limit_counts_whoever_is_lost_there(killed: bool)
             tasks.append(asyncio.ensure_future(monitor.follow(10_000)))
             try:
                 for number, lost in enumerate((first, second)):
-                    epoch = limited.core.position.epoch + 5
+                    epoch = limited.core.position.epoch + 2
                     await until(lambda epoch=epoch: limited.core.position.epoch >= epoch)
                     tasks[number].cancel()
                     if killed:
@@ -159,8 +160,8 @@ def test_within_one_computer_no_limit_counts_whoever_is_lost_there(killed: bool)
                     else:
                         swarm.network.freeze(lost.trainer.node.peer_id)
                     before = limited.computed
-                    await until(lambda epoch=epoch: limited.core.position.epoch >= epoch + 30)
-                    assert limited.computed - before > 30 * TARGET / 3
+                    await until(lambda epoch=epoch: limited.core.position.epoch >= epoch + 8)
+                    assert limited.computed - before > 8 * TARGET / 3
             finally:
                 for task in tasks:
                     task.cancel()

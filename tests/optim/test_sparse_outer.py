@@ -114,6 +114,7 @@ def method_of(peer: Taught) -> SparseMethod:
     return method
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(2))
 def test_peers_that_die_pause_and_come_leave_one_anchor_and_their_books_add_up(seed: int) -> None:
     async def main() -> None:

@@ -10,9 +10,9 @@ from tests.suites import soak
 BEYOND = [1, 44, 98, 203, 241]  # of 250, whose longest epoch takes up to ten seconds more than the aim
 
 
-@pytest.mark.parametrize("drawn", [*range(2, 22), *soak(sorted({*range(22, 250)}.difference(BEYOND)))])
+@pytest.mark.parametrize("drawn", [7, *soak(sorted({*range(2, 250)}.difference([7, *BEYOND])))])
 def test_epochs_end_whatever_the_peers_lend(drawn: int) -> None:
-    """The aim: three times T and five seconds."""
+    """The aim: three times T and five seconds. With 7 two train, and an auxiliary takes part."""
     search(drawn, allowance=Allowance(), afterwards=Allowance())
 
 

@@ -15,8 +15,9 @@ from swarmcli.optim.state.rounds import Occasion
 from swarmcli.testing import virtual_time
 from tests.optim.local_swarm import Applied, EpochOver, LocalPeer, local_peer
 from tests.optim.optim_swarm import Swarm, make_model, momentum, together
+from tests.suites import soak
 
-EPOCHS = 6
+EPOCHS = 4
 
 
 class Others:
@@ -44,7 +45,7 @@ async def peer_with(swarm: Swarm, others: Others, **options: Any) -> LocalPeer:
     return others.peer
 
 
-@pytest.mark.parametrize("delay", [False, True])
+@pytest.mark.parametrize("delay", [True, *soak([False])])
 def test_they_are_asked_before_each_average_and_before_it_is_applied(delay: bool) -> None:
     async def main() -> None:
         async with Swarm() as swarm:

@@ -13,25 +13,18 @@ from tests.optim.epoch.delayed_swarm import DelayedSwarm, one_round_late
 from tests.optim.optim_swarm import TARGET, adamw, digests, momentum, reference, together
 from tests.suites import soak
 
-EPOCHS = 12
+EPOCHS = 6
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
 DELAYED = [Timing.DELAYED_STEP, Timing.DELAYED_AVERAGING]
 
 
-# Each timing with each optimizer and with each number of peers.
-MIXED = [
-    *((make, (5,), timing) for make in (momentum, adamw) for timing in DELAYED),
-    (momentum, (4, 6), Timing.DELAYED_STEP),
-    (adamw, (4, 6), Timing.DELAYED_AVERAGING),
-    (adamw, (2, 3, 6), Timing.DELAYED_STEP),
-    (momentum, (2, 3, 6), Timing.DELAYED_AVERAGING),
-]
-OTHERS = [case for case in itertools.product((momentum, adamw), ((4, 6), (2, 3, 6)), DELAYED) if case not in MIXED]
+FIRST = [(adamw, (4, 6), Timing.DELAYED_STEP), (momentum, (2, 3, 6), Timing.DELAYED_AVERAGING)]
+EVERYTHING = itertools.product((momentum, adamw), ((5,), (4, 6), (2, 3, 6)), DELAYED)
 
 
 @pytest.mark.parametrize(
     ("make", "sizes", "timing"),
-    [*MIXED, *soak(OTHERS)],
+    [*FIRST, *soak(case for case in EVERYTHING if case not in FIRST)],
     ids=lambda value: str(value) if isinstance(value, tuple) else None,
 )
 def test_it_equals_one_process_that_is_one_round_late(timing: Timing, sizes: tuple[int, ...], make) -> None:
@@ -68,6 +61,7 @@ def loss(weights: torch.Tensor) -> float:
     return float((weights.detach() - 1).square().sum())
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("rate", "settles"), [(0.1, False), (0.02, True)])
 def test_what_momentum_makes_of_one_round_of_staleness(rate: float, settles: bool) -> None:
     """With a curvature of 2 the rate 0.1 runs away where gradients are one update old, in one process as in a swarm. It
@@ -109,12 +103,12 @@ def test_a_delayed_round_costs_the_trainer_no_waiting() -> None:
         async with DelayedSwarm(seed=2, latency=0.25) as swarm:
             for _ in range(2):
                 await swarm.delayed(Timing.DELAYED_AVERAGING, seed=3, batch_size=1, pace=0.5)
-            await together(*(trainer.train(8) for trainer in swarm.trainers))
+            await together(*(trainer.train(5) for trainer in swarm.trainers))
             for trainer in swarm.trainers:
                 settled = trainer.waits[len(trainer.waits) // 2 :]
                 assert max(settled) < 0.05
                 assert max(event.averaging_seconds for event in trainer.epochs) > 1.0
-                assert len(trainer.ahead) > 8
+                assert len(trainer.ahead) > 4
 
     virtual_time.run(main())
 
@@ -126,7 +120,7 @@ def test_an_epoch_that_is_over_before_the_last_one_ended_waits_for_it() -> None:
         async with DelayedSwarm(seed=2, latency=0.5) as swarm:
             for size in (2, 4):
                 await swarm.delayed(Timing.DELAYED_AVERAGING, seed=3, batch_size=size, pace=0.05)
-            await together(*(trainer.train(8) for trainer in swarm.trainers))
+            await together(*(trainer.train(6) for trainer in swarm.trainers))
             parts = [trainer.core._end._share * TARGET for trainer in swarm.trainers]
             assert sum(parts) == pytest.approx(TARGET)
             for trainer, part in zip(swarm.trainers, parts, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from swarmcli.optim.modes.base import Timing
 from swarmcli.testing import virtual_time
 from tests.optim.epoch.delayed_swarm import DelayedSwarm, DelayedTrainer
 from tests.optim.optim_swarm import record, together
+from tests.suites import soak
 
 
 def corrupt(trainer: DelayedTrainer) -> None:
@@ -18,9 +21,12 @@ def corrupt(trainer: DelayedTrainer) -> None:
             copy.add_(2.0)
 
 
-@pytest.mark.parametrize("timing", list(Timing))
-@pytest.mark.parametrize("count", [2, 3])
-def test_a_corrupted_copy_in_host_memory_is_repaired(timing: Timing, count: int) -> None:
+FIRST = (3, Timing.DELAYED_AVERAGING)
+OTHERS = [case for case in itertools.product((2, 3), Timing) if case != FIRST]
+
+
+@pytest.mark.parametrize(("count", "timing"), [FIRST, *soak(OTHERS)])
+def test_a_corrupted_copy_in_host_memory_is_repaired(count: int, timing: Timing) -> None:
     async def main() -> None:
         async with DelayedSwarm() as swarm:
             trainers = [await swarm.delayed(timing, seed=1) for _ in range(count)]

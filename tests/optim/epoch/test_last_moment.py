@@ -11,6 +11,7 @@ from swarmcli.optim.epoch.end import EndOptions, LastMoment, seconds_left_to_oth
 from swarmcli.optim.peers.progress import LocalTrainingProgress
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, together
+from tests.suites import soak
 
 NOW, TARGET = 100.0, 100
 
@@ -92,8 +93,7 @@ def test_a_reason_that_misled_it_counts_no_more_in_this_epoch() -> None:
         assert each.patience(10) == 0.0
 
 
-@pytest.mark.parametrize("peers", [2, 4])
-@pytest.mark.parametrize("batches", [1, 5])
+@pytest.mark.parametrize(("peers", "batches"), [(2, 5), *soak([(2, 1), (4, 1), (4, 5)])])
 def test_trainers_in_step_compute_no_batch_that_the_epoch_does_not_need(peers: int, batches: int) -> None:
     async def main() -> None:
         async with Swarm(latency=0.002) as swarm:

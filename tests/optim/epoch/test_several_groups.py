@@ -16,7 +16,7 @@ from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests, make_model, record, together
 from tests.suites import soak
 
-EPOCHS, SIZE = 8, 3
+EPOCHS, SIZE = 4, 3
 
 
 async def grouped(swarm: Swarm, count: int) -> list[Trainer]:
@@ -76,12 +76,12 @@ def test_groups_train_side_by_side_also_with_one_left_over(count: int) -> None:
 def test_while_all_fit_into_one_group_it_is_as_without_the_option(size: int) -> None:
     async def main(size: int | None) -> int:
         async with Swarm() as swarm:
-            end = asyncio.get_running_loop().time() + 27
+            end = asyncio.get_running_loop().time() + 12
             first = await limited(swarm, size)
             rounds = record(first.node, RoundFinished)
 
             async def come_later() -> float:
-                await asyncio.sleep(7)
+                await asyncio.sleep(4)
                 return await timed(await limited(swarm, size), end)
 
             longest = await asyncio.gather(timed(first, end), come_later())
@@ -95,10 +95,11 @@ def test_while_all_fit_into_one_group_it_is_as_without_the_option(size: int) -> 
             return ended
 
     without = virtual_time.run(main(None), timeout=300)
-    assert without > 50
+    assert without > 20
     assert virtual_time.run(main(size), timeout=300) >= without - 1
 
 
+@pytest.mark.soak
 def test_three_peers_in_groups_of_two_do_not_stand_still() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
@@ -121,16 +122,19 @@ def test_three_peers_in_groups_of_two_do_not_stand_still() -> None:
     virtual_time.run(main(), timeout=300)
 
 
-def test_more_peers_than_fit_come_and_go() -> None:
+def test_more_peers_than_fit_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = 10.0
+    monkeypatch.setattr(CrowdedEpochRule, "options", CrowdOptions(calm=calm))
+
     async def main() -> None:
         async with Swarm() as swarm:
-            end = asyncio.get_running_loop().time() + 40 + CrowdOptions().calm
+            end = asyncio.get_running_loop().time() + 15 + calm
             stay = [await limited(swarm, 2) for _ in range(2)]
 
             async def pass_through() -> None:
                 await asyncio.sleep(5)
                 guest = await limited(swarm, 2)
-                await timed(guest, end - 10 - CrowdOptions().calm)
+                await timed(guest, end - 3 - calm)
                 assert guest.core.replica.state.apart
                 await guest.core.shutdown()
                 swarm.trainers.remove(guest)
