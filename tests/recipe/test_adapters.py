@@ -33,10 +33,7 @@ def test_what_a_recipe_says_becomes_those_fields() -> None:
         (("adapter=lora", "peft={use_dora: true}"), "peft.use_dora: no field of lora that a run can have"),
         (("adapter=loha", "peft={rank_dropuot: 0.1}"), "did you mean rank_dropout"),
         (("adapter=lora", "lora_target_modules=['']"), "lora_target_modules: modules are named one by one; write"),
-        (
-            ("adapter=loha", "peft={target_modules: '(a+)+b'}"),
-            "peft.target_modules: modules are named one by one; write",
-        ),
+        (("adapter=loha", "peft={target_modules: '(a+)+b'}"), "peft.target_modules: modules are named one by one;"),
         (("adapter=lora", "unfrozen_parameters=[lm_head]"), "with an adapter nothing of the base is trained"),
         (("adapter=lora", "local.site.processes=2"), "a site of several processes trains no adapter"),
         (("adapter=lora", "load_in_8bit=true"), "what is quantized are the weights of a saved model"),

@@ -70,13 +70,11 @@ SAID = {
     29: "unknown key special_tokens; they are the tokenizer's; remove it",
     31: "unknown key mystery; remove it, or take one that is known here: access, adapter, ",
     32: "unknown key riddle; it is like none of the keys listed above",
-    33: "adapter should be one of 'lora', 'loha', 'lokr' or 'ia3', not 'qlora'; write `adapter: lora`, and keep "
-    "`load_in_4bit: true`",
+    33: "adapter should be one of 'lora', 'loha', 'lokr' or 'ia3', not 'qlora'; write `adapter: lora`, and keep `load_",
     34: "unknown key lora_target_linear; write `lora_target_modules: all-linear`",
     35: "unknown key warmup_steps; did you mean lr_scheduler.warmup_epochs? write `lr_scheduler: {warmup_epochs: 10}`",
     36: "unknown key save_total_limit; write `checkpoint: {keep: 2}`",
-    1: "these keys can stay as they are: base_model, val_set_size, output_dir, sequence_len, sample_packing, "
-    "gradient_accumulation_steps, micro_batch_size, gradient_checkpointing",
+    1: "these keys can stay as they are: base_model, val_set_size, output_dir, sequence_len, sample_packing, gradient_",
 }
 
 

@@ -158,35 +158,23 @@ def test_datasets_that_volunteers_can_read_travel(dataset: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"\xff\xfe",
-        b"a: &a [1, 2]\nb: [*a, *a]",
-        b'{"run_id": "small", "a": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
-        b'{"a": ' + b"9" * 10_000 + b"}",
-        b'{"a": "' + b"x" * (1 << 18) + b'"}',
-        b'{"run_id": "small", "run_id": "small"}',
-    ],
-    ids=lambda data: repr(data[:24]),
-)  # fmt: skip
-def test_what_is_no_recipe_is_refused_soon(data: bytes, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError):
-        read_offered(data, link_to(small()), tmp_path)
-
-
-@pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b'{"x": [' + b"1," * 9000 + b'1], "x": 1}', "the key 'x' is given twice, so"),
+        (b"", ""),
+        (b"\xff\xfe", ""),
+        (b"a: &a [1, 2]\nb: [*a, *a]", ""),
+        (b'{"run_id": "small", "a": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", ""),
+        (b'{"a": ' + b"9" * 10_000 + b"}", ""),
+        (b'{"a": "' + b"x" * (1 << 18) + b'"}', ""),
+        (b'{"run_id": "small", "run_id": "small"}', "the key 'run_id' is given twice"),
+        # What would take YAML long is refused before it reads it.
         (b'{"a": {"x": [' + b"{}," * 9000 + b'1], "x": 1}}', "the key 'x' is given twice, so"),
-        (b'{"run_id": "a\\ud800"}', "a text in it is no Unicode"),
         (b'{"a": ["\\ud800"]}', "a text in it is no Unicode"),
         (b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}", "nested too deeply, so"),
     ],
-    ids=["hidden", "hidden below", "half a character", "half below", "deep"],
+    ids=lambda each: repr(each[:24]),
 )
-def test_what_would_take_yaml_long_is_refused_before_yaml_reads_it(data: bytes, words: str, tmp_path: Path) -> None:
+def test_what_is_no_recipe_is_refused_soon(data: bytes, words: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=words):
         read_offered(data, link_to(small()), tmp_path)
 

@@ -7,29 +7,13 @@ from swarmcli.recipe import FilesDataset
 from .recipes import SMALL, refused, small
 
 
-def test_values_are_typed_like_the_file() -> None:
-    recipe = small(
-        "optimizer.learning_rate=1e-2",
-        "optimizer.betas=[0.8, 0.9]",
-        "run_id=2024",
-        "local.client_mode=yes",
-        "max_epochs=null",
-        "base_model.n_layer=3",
-    )
-    assert recipe.optimizer.learning_rate == 0.01
-    assert recipe.optimizer.betas == (0.8, 0.9)
-    assert recipe.run_id == "2024"
-    assert recipe.local.client_mode is True
-    assert recipe.max_epochs is None
+def test_values_are_typed_like_the_file_and_the_last_of_several_wins() -> None:
+    typed = ("optimizer.learning_rate=1e-2", "optimizer.betas=[0.8, 0.9]", "run_id=2024", "local.client_mode=yes")
+    recipe = small(*typed, "max_epochs=null", "base_model.n_layer=3", "local.name=a=b", "seed=1", "seed=2")
+    assert (recipe.optimizer.learning_rate, recipe.optimizer.betas) == (0.01, (0.8, 0.9))
+    assert (recipe.run_id, recipe.max_epochs, recipe.seed) == ("2024", None, 2)
+    assert (recipe.local.name, recipe.local.client_mode) == ("a=b", True)
     assert isinstance(recipe.base_model, dict) and recipe.base_model["n_layer"] == 3
-
-
-def test_the_last_of_several_wins() -> None:
-    assert small("seed=1", "seed=2").seed == 2
-
-
-def test_a_value_may_hold_equals_signs() -> None:
-    assert small("local.name=a=b").local.name == "a=b"
 
 
 def test_list_items_are_named_by_position_and_one_may_be_appended() -> None:
@@ -39,13 +23,9 @@ def test_list_items_are_named_by_position_and_one_may_be_appended() -> None:
     assert (second.path, second.glob) == ("texts", "*.md")
 
 
-def test_an_empty_section_of_the_file_can_be_filled() -> None:
-    assert small("local.port=5", text=SMALL + "local:\n").local.port == 5
-
-
-def test_a_whole_section_can_be_replaced() -> None:
-    recipe = small("base_model={model_type: llama, hidden_size: 32}")
-    assert recipe.base_model == {"model_type": "llama", "hidden_size": 32}
+def test_an_empty_section_can_be_filled_and_a_whole_one_replaced() -> None:
+    recipe = small("local.port=5", "base_model={model_type: llama, hidden_size: 32}", text=SMALL + "local:\n")
+    assert recipe.local.port == 5 and recipe.base_model == {"model_type": "llama", "hidden_size": 32}
 
 
 @pytest.mark.parametrize(

@@ -11,20 +11,14 @@ LOCAL = "local_updates.enabled=yes"
 LEVEL = "local.site.hierarchy={2: 4}"
 
 
-def test_left_alone_a_trainer_is_one_process() -> None:
+def test_a_site_as_one_writes_it_or_leaves_it_which_is_not_compared_with_others() -> None:
     site = small().local.site
     assert (site.processes, site.zero, dict(site.hierarchy)) == (1, False, {})
-
-
-def test_a_site_as_one_writes_it() -> None:
-    site = small("local.site={processes: 4, zero: yes}").local.site
-    assert (site.processes, site.zero) == (4, True)
+    recipe = small("local.site={processes: 4, zero: yes}")
+    assert (recipe.local.site.processes, recipe.local.site.zero) == (4, True)
+    assert fingerprint_of(recipe) == fingerprint_of(small())
     site = small(LOCAL, "local.site={processes: 4, hierarchy: {8: 4, 2: 2}}").local.site
     assert list(site.hierarchy.items()) == [(2, 2), (8, 4)]
-
-
-def test_what_a_volunteer_does_with_a_site_is_not_compared_with_others() -> None:
-    assert fingerprint_of(small("local.site={processes: 2, zero: yes}")) == fingerprint_of(small())
 
 
 @pytest.mark.parametrize(
@@ -36,18 +30,12 @@ def test_what_a_volunteer_does_with_a_site_is_not_compared_with_others() -> None
         ([FOUR, LOCAL, "local.site.hierarchy={2: 4, 4: 2}"], "groups of 2 every 4 steps cannot be made of the groups"),
         ([FOUR, LOCAL, "local.site.hierarchy={2: 2}"], "groups of 2 in a site of 4; the last group is the whole site"),
         ([FOUR, "local.site.hierarchy={2: 2, 4: 4}"], "without local updates the processes of a site never differ"),
-        (
-            [FOUR, LOCAL, "local.site.hierarchy={2: 4}", "local.offload_optimizer=yes"],
-            "each process steps the model itself",
-        ),
+        ([FOUR, LOCAL, "local.site.hierarchy={2: 4}", "local.offload_optimizer=yes"], "each process steps the model"),
         ([FOUR, LOCAL, LEVEL, "local.site.zero=yes"], "each process steps a model of its own and needs all statistics"),
         ([FOUR, "delay.grad_averaging=yes", "local.site.zero=yes"], "zero leaves no whole optimizer that delay could"),
         ([FOUR, "local.offload_optimizer=yes", "local.site.zero=yes"], "remove zero, or offload_optimizer"),
         ([FOUR, "ema_decay=0.9", "local.site.zero=yes"], "averages its weights over epochs (ema_decay), and with zero"),
-        (
-            [FOUR, "averaging.average_opt_statistics=[exp_avg_sq]", "local.site.zero=yes"],
-            "averages statistics of the optimizer (exp_avg_sq), and with zero they lie in several processes",
-        ),
+        ([FOUR, "averaging.average_opt_statistics=[exp_avg_sq]", "local.site.zero=yes"], "averages statistics of"),
         ([FOUR, "local.device=cuda:1"], "cuda:1 is one device, and the site has 4 processes; write cuda"),
     ],
 )

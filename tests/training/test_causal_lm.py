@@ -136,16 +136,3 @@ def test_weights_in_a_pickle_are_not_read(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "pickled" / "pytorch_model.bin")
     with pytest.raises(RecipeError, match="saved as safetensors"):
         build(tmp_path, "base_model=pickled")
-
-
-def test_an_outline_has_the_models_shapes_and_no_content(tmp_path: Path) -> None:
-    """Of a config, and of a directory with a saved model, the weights of which are not even there."""
-    task = build_task(small(tmp_path))
-    model, outline = task.build_model(), task.build_model(outline=True)
-    model.config.save_pretrained(tmp_path / "saved")
-    of_directory = build_task(small(tmp_path, "base_model=saved")).build_model(outline=True)
-    for found in (outline, of_directory):
-        assert all(parameter.is_meta for parameter in found.parameters())
-        assert {name: p.shape for name, p in found.named_parameters()} == {
-            name: p.shape for name, p in model.named_parameters()
-        }

@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swarmcli.errors import DataError
 from swarmcli.recipe import HuggingFaceDataset
 from swarmcli.training import ByteTokenizer
 from swarmcli.training.chat import IGNORED, ChatReader, RowEncoder, TextReader
@@ -153,15 +152,9 @@ def test_a_template_that_shows_nothing_is_refused(template: str | None, words: s
         ([], r"messages is \[\], and not a list of messages"),
         ("hello", "messages is 'hello', and not a list"),
         (["hello"], "message 0 is 'hello', and not a mapping"),
-        (
-            [TALK[0], {"role": "bot", "content": "a"}],
-            "message 1 is of 'bot', and not of human, gpt, system, developer, user, assistant, tool",
-        ),
+        ([TALK[0], {"role": "bot", "content": "a"}], "message 1 is of 'bot', and not of human, gpt, system,"),
         ([{"role": "user", "content": ["a"]}], r"message 0 has no text in 'content', but \['a'\]\)"),
-        (
-            [{"from": "human", "value": "a"}],
-            "message 0 has no text in 'role', but None; it has from, value: set message_property_mappings",
-        ),
+        ([{"from": "human", "value": "a"}], "message 0 has no text in 'role', but None; it has from, value: set"),
         ([TALK[1]], "refuses it: Conversation roles must alternate"),
     ],
 )
@@ -173,11 +166,6 @@ def test_rows_that_cannot_be_read_are_counted_and_the_first_is_told(messages: An
     assert told.startswith("datasets.0: of 3 rows, 2 that cannot be read (the first: ")
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(told)
-
-
-def test_a_column_that_is_not_there_is_told_with_those_that_are() -> None:
-    with pytest.raises(DataError, match="no column 'messages'; set field_messages to one of answer, talk"):
-        reader(CHATML)({"talk": TALK, "answer": "a"})
 
 
 def test_no_example_trains_on_nothing_wherever_it_is_cut() -> None:

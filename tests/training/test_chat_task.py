@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
@@ -205,17 +204,6 @@ def test_data_that_teach_nothing_are_refused(tmp_path: Path, rows: Any, override
     with pytest.raises(DataError) as caught:
         next(build_task(chat(tmp_path, *overrides, rows=rows)).batches(0))
     assert words in str(caught.value)
-
-
-def test_a_template_that_shows_nothing_is_refused_before_there_are_data(tmp_path: Path) -> None:
-    shows = "the chat template does not tell what is to be learned"
-    for override, words in (
-        ("tokenizer=bytes", "chat.yaml:5: datasets.0: the tokenizer has no chat template; write `chat_template: "),
-        ("chat_template='{{ messages }}'", f" chat_template: {shows}: "),
-        ("datasets.0.chat_template='{{ messages }}'", f"datasets.0.chat_template: {shows}"),
-    ):
-        with pytest.raises(RecipeError, match=re.escape(words)):
-            build_task(chat(tmp_path, override))
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "saved"])

@@ -188,14 +188,8 @@ def test_peers_draw_unlike_streams_and_each_the_same_again(tmp_path: Path) -> No
         made = build_task(recipe).batches(stream_seed(recipe.seed, peer))
         return [batch["input_ids"].flatten().tolist() for batch in itertools.islice(made, 20)]
 
-    assert stream(b"one") == stream(b"one")
-    assert stream(b"one") != stream(b"two")
-
-
-def test_seeds_of_streams_fit_torch_and_differ() -> None:
-    seeds = {stream_seed(seed, peer) for seed in range(20) for peer in (b"a", b"b", b"")}
-    assert len(seeds) == 60 and all(0 <= seed < 1 << 63 for seed in seeds)
-    torch.manual_seed(max(seeds))
+    assert stream(b"one") == stream(b"one") != stream(b"two")
+    assert 0 <= stream_seed(recipe.seed, b"one") < 1 << 63  # as torch takes them
 
 
 def test_missing_files_are_told_before_the_first_batch(tmp_path: Path) -> None:

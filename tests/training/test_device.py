@@ -39,6 +39,7 @@ def test_bfloat16_is_taken_where_it_is_fast_or_asked_for(tmp_path: Path, monkeyp
     assert (
         choose_compute(small(tmp_path, "local.device=cuda:1", "local.dtype=bfloat16")).autocast_dtype is torch.bfloat16
     )
+    assert choose_compute(small(tmp_path, "local.device=cpu", "local.dtype=float16")).kind == "cpu (float16)"
     Machine(monkeypatch, cuda=2, capability=9)
     assert choose_compute(small(tmp_path, "local.device=cuda", "local.dtype=float32")).autocast_dtype is None
 

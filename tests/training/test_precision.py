@@ -62,11 +62,6 @@ def test_a_scale_that_is_too_large_costs_steps_and_is_halved_until_it_fits() -> 
         torch.testing.assert_close(weight.grad, torch.tensor([2.0, 4.0]) / before)
 
 
-def test_float16_is_chosen_by_name_alone(tmp_path: Path) -> None:
-    compute = choose_compute(small(tmp_path, "local.dtype=float16"))
-    assert compute.autocast_dtype is torch.float16 and compute.kind == "cpu (float16)"
-
-
 def test_matrices_are_multiplied_as_exactly_as_the_volunteer_says(tmp_path: Path) -> None:
     try:
         choose_compute(small(tmp_path, "local.matmul_precision=high"))

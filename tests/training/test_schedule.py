@@ -60,7 +60,6 @@ def test_a_schedule_goes_on_from_its_state(tmp_path: Path) -> None:
     ("settings", "kind", "defaults"),
     [
         ("{name: adamw, betas: [0.8, 0.9], eps: 1e-6}", torch.optim.AdamW, {"betas": (0.8, 0.9), "eps": 1e-6}),
-        ("{name: adam}", torch.optim.Adam, {"betas": (0.9, 0.999)}),
         ("{name: sgd, momentum: 0.9, learning_rate: 0.5}", torch.optim.SGD, {"momentum": 0.9, "lr": 0.5}),
     ],
 )  # fmt: skip
