@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
 import pytest
 
 from swarmcli.checkpoints.layout import find_checkpoint, read_manifest
-from swarmcli.checkpoints.shelf import Keep, Shelf, rules_of
+from swarmcli.checkpoints.shelf import Keep, Shelf, best_epochs, kept, rules_of
 
 from .shelves import fill, put
 
@@ -32,18 +33,14 @@ def test_the_best_stays_and_has_a_link(shelf: Shelf) -> None:
     assert [path.name for path in shelf.prune()] == ["epoch-000002", "epoch-000003"]
 
 
-def test_a_loss_that_is_no_number_is_no_best_one(shelf: Shelf) -> None:
-    put(shelf, 1, float("nan"))
-    assert shelf.linked("best") is None
-    (shelf.directory / "epoch-000001" / "evaluation.json").write_text('{"loss": "0", "samples"')
-    assert not shelf.prune()
-
-
 def test_another_checkpoint_of_the_best_epoch_has_not_its_loss(shelf: Shelf) -> None:
     for epoch, loss in ((1, 3.0), (2, 1.0)):
         put(shelf, epoch, loss)
     put(shelf, 2)
     assert shelf.linked("best") == "epoch-000001"
+    put(shelf, 3, float("nan"))
+    (shelf.directory / "epoch-000002" / "evaluation.json").write_text('{"loss": "0", "samples"')
+    assert shelf.linked("best") == "epoch-000001" and not shelf.prune(), "what is no number is no best one"
 
 
 def test_links_move_before_what_they_name_is_removed(shelf: Shelf) -> None:
@@ -97,3 +94,31 @@ def test_what_its_own_number_left_in_another_life_goes(shelf: Shelf) -> None:
     shelf.mend()
     assert sorted(path.name for path in shelf.directory.iterdir()) == ["epoch-000001", "keep.json", "latest"]
     assert read_manifest(shelf.directory / "latest")["epoch"] == 1
+
+
+def epochs(*numbers: int) -> dict[int, float | None]:
+    return dict.fromkeys(numbers)
+
+
+@pytest.mark.parametrize(
+    ("found", "rules", "latest", "expected"),
+    [
+        (epochs(1, 2, 9, 10), Keep(2), None, {9: ("newest",), 10: ("newest",)}),
+        (epochs(8, 9, 3), Keep(2), 3, {3: ("newest",), 9: ("newest",)}),  # the run was set back
+        (epochs(8, 9), Keep(2), 5, {8: ("newest",), 9: ("newest",)}),  # it names one that is not there
+        (epochs(10, 100, 110, 205, 210, 300), Keep(1, 100), None, {100: 1, 205: 1, 300: 2}),
+        ({1: 3.0, 2: 1.0, 3: 2.0, 4: None}, Keep(1, 0, 2), None, {2: ("best",), 3: ("best",), 4: ("newest",)}),
+        ({1: 3.0, 2: 1.0}, Keep(1, 0, 0), None, {2: ("newest",)}),
+        (epochs(), Keep(), None, {}),
+    ],
+)
+def test_what_stays_and_why(
+    found: dict[int, float | None], rules: Keep, latest: int | None, expected: dict[int, object]
+) -> None:
+    staying = kept(found, rules, latest)
+    counts = {epoch: len(why) for epoch, why in staying.items()}
+    assert staying == expected or counts == expected
+
+
+def test_of_equal_losses_the_later_is_better_and_what_is_no_number_never_is() -> None:
+    assert best_epochs({1: 2.0, 2: 2.0, 3: math.nan, 4: math.inf, 5: None}, 3) == [2, 1]

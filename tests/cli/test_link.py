@@ -1,3 +1,5 @@
+"""Links that are printed again, and what the owner of a closed run does, as far as it needs no network."""
+
 from __future__ import annotations
 
 import json
@@ -12,19 +14,24 @@ import typer
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from swarmcli.cli.closed import _Run, _run_named
+from swarmcli.cli.closed import _Run, _run_named, invite, members
+from swarmcli.cli.consent import invitation_in_words
+from swarmcli.cli.init import init
 from swarmcli.cli.link import contacts_of, link
 from swarmcli.errors import UsageError
 from swarmcli.journal import Journal, RunRecord
 from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.network.identity import Identity
+from swarmcli.network.membership import InvitationKind
 from swarmcli.peer.linked import LinkedRun
-from swarmcli.recipe import Link, digest_of, parse_recipe
+from swarmcli.recipe import Link, digest_of, load_recipe, parse_link, parse_recipe
 from swarmcli.recipe.link import access_in_words
 from tests.recipe.recipes import SMALL
 
-app = typer.Typer()
+app, owners = typer.Typer(), typer.Typer()
 app.command()(link)
+for verb in (init, invite, members):
+    owners.command()(verb)
 PEER = Identity.from_seed(1).peer_id
 DIGEST = digest_of(parse_recipe(SMALL))
 CLOSED = parse_recipe(SMALL + f"access: invite\nrun_key: {PEER.text}\n")
@@ -126,3 +133,33 @@ def test_a_run_is_asked_by_the_peers_that_its_own_one_knew_since_that_may_run_no
     assert contacts_of(tmp_path / "trainer-1", own) == [*own.addresses, monitor]
     (tmp_path / "trainer-1" / "contacts.json").write_text("garbled")
     assert contacts_of(tmp_path / "trainer-1", own) == list(own.addresses)
+
+
+def owner(*words: str) -> str:
+    return CliRunner().invoke(owners, list(words), catch_exceptions=False).stdout.strip()
+
+
+def test_a_link_with_an_invitation_names_the_peer_that_binds_it() -> None:
+    owner("init", "--invite", "lab.yaml")
+    recipe = load_recipe("lab.yaml")
+    with pytest.raises(UsageError, match=r"start `swarm monitor lab\.yaml` first"):
+        owner("invite", "lab.yaml")
+    with pytest.raises(
+        UsageError, match=r"start `swarm monitor .*lab\.yaml` first, or name a peer elsewhere with --peer"
+    ):
+        owner("members", "lab.yaml")
+    plain = Link(PEER, ("203.0.113.7:1",), "lab", digest_of(recipe))
+    home = recipe.output_dir / "lab" / "monitor-1"
+    home.mkdir(parents=True)
+    (home / "link").write_text(f"{plain}\n")
+    made = parse_link(owner("invite", "lab.yaml", "--copyable"))
+    assert made.ticket is not None and made.places == plain.places
+    assert (made.ticket.invitation.kind, made.ticket.invitation.host) == (InvitationKind.BEARER, PEER)
+    assert made.ticket.invitation.is_genuine(made.ticket.run(digest_of(recipe)))
+    assert "closed run" in invitation_in_words(made.ticket)
+    one = parse_link(owner("invite", "lab.yaml", "--copyable", "--for", PEER.text, "--link", str(plain)))
+    assert one.ticket is not None and one.ticket.invitation.holder == PEER and not one.ticket.secret
+    with pytest.raises(UsageError, match="link is one of another run"):
+        owner("invite", "lab.yaml", "--link", str(Link(PEER, ("203.0.113.7:1",), "lab", "b" * 32)))
+    with pytest.raises(UsageError, match="--days"):
+        owner("invite", "lab.yaml", "--days", "0")

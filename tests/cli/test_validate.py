@@ -104,19 +104,6 @@ def test_a_site_is_told_in_words(recipe: Path) -> None:
     assert "site " not in run(recipe, "--quick")
 
 
-def test_what_is_not_trained_has_to_be_named(recipe: Path) -> None:
-    recipe.write_text(RECIPE + "unfrozen_parameters: [lm_head]\n")
-    with pytest.raises(RecipeError) as refusal:
-        run(recipe)
-    line = re.search("`(frozen_weights: [0-9a-f]{64})`", str(refusal.value))
-    assert line is not None
-    recipe.write_text(recipe.read_text() + line[1] + "\n")
-    assert re.search(r"^frozen weights +[0-9.]+ kB, the run's$", run(recipe), re.M)
-    assert re.search(
-        r"^frozen weights +.* others than the run's, .* here are [0-9a-f]{64}$", run(recipe, "--set", "seed=1"), re.M
-    )
-
-
 def test_a_key_that_has_another_name_now_is_told_with_its_line(recipe: Path) -> None:
     recipe.write_text(RECIPE.replace("source: files", "type: files"))
     assert f"note: {recipe}:4: datasets.0.type has another name now; write `source: files`\n" in run(recipe, "--quick")

@@ -78,10 +78,7 @@ def test_it_brings_the_token_and_gives_what_is_answered(
     ],
 )
 def test_whatever_answers_ends_in_a_sentence(
-    answer: bytes,
-    said: str,
-    registry: LocalPeers,
-    peer_at: Callable[[int], LocalPeer],
+    answer: bytes, said: str, registry: LocalPeers, peer_at: Callable[[int], LocalPeer]
 ) -> None:
     with answering(answer) as port, pytest.raises(ControlError, match=said):
         client.ask(peer_at(port), "GET", "state", registry=registry, most=1 << 16)

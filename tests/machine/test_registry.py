@@ -169,11 +169,9 @@ def test_a_directory_that_others_can_write_is_not_believed(peers: LocalPeers, sh
     assert LocalPeers(link).living() == [] and peers.living() == [shown]
 
 
-@pytest.mark.parametrize(
-    "api", ["http://192.0.2.1:80", "http://127.0.0.1:80@evil.example", "http://localhost:1", "x", ""]
-)
-def test_nobody_is_asked_on_another_computer(api: str) -> None:
-    assert LocalPeer(1, 1.0, "trainer", "run", "/home", api=api).port is None
+def test_nobody_is_asked_on_another_computer() -> None:
+    for api in ("http://192.0.2.1:80", "http://127.0.0.1:80@evil.example", "http://localhost:1", "x", ""):
+        assert LocalPeer(1, 1.0, "trainer", "run", "/home", api=api).port is None
     assert LocalPeer(1, 1.0, "trainer", "run", "/home", api="http://127.0.0.1:80").port == 80
 
 

@@ -58,6 +58,7 @@ def test_three_measure_the_same_state_and_the_run_ends_for_everybody(start: Any)
                 measured[event.epoch, event.lineage].add(round(event.loss, 5))
     assert all(len(losses) <= 1 for losses in measured.values()), "everybody has measured the same"
     assert any("the run ends behind epoch" in text for text in monitor.notices)
+    assert monitor.notices[-1].endswith("; leaving"), "as it was told to"
     with JournalReader(monitor.home / "journal.sqlite") as reader:
         kept = {each.epoch: each for each in reader.evaluations("small")}
     assert all(kept[event.epoch].peers == event.peers for event in counted), "what counts comes last, and stays"

@@ -1,7 +1,8 @@
-"""Whole roles in one process: the weights that nobody trains come from the run, and stay in the home."""
+"""Whole roles in one process: weights that a peer lacks, or that nobody trains, come from the run."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from swarmcli.errors import CheckpointError, RecipeError
+from swarmcli.errors import CheckpointError, NoDonorReachable, RecipeError
+from swarmcli.optim.peers.catch_up import CatchUp
 from swarmcli.optim.state.frozen import FILE, frozen_of
 from swarmcli.peer import collaboration
 from swarmcli.recipe import Recipe
@@ -76,3 +78,44 @@ def test_a_recipe_has_to_name_them_and_a_checkpoint_over_others_says_what_to_nam
     told = rf"frozen_weights: {digest_of('first')}; the recipe: .*name the checkpoint"
     with pytest.raises(CheckpointError, match=told):
         again.end()
+
+
+class PretrainedSums(Sums):
+    """As a model whose weights cannot be had: the names of peers say whether they have them."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.lacks = "without" in recipe.local.name
+
+    def build_model(self, *, outline: bool = False) -> nn.Module:
+        model = super().build_model()
+        model.lacks_weights = self.lacks  # type: ignore[assignment]
+        if self.lacks:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.fill_(1e6)
+        return model
+
+
+@pytest.fixture
+def pretrained(start: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(collaboration, "build_task", PretrainedSums)
+    return start
+
+
+def test_a_peer_without_the_first_weights_takes_the_runs_state_from_the_first_epoch_on(pretrained: Any) -> None:
+    keeper = pretrained("monitor", role="monitor")
+    newcomer = pretrained("without", keeper)
+    newcomer.reach(2)
+    saved = newcomer.leave()
+    keeper.leave()
+    weights = load_checkpoint(keeper.home / "checkpoints" / "latest").model
+    assert all(tensor.abs().max() < 10 for tensor in weights.values()), f"nobody trained what was made up: {saved}"
+
+
+@pytest.mark.parametrize("role", ["trainer", "monitor"])
+def test_whoever_begins_a_run_needs_the_weights(pretrained: Any, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+    monkeypatch.setattr(CatchUp, "options", replace(CatchUp.options, alone_for=0.1, look_again=0.05))
+    alone = pretrained("without", role=role)
+    with pytest.raises(NoDonorReachable, match=r"the weights of .*, which whoever begins the run needs, are not on"):
+        alone.end()
+    assert not list(alone.home.glob("checkpoints/*"))

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from swarmcli.cli.ending import exit_code
 from swarmcli.errors import CheckpointError
 from swarmcli.events import CheckpointWritten
-from swarmcli.journal import Line, Recorder
 from swarmcli.training import STREAM, load_checkpoint
-from tests.peer.roles import PATIENCE, Peer, SumsStream
+from tests.peer.roles import Peer
 
 
 def test_two_trainers_without_a_monitor_lose_nothing(start: Any) -> None:
@@ -103,17 +100,6 @@ def test_the_newer_of_two_checkpoints_wins(start: Any) -> None:
     assert ahead.notices[1].startswith(f"going on from epoch {newer.epoch}, saved at {newer.home}")
 
 
-def test_who_is_not_alone_takes_the_runs_state(start: Any) -> None:
-    volunteer = start("volunteer")
-    volunteer.reach(2)
-    volunteer.leave()
-    run = start("run")
-    run.reach(volunteer.epoch + 5)
-    back = start("volunteer", run)
-    back.reach(volunteer.epoch + 6)
-    assert not any("going on from" in notice for notice in back.notices)
-
-
 def test_a_full_disk_when_leaving_is_an_error_and_spares_what_is_there(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,50 +160,3 @@ def test_at_the_end_of_a_run_the_monitor_says_where_the_model_is(start: Any) -> 
     status = monitor.watch.look()
     assert (status.state, status.result) == ("finished", where)
     assert monitor.leave() == where
-
-
-def test_a_monitor_leaves_when_the_run_is_done_if_it_was_told_so(start: Any) -> None:
-    monitor = start("monitor", role="monitor", settings=("max_epochs=3",), leave_when_done=True)
-    trainer = start("trainer", monitor, settings=("max_epochs=3",))
-    trainer.end()
-    assert monitor.end() == f"saved epoch 3 at {monitor.home}/checkpoints/epoch-000003"
-    assert monitor.notices[-1].endswith("; leaving")
-
-
-@pytest.mark.soak  # on a busy machine a warning is seen now and then: not calm in every order yet
-def test_two_trainers_that_leave_at_once_warn_nobody(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their last steps fill the epoch, so the round begins when neither of them will step again."""
-    settings = ("target_batch_size=16",)  # two batches
-    batches, gated, both = threading.Semaphore(0), threading.Event(), threading.Event()
-    barrier = threading.Barrier(2)
-    real = SumsStream.__next__
-
-    def gate(stream: SumsStream) -> dict[str, torch.Tensor]:
-        if gated.is_set() and not both.is_set():
-            try:
-                barrier.wait(0.5)
-                both.set()
-                batches.acquire(timeout=PATIENCE)
-            except threading.BrokenBarrierError:  # the other waits in its step until this one has stepped
-                barrier.reset()
-        return real(stream)
-
-    monkeypatch.setattr(SumsStream, "__next__", gate)
-    monitor = start("monitor", role="monitor", settings=settings)
-    trainers = [start(name, monitor, settings=settings) for name in ("one", "other")]
-    for peer in (monitor, *trainers):
-        peer.until(lambda peer=peer: any(each.peers == 2 for each in peer.epochs))
-    gated.set()
-    assert both.wait(PATIENCE)
-    before = {peer: len(peer.events) for peer in (monitor, *trainers)}
-    for peer in trainers:
-        peer.stop.set()
-    batches.release(2)
-    for peer in trainers:
-        peer.end()
-    monitor.leave()  # behind the end of the epoch that is under way there
-    for peer in (monitor, *trainers):
-        recorder = Recorder()
-        kept = [list(recorder.kept(event, 0.0)) for event in peer.events][before[peer] :]
-        lines = [each for several in kept for each in several if isinstance(each, Line)]
-        assert [line.text for line in lines if line.level == "warning"] == [], (peer.home.name, lines)

@@ -151,22 +151,6 @@ def test_a_site_trains_and_goes_on_from_its_last_state(worlds: Worlds, tmp_path:
     assert {group["lr"] for group in kept["param_groups"]} == {5e-3}
 
 
-def test_a_site_whose_last_state_is_damaged_begins_without_it(worlds: Worlds, tmp_path: Path) -> None:
-    run(worlds, tmp_path, ZERO, "max_epochs=2", size=2)
-    for file in (tmp_path / "home" / "site").rglob("*.safetensors"):
-        file.write_bytes(b"nothing")
-    again = run(worlds, tmp_path, ZERO, "max_epochs=3", size=2, restarted=True)
-    assert again[0][2] == [1, 2, 3]
-    assert_equal_models(again)
-
-
-def test_a_site_of_another_size_goes_on_from_the_same_state(worlds: Worlds, tmp_path: Path) -> None:
-    run(worlds, tmp_path, ZERO, "max_epochs=2")
-    fewer = run(worlds, tmp_path, ZERO, "max_epochs=4", size=2, restarted=True)
-    assert fewer[0][2] == [3, 4]
-    assert_equal_models(fewer)
-
-
 def test_no_two_ranks_of_no_two_peers_read_the_same_stream() -> None:
     recipe = small()
     peers = [Introduction(bytes([number]) * 32, "trainer-1") for number in (1, 2)]
