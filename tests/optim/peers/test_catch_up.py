@@ -26,7 +26,7 @@ async def boast(liar) -> None:
 def test_a_claim_that_nobody_stands_by_costs_a_settled_peer_seconds_not_the_run() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            honest = await swarm.trainer(seed=1, batch_size=24)
+            honest = await swarm.trainer(seed=1, batch_size=24, pace=0.3)
             liar = await swarm.trainer(seed=2)
             warnings = record(honest.node, Noticed)
             await honest.train(3)
@@ -34,8 +34,8 @@ def test_a_claim_that_nobody_stands_by_costs_a_settled_peer_seconds_not_the_run(
             liar.node.endpoint.withdraw(state_method("run"))
             loop = asyncio.get_running_loop()
             began = loop.time()
-            await honest.train(60)
-            assert loop.time() - began < 60 * 0.3 + 30
+            await honest.train(20)
+            assert loop.time() - began < 20 * 0.5 + 30
             [claim] = [warning for warning in warnings if "nobody gave out the state" in warning.text]
             assert "epoch 1000" in claim.text
 
@@ -49,8 +49,8 @@ def test_one_that_has_made_no_round_trains_no_second_run_while_the_state_comes_s
         async with Swarm() as swarm:
             late = await swarm.trainer(seed=3)
             assert not await late.core.join()
-            first, second = await swarm.trainer(seed=1, batch_size=24), await swarm.trainer(seed=2, batch_size=24)
-            await together(first.train(4), second.train(4))
+            first, second = [await swarm.trainer(seed=seed, batch_size=24, pace=1.0) for seed in (1, 2)]
+            await together(first.train(2), second.train(2))
             loop, exchange = asyncio.get_running_loop(), late.core._exchange
             download, slow_until = exchange.download, loop.time() + 15  # longer than a settled peer knocks in vain
 
@@ -63,7 +63,7 @@ def test_one_that_has_made_no_round_trains_no_second_run_while_the_state_comes_s
 
             exchange.download = slow
             warnings, epochs = record(late.node, Noticed), record(late.node, EpochAdvanced)
-            await together(first.train(80), second.train(80), late.train(80))
+            await together(first.train(20), second.train(20), late.train(20))
             assert loop.time() > slow_until
             assert epochs, "it trains"
             assert all(epoch.peers != 1 for epoch in epochs), "and nothing of its own"

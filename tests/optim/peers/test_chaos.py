@@ -10,7 +10,7 @@ from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests
 from tests.suites import soak
 
-EPOCHS = 60
+EPOCHS = 30
 
 
 class Chaos:
@@ -26,7 +26,7 @@ class Chaos:
         trainer = await self.swarm.trainer(
             seed=draw.choice([1, 1, 2]),
             batch_size=draw.randint(1, 8),
-            pace=draw.uniform(0.05, 0.3),
+            pace=draw.uniform(0.15, 0.6),
             client_mode=len(self.work) > 1 and draw.random() < 0.3,
         )
         self.work[trainer] = asyncio.ensure_future(trainer.train(EPOCHS))

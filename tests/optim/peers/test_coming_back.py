@@ -143,7 +143,7 @@ class Absentees:
         return away
 
 
-@pytest.mark.parametrize("seed", [3, 34, *soak(set(range(300)) - {3, 34})])
+@pytest.mark.parametrize("seed", [141, *soak(set(range(300)) - {141})])
 def test_who_comes_back_contributes_soon(seed: int) -> None:
     async def main() -> None:
         drawn = Drawn.of(seed)
@@ -164,7 +164,7 @@ def test_a_newcomer_hears_at_once_that_the_others_stepped_between_their_answers_
             oracle = Oracle(swarm)
             staying = [await oracle.trainer(seed=1, target=160, pace=0.1) for _ in range(2)]
             work.begin(*staying)
-            await until(lambda: staying[0].epoch == 4)
+            await until(lambda: staying[0].epoch == 2)
             newcomer = await oracle.trainer(seed=2, target=160, pace=0.1)
             survey, came = newcomer.core.survey.survey, now()
 
@@ -193,17 +193,17 @@ def test_nobody_waits_long_for_those_who_say_that_they_come_and_stay_away() -> N
     async def count(liars: int) -> int:
         async with Swarm(seed=1) as swarm, Work() as work:
             oracle = Oracle(swarm)
-            honest = [await oracle.trainer(seed=1, pace=0.3) for _ in range(3)]
+            honest = [await oracle.trainer(seed=1, pace=0.5) for _ in range(3)]
             lying = [await swarm.trainer(seed=1) for _ in range(liars)]
             work.begin(*honest)
-            await until(lambda: honest[0].epoch == 4)
+            await until(lambda: honest[0].epoch == 3)
             began, before = now(), honest[0].epoch
-            while now() < began + 15:
-                await asyncio.sleep(0.25)
+            while now() < began + 10:
+                await asyncio.sleep(0.5)
                 peers = [trainer.node.peer_id for trainer in honest]
                 await asyncio.gather(*(liar.core.survey.ask(peers, comes=True) for liar in lying))
             assert oracle.longest(honest, began, now()) < oracle.usual(honest, began, now()) + 1.5
             return honest[0].epoch - before
 
-    alone, lied_to = virtual_time.run(count(0), seed=1, timeout=200), virtual_time.run(count(3), seed=1, timeout=200)
+    alone, lied_to = virtual_time.run(count(0), seed=1, timeout=200), virtual_time.run(count(2), seed=1, timeout=200)
     assert lied_to > 0.85 * alone

@@ -9,6 +9,7 @@ import pytest
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, together
+from tests.suites import soak
 
 
 async def in_step(*trainers: Trainer) -> None:
@@ -31,7 +32,7 @@ def test_a_peer_that_leaves_may_leave_its_state_to_one_that_stays() -> None:
     virtual_time.run(main(), timeout=300)
 
 
-@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("count", [2, *soak([5])])
 def test_of_those_who_leave_at_once_one_at_least_is_left_alone(count: int) -> None:
     async def main() -> None:
         async with Swarm(seed=count) as swarm:

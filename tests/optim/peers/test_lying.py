@@ -21,6 +21,7 @@ from swarmcli.optim.peers.progress import (
 from swarmcli.optim.state.lineage import MAX_COUNT
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, nodes, together
+from tests.suites import soak
 
 LIES: list[dict[str, Any]] = [
     {"samples_accumulated": 10**12},
@@ -63,7 +64,7 @@ async def readings(tracker: ProgressTrackerCore, seconds: float) -> int:
     return counts["read"]
 
 
-@pytest.mark.parametrize("change", [*LIES, {}], ids=str)
+@pytest.mark.parametrize("change", [{}, LIES[3], *soak([lie for lie in LIES if lie != LIES[3]])], ids=str)
 def test_claims_do_not_make_the_others_read_as_fast_as_they_can(change) -> None:
     async def main() -> None:
         async with nodes(3) as (victim, liar, honest):
@@ -140,7 +141,7 @@ def test_which_epoch_is_borne_out_by_reports_alone(own, reported, latest) -> Non
     assert borne_out(own, reported) == latest
 
 
-@pytest.mark.parametrize("change", [LIES[0], LIES[3]], ids=str)
+@pytest.mark.parametrize("change", [LIES[3], *soak([LIES[0]])], ids=str)
 def test_an_epoch_neither_ends_early_nor_takes_longer(change) -> None:
     """Beside a stranger who reports nonsense under the run's key, two trainers keep their pace."""
 
@@ -152,21 +153,21 @@ def test_an_epoch_neither_ends_early_nor_takes_longer(change) -> None:
             own = trainers[0]
             task = asyncio.create_task(lie(stranger, [change] if lying else [{}], epoch=lambda: own.epoch))
             began = asyncio.get_running_loop().time()
-            await together(*(trainer.train(20) for trainer in trainers))
+            await together(*(trainer.train(12) for trainer in trainers))
             task.cancel()
             await asyncio.wait([task])
-            assert own.core.tracker.global_epoch <= 20
+            assert own.core.tracker.global_epoch <= 12
             return asyncio.get_running_loop().time() - began, {epoch.samples for epoch in own.epochs}
 
     honest, usual = virtual_time.run(main(False), seed=4)
     seconds, samples = virtual_time.run(main(True), seed=4)
     assert min(samples) >= 24 <= min(usual)
-    assert seconds <= 2 * honest + 5 * 1.5, (
-        "18 epochs: at most five waits in vain, or one trainer's pace instead of two"
+    assert seconds <= 2 * honest + 3 * 1.5, (
+        "10 epochs: at most three waits in vain, or one trainer's pace instead of two"
     )
 
 
-@pytest.mark.parametrize("weight", [10**15, 10**18])
+@pytest.mark.parametrize("weight", [10**18, *soak([10**15])])
 def test_a_member_that_claims_more_samples_than_can_be_counted_breaks_nobody(weight) -> None:
     """Its gradients rule the average, which nobody can help; the others' reports and counts stay readable."""
 

@@ -2,13 +2,12 @@
 
 import asyncio
 import math
-import re
 
 import pytest
 import torch
 
 from swarmcli.errors import StateDownloadError
-from swarmcli.events import Noticed, RoundFinished, StateDownloaded
+from swarmcli.events import Noticed, RoundFinished
 from swarmcli.state.donor import state_method
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import TARGET, Swarm, digests, record, together, until
@@ -19,25 +18,8 @@ def in_one_lineage(trainers) -> bool:
     return len(digests(trainers)) == 1 and len({trainer.core.position for trainer in trainers}) == 1
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_newcomer_in_the_middle_downloads_and_contributes(seed: int) -> None:
-    async def main() -> None:
-        async with Swarm(seed=seed) as swarm:
-            veterans = [await swarm.trainer(seed=1) for _ in range(2)]
-            await together(*(trainer.train(5) for trainer in veterans))
-            newcomer = await swarm.trainer(seed=2)
-            downloads = record(newcomer.node, StateDownloaded)
-            await together(*(trainer.train(12) for trainer in swarm.trainers))
-            assert in_one_lineage(swarm.trainers)
-            assert [download.epoch >= 5 for download in downloads] == [True]
-            assert downloads[0].donors
-            assert len(newcomer.used) >= 5
-
-    virtual_time.run(main(), seed=seed)
-
-
+@pytest.mark.parametrize("victim", [0, *soak([1, 2])])
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("victim", range(3))
 def test_one_of_three_is_killed_and_the_others_go_on(seed: int, victim: int) -> None:
     async def main() -> None:
         async with Swarm(seed=seed) as swarm:
@@ -47,63 +29,27 @@ def test_one_of_three_is_killed_and_the_others_go_on(seed: int, victim: int) -> 
             async with asyncio.TaskGroup() as group:
                 doomed = group.create_task(dead.train(1000))
                 for trainer in survivors:
-                    group.create_task(trainer.train(12))
-                await asyncio.sleep(2.0 + 0.11 * seed)
+                    group.create_task(trainer.train(8))
+                await asyncio.sleep(1.0 + 0.11 * seed)
                 swarm.network.kill(dead.node.peer_id)
                 doomed.cancel()
             assert in_one_lineage(survivors)
-            assert all(trainer.epoch == 12 for trainer in survivors)
+            assert all(trainer.epoch == 8 for trainer in survivors)
 
     virtual_time.run(main(), seed=seed, timeout=300)
-
-
-@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
-def test_a_frozen_peer_catches_up_when_it_thaws(seed: int) -> None:
-    async def main() -> None:
-        async with Swarm(seed=seed) as swarm:
-            trainers = [await swarm.trainer(seed=1) for _ in range(3)]
-            frozen, others = trainers[0], trainers[1:]
-            downloads = record(frozen.node, StateDownloaded)
-            await together(*(trainer.train(3) for trainer in trainers))
-            swarm.network.freeze(frozen.node.peer_id)
-            await together(*(trainer.train(8) for trainer in others))
-            swarm.network.thaw(frozen.node.peer_id)
-            await together(*(trainer.train(40) for trainer in trainers))
-            assert re.fullmatch(r"another peer holds epoch \d+, and this one held 3", downloads[0].reason)
-            assert in_one_lineage(trainers)
-            assert max(frozen.used) == 39, "it contributes again"
-
-    virtual_time.run(main(), seed=seed, timeout=300)
-
-
-@pytest.mark.parametrize("seed", [0, *soak([1, 2])])
-def test_two_halves_that_trained_apart_follow_one_lineage_when_they_meet(seed: int) -> None:
-    async def main() -> None:
-        async with Swarm(seed=seed) as swarm:
-            trainers = [await swarm.trainer(seed=1) for _ in range(4)]
-            ids = [trainer.node.peer_id for trainer in trainers]
-            await together(*(trainer.train(3) for trainer in trainers))
-            swarm.network.partition([swarm.contact.peer_id, *ids[:2]], ids[2:])
-            await together(*(trainer.train(8) for trainer in trainers))
-            assert len({trainer.core.position.lineage for trainer in trainers}) == 2, "they have parted"
-            swarm.network.heal()
-            await together(*(trainer.train(40) for trainer in trainers))
-            assert in_one_lineage(trainers)
-
-    virtual_time.run(main(), seed=seed, timeout=1000)
 
 
 def test_one_left_alone_goes_on_alone_and_takes_others_in_again() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             first, second = [await swarm.trainer(seed=1) for _ in range(2)]
-            await together(first.train(3), second.train(3))
+            await together(first.train(2), second.train(2))
             await second.core.shutdown()
-            await first.train(6)
+            await first.train(4)
             third = await swarm.trainer(seed=5)
-            await together(first.train(10), third.train(10))
+            await together(first.train(7), third.train(7))
             assert in_one_lineage([first, third])
-            assert [e.peers for e in first.epochs][3:6] == [1, 1, 1]
+            assert [e.peers for e in first.epochs][2:4] == [1, 1]
 
     virtual_time.run(main(), timeout=300)
 
@@ -111,12 +57,12 @@ def test_one_left_alone_goes_on_alone_and_takes_others_in_again() -> None:
 def test_both_were_alone_and_stepped_and_then_meet() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            trainers = [await swarm.trainer(seed=1) for _ in range(2)]
+            trainers = [await swarm.trainer(seed=1, pace=0.4) for _ in range(2)]
             one, other = (trainer.node.peer_id for trainer in trainers)
             swarm.network.partition([swarm.contact.peer_id, one], [other])
-            await together(*(trainer.train(3) for trainer in trainers))
+            await together(*(trainer.train(2) for trainer in trainers))
             swarm.network.heal()
-            await together(*(trainer.train(40) for trainer in trainers))
+            await together(*(trainer.train(14) for trainer in trainers))
             assert in_one_lineage(trainers)
             assert trainers[0].epochs[-1].peers == 2
 
@@ -128,19 +74,19 @@ def test_a_peer_that_is_a_round_behind_at_the_end_finds_a_lingering_donor() -> N
         async with Swarm() as swarm:
             trainers = [await swarm.trainer(seed=1) for _ in range(3)]
             late = trainers[0]
-            await together(*(trainer.train(5) for trainer in trainers))
+            await together(*(trainer.train(2) for trainer in trainers))
             swarm.network.freeze(late.node.peer_id)
-            await together(*(trainer.train(6) for trainer in trainers[1:]))
+            await together(*(trainer.train(3) for trainer in trainers[1:]))
             swarm.network.thaw(late.node.peer_id)
 
             async def leave_when_nobody_is_behind(trainer) -> None:
-                assert await trainer.core.linger(6, timeout=60)
-                assert late.epoch == 6
+                assert await trainer.core.linger(3, timeout=60)
+                assert late.epoch == 3
                 await trainer.core.shutdown()
 
-            await together(late.train(6), *(leave_when_nobody_is_behind(trainer) for trainer in trainers[1:]))
+            await together(late.train(3), *(leave_when_nobody_is_behind(trainer) for trainer in trainers[1:]))
             assert in_one_lineage(trainers)
-            assert await late.core.linger(6, timeout=60)
+            assert await late.core.linger(3, timeout=60)
 
     virtual_time.run(main(), timeout=300)
 
@@ -165,8 +111,8 @@ def test_a_round_that_fails_loses_no_samples() -> None:
             trainers = [await swarm.trainer(seed=1) for _ in range(3)]
             rounds = record(trainers[0].node, RoundFinished)
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(trainer.train(10)) for trainer in trainers]
-                await asyncio.sleep(1.5)
+                tasks = [group.create_task(trainer.train(6)) for trainer in trainers]
+                await asyncio.sleep(0.8)
                 await until(lambda: trainers[2].core.is_averaging)
                 swarm.network.kill(trainers[2].node.peer_id)
                 tasks[2].cancel()

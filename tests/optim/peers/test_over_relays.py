@@ -70,21 +70,21 @@ def test_a_newcomer_without_a_way_to_the_state_says_so_and_goes_on_when_a_relay_
     virtual_time.run(main(), timeout=300)
 
 
-@pytest.mark.parametrize(("epochs", "from_the_start"), [(20, False), *soak([(100, False), (100, True)])])
+@pytest.mark.parametrize(("epochs", "from_the_start"), [(6, False), *soak([(100, False), (100, True)])])
 def test_a_peer_that_nobody_can_dial_is_dialed_by_nobody(epochs: int, from_the_start: bool) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             others = [await swarm.trainer(seed=1, batch_size=TARGET // 2)]
             hidden = await swarm.trainer(seed=1, batch_size=TARGET // 2, client_mode=from_the_start)
             if not from_the_start:
-                await together(*(trainer.train(5) for trainer in (hidden, *others)))
+                await together(*(trainer.train(2) for trainer in (hidden, *others)))
                 hidden.node.endpoint.announce(direct=())
                 await asyncio.sleep(1)
             epoch, dials = hidden.epoch, len(swarm.network.dials)
             await together(*(trainer.train(epoch + epochs) for trainer in (hidden, *others)))
             addresses = {address for dialer, address in swarm.network.dials[dials:] if dialer != hidden.node.peer_id}
             assert not any(hidden.node.peer_id.short in address for address in addresses)
-            assert len(digests([hidden, *others])) == 1 and len(hidden.used) > 0.9 * epochs
+            assert len(digests([hidden, *others])) == 1 and len(hidden.used) > 0.8 * epochs
 
     virtual_time.run(main(), timeout=600)
 
@@ -92,17 +92,17 @@ def test_a_peer_that_nobody_can_dial_is_dialed_by_nobody(epochs: int, from_the_s
 def test_a_trainer_whose_address_changes_in_the_middle_takes_part_again() -> None:
     async def main() -> None:
         async with Swarm(contact_relays=True) as swarm:
-            moves, *others = [await swarm.trainer(seed=1) for _ in range(3)]
+            moves, *others = [await swarm.trainer(seed=1, pace=0.3) for _ in range(3)]
             async with training(moves, *others):
-                await until(lambda: moves.epoch >= 3)
+                await until(lambda: moves.epoch >= 2)
                 await asyncio.sleep(0.25)
                 transport = moves.node.endpoint._transport
                 swarm.network.move(transport, "elsewhere")
                 moves.node.endpoint.announce(direct=transport.own_addresses())
                 epoch = moves.epoch
                 # One that moves in the middle of a round may be doubted by the others, and doubt them, for some groups.
-                await until(lambda: moves.epoch >= epoch + 12)
-                assert len([each for each in moves.used if each >= epoch]) >= 4
+                await until(lambda: moves.epoch >= epoch + 8)
+                assert len([each for each in moves.used if each >= epoch]) >= 3
             await together(*(trainer.train(max(t.epoch for t in swarm.trainers) + 2) for trainer in swarm.trainers))
             assert len(digests(swarm.trainers)) == 1
 
@@ -113,14 +113,14 @@ def test_when_a_relay_is_killed_and_another_one_comes_all_go_on_with_one_model()
     async def main() -> None:
         async with Swarm() as swarm:
             relays = [await swarm.node(relays=True) for _ in range(2)]
-            trainers = [await swarm.trainer(seed=1, client_mode=True, relays=True) for _ in range(3)]
+            trainers = [await swarm.trainer(seed=1, pace=0.3, client_mode=True, relays=True) for _ in range(3)]
             await until(lambda: all(trainer.node.endpoint.reachable for trainer in trainers))
             async with training(*trainers):
-                await until(lambda: min(len(trainer.used) for trainer in trainers) >= 3)
+                await until(lambda: min(len(trainer.used) for trainer in trainers) >= 2)
                 swarm.network.kill(relays[0].peer_id)
                 await swarm.node(relays=True)
                 epoch = max(trainer.epoch for trainer in trainers)
-                await until(lambda: all(len([e for e in trainer.used if e > epoch]) >= 4 for trainer in trainers))
+                await until(lambda: all(len([e for e in trainer.used if e > epoch]) >= 2 for trainer in trainers))
             last = max(trainer.epoch for trainer in trainers)
             await together(*(trainer.train(last + 2) for trainer in trainers))
             assert len(digests(trainers)) == 1
@@ -160,7 +160,7 @@ def test_two_homes_and_a_public_auxiliary_train_one_model_without_being_told_any
     virtual_time.run(main(), timeout=300)
 
 
-@pytest.mark.parametrize("keeps_ports", [True, False])
+@pytest.mark.parametrize("keeps_ports", [True, *soak([False])])
 def test_two_homes_with_a_direct_connection_stay_one_run_when_the_only_public_peer_is_killed(
     keeps_ports: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,14 +178,14 @@ def test_two_homes_with_a_direct_connection_stay_one_run_when_the_only_public_pe
 
             async def home(number: int) -> Trainer:
                 router = swarm.network.router(f"5.{number}.0.1")
-                trainer = Trainer(await swarm.node(host="192.168.1.2", behind=router), seed=1)
+                trainer = Trainer(await swarm.node(host="192.168.1.2", behind=router), seed=1, pace=2.0)
                 await swarm.start(trainer.core)
                 return trainer
 
             helping = asyncio.ensure_future(assist())
             first, second = await home(2), await home(3)
             async with training(first, second):
-                await until(lambda: len(first.used) > 6 and len(second.used) > 6)
+                await until(lambda: len(first.used) > 1 and len(second.used) > 1)
                 seen = first.node.endpoint.seen(second.node.peer_id)
                 assert seen is not None and seen.punched
                 helping.cancel()
@@ -195,7 +195,7 @@ def test_two_homes_with_a_direct_connection_stay_one_run_when_the_only_public_pe
                 epoch = max(first.epoch, second.epoch)
                 await asyncio.sleep(90)  # longer than reports and declarations live
                 if keeps_ports:
-                    assert min(first.epoch, second.epoch) > epoch + 100
+                    assert min(first.epoch, second.epoch) > epoch + 8
                 else:
                     assert max(first.epoch, second.epoch) <= epoch + 1, "they wait, and train no two models"
                     assert any("could not dial each other" in each.text for each in said)

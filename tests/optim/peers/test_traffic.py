@@ -11,9 +11,10 @@ from swarmcli.dht import DHTNode
 from swarmcli.optim.peers.progress import ProgressTrackerCore
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import nodes, together
+from tests.suites import soak
 
 EPOCH = 10.0  # seconds
-EPOCHS = 6
+EPOCHS = 3
 STEP = 0.25  # seconds between two local steps of a peer
 
 
@@ -61,7 +62,7 @@ async def measure(count: int, tracking: bool) -> Cost:
 BUDGET = {2: (30, 10_000), 8: (75, 58_000), 32: (80, 172_000)}
 
 
-@pytest.mark.parametrize("count", [2, 8, pytest.param(32, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [8, *soak([2, 32])])
 def test_traffic_per_peer_and_epoch(count) -> None:
     with_trackers = virtual_time.run(measure(count, tracking=True), seed=1)
     without = virtual_time.run(measure(count, tracking=False), seed=1)

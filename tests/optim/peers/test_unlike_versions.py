@@ -43,13 +43,13 @@ def test_a_newcomer_takes_the_state_from_the_one_peer_with_another_version(few: 
 
     async def main() -> None:
         async with Swarm() as swarm:
-            peers = [await swarm.trainer(seed=1, target=48, **kind) for kind in (few, many, many, many)]
-            await together(*(trainer.train(3) for trainer in peers))
+            peers = [await swarm.trainer(seed=1, target=48, **kind) for kind in (few, many, many)]
+            await together(*(trainer.train(2) for trainer in peers))
             newcomer = await swarm.trainer(seed=2, target=48, **many)
             only_donor(peers[0], peers[1:], newcomer)
             refused, drift = record(newcomer.node, PeerRefused), record(newcomer.node, DriftMeasured)
             assert await newcomer.core.join()
-            await together(*(trainer.train(6) for trainer in [*peers, newcomer]))
+            await together(*(trainer.train(4) for trainer in [*peers, newcomer]))
             assert len(digests([*peers, newcomer])) == 1
             assert not refused and not any(event.strays for event in drift)
 
@@ -60,7 +60,7 @@ def test_a_minority_that_rounds_otherwise_is_not_doubted() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             peers = [await swarm.trainer(seed=1, target=48, **NEW) for _ in range(4)]
-            await together(*(trainer.train(3) for trainer in peers))
+            await together(*(trainer.train(2) for trainer in peers))
             with torch.no_grad():
                 peers[0].weights.mul_(1 + 1e-12)
             newcomer = await swarm.trainer(seed=2, target=48, **NEW)
