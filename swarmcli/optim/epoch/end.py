@@ -141,6 +141,7 @@ class EpochEnd:
         self._group, self._survey, self._metrics = group, survey, metrics
         self._claims, self._directory = survey.claims, survey.directory
         self._weight: int | None = None  # samples frozen
+        self._starts = True  # until it has ended an epoch
         self._kept_out = ""  # of the last round, and why
         self._share = 1.0  # of the last round's samples that were this peer's; until one is known, an epoch's all
         self._said_alone = False  # since the last round with others
@@ -219,10 +220,11 @@ class EpochEnd:
 
     async def _is_alone(self, patient: bool) -> bool:
         """Whether nobody is left to wait for. A quick peer must not run away from those who take in the last round a
-        moment later; one that stays behind for long is waited for no more."""
+        moment later, or who were started with it; one that stays behind for long is waited for no more."""
         if self._rule.several:
             return True
-        surroundings = await self._group.unless_begun(self._survey.surroundings(self._replica.position))
+        looking = self._survey.surroundings(self._replica.position, starts=self._starts)
+        surroundings = await self._group.unless_begun(looking)
         self.left_behind = surroundings == "behind"
         return surroundings == "alone" or (surroundings == "followed" and not patient)
 
@@ -314,7 +316,7 @@ class EpochEnd:
         """Steps with the average; from here on this peer is at the next epoch."""
         if self._timing is not Timing.AT_ONCE:
             self.released.set()
-        handed = self._weight or 0
+        self._starts, handed = False, self._weight or 0
         counted = self._own_id in committed.contributors
         if handed and counted:
             self._share = handed / committed.samples

@@ -26,7 +26,7 @@ ASKED_AT_ONCE = 16  # peers: one answer usually settles the question
 Surroundings = Literal[
     "alone",  # nobody on this lineage can be reached
     "company",  # somebody trains on it
-    "followed",  # nobody does yet, but somebody one epoch behind may be about to take in the same round as this peer
+    "followed",  # nobody does yet, but somebody may be about to: it is one epoch behind, or starts as this peer does
     "behind",  # somebody trains on a lineage that beats it
 ]
 _TAKE_PART = ("training", "following")
@@ -136,8 +136,9 @@ class Survey:
                 return answers
         return {}
 
-    async def surroundings(self, position: LineagePosition) -> Surroundings:
-        """Finds out who is there for a peer at `position` to average with.
+    async def surroundings(self, position: LineagePosition, *, starts: bool = False) -> Surroundings:
+        """Finds out who is there for a peer at `position` to average with. `starts`: it has ended no epoch yet, so those
+        who are joining may have been started with it.
 
         It matters where a peer stands now: its report may be some epochs old.
         """
@@ -152,6 +153,8 @@ class Survey:
         if leading.beats(position):
             return "behind"
         judged = _judge(position, answers.values())
+        if judged == "alone" and starts and any(answer.phase == "joining" for answer in answers.values()):
+            return "followed"
         if judged == "alone":
             # Two peers that cannot dial each other meet at somebody whom both can, an auxiliary for example, who
             # needs a moment to find their lineage.

@@ -7,7 +7,7 @@ from tests.optim.optim_swarm import together
 from tests.simulation import simulated
 
 
-@simulated(timeout=600)
+@simulated
 async def test_a_trainer_that_has_enough_by_itself_waits_for_those_who_start_with_it() -> None:
     """Their first parameters are unlike, so all but one have a state to load, while that one computes."""
     async with optim_swarm.Swarm(latency=0.1) as swarm:
@@ -19,7 +19,7 @@ async def test_a_trainer_that_has_enough_by_itself_waits_for_those_who_start_wit
         assert asyncio.get_running_loop().time() - began < 10
 
 
-@simulated(timeout=600)
+@simulated
 async def test_who_is_joining_for_long_or_later_holds_up_nobody() -> None:
     async with optim_swarm.Swarm() as swarm:
         quick = await swarm.trainer(seed=1, batch_size=optim_swarm.TARGET, matchmaking_time=4.0)
