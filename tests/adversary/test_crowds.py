@@ -93,10 +93,10 @@ class Crowd:
 async def test_keys_that_bring_much_keep_nobody_out_of_a_group(offers: list[Offer], count: int, keys: int) -> None:
     """Before, 33 of them made it full for whoever came after them. Those that came with little, and said then how much
     they bring, made its list so long that no message could carry it, and nobody ended an epoch any more."""
-    async with trained(count) as (swarm, trainers):
+    async with trained(count, pace=PACE / 2) as (swarm, trainers):
         crowd = Crowd(swarm.network, keys, offers)
         finders = [trainer.core.work.averager.finder for trainer in trainers]
-        newcomer = await swarm.trainer(seed=1, batch_size=1, pace=PACE)
+        newcomer = await swarm.trainer(seed=1, batch_size=1, pace=PACE / 2)
 
         async def come() -> None:
             await asyncio.sleep(2.0)
@@ -104,7 +104,7 @@ async def test_keys_that_bring_much_keep_nobody_out_of_a_group(offers: list[Offe
             await newcomer.core.join()
             await newcomer.train(1000)
 
-        await go_on(2.5, trainers, crowd.join(finders, [trainer.node for trainer in trainers]), come())
+        await go_on(3, trainers, crowd.join(finders, [trainer.node for trainer in trainers]), come())
         await crowd.close()
         assert all(trainer.epoch > 1 for trainer in swarm.trainers)
         assert all(trainer.used for trainer in swarm.trainers), "each one's samples were in an average"

@@ -23,7 +23,7 @@ from tests.simulation import now, simulated
 from tests.suites import soak
 
 OPTIONS = AllreduceOptions(part_size_bytes=4 << 10, allreduce_timeout=60.0)
-ROUNDS = 12
+ROUNDS = 8
 
 
 def refuse_and_blame(

@@ -45,6 +45,7 @@ def test_the_next_round_of_the_same_peers_takes_a_few_round_trips() -> None:
     run(main(), 1)
 
 
+@pytest.mark.soak  # matchmaking/test_moshpit.py and test_left_over.py have searches in groups
 @pytest.mark.parametrize("seed", range(2))
 def test_many_peers_divide_into_groups_that_mix_from_round_to_round(seed: int) -> None:
     async def main() -> None:

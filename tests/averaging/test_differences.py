@@ -235,6 +235,7 @@ def test_a_member_that_was_frozen_gets_the_differences_from_the_files_of_others(
     run(main(), seed)
 
 
+@pytest.mark.soak
 def test_several_groups_lose_nothing_after_the_first_round_and_mix() -> None:
     async def main() -> None:
         async with Averagers(7) as swarm:
@@ -243,7 +244,7 @@ def test_several_groups_lose_nothing_after_the_first_round_and_mix() -> None:
             await average(peers, timeout=30)
             assert float((mean(peers) - expected).abs().max()) < PRECISION["float16"]
             await average(peers, timeout=30)
-            for _ in range(3):
+            for _ in range(10):
                 for peer in peers:
                     held(peer).add_(CHANGE)
                 expected = mean(peers)

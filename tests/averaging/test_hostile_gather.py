@@ -43,7 +43,8 @@ def test_a_round_goes_on_with_a_member_that_hands_in_what_nobody_can_read(what: 
     virtual_time.run(main(), seed=3, timeout=600)
 
 
-@pytest.mark.parametrize("what", [*list(HOSTILE)[:1], *soak(list(HOSTILE)[1:])])
+@pytest.mark.soak  # rounds are above
+@pytest.mark.parametrize("what", HOSTILE)
 def test_optimizers_end_their_epochs_beside_such_a_member_and_after_it_has_left(what: str) -> None:
     async def main() -> None:
         async with Swarm() as swarm:

@@ -54,8 +54,11 @@ def test_valid_inputs_are_read() -> None:
     assert len(every_struct()) > 60 and min(map(len, map(group, GROUPS))) > 3
 
 
+FEW = settings(max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
 @pytest.mark.parametrize("name", GROUPS)
-@settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@FEW
 @given(seed=st.integers(0, 2**64 - 1))
 def test_decoders_raise_their_named_errors_alone(name: str, seed: int) -> None:
     chance = random.Random(seed)
@@ -65,7 +68,7 @@ def test_decoders_raise_their_named_errors_alone(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", GROUPS)
-@settings(derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@FEW
 @given(seed=st.integers(0, 2**64 - 1))
 def test_values_of_other_types_raise_the_named_errors_alone(name: str, seed: int) -> None:
     """Well-formed, and not what any honest peer sends: dates, extensions, numbers and texts at the edges of msgpack."""
