@@ -137,8 +137,8 @@ class Survey:
         return {}
 
     async def surroundings(self, position: LineagePosition, *, starts: bool = False) -> Surroundings:
-        """Finds out who is there for a peer at `position` to average with. `starts`: it has ended no epoch yet, so those
-        who are joining may have been started with it.
+        """Finds out who is there for a peer at `position` to average with. `starts`: it has ended no epoch yet, so
+        those who are joining may have been started with it.
 
         It matters where a peer stands now: its report may be some epochs old.
         """
