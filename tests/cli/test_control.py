@@ -40,12 +40,9 @@ class RunningPeer:
         self.ended = threading.Event()  # at once, whatever was under way
         self.run = FakeRun(3)
         controls = PeerControls(
-            self.activity,
-            LimitStore(),
-            lambda: self._stop(),
-            seat=lambda: self.run.seat,
+            self.activity, LimitStore(), lambda: self._stop(), seat=lambda: self.run.seat,
             end_process=lambda code: self.ended.set(),
-        )
+        )  # fmt: skip
         server = Dashboard(create_app(self.run, controls=controls, control_token=name))  # type: ignore[arg-type]
         self.entry = until.enter_context(
             LocalPeers().entered(LocalPeer.here("trainer", "a-run", Path(f"/homes/{name}")))
@@ -162,6 +159,11 @@ def test_stop_waits_until_it_has_left(ada: RunningPeer) -> None:
     assert err.splitlines() == ["Ada (trainer of a-run): stopping", "Ada (trainer of a-run): has stopped"]
 
 
+def test_at_once_is_at_once(ada: RunningPeer) -> None:
+    assert swarm("stop", "--now")[0] == 0
+    assert ada.activity.status().at_once and ada.ended.wait(60)
+
+
 def test_who_has_not_left_in_time_is_named(ada: RunningPeer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "STOP", control.StopOptions(save=0.0))
     monkeypatch.setattr(ada, "_stop", lambda: None)
@@ -208,11 +210,6 @@ def test_one_that_has_hung_up_since_it_leaves_by_itself_has_stopped(
     assert (code, err.splitlines()[-1].partition("run): ")[2]) == (
         (0, "has stopped") if leaves else (1, "does not answer")
     )
-
-
-def test_at_once_is_at_once(ada: RunningPeer, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert swarm("stop", "--now")[0] == 0
-    assert ada.activity.status().at_once and ada.ended.wait(60)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")

@@ -62,6 +62,8 @@ def test_a_limit_is_set_at_once_and_kept(computer: Computer) -> None:
     assert json.loads(computer.do("show", "--json"))[0]["limits"]["upload"]["value"] == 2e6
     computer.do("reset", "upload")
     assert "upload" not in computer.file.read_text() and computer.store.limits.upload is None
+    computer.broken = True
+    assert "does not answer" in computer.do("set", "threads=1", code=1)
 
 
 def test_for_now_only_nothing_is_kept(computer: Computer) -> None:
@@ -95,11 +97,6 @@ def test_what_is_wrong_is_told_before_anything_changes(computer: Computer) -> No
     assert computer.asked == [] and not computer.file.exists()
 
 
-def test_a_peer_that_does_not_follow_is_named(computer: Computer) -> None:
-    computer.broken = True
-    assert "does not answer" in computer.do("set", "threads=1", code=1)
-
-
 def test_a_file_that_was_emptied_meanwhile_gets_back_what_the_peers_hold(computer: Computer) -> None:
     computer.do("set", "threads=2", "upload=2MB/s")
     computer.file.write_text("\n")
@@ -112,19 +109,17 @@ def test_a_file_that_was_emptied_meanwhile_gets_back_what_the_peers_hold(compute
     assert "threads" not in computer.file.read_text() and computer.store.limits.threads is None
 
 
-def test_an_emptied_file_of_which_no_peer_tells_is_left_as_it_is(computer: Computer) -> None:
+def test_an_emptied_file_of_which_no_peer_tells_and_a_torn_one_are_left_as_they_are(computer: Computer) -> None:
     computer.do("set", "threads=2")
     computer.file.write_text("")
     computer.broken = True
     with pytest.raises(RecipeError, match="is left so"):
         computer.do("set", "upload=3MB/s")
     assert computer.file.read_text() == "" and computer.store.limits.threads == 2
-
-
-def test_a_torn_file_is_told_of_before_anything_changes(computer: Computer) -> None:
-    computer.do("set", "threads=2")
     computer.file.write_text("limits:\n  thr")
     asked = list(computer.asked)
     with pytest.raises(RecipeError, match=r"config\.yaml:1: limits should be a section"):
         computer.do("set", "upload=3MB/s")
-    assert computer.asked == asked and computer.file.read_text() == "limits:\n  thr"
+    assert computer.asked == asked and computer.file.read_text() == "limits:\n  thr", (
+        "torn: told before anything changes"
+    )

@@ -218,9 +218,7 @@ def test_a_site_that_broke_while_it_wrote_is_heard_of_at_the_next_checkpoint() -
     run = Run()
     run.store.error = SiteError("rank 1 is gone")
     with pytest.raises(SiteError, match="rank 1 is gone"), run.checkpoints:
-        run.come_to(1)
-        run.idle()
-        run.come_to(2)
+        run.pass_through(1, 2)
     assert run.epochs == []
 
 
@@ -241,7 +239,7 @@ def test_who_leaves_says_where_its_state_is() -> None:
     run.checkpoints.require()
 
 
-def test_who_leaves_writes_nothing_if_another_stays_with_as_much() -> None:
+def test_who_leaves_writes_nothing_if_another_stays_with_as_much_but_a_monitor_does() -> None:
     events, told = Events(), []
     events.subscribe(told.append)
     run = Run(every=0, yields=True, events=events)
@@ -252,15 +250,11 @@ def test_who_leaves_writes_nothing_if_another_stays_with_as_much() -> None:
     assert run.checkpoints.outcome == "not saved: peer Ada holds epoch 6"
     assert told == [Noticed("info", run.checkpoints.outcome)]
     run.checkpoints.require()
-
-
-def test_a_monitor_writes_whoever_else_stays() -> None:
-    run = Run(every=0, offers=True)
-    run.optimizer.heir = ADA, 6
-    with run.checkpoints:
-        run.come_to(5)
-    assert run.epochs == [5]
-    assert run.optimizer.offered == [], "every_epochs is 0: nobody may rely on it"
+    monitor = Run(every=0, offers=True)
+    monitor.optimizer.heir = ADA, 6
+    with monitor.checkpoints:
+        monitor.come_to(5)
+    assert (monitor.epochs, monitor.optimizer.offered) == ([5], []), "every_epochs is 0: nobody may rely on it"
 
 
 def test_who_has_learned_nothing_leaves_nothing_and_what_it_went_on_from_is_saved_already() -> None:
@@ -306,11 +300,9 @@ def test_from_one_that_cannot_write_the_next_takes_over() -> None:
     run = Run(every=1, offers=True)
     with run.checkpoints:
         run.store.full = True
-        run.come_to(1)
-        run.idle()
+        run.pass_through(1)
         run.store.full = False
-        run.come_to(2)
-        run.idle()
+        run.pass_through(2)
     assert run.optimizer.offered == [True, False, True]
 
 

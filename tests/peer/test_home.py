@@ -21,9 +21,12 @@ def test_each_peer_takes_the_first_free_home(tmp_path: Path) -> None:
         assert (again.path.name, monitor.path.name) == ("trainer-1", "monitor-1"), "roles do not share homes"
 
 
-def test_a_home_asked_for_by_name_must_be_free(tmp_path: Path) -> None:
+def test_a_home_asked_for_by_name_must_be_free_and_one_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with Home.at(tmp_path / "mine"), pytest.raises(SwarmError, match="in use by another process"):
         Home.at(tmp_path / "mine")
+    (tmp_path / "file").touch()
+    with pytest.raises(SwarmError, match="file/trainer-1 cannot be used"):
+        Home.claim(tmp_path / "file", "trainer")
 
 
 def test_a_killed_process_holds_no_home(tmp_path: Path) -> None:
@@ -51,13 +54,6 @@ def test_discarding_removes_a_home_that_this_claim_made_and_no_other(tmp_path: P
             (path / "journal.sqlite").write_text("")
             home.discard()
         assert path.exists() is remains
-
-
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    blocker = tmp_path / "file"
-    blocker.write_text("")
-    with pytest.raises(SwarmError, match="file/trainer-1 cannot be used"):
-        Home.claim(blocker, "trainer")
 
 
 def test_the_token_of_a_dashboard_outlives_a_restart_and_is_this_users_alone(tmp_path: Path) -> None:
@@ -107,16 +103,13 @@ def test_who_begins_without_contacts_joins_those_who_run_beside_it(tmp_path: Pat
 
 
 def test_it_waits_for_one_that_has_begun_and_is_not_ready_yet(tmp_path: Path) -> None:
-    me = neighbour(tmp_path, "trainer-2", started=ME)
+    me, looks = neighbour(tmp_path, "trainer-2", started=ME), list[None]()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        looks = 0
 
         def living() -> list[LocalPeer]:
-            nonlocal looks
-            looks += 1
-            if looks == 2:
+            looks.append(None)
+            if len(looks) == 2:
                 tell(tmp_path, "trainer-1", listener.getsockname()[1])
             return [neighbour(tmp_path, "trainer-1", api="")]
 
-        assert len(running_beside(me, living)) == 1
-    assert looks == 2
+        assert len(running_beside(me, living)) == 1 and len(looks) == 2

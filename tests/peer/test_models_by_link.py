@@ -96,17 +96,22 @@ def test_config_and_tokenizer_come_with_the_recipe(owned: Recipe, tmp_path: Path
     assert not (tmp_path / "mine").exists(), "whoever asked writes them"
 
 
-@pytest.mark.parametrize("left", [(), ("tokenizer.json",), ("config.json",)])
-def test_files_that_a_killed_process_left_half_come_again(owned: Recipe, tmp_path: Path, left: tuple[str, ...]) -> None:
+def test_files_that_a_killed_process_left_half_come_again(owned: Recipe, tmp_path: Path) -> None:
     home, mine = tmp_path / "owner" / "tiny", tmp_path / "mine" / "models" / "tiny"
     mine.mkdir(parents=True)
-    for name in left:
-        (mine / name).write_bytes((home / name).read_bytes()[: -1 if name == "config.json" else None])
-    assert set(fetched(owned, tmp_path / "mine", serving(owned))) == {f"models/tiny/{p.name}" for p in home.iterdir()}
+    for left in ("tokenizer.json", "config.json"):
+        (mine / left).write_bytes((home / left).read_bytes()[: -1 if left == "config.json" else None])
+        came = fetched(owned, tmp_path / "mine", serving(owned))
+        assert set(came) == {f"models/tiny/{p.name}" for p in home.iterdir()}
+        (mine / left).unlink()
 
 
 def never(wanted: FileWanted, data: bytes) -> Any:
     return asyncio.Event().wait()
+
+
+def slow(wanted: FileWanted, data: bytes) -> Any:
+    return never(wanted, data)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +127,7 @@ def never(wanted: FileWanted, data: bytes) -> Any:
         (lambda wanted, data: FilePiece(len(data), bytes(2 * PIECE)), "did not come"),
         (lambda wanted, data: FileWanted("x", "y", 0), "did not come"),
         (never, "the files of the tokenizer did not come from .*; try again"),
+        (slow, r"did not come from .*: it takes more than 0\.3 s"),
     ],
 )
 def test_a_contact_that_gives_something_else_is_refused(
@@ -129,18 +135,11 @@ def test_a_contact_that_gives_something_else_is_refused(
 ) -> None:
     # Of 64 MiB the first bytes are taken, and no more than are left for all files.
     monkeypatch.setattr(offering, "BOUNDS", replace(offering.BOUNDS, files_bytes=(64 << 20) - 1))
-    monkeypatch.setattr(offering, "FETCH", replace(offering.FETCH, piece=0.5 if give is never else 30.0))
+    patience = {"piece": 0.5 if give is never else 30.0, "all": 0.3 if give is slow else 300.0}
+    monkeypatch.setattr(offering, "FETCH", replace(offering.FETCH, **patience))
     with pytest.raises(SwarmError, match=words):
         fetched(owned, tmp_path / "mine", giving(owned, give))
     assert not (tmp_path / "mine").exists()
-
-
-def test_a_contact_that_is_slow_on_purpose_is_given_up(
-    owned: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(offering, "FETCH", replace(offering.FETCH, all=0.3))
-    with pytest.raises(SwarmError, match=r"did not come from .*: it takes more than 0\.3 s"):
-        fetched(owned, tmp_path / "mine", giving(owned, never))
 
 
 def test_what_one_peer_of_the_link_does_not_give_another_one_gives(
@@ -169,10 +168,6 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "data"
 
 
-def join(recipe: Recipe, action: Callable[[Link], object]) -> None:
-    served(serving(recipe), digest_of(recipe), action)
-
-
 def served(serve: Serve, fingerprint: str, action: Callable[[Link], object]) -> None:
     async def main() -> None:
         async with contact(serve) as link:
@@ -198,7 +193,7 @@ def test_a_volunteer_needs_nothing_but_the_link(
         recipe_named(str(link), "trainer", [], yes=True)
         assert LinkedRun(link).kept() is not None
 
-    join(owned, action)
+    served(serving(owned), digest_of(owned), action)
     said = capfd.readouterr().err
     assert "kB of config and tokenizer, from that peer, checked by the link" in " ".join(said.split())
 
@@ -214,7 +209,7 @@ def test_who_does_not_agree_keeps_nothing(owned: Recipe, data: Path, monkeypatch
             recipe_named(str(link), "auxiliary", ["seed=9"], yes=True)
         assert not list(data.rglob("*"))
 
-    join(owned, action)
+    served(serving(owned), digest_of(owned), action)
 
 
 def test_a_no_takes_nothing_from_another_process_that_has_agreed_meanwhile(owned: Recipe, data: Path) -> None:
@@ -225,7 +220,7 @@ def test_a_no_takes_nothing_from_another_process_that_has_agreed_meanwhile(owned
         mine.forget()
         assert LinkedRun(link).kept() is not None
 
-    join(owned, action)
+    served(serving(owned), digest_of(owned), action)
 
 
 def test_a_model_of_the_hub_comes_by_the_link_too_and_its_frozen_weights_from_the_hub_if_it_answers(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -36,34 +35,27 @@ def peer(number: int, role: Role = "trainer") -> LocalPeer:
     return LocalPeer(number, float(number), role, "run", f"/home-{number}")
 
 
-@pytest.fixture
-def counts() -> Callable[..., list[int]]:
+def counts(threads: int, *peers: LocalPeer) -> list[int]:
     """The threads of each of these peers of one machine, on which torch alone would take so many."""
-
-    def counts(threads: int, *peers: LocalPeer) -> list[int]:
-        registry = Registry()
-        shares = [ProcessorShare(registry, RegistryEntry(registry, each), threads, every=0.0) for each in peers]
-        for share in shares:
-            share.count()
-        return [share.count() for share in shares]
-
-    return counts
+    registry = Registry()
+    shares = [ProcessorShare(registry, RegistryEntry(registry, each), threads, every=0.0) for each in peers]
+    for share in shares:
+        share.count()
+    return [share.count() for share in shares]
 
 
-def test_trainers_divide_what_torch_would_take_alone(counts: Callable[..., list[int]]) -> None:
+def test_trainers_divide_what_torch_would_take_alone_and_those_who_compute_now_and_then_take_nothing() -> None:
     assert counts(8, peer(1)) == [8]
     assert counts(2, peer(1), peer(2)) == [1, 1]
     assert counts(8, *map(peer, range(3))) == [3, 3, 2]
     assert counts(2, *map(peer, range(3))) == [1, 1, 1]
 
-
-def test_those_who_compute_now_and_then_take_nothing_from_trainers(counts: Callable[..., list[int]]) -> None:
     others = peer(1, "monitor"), peer(2, "auxiliary")
     assert counts(8, *others, peer(3)) == [4, 4, 8]
     assert counts(8, *others) == [8, 8]
 
 
-def test_the_share_follows_who_comes_and_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_follows_who_comes_and_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry()
     share = ProcessorShare(registry, RegistryEntry(registry, peer(1)), 4, every=3600.0)
     assert share.count() == 4
@@ -73,6 +65,9 @@ def test_the_share_follows_who_comes_and_leaves(monkeypatch: pytest.MonkeyPatch)
     assert share.count() == 2
     registry.peers.remove(peer(2))
     assert share.count() == 4
+    (tmp_path / "file").touch()
+    unseen = LocalPeers(tmp_path / "file" / "registry")
+    assert ProcessorShare(unseen, RegistryEntry(unseen, peer(1)), 4).count() == 4, "where nobody can be seen"
 
 
 def test_a_limit_of_threads_is_divided_too() -> None:
@@ -86,12 +81,6 @@ def test_a_limit_of_threads_is_divided_too() -> None:
     for share in (first, own):
         share.limit(None)
     assert (first.count(), own.count()) == (3, 3)
-
-
-def test_where_nobody_can_be_seen_the_share_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    registry = LocalPeers(tmp_path / "file" / "registry")
-    assert ProcessorShare(registry, RegistryEntry(registry, peer(1)), 4).count() == 4
 
 
 def test_the_thread_that_computes_and_the_teams_of_others_follow(

@@ -80,7 +80,9 @@ def test_the_newest_of_another_run_is_found_where_its_peers_are(start: Any, tmp_
     after.leave()
 
 
-def test_a_run_that_goes_on_with_a_changed_recipe_says_what_has_changed(start: Any, before: Path) -> None:
+def test_a_run_that_goes_on_with_a_changed_recipe_says_what_has_changed_and_else_nothing(
+    start: Any, before: Path
+) -> None:
     slower = ("run_id=old", "optimizer={name: adamw, learning_rate: 0.001}", FALLING)
     epoch = load_checkpoint(before).epoch
     for number, resume in enumerate((Resume(str(before)), None)):  # None: in the home where it was saved
@@ -88,12 +90,10 @@ def test_a_run_that_goes_on_with_a_changed_recipe_says_what_has_changed(start: A
         peer.reach(epoch + 1)
         (told,) = [notice for notice in peer.notices if notice.startswith("the recipe's settings hold")]
         assert "learning_rate 0.001 (0.01 in the checkpoint)" in told and "betas" not in told
-        assert load_checkpoint(peer.leave_saved()).optimizer["param_groups"][0]["initial_lr"] == 0.001
-
-
-def test_a_run_that_goes_on_as_it_was_says_nothing_of_settings(start: Any, before: Path) -> None:
-    peer = start("again", settings=OLD, resume=Resume(str(before)))
-    peer.reach(load_checkpoint(before).epoch + 1)
+        place = peer.leave_saved()
+        assert load_checkpoint(place).optimizer["param_groups"][0]["initial_lr"] == 0.001
+    peer = start("as-it-was", settings=slower, resume=Resume(str(place)))
+    peer.reach(load_checkpoint(place).epoch + 1)
     peer.leave()
     assert not any("settings" in notice for notice in peer.notices)
 

@@ -80,11 +80,6 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setenv("SWARM_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setenv("SWARM_RUNTIME_DIR", str(tmp_path / "runtime"))
-    monkeypatch.setenv("SWARM_CONFIG", str(tmp_path / "config.yaml"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-    monkeypatch.chdir(tmp_path)
     # A process of its own would find out the same, in seconds.
     monkeypatch.setattr(outline, "outline_of", lambda recipe: torch.nn.Linear(76, 100, device="meta"))
     with ExitStack() as until:
