@@ -46,7 +46,6 @@ class Role:
     bandwidth: float = 1.0
     weight: float = 1.0
     strike: Strike | None = None
-    before: int = 0  # rounds that the group has before this one
     trust: Trust | None = None  # None: whatever those who are left can decide with
 
 
@@ -59,9 +58,7 @@ class Told:
     digest: str = ""
     averages: bytes = b""  # float32
     parts: tuple[tuple[int, tuple[int, ...], tuple[float, ...]], ...] = ()  # elements, senders, weights of each
-    tries: int = 0
     seconds: float = 0.0  # from the beginning of the round
-    left_out: int = 0  # members, in all rounds before this one too
 
 
 def tensor_of(index: int) -> torch.Tensor:
@@ -104,13 +101,10 @@ async def _take_part(service: AllreduceService, group: Group, index: int, roles:
     struck = sum(role.strike is not None for role in roles)
     trust: Trust = roles[index].trust or ("members" if struck > (len(roles) - 1) // 3 else "strangers")
     options, weight = AllreduceOptions(part_size_bytes=PART_BYTES, trust=trust), roles[index].weight
-    left_out = 0
-    for earlier in range(roles[index].before):
-        left_out += (await _round(service, group.derived(f"earlier {earlier}"), index, weight, options)).left_out
     began = asyncio.get_running_loop().time()
     told = await _round(service, group, index, weight, options)
     seconds = asyncio.get_running_loop().time() - began
-    return replace(told, seconds=seconds, left_out=told.left_out + left_out)
+    return replace(told, seconds=seconds)
 
 
 async def _round(service: AllreduceService, group: Group, index: int, weight: float, options: AllreduceOptions) -> Told:
@@ -127,7 +121,7 @@ async def _round(service: AllreduceService, group: Group, index: int, weight: fl
 def _told(result: AllreduceResult) -> Told:
     averages = b"".join(tensor.numpy().tobytes() for tensor in result.averages)
     parts = tuple((each.part.descriptor.numel, each.senders, each.weights) for each in result.parts)
-    return Told("applied", "", result.digest.hex(), averages, parts, tries=result.tries, left_out=len(result.left_out))
+    return Told("applied", "", result.digest.hex(), averages, parts)
 
 
 def _strike_at(endpoint: Endpoint, pipe: Connection, strike: Strike) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from swarmcli.machine.registry import VARIABLE, LocalPeers
+from tests.end_to_end import forked
 from tests.end_to_end.swarm import Swarm
 
 pytestmark = pytest.mark.e2e
@@ -28,7 +28,7 @@ def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LocalPeers:
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "swarmcli", *words], capture_output=True, text=True, timeout=300)
+    return forked.command(words, os.environ)
 
 
 def shown() -> dict[str, Any]:

@@ -12,8 +12,6 @@ from swarmcli.errors import SwarmError
 from tests.end_to_end.forked import ForkedChildren
 from tests.end_to_end.swarm import RECIPE, TEXT
 
-pytestmark = pytest.mark.e2e
-
 
 def write_recipe(directory: Path, max_epochs: int) -> Path:
     recipe = directory / "recipe.yaml"
@@ -23,6 +21,7 @@ def write_recipe(directory: Path, max_epochs: int) -> Path:
     return recipe
 
 
+@pytest.mark.e2e
 def test_the_demo_keeps_its_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_run, "Children", ForkedChildren)
     plan, told = DemoPlan.for_epochs(40), []
@@ -36,7 +35,9 @@ def test_the_demo_keeps_its_promises(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert next(actor.fate for actor in actors if actor.name == "trainer-2").startswith("killed")
 
 
-def test_the_demo_names_an_actor_that_fails(tmp_path: Path) -> None:
+@pytest.mark.e2e
+def test_the_demo_names_an_actor_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_run, "Children", ForkedChildren)
     recipe = write_recipe(tmp_path, 60)
     stage = tmp_path / "stage"
     stage.mkdir()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.end_to_end.forked import command
 from tests.end_to_end.swarm import Swarm
 
 pytestmark = pytest.mark.e2e
@@ -22,8 +21,7 @@ def test_all_is_well_with_a_run_until_its_peer_is_killed(swarm: Callable[..., Sw
     own = {"SWARM_DATA_DIR": str(tmp_path / "data"), "SWARM_RUNTIME_DIR": str(tmp_path / "runtime")}
 
     def doctor(*words: str) -> tuple[int, list[dict[str, Any]]]:
-        command = [sys.executable, "-m", "swarmcli", "doctor", "--json", *words]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | own, cwd=tmp_path)
+        done = command(["doctor", "--json", *words], os.environ | own, tmp_path)
         return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
     monitor = run.start("monitor", "monitor", "--port", "0", environment=own)

@@ -13,27 +13,32 @@ import psutil
 import pytest
 
 from tests.end_to_end.swarm import Swarm
+from tests.suites import soak
 
 pytestmark = pytest.mark.e2e
 
 MakeSwarm = Callable[..., Swarm]
 
 
-def test_a_recipe_that_differs_is_refused_and_the_keys_are_named(swarm: MakeSwarm) -> None:
+def test_who_does_not_fit_is_refused_with_the_reason(swarm: MakeSwarm) -> None:
     run = swarm(1000)
     run.start_monitor()
-    stranger = run.start("join", "stranger", "--set", "sequence_len=16", "--set", "optimizer.learning_rate=1")
-    run.wait_for_end(stranger, 4)
-    assert "it differs in optimizer.learning_rate (here 1.0), sequence_len (here 16)" in stranger.last_words()
+    port = run.contact.split(":")[2].split("/")[0]
+    for words, code, why in (
+        (
+            ["sequence_len=16", "optimizer.learning_rate=1"],
+            4,
+            "it differs in optimizer.learning_rate (here 1.0), sequence_len (here 16)",
+        ),
+        (["run_id=elsewhere"], 4, "another run: 'test-run', not 'elsewhere'"),
+        ([f"local.port={port}"], 1, f"127.0.0.1:{port}"),
+    ):
+        stranger = run.start(
+            "join", f"stranger-{words[0].partition('=')[0]}", *(w for o in words for w in ("--set", o))
+        )
+        run.wait_for_end(stranger, code)
+        assert why in stranger.last_words()
     run.wait(lambda: any("recipe differs" in event.text for event in run.events("monitor")), "the monitor notes it")
-
-
-def test_a_peer_of_another_run_is_refused(swarm: MakeSwarm) -> None:
-    run = swarm(1000)
-    run.start_monitor()
-    stranger = run.start("join", "stranger", "--set", "run_id=elsewhere")
-    run.wait_for_end(stranger, 4)
-    assert "another run: 'test-run', not 'elsewhere'" in stranger.last_words()
 
 
 class _Greeter(socketserver.BaseRequestHandler):
@@ -64,25 +69,6 @@ def test_first_contacts_that_fail_are_each_named_with_the_step(swarm: MakeSwarm,
         assert why in line
 
 
-def test_a_taken_port_is_named(swarm: MakeSwarm) -> None:
-    run = swarm(1000)
-    run.start_monitor()
-    port = run.contact.split(":")[2].split("/")[0]
-    second = run.start("join", "second", "--port", port)
-    run.wait_for_end(second, 1)
-    assert f"127.0.0.1:{port}" in second.last_words()
-
-
-def test_an_identity_that_others_could_read_is_refused(swarm: MakeSwarm) -> None:
-    run = swarm(1000)
-    key = run.directory / "mine.key"
-    key.write_bytes(os.urandom(32))
-    key.chmod(0o644)
-    peer = run.start("join", "peer", "--set", f"local.identity_path={key}")
-    run.wait_for_end(peer, 1)
-    assert "chmod 600" in peer.last_words() and "mine.key" in peer.last_words()
-
-
 def test_a_data_directory_without_files_is_named(swarm: MakeSwarm) -> None:
     run = swarm(1000)
     (run.directory / "text" / "lines.txt").unlink()
@@ -93,7 +79,7 @@ def test_a_data_directory_without_files_is_named(swarm: MakeSwarm) -> None:
     assert "Traceback" not in peer.last_words(60)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), *soak([(signal.SIGTERM, 0)])])
 def test_a_signal_ends_a_trainer_in_order(swarm: MakeSwarm, tmp_path: Path, number: int, code: int) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()

@@ -51,9 +51,6 @@ class Strangers(Swarm):
     ("verb", "flags"),
     [
         pytest.param("aux", (), id="auxiliary"),
-        pytest.param("aux", ("--client-mode",), id="auxiliary, client mode"),
-        pytest.param("monitor", (), id="monitor"),
-        # Worked before there were relays.
         pytest.param("monitor", ("--client-mode",), id="monitor, client mode", marks=pytest.mark.soak),
     ],
 )

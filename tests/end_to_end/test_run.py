@@ -43,23 +43,6 @@ def test_trainers_end_with_the_same_bits_though_monitor_and_auxiliary_are_killed
     run.end_in_step(*trainers)
 
 
-def test_a_swarm_behind_firewalls_takes_in_a_newcomer_through_the_monitor(swarm: MakeSwarm) -> None:
-    run = swarm(ENDLESS, target=512)
-    monitor = run.start_monitor()
-    trainers = [run.start("join", name, "--client-mode") for name in ("trainer-1", "trainer-2")]
-    run.wait_for_epoch("trainer-1", 3, monitor, *trainers)
-    newcomer = run.start("join", "newcomer", "--client-mode")
-    run.wait(
-        lambda: any(e.own_samples for e in run.epochs("newcomer")), "the newcomer contributes", newcomer, *trainers
-    )
-    at = max(run.epoch(child.name) for child in (monitor, newcomer, *trainers))
-    for child in (monitor, newcomer, *trainers):
-        run.wait_for_epoch(child.name, at + 2, monitor, newcomer, *trainers)
-    run.end_in_step(*trainers, newcomer, monitor)
-    assert run.summary("newcomer")["downloads"] >= 1
-    assert run.summary("monitor")["donations"] >= 1
-
-
 @pytest.mark.smoke
 def test_a_trainer_goes_on_from_the_monitors_checkpoint(swarm: MakeSwarm) -> None:
     run = swarm(8)

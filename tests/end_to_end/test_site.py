@@ -56,7 +56,9 @@ def test_a_site_is_one_peer_with_the_samples_of_all_its_processes(swarm: MakeSwa
     assert "Traceback" not in said and "elastic" not in said
 
 
-def test_a_site_listens_for_its_swarm_and_else_on_loopback_alone(swarm: MakeSwarm) -> None:
+def test_a_site_listens_for_its_swarm_and_else_on_loopback_alone_and_nothing_outlives_its_launcher(
+    swarm: MakeSwarm,
+) -> None:
     run = swarm(1000)
     site = run.start("join", "site", "--nproc", "2", "--host", "0.0.0.0")
     seen: set[tuple[str, int]] = set()
@@ -71,6 +73,9 @@ def test_a_site_listens_for_its_swarm_and_else_on_loopback_alone(swarm: MakeSwar
     assert ("0.0.0.0", port) in seen
     assert {address for address, at in seen if at != port} == {"127.0.0.1"}
     assert listening(site.pid) == set()
+    processes = list(ranks(site).values())
+    site.kill()
+    run.wait(lambda: alive(processes) == [], "they end")
 
 
 def test_a_site_whose_processes_are_killed_or_frozen_is_the_same_peer_again(swarm: MakeSwarm) -> None:
@@ -100,6 +105,7 @@ def test_a_site_whose_processes_are_killed_or_frozen_is_the_same_peer_again(swar
     assert "Traceback" not in site.log.read_text()
 
 
+@pytest.mark.soak
 def test_a_site_pauses_for_longer_than_its_processes_wait_for_each_other(
     swarm: MakeSwarm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -130,15 +136,6 @@ def test_a_site_pauses_for_longer_than_its_processes_wait_for_each_other(
     assert processes and alive(list(processes.values())) == [], "these, and no others in their place"
     assert run.summary("site")["samples"] == handed_in()
     run.wait_for_epoch("trainer", run.epoch("trainer") + 1, trainer, monitor)
-
-
-def test_nothing_of_a_site_outlives_its_launcher(swarm: MakeSwarm) -> None:
-    run = swarm(1000)
-    site = run.start("join", "site", "--nproc", "2")
-    run.wait(lambda: len(ranks(site)) == 2, "the processes are started", site)
-    processes = list(ranks(site).values())
-    site.kill()
-    run.wait(lambda: alive(processes) == [], "they end")
 
 
 def test_what_no_new_start_would_change_is_told_once(swarm: MakeSwarm) -> None:

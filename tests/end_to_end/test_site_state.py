@@ -24,6 +24,7 @@ def saved(home: Path) -> list[int]:
     return sorted(int(path.name.partition("-")[2]) for path in (home / "site").glob("epoch-*"))
 
 
+@pytest.mark.soak
 def test_a_site_alone_loses_an_epoch_at_most_and_others_go_on_from_its_files(swarm: MakeSwarm) -> None:
     run = swarm(1000, target=512)
     site = run.start("join", "site", *SITE)

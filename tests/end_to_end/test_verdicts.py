@@ -104,6 +104,7 @@ def test_each_peer_finds_out_by_itself_where_it_stands(internet: Internet) -> No
     home.until(lambda said: said["verdicts"]["IPv4"] == [True, "dialed back", [moved]])
 
 
+@pytest.mark.soak
 def test_a_machine_that_moves_tells_where_it_is_now(internet: Internet) -> None:
     public = Peer(internet.machine("public")).hears()
     laptop = internet.machine("laptop")
@@ -114,6 +115,7 @@ def test_a_machine_that_moves_tells_where_it_is_now(internet: Internet) -> None:
     peer.until(lambda said: said["verdicts"].get("IPv4") == [True, "dialed back", [place]])
 
 
+@pytest.mark.soak
 def test_neighbours_need_nobody_and_the_wish_of_one_alone(internet: Internet) -> None:
     router = internet.router("home")
     first = Peer(router.machine("ann")).hears()

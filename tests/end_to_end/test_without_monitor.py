@@ -56,6 +56,7 @@ def test_a_trainer_that_is_started_again_while_the_monitor_is_gone_finds_the_oth
     run.wait(lambda: run.epoch("ann") > epoch + 3, "ann goes on with the monitor", ann, back)
 
 
+@pytest.mark.soak
 def test_a_trainer_that_joined_by_a_link_writes_the_checkpoints_and_the_book_without_the_monitor(
     swarm: Callable[..., Swarm], tmp_path: Path
 ) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sqlite3
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from swarmcli.dht import DHTNode
 from swarmcli.events import EpochCredited, PeerSeen, RoundFinished
-from swarmcli.journal import Journal, JournalReader, RunRecord
+from swarmcli.journal import Journal, RunRecord
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.optim import PeerDescription
 from swarmcli.run import contributions as given
@@ -137,15 +138,28 @@ def give_all_to_eve(entries: dict[str, BookEntry]) -> None:
     entries[EVE] = BookEntry(whole)
 
 
-@asynccontextmanager
-async def simulated(count: int, place: Path) -> AsyncIterator[Run]:
-    async with nodes(count) as peers:
-        run = Run(peers[1:], place)
-        try:
-            yield run
-        finally:
-            for monitor in list(run.monitors.values()):
-                await monitor.leave()
+def monitors(count: int) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Makes a test of a coroutine, which is given a run with so many peers; under virtual time."""
+
+    def decorate(check: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        def test(tmp_path: Path, **given: Any) -> None:
+            async def main() -> None:
+                async with nodes(count) as peers:
+                    run = Run(peers[1:], tmp_path)
+                    try:
+                        await check(run, **given)
+                    finally:
+                        for monitor in list(run.monitors.values()):
+                            await monitor.leave()
+
+            virtual_time.run(main())
+
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
+        first, *others = inspect.signature(check).parameters.values()
+        test.__signature__ = inspect.Signature([first.replace(name="tmp_path"), *others])  # type: ignore[attr-defined]
+        return test
+
+    return decorate
 
 
 async def read(reader: BookReader) -> list[tuple[str, int]]:
@@ -155,410 +169,335 @@ async def read(reader: BookReader) -> list[tuple[str, int]]:
     return [(each.peer, each.samples) for each in reader.contributions() if each.samples]
 
 
-def test_a_monitor_that_comes_later_takes_over_what_the_one_that_was_there_has_counted(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(4, tmp_path) as run:
-            monitor = await run.monitor()
-            await run.epochs(5)
-            later = await run.monitor()
-            await run.epochs(5)
-            assert monitor.samples == later.samples == run.given
-            assert monitor.keeper.basis() == Basis(monitors=0, seen=1.0, accounted=1.0)
-            assert later.keeper.basis() == Basis(monitors=1, seen=0.5, accounted=1.0)
-            reader = run.reader(run.nodes[0])
-            assert reader.contributions() == ()
-            await read(reader)
-            found = {each.peer: each for each in reader.contributions()}
-            assert (found[ADA].samples, found[ADA].rounds, found[ADA].reduced_bytes) == (750, 10, 80)
-            assert found[ADA].hours == pytest.approx(10 / 60) and found[ADA].first < found[ADA].last
-            assert found[monitor.node.peer_id.text].uptime > 5
-            assert run.nodes[0].peer_id.text in found  # itself, which has given nothing
-            standing = await reader.standing()
-            assert standing is not None and len(standing.attestations) == 2
-            assert all(is_signed(each) and each.rank == 0 and each.peers == 2 for each in standing.attestations)
-            assert standing.best.until == run.mark
-            await reader.close()
-
-    virtual_time.run(main())
+@monitors(4)
+async def test_a_monitor_that_comes_later_takes_over_what_the_one_that_was_there_has_counted(run: Run) -> None:
+    monitor = await run.monitor()
+    await run.epochs(5)
+    later = await run.monitor()
+    await run.epochs(5)
+    assert monitor.samples == later.samples == run.given
+    assert monitor.keeper.basis() == Basis(monitors=0, seen=1.0, accounted=1.0)
+    assert later.keeper.basis() == Basis(monitors=1, seen=0.5, accounted=1.0)
+    reader = run.reader(run.nodes[0])
+    assert reader.contributions() == ()
+    await read(reader)
+    found = {each.peer: each for each in reader.contributions()}
+    assert (found[ADA].samples, found[ADA].rounds, found[ADA].reduced_bytes) == (750, 10, 80)
+    assert found[ADA].hours == pytest.approx(10 / 60) and found[ADA].first < found[ADA].last
+    assert found[monitor.node.peer_id.text].uptime > 5
+    assert run.nodes[0].peer_id.text in found  # itself, which has given nothing
+    standing = await reader.standing()
+    assert standing is not None and len(standing.attestations) == 2
+    assert all(is_signed(each) and each.rank == 0 and each.peers == 2 for each in standing.attestations)
+    assert standing.best.until == run.mark
+    await reader.close()
 
 
-def test_an_epoch_is_counted_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(3, tmp_path) as run:
-            monitor = await run.monitor()
-            await run.epochs(3)
-            monitor.node.endpoint.events.emit(EpochCredited(3, 300, {ADA: 75.0, BOB: 25.0}, {}, 60.0))
-            assert monitor.samples == run.given
-
-    virtual_time.run(main())
+@monitors(3)
+async def test_an_epoch_is_counted_once(run: Run) -> None:
+    monitor = await run.monitor()
+    await run.epochs(3)
+    monitor.node.endpoint.events.emit(EpochCredited(3, 300, {ADA: 75.0, BOB: 25.0}, {}, 60.0))
+    assert monitor.samples == run.given
 
 
-def test_who_is_seen_for_a_moment_is_known_by_name(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(3, tmp_path) as run:
-            monitor, brief = await run.monitor(), await run.monitor()
-            monitor.node.endpoint.events.emit(PeerSeen(brief.node.peer_id.text, "M", "monitor", 0, 0, 0.0, False))
-            await brief.leave()
-            event = EpochCredited(1, 100, {brief.node.peer_id.text: 100.0}, {}, 60.0)
-            monitor.node.endpoint.events.emit(event)
-            assert ("M", 100) in {(each.name, each.samples) for each in monitor.keeper.contributions()}
-
-    virtual_time.run(main())
+@monitors(3)
+async def test_who_is_seen_for_a_moment_is_known_by_name(run: Run) -> None:
+    monitor, brief = await run.monitor(), await run.monitor()
+    monitor.node.endpoint.events.emit(PeerSeen(brief.node.peer_id.text, "M", "monitor", 0, 0, 0.0, False))
+    await brief.leave()
+    event = EpochCredited(1, 100, {brief.node.peer_id.text: 100.0}, {}, 60.0)
+    monitor.node.endpoint.events.emit(event)
+    assert ("M", 100) in {(each.name, each.samples) for each in monitor.keeper.contributions()}
 
 
-def test_what_a_monitor_has_taken_over_is_in_its_own_book_at_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(4, tmp_path) as run:
-            await run.monitor()
-            await run.epochs(5)
-            later = await run.monitor(timing=replace(SOON, fresh=60.0))
-            run.epoch()
-            run.epoch()
+@monitors(4)
+async def test_what_a_monitor_has_taken_over_is_in_its_own_book_at_once(run: Run) -> None:
+    await run.monitor()
+    await run.epochs(5)
+    later = await run.monitor(timing=replace(SOON, fresh=60.0))
+    run.epoch()
+    run.epoch()
 
-            async def samples() -> float:
-                books, _ = await fetch_books(run.nodes[0].endpoint, [later.node.peer_id], "run")
-                return books[later.node.peer_id].lines[ADA].samples
+    async def samples() -> float:
+        books, _ = await fetch_books(run.nodes[0].endpoint, [later.node.peer_id], "run")
+        return books[later.node.peer_id].lines[ADA].samples
 
-            assert await samples() == 150, "before it has asked"
-            await asyncio.sleep(1.0)
-            assert await samples() == 525
-
-    virtual_time.run(main())
+    assert await samples() == 150, "before it has asked"
+    await asyncio.sleep(1.0)
+    assert await samples() == 525
 
 
-def test_a_peer_learns_its_own_part_signed_by_the_monitors(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(3, tmp_path) as run:
-            monitor = await run.monitor()
-            bob = run.nodes[0].peer_id
-            event = EpochCredited(1, 100, {ADA: 75.0, bob.text: 25.0}, {}, 60.0)
-            monitor.node.endpoint.events.emit(event)
-            standing = await run.reader(run.nodes[0]).standing()
-            assert standing is not None
-            best = standing.best
-            assert (best.entry.samples, best.rank, best.peers, best.until.samples) == (25.0, 2, 2, 100)
-            assert is_signed(best) and not is_signed(msgspec.structs.replace(best, rank=1))
-            await monitor.leave()
-            assert await run.reader(run.nodes[0]).standing() is None
-
-    virtual_time.run(main())
+@monitors(3)
+async def test_a_peer_learns_its_own_part_signed_by_the_monitors(run: Run) -> None:
+    monitor = await run.monitor()
+    bob = run.nodes[0].peer_id
+    event = EpochCredited(1, 100, {ADA: 75.0, bob.text: 25.0}, {}, 60.0)
+    monitor.node.endpoint.events.emit(event)
+    standing = await run.reader(run.nodes[0]).standing()
+    assert standing is not None
+    best = standing.best
+    assert (best.entry.samples, best.rank, best.peers, best.until.samples) == (25.0, 2, 2, 100)
+    assert is_signed(best) and not is_signed(msgspec.structs.replace(best, rank=1))
+    await monitor.leave()
+    assert await run.reader(run.nodes[0]).standing() is None
 
 
-def test_who_leaves_right_after_an_epoch_is_told_of_that_one_too(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(3, tmp_path) as run:
-            monitor, bob = await run.monitor(timing=replace(SOON, fresh=3600.0)), run.nodes[0]
-            reader = run.reader(bob)
-            await reader.start()
-            for number in (1, 2):
-                event = EpochCredited(number, 100 * number, {ADA: 75.0, bob.peer_id.text: 25.0}, {}, 60.0)
-                bob.endpoint.events.emit(event)
-                asyncio.get_running_loop().call_later(0.2, monitor.node.endpoint.events.emit, event)
-                standing = await reader.standing()
-                assert standing is not None and standing.best.entry.samples == 25.0 * number
-            await reader.close()
-
-    virtual_time.run(main())
+@monitors(3)
+async def test_who_leaves_right_after_an_epoch_is_told_of_that_one_too(run: Run) -> None:
+    monitor, bob = await run.monitor(timing=replace(SOON, fresh=3600.0)), run.nodes[0]
+    reader = run.reader(bob)
+    await reader.start()
+    for number in (1, 2):
+        event = EpochCredited(number, 100 * number, {ADA: 75.0, bob.peer_id.text: 25.0}, {}, 60.0)
+        bob.endpoint.events.emit(event)
+        asyncio.get_running_loop().call_later(0.2, monitor.node.endpoint.events.emit, event)
+        standing = await reader.standing()
+        assert standing is not None and standing.best.entry.samples == 25.0 * number
+    await reader.close()
 
 
-def test_a_reader_asks_several_so_that_one_that_lies_deceives_nobody(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(5, tmp_path) as run:
-            liar, *others = [await run.monitor() for _ in range(3)]
-            liar.lie(swap)
-            await run.epochs(2)
-            reader = run.reader(run.nodes[0])
-            assert reader.basis() == Basis()
-            assert await read(reader) == [(ADA, 150), (BOB, 50)] and reader.basis() == Basis(monitors=3, accounted=1.0)
-            await reader.close()
-            for other in others:
-                await other.leave()
-            reader = run.reader(run.nodes[0])
-            assert await read(reader) == [(BOB, 150), (ADA, 50)], "it is the only one, which is told"
-            assert reader.basis() == Basis(monitors=1, accounted=1.0)
-            await reader.close()
-
-    virtual_time.run(main())
+@monitors(5)
+async def test_a_reader_asks_several_so_that_one_that_lies_deceives_nobody(run: Run) -> None:
+    liar, *others = [await run.monitor() for _ in range(3)]
+    liar.lie(swap)
+    await run.epochs(2)
+    reader = run.reader(run.nodes[0])
+    assert reader.basis() == Basis()
+    assert await read(reader) == [(ADA, 150), (BOB, 50)] and reader.basis() == Basis(monitors=3, accounted=1.0)
+    await reader.close()
+    for other in others:
+        await other.leave()
+    reader = run.reader(run.nodes[0])
+    assert await read(reader) == [(BOB, 150), (ADA, 50)], "it is the only one, which is told"
+    assert reader.basis() == Basis(monitors=1, accounted=1.0)
+    await reader.close()
 
 
-def test_those_count_first_who_were_in_two_rounds_of_the_readers(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(6, tmp_path) as run:
-            known, reading = await run.monitor(), run.nodes[0]
-            reader = run.reader(reading)
-            await reader.start()
-            await run.epochs(2, reading)
-            liars = [await run.monitor() for _ in range(3)]
-            for liar in liars:
-                liar.lie(give_all_to_eve)
-            await asyncio.sleep(10.0)
-            assert [each.samples[ADA] for each in liars] == [150] * 3, "they have what the first one counted"
-            assert await read(reader) == [(ADA, 150), (BOB, 50)] and reader.basis().monitors == 1
-            await known.leave()
-            stranger = run.reader(reading)
-            assert await read(stranger) == [(EVE, 200)], "whom nobody has met is believed where nobody else is"
-            await reader.close()
-            await stranger.close()
-
-    virtual_time.run(main())
+@monitors(6)
+async def test_those_count_first_who_were_in_two_rounds_of_the_readers(run: Run) -> None:
+    known, reading = await run.monitor(), run.nodes[0]
+    reader = run.reader(reading)
+    await reader.start()
+    await run.epochs(2, reading)
+    liars = [await run.monitor() for _ in range(3)]
+    for liar in liars:
+        liar.lie(give_all_to_eve)
+    await asyncio.sleep(10.0)
+    assert [each.samples[ADA] for each in liars] == [150] * 3, "they have what the first one counted"
+    assert await read(reader) == [(ADA, 150), (BOB, 50)] and reader.basis().monitors == 1
+    await known.leave()
+    stranger = run.reader(reading)
+    assert await read(stranger) == [(EVE, 200)], "whom nobody has met is believed where nobody else is"
+    await reader.close()
+    await stranger.close()
 
 
-def test_a_trainer_that_writes_checkpoints_is_asked_where_no_monitor_is(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(4, tmp_path) as run:
-            keeping, silent = await run.monitor(), await run.monitor()
-            roles = {keeping.node.peer_id: True, silent.node.peer_id: False}
-            reports = {
-                peer: ShownReport(role="trainer", name="", epoch=0, keeps=keeps, addresses=[])
-                for peer, keeps in roles.items()
-            }
-            around = replace(run.around(run.nodes[0]), others=lambda: reports)  # type: ignore[arg-type, return-value]
-            await run.epochs(2)
-            standing = await BookReader(around).standing()
-            assert standing is not None
-            assert [each.monitor for each in standing.attestations] == [keeping.node.peer_id]
-
-    virtual_time.run(main())
+@monitors(4)
+async def test_a_trainer_that_writes_checkpoints_is_asked_where_no_monitor_is(run: Run) -> None:
+    keeping, silent = await run.monitor(), await run.monitor()
+    roles = {keeping.node.peer_id: True, silent.node.peer_id: False}
+    reports = {
+        peer: ShownReport(role="trainer", name="", epoch=0, keeps=keeps, addresses=[]) for peer, keeps in roles.items()
+    }
+    around = replace(run.around(run.nodes[0]), others=lambda: reports)  # type: ignore[arg-type, return-value]
+    await run.epochs(2)
+    standing = await BookReader(around).standing()
+    assert standing is not None
+    assert [each.monitor for each in standing.attestations] == [keeping.node.peer_id]
 
 
-def test_a_reader_adds_its_own_samples_of_the_epochs_that_came_since_it_was_told(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(3, tmp_path) as run:
-            monitor, bob = await run.monitor(), run.nodes[0]
+@monitors(3)
+async def test_a_reader_adds_its_own_samples_of_the_epochs_that_came_since_it_was_told(run: Run) -> None:
+    monitor, bob = await run.monitor(), run.nodes[0]
 
-            def epoch(number: int, *nodes: DHTNode) -> None:
-                run.mark = Mark(number, 100 * number)
-                for node in nodes:
-                    samples = {ADA: 75.0, bob.peer_id.text: 25.0}
-                    node.endpoint.events.emit(EpochCredited(number, 100 * number, samples, {}, 60.0))
+    def epoch(number: int, *nodes: DHTNode) -> None:
+        run.mark = Mark(number, 100 * number)
+        for node in nodes:
+            samples = {ADA: 75.0, bob.peer_id.text: 25.0}
+            node.endpoint.events.emit(EpochCredited(number, 100 * number, samples, {}, 60.0))
 
-            reader = run.reader(bob)
-            await reader.start()
-            for number in (1, 2):
-                epoch(number, monitor.node, bob)
-            told = dict(await read(reader))
-            epoch(3, bob)
-            since = {each.peer: each.samples for each in reader.contributions()}
-            assert (told[bob.peer_id.text], since[bob.peer_id.text]) == (50, 75)
-            await reader.close()
-
-    virtual_time.run(main())
+    reader = run.reader(bob)
+    await reader.start()
+    for number in (1, 2):
+        epoch(number, monitor.node, bob)
+    told = dict(await read(reader))
+    epoch(3, bob)
+    since = {each.peer: each.samples for each in reader.contributions()}
+    assert (told[bob.peer_id.text], since[bob.peer_id.text]) == (50, 75)
+    await reader.close()
 
 
-def test_a_reader_listens_to_no_book_with_more_samples_than_the_run_has(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(3, tmp_path) as run:
-            liar = await run.monitor()
-            await run.epochs(8)
-            liar.lie(inflate)
-            reader = run.reader(run.nodes[0])
-            assert await read(reader) == [] and reader.basis() == Basis()
-            await reader.close()
-
-    virtual_time.run(main())
+@monitors(3)
+async def test_a_reader_listens_to_no_book_with_more_samples_than_the_run_has(run: Run) -> None:
+    liar = await run.monitor()
+    await run.epochs(8)
+    liar.lie(inflate)
+    reader = run.reader(run.nodes[0])
+    assert await read(reader) == [] and reader.basis() == Basis()
+    await reader.close()
 
 
-def test_a_monitor_that_was_away_finds_in_its_journal_and_at_the_others_what_it_missed(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(4, tmp_path) as run:
-            monitor, other = await run.monitor(), await run.monitor()
-            await run.epochs(3)
-            await other.leave()
-            await run.epochs(3)
-            back = await run.monitor(other)
-            assert back.samples == {ADA: 225, BOB: 75}
-            await run.epochs(3)
-            assert monitor.samples == back.samples == run.given
-
-    virtual_time.run(main())
+@monitors(4)
+async def test_a_monitor_that_was_away_finds_in_its_journal_and_at_the_others_what_it_missed(run: Run) -> None:
+    monitor, other = await run.monitor(), await run.monitor()
+    await run.epochs(3)
+    await other.leave()
+    await run.epochs(3)
+    back = await run.monitor(other)
+    assert back.samples == {ADA: 225, BOB: 75}
+    await run.epochs(3)
+    assert monitor.samples == back.samples == run.given
 
 
-def test_a_monitor_that_comes_when_the_run_has_finished_learns_as_well(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(3, tmp_path) as run:
-            monitor = await run.monitor()
-            await run.epochs(3)
-            later = await run.monitor()
-            await asyncio.sleep(4.0)
-            assert monitor.samples == later.samples == run.given
-
-    virtual_time.run(main())
+@monitors(3)
+async def test_a_monitor_that_comes_when_the_run_has_finished_learns_as_well(run: Run) -> None:
+    monitor = await run.monitor()
+    await run.epochs(3)
+    later = await run.monitor()
+    await asyncio.sleep(4.0)
+    assert monitor.samples == later.samples == run.given
 
 
-def test_two_that_were_never_there_together_keep_what_each_has_seen(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(4, tmp_path) as run:
-            first = await run.monitor()
-            await run.epochs(4)
-            await first.leave()
-            run.mark = Mark(5, 500)  # which nobody counts
-            second = await run.monitor()
-            await run.epochs(2)
-            back = await run.monitor(first)
-            await run.epochs(3)
-            assert back.samples == {ADA: 75 * 7, BOB: 25 * 7}, "it has missed three"
-            assert second.samples == back.samples, "whose book knows of more"
-
-    virtual_time.run(main())
+@monitors(4)
+async def test_two_that_were_never_there_together_keep_what_each_has_seen(run: Run) -> None:
+    first = await run.monitor()
+    await run.epochs(4)
+    await first.leave()
+    run.mark = Mark(5, 500)  # which nobody counts
+    second = await run.monitor()
+    await run.epochs(2)
+    back = await run.monitor(first)
+    await run.epochs(3)
+    assert back.samples == {ADA: 75 * 7, BOB: 25 * 7}, "it has missed three"
+    assert second.samples == back.samples, "whose book knows of more"
 
 
-def test_a_monitor_that_lies_changes_no_other_book_and_a_newcomer_takes_over_an_honest_one(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(5, tmp_path) as run:
-            monitor, second, liar = [await run.monitor() for _ in range(3)]
-            liar.lie(swap)
-            await run.epochs(4)
-            later = await run.monitor()
-            await run.epochs(6)
-            assert monitor.samples == second.samples == later.samples == run.given
-
-    virtual_time.run(main())
+@monitors(5)
+async def test_a_monitor_that_lies_changes_no_other_book_and_a_newcomer_takes_over_an_honest_one(run: Run) -> None:
+    monitor, second, liar = [await run.monitor() for _ in range(3)]
+    liar.lie(swap)
+    await run.epochs(4)
+    later = await run.monitor()
+    await run.epochs(6)
+    assert monitor.samples == second.samples == later.samples == run.given
 
 
 @pytest.mark.parametrize(
     "lie", [inflate, lambda entries: entries.update({ADA: msgspec.structs.replace(entries[ADA], rounds=10_000)})]
 )
-def test_a_book_that_cannot_be_is_not_taken_over(lie: Lie, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(3, tmp_path) as run:
-            liar = await run.monitor()
-            await run.epochs(3)
-            liar.lie(lie)
-            later = await run.monitor()
-            await run.epochs(3)
-            assert later.samples == {ADA: 225, BOB: 75}  # what it has seen itself
-
-    virtual_time.run(main())
+@monitors(3)
+async def test_a_book_that_cannot_be_is_not_taken_over(run: Run, lie: Lie) -> None:
+    liar = await run.monitor()
+    await run.epochs(3)
+    liar.lie(lie)
+    later = await run.monitor()
+    await run.epochs(3)
+    assert later.samples == {ADA: 225, BOB: 75}  # what it has seen itself
 
 
-def test_a_book_of_another_place_of_the_run_waits_until_it_is_of_this_one(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(3, tmp_path) as run:
-            monitor = await run.monitor()
-            await run.epochs(3)
-            run.mark = Mark(3, 301)  # of another lineage
-            later = await run.monitor()
-            await asyncio.sleep(5.0)
-            assert later.samples == {}
-            run.mark = Mark(3, 300)
-            await asyncio.sleep(1.0)
-            assert later.samples == monitor.samples
-
-    virtual_time.run(main())
+@monitors(3)
+async def test_a_book_of_another_place_of_the_run_waits_until_it_is_of_this_one(run: Run) -> None:
+    monitor = await run.monitor()
+    await run.epochs(3)
+    run.mark = Mark(3, 301)  # of another lineage
+    later = await run.monitor()
+    await asyncio.sleep(5.0)
+    assert later.samples == {}
+    run.mark = Mark(3, 300)
+    await asyncio.sleep(1.0)
+    assert later.samples == monitor.samples
 
 
-def test_nobody_talks_a_monitor_out_of_what_it_has_seen_itself(tmp_path: Path) -> None:
+@monitors(5)
+async def test_nobody_talks_a_monitor_out_of_what_it_has_seen_itself(run: Run) -> None:
     """It has seen six epochs and missed three: these are all that liars can have, and they want more."""
-
-    async def main() -> None:
-        async with simulated(5, tmp_path) as run:
-            monitor = await run.monitor()
-            await run.epochs(6)
-            await monitor.leave()
-            run.mark = Mark(9, 900)
-            liars = [await run.monitor() for _ in range(2)]
-            for liar in liars:
-                liar.lie(lambda entries: entries.update({EVE: BookEntry(899.0)}))
-            back = await run.monitor(monitor)
-            await run.epochs(4)
-            assert back.samples == {ADA: 750, BOB: 250}
-
-    virtual_time.run(main())
+    monitor = await run.monitor()
+    await run.epochs(6)
+    await monitor.leave()
+    run.mark = Mark(9, 900)
+    liars = [await run.monitor() for _ in range(2)]
+    for liar in liars:
+        liar.lie(lambda entries: entries.update({EVE: BookEntry(899.0)}))
+    back = await run.monitor(monitor)
+    await run.epochs(4)
+    assert back.samples == {ADA: 750, BOB: 250}
 
 
-def test_what_nobody_here_has_seen_is_all_that_a_lone_liar_can_give_itself(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(4, tmp_path) as run:
-            monitor = await run.monitor()
-            await run.epochs(6)
-            await monitor.leave()
-            run.mark = Mark(9, 900)
-            liar = await run.monitor()
-            liar.lie(
-                lambda entries: entries.update({EVE: BookEntry(300.0), ADA: BookEntry(450.0), BOB: BookEntry(150.0)})
-            )
-            liar.node.endpoint.events.emit(EpochCredited(9, 900, {}, {}, 60.0))
-            back = await run.monitor(monitor)
-            await asyncio.sleep(5.0)
-            assert back.samples == {ADA: 450, BOB: 150, EVE: 300}
-
-    virtual_time.run(main())
+@monitors(4)
+async def test_what_nobody_here_has_seen_is_all_that_a_lone_liar_can_give_itself(run: Run) -> None:
+    monitor = await run.monitor()
+    await run.epochs(6)
+    await monitor.leave()
+    run.mark = Mark(9, 900)
+    liar = await run.monitor()
+    liar.lie(lambda entries: entries.update({EVE: BookEntry(300.0), ADA: BookEntry(450.0), BOB: BookEntry(150.0)}))
+    liar.node.endpoint.events.emit(EpochCredited(9, 900, {}, {}, 60.0))
+    back = await run.monitor(monitor)
+    await asyncio.sleep(5.0)
+    assert back.samples == {ADA: 450, BOB: 150, EVE: 300}
 
 
-def test_a_monitor_that_has_missed_nothing_takes_over_nothing(tmp_path: Path) -> None:
+@monitors(4)
+async def test_a_monitor_that_has_missed_nothing_takes_over_nothing(run: Run) -> None:
     """With local updates nobody knows the run's samples exactly: of that who missed nothing has no use."""
-
-    async def main() -> None:
-        async with simulated(4, tmp_path) as run:
-            run.exact = False
-            monitor = await run.monitor()
-            await run.epochs(6)
-            liar = await run.monitor()
-            liar.lie(
-                lambda entries: entries.update({ADA: BookEntry(450.0), BOB: BookEntry(150.0), EVE: BookEntry(500.0)})
-            )
-            liar.node.endpoint.events.emit(EpochCredited(6, 600, {}, {}, 60.0))
-            await asyncio.sleep(10.0)
-            assert monitor.samples == run.given
-
-    virtual_time.run(main())
+    run.exact = False
+    monitor = await run.monitor()
+    await run.epochs(6)
+    liar = await run.monitor()
+    liar.lie(lambda entries: entries.update({ADA: BookEntry(450.0), BOB: BookEntry(150.0), EVE: BookEntry(500.0)}))
+    liar.node.endpoint.events.emit(EpochCredited(6, 600, {}, {}, 60.0))
+    await asyncio.sleep(10.0)
+    assert monitor.samples == run.given
 
 
-def test_a_book_is_signed_and_one_that_was_changed_afterwards_is_refused(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(3, tmp_path) as run:
-            monitor, reader = await run.monitor(), run.nodes[0]
-            await run.epochs(2)
-            writer, key = monitor.node.peer_id, monitor.node.endpoint.identity
-            (book,) = (await fetch_books(reader.endpoint, [writer], "run"))[0].values()
-            assert {peer: entry.samples for peer, entry in book.lines.items() if entry.samples} == run.given
-            assert book.fault(writer, "run") == ""
+@monitors(3)
+async def test_a_book_is_signed_and_one_that_was_changed_afterwards_is_refused(run: Run) -> None:
+    monitor, reader = await run.monitor(), run.nodes[0]
+    await run.epochs(2)
+    writer, key = monitor.node.peer_id, monitor.node.endpoint.identity
+    (book,) = (await fetch_books(reader.endpoint, [writer], "run"))[0].values()
+    assert {peer: entry.samples for peer, entry in book.lines.items() if entry.samples} == run.given
+    assert book.fault(writer, "run") == ""
 
-            def changed(**changes: object) -> Book:
-                return msgspec.structs.replace(book, **changes)
+    def changed(**changes: object) -> Book:
+        return msgspec.structs.replace(book, **changes)
 
-            assert "not signed" in book.fault(writer, "another")
-            assert "not signed" in book.fault(reader.peer_id, "run")
-            assert "not signed" in changed(until=Mark(3, 300)).fault(writer, "run")
-            assert "not signed" in changed(entries=book.entries[::-1]).fault(writer, "run")
-            assert "format 2, known here is 1; update" in changed(format=2).fault(writer, "run")
-            twice = changed(peers=book.peers[:1] * 2, entries=book.entries[:1] * 2)
-            assert "a peer twice" in signed(key, twice).fault(writer, "run")
-            assert "lines of nobody" in signed(key, changed(peers=book.peers[1:])).fault(writer, "run")
-
-    virtual_time.run(main())
+    assert "not signed" in book.fault(writer, "another")
+    assert "not signed" in book.fault(reader.peer_id, "run")
+    assert "not signed" in changed(until=Mark(3, 300)).fault(writer, "run")
+    assert "not signed" in changed(entries=book.entries[::-1]).fault(writer, "run")
+    assert "format 2, known here is 1; update" in changed(format=2).fault(writer, "run")
+    twice = changed(peers=book.peers[:1] * 2, entries=book.entries[:1] * 2)
+    assert "a peer twice" in signed(key, twice).fault(writer, "run")
+    assert "lines of nobody" in signed(key, changed(peers=book.peers[1:])).fault(writer, "run")
 
 
-def test_who_runs_an_older_swarm_is_told_so(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(3, tmp_path) as run:
-            books, failed = await fetch_books(run.nodes[0].endpoint, [run.nodes[1].peer_id], "run")
-            assert books == {} and "older swarm" in failed[run.nodes[1].peer_id]
-
-    virtual_time.run(main())
+@monitors(3)
+async def test_who_runs_an_older_swarm_is_told_so(run: Run) -> None:
+    books, failed = await fetch_books(run.nodes[0].endpoint, [run.nodes[1].peer_id], "run")
+    assert books == {} and "older swarm" in failed[run.nodes[1].peer_id]
 
 
-def test_a_book_has_the_lines_of_those_who_gave_most_and_fits_into_a_message(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with simulated(4, tmp_path) as run:
-            monitor = await run.monitor()
-            for number in range(1500):
-                monitor.keeper._add(Identity.from_seed(number).peer_id.text, name="𝕏" * 64, team="𝕐" * 64, uptime=1.0)
-            await run.epochs(2)
-            later = await run.monitor()
-            await run.epochs(3)
-            assert len(later.keeper.contributions()) >= 1024
-            assert later.samples == run.given
-            assert len(monitor.keeper.contributions()) >= 1500
-            books, _ = await fetch_books(run.nodes[0].endpoint, [monitor.node.peer_id], "run", 2)
-            assert [peer.text for peer in books[monitor.node.peer_id].peers] == [ADA, BOB]
-
-    virtual_time.run(main())
+@monitors(4)
+async def test_a_book_has_the_lines_of_those_who_gave_most_and_fits_into_a_message(run: Run) -> None:
+    monitor = await run.monitor()
+    for number in range(1100):
+        monitor.keeper._add(Identity.from_seed(number).peer_id.text, name="𝕏" * 64, team="𝕐" * 64, uptime=1.0)
+    await run.epochs(2)
+    later = await run.monitor()
+    await run.epochs(3)
+    assert len(later.keeper.contributions()) >= 1024
+    assert later.samples == run.given
+    assert len(monitor.keeper.contributions()) >= 1100
+    books, _ = await fetch_books(run.nodes[0].endpoint, [monitor.node.peer_id], "run", 2)
+    assert [peer.text for peer in books[monitor.node.peer_id].peers] == [ADA, BOB]
 
 
-def test_the_journal_of_an_older_swarm_goes_on(tmp_path: Path) -> None:
+@monitors(3)
+async def test_the_journal_of_an_older_swarm_goes_on(run: Run) -> None:
     """Its lines had what was seen beside what holds, and its book the first epoch of which it tells."""
-    path = tmp_path / "journal.sqlite"
+    path = run.place / "journal.sqlite"
     with Journal(path, run=RunRecord("run", "monitor", "me"), clock=lambda: 5.0):
         pass
     with sqlite3.connect(path) as old:
@@ -572,20 +511,15 @@ def test_the_journal_of_an_older_swarm_goes_on(tmp_path: Path) -> None:
         )
         old.execute("INSERT INTO books (run_id, epoch, run_samples, since, vouched) VALUES ('run', 2, 200, 0, 1)")
     old.close()
-
-    async def main() -> None:
-        async with simulated(3, tmp_path) as run:
-            run.mark = Mark(2, 200)
-            monitor = Monitor(run, run.nodes.pop(), SOON, path)
-            await monitor.keeper.start()
-            run.monitors[monitor.node.peer_id] = monitor
-            run.epoch()
-            assert monitor.samples == {ADA: 225, BOB: 25}
-            assert monitor.keeper.basis() == Basis(monitors=1, seen=175 / 300, accounted=250 / 300)
-            (ada, *_) = monitor.keeper.contributions()
-            assert (ada.name, ada.first, ada.rounds) == ("Ada", 4.0, 3)
-
-    virtual_time.run(main())
-    with JournalReader(path) as reader:
+    run.mark = Mark(2, 200)
+    monitor = Monitor(run, run.nodes.pop(), SOON, path)
+    await monitor.keeper.start()
+    run.monitors[monitor.node.peer_id] = monitor
+    run.epoch()
+    assert monitor.samples == {ADA: 225, BOB: 25}
+    assert monitor.keeper.basis() == Basis(monitors=1, seen=175 / 300, accounted=250 / 300)
+    (ada, *_) = monitor.keeper.contributions()
+    assert (ada.name, ada.first, ada.rounds) == ("Ada", 4.0, 3)
+    with monitor.journal.read() as reader:
         head, _ = reader.book("run")
         assert head is not None and head.epoch == 3

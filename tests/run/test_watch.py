@@ -311,10 +311,6 @@ def test_the_end_of_a_run_is_estimated_from_what_its_latest_epochs_took() -> Non
     assert status.run_eta_seconds == pytest.approx(9 * 10.0 + 4.0)
 
 
-def test_the_present_epoch_counts_for_no_more_than_a_usual_one() -> None:
-    assert watching(FakeOptimizer(0, epoch=19), 3.0).look().run_eta_seconds == pytest.approx(3.0)
-
-
 def test_an_epoch_that_was_taken_over_tells_nothing_of_how_long_they_take() -> None:
     watch = watching(FakeOptimizer(0, epoch=10))
     hear(watch, EpochAdvanced(1, "aa", 0, 0, 0, None, 1000.0, 0.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmcli.sharding.transfer import SIZES, broadcast_from_owners, packs
@@ -16,6 +16,7 @@ from tests.sharding.zero.parity import assert_bitwise, make_parameters
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 2 * SIZES.short), st.booleans()), max_size=60))
 def test_short_tensors_of_a_device_share_messages_of_bounded_size(sizes: list[tuple[int, bool]]) -> None:
     tensors = [torch.empty(size, dtype=torch.uint8, device="meta" if far else "cpu") for size, far in sizes]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmcli.sharding import transfer
@@ -17,6 +17,7 @@ from tests.sharding.threads import in_threads
 LENGTHS = st.lists(st.integers(0, 50), max_size=12)
 
 
+@settings(max_examples=25)
 @given(LENGTHS, st.integers(1, 40))
 def test_pieces_cover_every_byte_once_and_in_order(lengths: list[int], piece_bytes: int) -> None:
     seen = []

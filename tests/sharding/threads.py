@@ -8,6 +8,10 @@
     def test_sums() -> None:
         assert [float(each) for each in in_threads(2, sums, 1.0)] == [3.0, 3.0]
 
+    @ranks(2)                                             # where nobody looks at what is returned
+    def test_all_meet() -> None:
+        dist.barrier()
+
 Each rank has what torch.distributed keeps for a process, and so have the threads that it starts; what they send goes
 through gloo, as between processes. That takes a twentieth of a second, so these tests are in `make test`. Whatever else
 a process has only once they share: random numbers (see `DRAWING`), the environment, what a check replaces in a module.
@@ -16,6 +20,7 @@ What that disturbs, and what kills a rank, needs processes (tests/sharding/proce
 
 from __future__ import annotations
 
+import functools
 import threading
 import traceback
 from collections.abc import Callable
@@ -70,6 +75,19 @@ def in_threads(size: int, check: Callable[..., Any], *arguments: Any) -> list[An
     if failures or stuck:
         raise RankFailed("\n".join(failures + stuck))
     return values
+
+
+def ranks(size: int) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Makes a test of a check that needs no look at what it returns."""
+
+    def decorate(check: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(check)
+        def test(**given: Any) -> None:
+            in_threads(size, functools.partial(check, **given))
+
+        return test
+
+    return decorate
 
 
 class _Place(c10d._World):

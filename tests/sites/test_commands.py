@@ -14,7 +14,7 @@ from swarmcli.errors import SiteError
 from swarmcli.sites.commands import Command, CommandFollower, LeaderCommands
 from swarmcli.sites.links import receive_tensors
 from swarmcli.sites.site import Site
-from tests.sharding.threads import in_threads
+from tests.sharding.threads import in_threads, ranks
 
 
 class AddUp(Command, frozen=True):
@@ -155,7 +155,8 @@ def test_a_failure_anywhere_ends_all_waiting(kind: str, error: str, words: str) 
     assert others == [["SiteError"]] * 2
 
 
-def misuse() -> None:
+@ranks(2)
+def test_who_orders_and_who_follows() -> None:
     with Site.form(timeout=10) as site:
         if site.rank:
             with pytest.raises(ValueError, match="only rank 0"):
@@ -163,7 +164,3 @@ def misuse() -> None:
         else:
             with pytest.raises(ValueError, match="rank 0"):
                 CommandFollower(site, {})
-
-
-def test_who_orders_and_who_follows() -> None:
-    in_threads(2, misuse)

@@ -21,7 +21,7 @@ from swarmcli.sites.gradients import (
 )
 from swarmcli.sites.site import Site
 from swarmcli.sites.step_sync import StepReport, StepVerdict, announce, gather_reports, hear_verdict, send_report
-from tests.sharding.threads import in_threads
+from tests.sharding.threads import in_threads, ranks
 
 
 def parameters() -> list[torch.Tensor]:
@@ -173,7 +173,8 @@ def test_local_updates_take_the_mean_over_all_samples_in_every_step() -> None:
     assert seen == [weighted, [2, 11.0, 11.0, None, 11.0], [2, 1.0, 1.0, None, 1.0], [0, 1.0, 1.0, None, 1.0]]
 
 
-def refuse() -> None:
+@ranks(2)
+def test_what_a_site_cannot_do_is_refused() -> None:
     with Site.form(timeout=10) as site:
         if site.rank == 0:
             sums = LeaderSums(LeaderCommands(site))
@@ -184,10 +185,6 @@ def refuse() -> None:
             with pytest.raises(OptimizerError, match="GradScaler"):
                 sums.make_accumulator(parameters(), reuse=False).add(1, 2.0)
         assert dist.get_rank() == site.rank
-
-
-def test_what_a_site_cannot_do_is_refused() -> None:
-    in_threads(2, refuse)
 
 
 def test_the_order_is_plain() -> None:

@@ -16,7 +16,7 @@ from swarmcli.sharding.transfer import SIZES
 from swarmcli.sites.links import receive_message, receive_tensors, send_message, send_tensors, sever
 from swarmcli.sites.site import Site
 from tests.sharding.processes import Worlds
-from tests.sharding.threads import in_threads
+from tests.sharding.threads import in_threads, ranks
 
 LARGE = 3 << 20
 
@@ -87,7 +87,8 @@ def test_who_waits_for_one_who_is_gone_or_late_learns_its_rank(worlds: Worlds, h
     assert (member.error is None) == (how != "dies")
 
 
-def sever_from_another_thread() -> None:
+@ranks(2)
+def test_breaking_off_wakes_all_threads_of_all_ranks() -> None:
     """What a Follower does for its main thread."""
     site = Site.form(timeout=10)
     if site.rank == 0:
@@ -126,10 +127,6 @@ def test_breaking_off_after_the_end_does_nothing(worlds: Worlds, grouped: bool) 
     worlds(2, grouped=grouped).run(sever_what_is_gone)
 
 
-def test_breaking_off_wakes_all_threads_of_all_ranks() -> None:
-    in_threads(2, sever_from_another_thread)
-
-
 def come_late(who: int) -> list[int]:
     """Rank `who` takes several times the site's timeout before it meets the others."""
     with Site.form(timeout=0.1) as site:
@@ -165,7 +162,8 @@ def test_rank_0_is_waited_for_as_long_as_it_lives_and_waits_for_others_up_to_the
     assert error.startswith("rank 1 is gone, or does not take what it is sent: Timed out")
 
 
-def announce_too_much() -> None:
+@ranks(2)
+def test_messages_have_a_bound() -> None:
     with Site.form(timeout=10) as site:
         if site.rank:
             head = (SIZES.message + 1).to_bytes(8) + bytes(SIZES.head)
@@ -175,10 +173,6 @@ def announce_too_much() -> None:
             with pytest.raises(SiteError, match="announced a message of"):
                 receive_message(bytes, site.pace, 1)
             site.share(bytes, b"")
-
-
-def test_messages_have_a_bound() -> None:
-    in_threads(2, announce_too_much)
 
 
 def test_a_timeout_is_positive() -> None:

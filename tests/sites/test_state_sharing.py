@@ -34,7 +34,7 @@ from swarmcli.sites.statistics import ReadPinned, ShareOfStatistics
 from swarmcli.state.distant import DistantTensor, loaded
 from swarmcli.state.snapshot import PinnedState
 from tests.sharding.processes import Worlds
-from tests.sharding.threads import in_threads
+from tests.sharding.threads import in_threads, ranks
 from tests.sites.site_state import advance, plain_state, site_state
 from tests.sites.site_training import OPTIMIZERS, TIGHT, Plan, in_thread, model, schedule, site_rank, train, weights
 from tests.suites import soak
@@ -96,7 +96,9 @@ def expect_equal(one: CapturedState, other: CapturedState) -> None:
         assert torch.equal(loaded(tensor), loaded(other.tensors[name])), name
 
 
-def both_ways(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["adafactor", *soak(["adamw", "averaged"])])
+@ranks(2)
+def test_from_a_site_to_a_plain_peer_and_back(kind: str) -> None:
     with site_state(kind, shapes=LARGE) as site:
         if site is None:
             return
@@ -122,16 +124,11 @@ def both_ways(kind: str) -> None:
         asyncio.run(main())
 
 
-@pytest.mark.parametrize("kind", ["adafactor", *soak(["adamw", "averaged"])])
-def test_from_a_site_to_a_plain_peer_and_back(kind: str) -> None:
-    in_threads(2, both_ways, kind)
-
-
 def while_training() -> int:
     with site_state("amsgrad", shapes=LARGE) as site:
         if site is None:
             return 0
-        newcomers = [plain_state("amsgrad", seed=seed, shapes=LARGE) for seed in range(3)]
+        newcomers = [plain_state("amsgrad", seed=seed, shapes=LARGE) for seed in range(2)]
         twin = plain_state("amsgrad", shapes=LARGE)
 
         async def main() -> int:
@@ -161,12 +158,14 @@ def while_training() -> int:
         return asyncio.run(main())
 
 
-def test_several_downloads_at_once_while_the_site_trains_on() -> None:
-    steps, _ = in_threads(2, while_training)
+@pytest.mark.e2e  # steps that follow each other without a pause leave threads of the same process no time
+def test_several_downloads_at_once_while_the_site_trains_on(worlds: Worlds) -> None:
+    steps, _ = worlds(2).run(while_training)
     assert steps > 1
 
 
-def mixed() -> None:
+@ranks(2)
+def test_a_site_and_a_plain_peer_give_parts_of_one_state() -> None:
     with site_state("adamw", shapes=LARGE) as site:
         if site is None:
             return
@@ -183,10 +182,6 @@ def mixed() -> None:
                 expect_equal(twin.capture(), newcomer.capture())
 
         asyncio.run(main())
-
-
-def test_a_site_and_a_plain_peer_give_parts_of_one_state() -> None:
-    in_threads(2, mixed)
 
 
 def lossy() -> None:
@@ -217,7 +212,8 @@ def test_with_a_lossy_codec() -> None:
     in_threads(2, lossy)
 
 
-def misfit() -> None:
+@ranks(2)
+def test_a_state_that_does_not_fit_is_refused_before_it_comes() -> None:
     with site_state("adamw") as site:
         if site is None:
             return
@@ -233,10 +229,6 @@ def misfit() -> None:
 
         asyncio.run(main())
         expect_equal(before, site.capture())
-
-
-def test_a_state_that_does_not_fit_is_refused_before_it_comes() -> None:
-    in_threads(2, misfit)
 
 
 def lose_a_rank(silently: bool) -> list[str]:

@@ -16,7 +16,7 @@ from swarmcli.sites import statistics as statistics_module
 from swarmcli.state import distant
 from swarmcli.state.distant import DistantTensor, loaded
 from tests.sharding.processes import Worlds
-from tests.sharding.threads import in_threads
+from tests.sharding.threads import in_threads, ranks
 from tests.sites.site_state import advance, plain_state, site_state
 from tests.suites import soak
 
@@ -32,7 +32,9 @@ def expect_equal(one: CapturedState, other: CapturedState) -> None:
         assert torch.equal(mine, theirs), name
 
 
-def capture_and_step(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["amsgrad", *soak(["adamw", "adafactor", "counted", "averaged"])])
+@ranks(2)
+def test_what_a_site_captures_is_what_one_process_does(kind: str) -> None:
     with site_state(kind) as state:
         if state is None:
             return
@@ -45,11 +47,6 @@ def capture_and_step(kind: str) -> None:
             expect_equal(before, held)  # what was captured does not step
         assert any(isinstance(tensor, DistantTensor) for tensor in held.tensors.values())
         assert state.digest() == twin.digest()
-
-
-@pytest.mark.parametrize("kind", ["amsgrad", *soak(["adamw", "adafactor", "counted", "averaged"])])
-def test_what_a_site_captures_is_what_one_process_does(kind: str) -> None:
-    in_threads(2, capture_and_step, kind)
 
 
 def replace(kind: str, behind: int, known: int, odd: bool = False) -> None:
@@ -70,7 +67,7 @@ def replace(kind: str, behind: int, known: int, odd: bool = False) -> None:
         assert state.optimizer.param_groups[1]["lr"] == 0.01
 
 
-@pytest.mark.parametrize(("kind", "behind"), [("adafactor", 0), ("averaged", 0), ("adamw", 2), ("counted", 2)])
+@pytest.mark.parametrize(("kind", "behind"), [("adafactor", 0), ("counted", 2), *soak([("averaged", 0), ("adamw", 2)])])
 def test_a_site_goes_on_bit_identically_from_what_it_restores(kind: str, behind: int) -> None:
     in_threads(4 if behind else 2, replace, kind, behind, 2)
 
@@ -79,7 +76,8 @@ def test_types_and_forms_of_parameters_differ() -> None:
     in_threads(2, replace, "adamw", 1, 2, True)
 
 
-def replace_by_less() -> None:
+@ranks(2)
+def test_statistics_that_do_not_come_are_dropped() -> None:
     with site_state("adamw") as state:
         if state is None:
             return
@@ -95,11 +93,9 @@ def replace_by_less() -> None:
         expect_equal(twin.capture(), state.capture())
 
 
-def test_statistics_that_do_not_come_are_dropped() -> None:
-    in_threads(2, replace_by_less)
-
-
-def refuse(index: int) -> None:
+@pytest.mark.parametrize("index", range(4))
+@ranks(2)
+def test_what_does_not_fit_changes_nothing_on_any_rank(index: int) -> None:
     with site_state("adamw") as state:
         if state is None:
             return
@@ -121,17 +117,14 @@ def refuse(index: int) -> None:
         expect_equal(before, state.capture())
 
 
-@pytest.mark.parametrize("index", range(4))
-def test_what_does_not_fit_changes_nothing_on_any_rank(index: int) -> None:
-    in_threads(2, refuse, index)
-
-
 class BadDisk(DistantTensor):
     def read(self, begin: int, end: int) -> memoryview:
         raise OSError("the disk is gone")
 
 
-def fail_to_read(which: str) -> None:
+@pytest.mark.parametrize("which", ["own", "other"])
+@ranks(2)
+def test_a_file_that_cannot_be_read_changes_nothing_and_the_site_goes_on(which: str) -> None:
     with site_state("adamw") as state:
         if state is None:
             return
@@ -146,11 +139,6 @@ def fail_to_read(which: str) -> None:
             state.restore(CapturedState(before.metadata, spoilt))
         expect_equal(before, state.capture())
         advance(state, 1)
-
-
-@pytest.mark.parametrize("which", ["own", "other"])
-def test_a_file_that_cannot_be_read_changes_nothing_and_the_site_goes_on(which: str) -> None:
-    in_threads(2, fail_to_read, which)
 
 
 def release() -> list[int]:
@@ -191,15 +179,12 @@ def test_the_ranks_let_go_of_copies_when_nobody_reads_them_any_more(worlds: Worl
     assert held == [0, 1, 1, 0]
 
 
-def small_pieces() -> None:
+@ranks(2)
+def test_pieces_have_a_bound() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics_module, "PIECE", 4096)
         patch.setattr(distant, "PIECE", 4096)
         replace("adamw", 2, 1)
-
-
-def test_pieces_have_a_bound() -> None:
-    in_threads(2, small_pieces)
 
 
 def lose_a_rank() -> str:

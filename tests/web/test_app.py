@@ -58,10 +58,10 @@ def test_peers_come_in_pages_in_the_wanted_order(serve: Serve) -> None:
         assert client.get("peers/nobody").status_code == 404
 
 
-@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r", "\n", "\N{FULLWIDTH EQUALS SIGN}"])
-def test_a_name_that_begins_as_formulas_do_is_a_text_in_a_csv(first: str) -> None:
-    rows = b"".join(csv_of(Contribution, [Contribution("peer", name=f"{first}cmd()")])).decode()
-    assert next(csv.DictReader(io.StringIO(rows, newline="")))["name"] == f"'{first}cmd()"
+def test_a_name_that_begins_as_formulas_do_is_a_text_in_a_csv() -> None:
+    for first in ("=", "+", "-", "@", "\t", "\r", "\n", "\N{FULLWIDTH EQUALS SIGN}"):
+        rows = b"".join(csv_of(Contribution, [Contribution("peer", name=f"{first}cmd()")])).decode()
+        assert next(csv.DictReader(io.StringIO(rows, newline="")))["name"] == f"'{first}cmd()"
 
 
 def test_lists_are_given_as_csv_that_no_spreadsheet_runs(serve: Serve) -> None:
@@ -79,9 +79,10 @@ def test_lists_are_given_as_csv_that_no_spreadsheet_runs(serve: Serve) -> None:
         assert client.get("secrets.csv").status_code == 404
 
 
-@pytest.mark.parametrize("query", ["after=-2", "limit=0", "limit=5000", "after=x", f"after={2**63}"])
-def test_a_query_out_of_bounds_is_refused(serve: Serve, query: str) -> None:
-    assert httpx.get(serve(FakeRun()).url + f"api/v1/rounds?{query}").status_code == 422
+def test_a_query_out_of_bounds_is_refused(serve: Serve) -> None:
+    with httpx.Client(base_url=serve(FakeRun()).url + "api/v1/") as client:
+        for query in ("after=-2", "limit=0", "limit=5000", "after=x", f"after={2**63}"):
+            assert client.get(f"rounds?{query}").status_code == 422, query
 
 
 def test_numbers_that_json_does_not_have_become_null(serve: Serve) -> None:
@@ -156,14 +157,6 @@ def test_too_many_pages_are_turned_away_until_some_close(serve: Serve, monkeypat
         lines = first.iter_lines()
         assert next(lines) == "retry: 1000"
         assert httpx.get(url).status_code == 503
-
-
-def test_a_name_is_sent_as_it_is(serve: Serve) -> None:
-    run = FakeRun(people=[peer_row("<script>alert(1)</script>")])
-    response = httpx.get(serve(run).url + "api/v1/peers")
-    assert response.headers["content-type"] == "application/json"
-    assert response.headers["x-content-type-options"] == "nosniff"
-    assert response.json()["rows"][0]["name"] == "<script>alert(1)</script>"
 
 
 def test_other_peers_of_this_computer_are_shown_to_who_may_control_this_one(serve: Serve) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from coordinator_web.feed import Feed, FeedOptions
 
-from .fake_source import OTHERS, TRAINERS, FakeRun, peer_row
+from .fake_source import FakeRun, peer_row
 
 
 async def messages(feed: Feed) -> AsyncIterator[tuple[str, Any]]:
@@ -91,21 +91,6 @@ def test_of_a_thousand_peers_only_those_that_changed_are_sent() -> None:
     asyncio.run(main())
 
 
-def test_a_run_that_begins_empty_fills_up() -> None:
-    async def main() -> None:
-        run = FakeRun(finished_epochs=0, state="waiting", part=0.0, people=[OTHERS[1]])
-        stream = messages(Feed(run, FeedOptions(interval=0.0)))
-        heard = await until_state(stream)
-        assert heard["epochs"] == [] and heard["state"]["run"]["state"] == "waiting"
-        run.people.append(TRAINERS[0])
-        run.finished_epochs = 1
-        heard = await until_state(stream)
-        assert [row["name"] for row in heard["peers"]["changed"]] == ["monitor", "attic-3090"]
-        assert [row["epoch"] for row in heard["epochs"]] == [1]
-
-    asyncio.run(main())
-
-
 def test_closing_ends_the_streams_and_frees_their_places() -> None:
     async def main() -> None:
         feed = Feed(FakeRun(), FeedOptions(interval=3600.0))
@@ -118,16 +103,5 @@ def test_closing_ends_the_streams_and_frees_their_places() -> None:
         for stream in streams:
             assert [chunk async for chunk in stream] == []
         assert feed._viewers == 0
-
-    asyncio.run(main())
-
-
-def test_a_page_that_goes_away_frees_its_place() -> None:
-    async def main() -> None:
-        feed = Feed(FakeRun(), FeedOptions(interval=0.0))
-        stream = feed.stream()
-        await anext(stream)
-        await stream.aclose()
-        assert feed._viewers == 0 and not feed.full
 
     asyncio.run(main())

@@ -11,21 +11,14 @@ from .conftest import Serve
 from .fake_source import FakeRun
 
 
-@pytest.mark.parametrize(
-    "host", ["127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "192.0.2.7:80", "localhost."]
-)
-def test_addresses_and_localhost_are_answered(serve: Serve, host: str) -> None:
-    assert httpx.get(serve(FakeRun()).url, headers={"host": host}).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example:8080", "localhost.evil.example", "", "[evil]:1"]
-)
-def test_a_foreign_name_that_leads_here_is_refused(serve: Serve, host: str) -> None:
+def test_addresses_and_localhost_are_answered_and_a_foreign_name_that_leads_here_is_not(serve: Serve) -> None:
     """DNS rebinding: the browser believes that it talks to the stranger's own site."""
-    with httpx.Client(base_url=serve(FakeRun()).url, headers={"host": host}) as client:
-        for path in ("/", "/api/v1/status", "/api/v1/stream", "/static/app.js"):
-            assert client.get(path).status_code in (400, 403)
+    with httpx.Client(base_url=serve(FakeRun()).url) as client:
+        for host in ("127.0.0.1:8080", "localhost", "LOCALHOST:1", "[::1]:8080", "192.0.2.7:80", "localhost."):
+            assert client.get("/", headers={"host": host}).status_code == 200, host
+        for host in ("evil.example", "127.0.0.1.evil.example:8080", "localhost.evil.example", "", "[evil]:1"):
+            for path in ("/", "/api/v1/status", "/api/v1/stream", "/static/app.js"):
+                assert client.get(path, headers={"host": host}).status_code in (400, 403), (host, path)
 
 
 def test_a_name_can_be_allowed(serve: Serve) -> None:
@@ -85,10 +78,3 @@ def test_the_way_back_never_leads_to_another_host(serve: Serve) -> None:
 )
 def test_a_dashboard_that_others_may_reach_wants_a_token(host: str, names: list[str], exposed: bool) -> None:
     assert is_exposed(host, names) == exposed
-
-
-def test_nothing_can_be_changed(serve: Serve) -> None:
-    with httpx.Client(base_url=serve(FakeRun()).url) as client:
-        for method in ("POST", "PUT", "PATCH", "DELETE"):
-            for path in ("/", "/api/v1/status", "/api/v1/peers", "/join"):
-                assert client.request(method, path).status_code == 405

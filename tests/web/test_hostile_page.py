@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.suites import soak
+
 from .conftest import PATIENCE, Serve
-from .fake_source import FakeRun
-from .test_control import TOKEN, FakeControls
+from .fake_source import FakeControls, FakeRun
+from .test_control import TOKEN
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -63,10 +65,10 @@ def served(page: Callable[[], str], seen: list[str]) -> Iterator[int]:
         thread.join()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("host", ["localhost", *soak(["127.0.0.1"])])
 def test_it_changes_nothing_and_reads_nothing(serve: Serve, chromium: Browser, host: str) -> None:
-    controls, seen = FakeControls(), []
-    url = serve(FakeRun(3), token="look", controls=controls, control_token=TOKEN).url
+    controls, seen = FakeControls(FakeRun(3)), []
+    url = serve(controls.run, token="look", controls=controls, control_token=TOKEN).url
     context = chromium.new_context()
     context.set_default_timeout(PATIENCE)
     own = context.new_page()

@@ -291,8 +291,7 @@ def test_names_and_teams_of_others_are_text_everywhere(serve: Serve, open_page: 
     expect_text(page, "#given-word", views.rests_on(run.basis))
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1280, "dark")])
 def test_every_page_can_be_used_by_everyone(serve: Serve, open_page: Open, width: int, scheme: str) -> None:
     """By the rules of axe-core, and nothing is wider than the window."""
     axe = pytest.importorskip("axe_playwright_python")

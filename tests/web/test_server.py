@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from coordinator_web import server as served
 from coordinator_web.app import create_app
-from coordinator_web.background import listen, serving
+from coordinator_web.background import listen
 from coordinator_web.feed import Feed
 from swarmcli.errors import ListenError
 
@@ -29,12 +29,6 @@ def dashboard(**options: Any) -> Dashboard:
 
 def bound(monkeypatch: pytest.MonkeyPatch, **bounds: Any) -> None:
     monkeypatch.setattr(served, "BOUNDS", replace(served.BOUNDS, **bounds))
-
-
-def test_it_listens_on_this_machine_only_unless_told_otherwise() -> None:
-    server = dashboard()
-    assert server.host == "127.0.0.1" and server.url == f"http://127.0.0.1:{server.port}/"
-    server.stop()
 
 
 def test_in_a_thread_it_answers_at_once_and_leaves_nothing_behind() -> None:
@@ -162,20 +156,3 @@ def test_an_address_of_another_machine_is_named() -> None:
         listen("no-such-host.invalid", 0)
     with pytest.raises(ListenError, match=r"127\.0\.0\.1:70000: a port is a number from 0 to 65535"):
         listen("127.0.0.1", 70000)
-
-
-def test_everywhere_means_that_a_browser_here_uses_loopback() -> None:
-    server = dashboard(host="0.0.0.0")
-    assert server.url.startswith("http://127.0.0.1:")
-    server.stop()
-
-
-def test_a_port_that_was_bound_and_never_served_is_given_back() -> None:
-    def fail() -> FastAPI:
-        raise OSError("there is no web framework")
-
-    listener = listen("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    with serving(fail, [listener]):
-        pass
-    socket.create_server(("127.0.0.1", port)).close()

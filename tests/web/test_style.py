@@ -9,32 +9,18 @@ import pytest
 
 from coordinator_web.pages import STATIC
 
-TEXT_ON_GROUND = [
-    ("ink", "card"),
-    ("ink", "paper"),
-    ("ink", "faint"),
-    ("soft", "card"),
-    ("soft", "paper"),
-    ("soft", "faint"),
-    ("accent", "card"),
-    ("accent", "paper"),
-    ("accent", "accent-soft"),
-    ("good", "good-soft"),
-    ("warn", "warn-soft"),
-    ("warn", "card"),
-    ("bad", "bad-soft"),
-    ("bad", "card"),
-    ("paper", "ink"),
-    ("on-accent", "accent"),
-]
-SIGN_ON_GROUND = [
-    ("edge", "card"),
-    ("accent", "card"),
-    ("soft", "card"),
-    ("good", "card"),
-    ("warn", "card"),
-    ("bad", "card"),
-]
+TEXT_ON_GROUND = {
+    "card": ("ink", "soft", "accent", "warn", "bad"),
+    "paper": ("ink", "soft", "accent"),
+    "faint": ("ink", "soft"),
+    "ink": ("paper",),
+    "accent": ("on-accent",),
+    "accent-soft": ("accent",),
+    "good-soft": ("good",),
+    "warn-soft": ("warn",),
+    "bad-soft": ("bad",),
+}
+SIGNS = ("edge", "accent", "soft", "good", "warn", "bad")  # on a card
 
 
 def schemes() -> dict[str, dict[str, str]]:
@@ -57,17 +43,12 @@ def contrast(scheme: str, one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(("text", "ground"), TEXT_ON_GROUND)
-def test_text_stands_out_from_its_ground(scheme: str, text: str, ground: str) -> None:
-    assert contrast(scheme, text, ground) >= 4.5
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(("sign", "ground"), SIGN_ON_GROUND)
-def test_lines_dots_and_edges_of_fields_can_be_seen(scheme: str, sign: str, ground: str) -> None:
-    assert contrast(scheme, sign, ground) >= 3
+def test_texts_and_signs_stand_out_from_their_grounds(scheme: str) -> None:
+    pairs = [(text, ground) for ground, texts in TEXT_ON_GROUND.items() for text in texts]
+    assert [pair for pair in pairs if contrast(scheme, *pair) < 4.5] == []
+    assert [sign for sign in SIGNS if contrast(scheme, sign, "card") < 3] == []
 
 
 def test_every_colour_of_a_text_is_one_of_those_that_were_compared() -> None:
     used = set(re.findall(r"[; {](?:color|fill): var\(--([\w-]+)\)", (STATIC / "style.css").read_text()))
-    assert used <= {text for text, _ in TEXT_ON_GROUND}
+    assert used <= {text for texts in TEXT_ON_GROUND.values() for text in texts}

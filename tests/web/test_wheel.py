@@ -67,6 +67,7 @@ def test_one_file_is_handed_out_as_it_was_when_it_was_named(serve: Serve, tmp_pa
     assert httpx.get(serve(FakeRun()).url + f"wheel/{NAME}").status_code == 404, "who names none hands out none"
 
 
+@pytest.mark.e2e
 def test_pip_takes_the_line_of_the_page_and_refuses_another_file(serve: Serve, tmp_path: Path) -> None:
     wheel = Wheel.read(make(tmp_path / NAME))
     url = serve(FakeRun(), wheel=wheel, token="look", addresses=["http://192.0.2.7:8080"]).url

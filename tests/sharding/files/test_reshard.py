@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmcli.errors import CheckpointError
@@ -33,6 +33,7 @@ def relayouts(draw: st.DrawFn) -> tuple[list[dict[int, int]], list[list[int]], l
     return held, wanted, sizes
 
 
+@settings(max_examples=25)
 @given(relayouts())
 def test_everyone_gets_exactly_what_it_wants_of_what_there_is(
     case: tuple[list[dict[int, int]], list[list[int]], list[int]],
@@ -45,6 +46,7 @@ def test_everyone_gets_exactly_what_it_wants_of_what_there_is(
     assert all(move.parameter in held[move.source] for move in moves)
 
 
+@settings(max_examples=25)
 @given(SIZES, st.integers(2, 8))
 def test_files_that_all_can_see_are_sent_by_all_alike(sizes: list[int], ranks: int) -> None:
     # One more rank than see the files joins and owns everything: those who see them share the sending.

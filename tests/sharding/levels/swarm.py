@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from swarmcli.events import Event, RoundFinished
 from swarmcli.sharding.levels.plan import LevelAverage, LevelPlan, read_plan
 from swarmcli.sharding.levels.swarm_groups import SwarmGroups
 from swarmcli.sharding.levels.swarm_levels import SwarmLevels
+from swarmcli.testing import virtual_time
 
 
 @dataclass(eq=False)
@@ -76,3 +78,22 @@ class Swarm(testing.Swarm):
     async def average(self, *peers: Peer) -> list[LevelAverage | None]:
         """One step of all, or of these, at the same time."""
         return list(await asyncio.gather(*(peer.average() for peer in peers or self.peers)))
+
+
+def in_swarm(seed: int) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Makes a test of a coroutine, which is given a swarm; under virtual time."""
+
+    def decorate(check: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        def test(**given: Any) -> None:
+            async def main() -> None:
+                async with Swarm(seed) as swarm:
+                    await check(swarm, **given)
+
+            virtual_time.run(main(), seed=seed)
+
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
+        _, *others = inspect.signature(check).parameters.values()
+        test.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
+        return test
+
+    return decorate

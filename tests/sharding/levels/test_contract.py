@@ -7,7 +7,9 @@ import torch
 
 from tests.sharding.levels import contract
 from tests.sharding.threads import in_threads
+from tests.suites import soak
 
+IN_MAKE_TEST = ("means_of_the_group", "equal_bits", "other_parameters_later")
 CASES = pytest.mark.parametrize("case", contract.CASES)
 
 
@@ -16,7 +18,7 @@ def test_process_groups(case: str) -> None:
     assert_equal_bits(in_threads(contract.SIZE, contract.in_process_group, case))
 
 
-@CASES
+@pytest.mark.parametrize("case", [*IN_MAKE_TEST, *soak(case for case in contract.CASES if case not in IN_MAKE_TEST)])
 def test_swarm_groups(case: str) -> None:
     assert_equal_bits(contract.in_swarm(case))
 

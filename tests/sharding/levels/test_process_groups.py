@@ -13,7 +13,7 @@ from torch.distributed.optim.post_localSGD_optimizer import PostLocalSGDOptimize
 
 from swarmcli.sharding.levels import HierarchicalModelAverager
 from tests.sharding.processes import World
-from tests.sharding.threads import in_threads
+from tests.sharding.threads import in_threads, ranks
 
 HIERARCHIES: list[tuple[int, dict[int, int], int]] = [
     (3, {1: 1, 2: 3}, 0),  # a third is no binary fraction
@@ -82,7 +82,8 @@ def test_equal_to_torch(size: int, levels: dict[int, int], warmup: int) -> None:
     assert set(taken[0]) >= {-1, len(levels) - 1} - ({-1} if 1 in levels and not warmup else set())
 
 
-def inside_of_post_local_sgd() -> None:
+@ranks(2)
+def test_torchs_optimizer_takes_it() -> None:
     """The optimizer of torch that steps, averages, and keeps the averager's step in its state."""
     mine, theirs = (torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 2)) for _ in range(2))
     theirs.load_state_dict(mine.state_dict())
@@ -102,10 +103,6 @@ def inside_of_post_local_sgd() -> None:
     saved["step"] = 4
     wrapped[0][1].load_state_dict(saved)
     assert wrapped[0][1].averager.step == 4
-
-
-def test_torchs_optimizer_takes_it() -> None:
-    in_threads(2, inside_of_post_local_sgd)
 
 
 def in_a_part() -> list[Any]:
@@ -134,7 +131,8 @@ def test_a_part_of_the_processes() -> None:
     assert results[3] == [0, 1, "ranks 2, 3", 2, 2.5, 1, 0, "ranks 3", 1, 2.5]
 
 
-def what_is_refused() -> None:
+@ranks(2)
+def test_arguments_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"ends with groups of 4, but the process group has 2 processes; .* must be 2"):
         HierarchicalModelAverager({2: 2, 4: 4})
     with pytest.raises(ValueError, match=r"groups of 3 at period 1 do not fit into 2 processes; .* divide 2"):
@@ -148,10 +146,6 @@ def what_is_refused() -> None:
         with pytest.raises(TypeError, match=r"give model.parameters\(\) or optimizer.param_groups"):
             averager.average_parameters(wrong)
     assert averager.step == 0
-
-
-def test_arguments_that_do_not_fit() -> None:
-    in_threads(2, what_is_refused)
 
 
 def test_without_process_groups() -> None:

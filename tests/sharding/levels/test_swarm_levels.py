@@ -12,8 +12,7 @@ import torch
 from swarmcli.averaging import AveragerCore, RoundRequest
 from swarmcli.errors import FingerprintError
 from swarmcli.sharding.levels.plan import LevelAverage
-from swarmcli.testing import virtual_time
-from tests.sharding.levels.swarm import Peer, Swarm
+from tests.sharding.levels.swarm import Peer, Swarm, in_swarm
 from tests.suites import soak
 
 PLACES = ["europe/paris", "europe/paris", "europe/rome", "asia/delhi"]
@@ -28,184 +27,144 @@ def values_of(peers: list[Peer]) -> list[float]:
     return [peer.value for peer in peers]
 
 
-def test_places_are_groups() -> None:
-    async def main() -> None:
-        async with Swarm(1) as swarm:
-            for place in PLACES:
-                await swarm.add({1: 4, 2: 8, 4: None}, place)
-            assert groups_of(await swarm.average()) == [("everyone", 4)] * 4
-            assert values_of(swarm.peers) == [1.5] * 4
-            for number, peer in enumerate(swarm.peers):
-                peer.tensors[0].fill_(number)
-            results = await swarm.average()
-            assert groups_of(results) == [("europe/paris", 2)] * 2 + [("europe/rome", 0), ("asia/delhi", 0)]
-            assert values_of(swarm.peers) == [0.5, 0.5, 2.0, 3.0]
-            assert groups_of(await swarm.average()) == [("europe", 3)] * 3 + [("asia", 0)]
-            assert values_of(swarm.peers) == [1.0, 1.0, 1.0, 3.0]
-            assert [peer.step for peer in swarm.peers] == [3] * 4
-
-    virtual_time.run(main(), seed=1)
+@in_swarm(1)
+async def test_places_are_groups(swarm: Swarm) -> None:
+    for place in PLACES:
+        await swarm.add({1: 4, 2: 8, 4: None}, place)
+    assert groups_of(await swarm.average()) == [("everyone", 4)] * 4
+    assert values_of(swarm.peers) == [1.5] * 4
+    for number, peer in enumerate(swarm.peers):
+        peer.tensors[0].fill_(number)
+    results = await swarm.average()
+    assert groups_of(results) == [("europe/paris", 2)] * 2 + [("europe/rome", 0), ("asia/delhi", 0)]
+    assert values_of(swarm.peers) == [0.5, 0.5, 2.0, 3.0]
+    assert groups_of(await swarm.average()) == [("europe", 3)] * 3 + [("asia", 0)]
+    assert values_of(swarm.peers) == [1.0, 1.0, 1.0, 3.0]
+    assert [peer.step for peer in swarm.peers] == [3] * 4
 
 
-def test_who_is_alone_is_told_and_keeps_what_it_has() -> None:
-    async def main() -> None:
-        async with Swarm(2) as swarm:
-            peer = await swarm.add({1: 4, 4: 4}, "attic", value=7.0, matchmaking_time=3.0)
-            before = asyncio.get_running_loop().time()
-            (result,) = await swarm.average()
-            assert asyncio.get_running_loop().time() - before <= 3.5
-            assert result is not None and not result.averaged
-            assert "only 1 of at least 2 peers" in result.reason
-            assert peer.value == 7.0
-            assert peer.step == 1
-            assert [(event.outcome, event.epoch, event.purpose) for event in peer.rounds] == [("failed", 0, "run/")]
-
-    virtual_time.run(main(), seed=2)
+@in_swarm(2)
+async def test_who_is_alone_is_told_and_keeps_what_it_has(swarm: Swarm) -> None:
+    peer = await swarm.add({1: 4, 4: 4}, "attic", value=7.0, matchmaking_time=3.0)
+    before = asyncio.get_running_loop().time()
+    (result,) = await swarm.average()
+    assert asyncio.get_running_loop().time() - before <= 3.5
+    assert result is not None and not result.averaged
+    assert "only 1 of at least 2 peers" in result.reason
+    assert peer.value == 7.0
+    assert peer.step == 1
+    assert [(event.outcome, event.epoch, event.purpose) for event in peer.rounds] == [("failed", 0, "run/")]
 
 
-def test_sizes_are_upper_bounds() -> None:
-    async def main() -> None:
-        async with Swarm(3) as swarm:
-            for _ in range(7):
-                await swarm.add({1: 3})
-            results = groups_of(await swarm.average())
-            assert sorted(members for _, members in results) in ([2, 2, 2, 2, 3, 3, 3],)
-            assert sum(values_of(swarm.peers)) == pytest.approx(21.0)
-
-    virtual_time.run(main(), seed=3)
+@in_swarm(3)
+async def test_sizes_are_upper_bounds(swarm: Swarm) -> None:
+    for _ in range(7):
+        await swarm.add({1: 3})
+    results = groups_of(await swarm.average())
+    assert sorted(members for _, members in results) in ([2, 2, 2, 2, 3, 3, 3],)
+    assert sum(values_of(swarm.peers)) == pytest.approx(21.0)
 
 
-def test_members_come_and_go() -> None:
-    async def main() -> None:
-        async with Swarm(4) as swarm:
-            first = await swarm.add({1: 8})
-            second = await swarm.add({1: 8})
-            assert groups_of(await swarm.average()) == [("everyone", 2)] * 2
-            third = await swarm.add({1: 8}, value=8.0)
-            assert groups_of(await swarm.average()) == [("everyone", 3)] * 3
-            assert values_of(swarm.peers) == [pytest.approx(3.0)] * 3
-            swarm.kill(first.node)
-            second.tensors[0].fill_(1.0)
-            third.tensors[0].fill_(2.0)
-            assert groups_of(await swarm.average(second, third)) == [("everyone", 2)] * 2
-            assert values_of([second, third]) == [1.5, 1.5]
-
-    virtual_time.run(main(), seed=4)
+@in_swarm(4)
+async def test_members_come_and_go(swarm: Swarm) -> None:
+    first = await swarm.add({1: 8})
+    second = await swarm.add({1: 8})
+    assert groups_of(await swarm.average()) == [("everyone", 2)] * 2
+    third = await swarm.add({1: 8}, value=8.0)
+    assert groups_of(await swarm.average()) == [("everyone", 3)] * 3
+    assert values_of(swarm.peers) == [pytest.approx(3.0)] * 3
+    swarm.kill(first.node)
+    second.tensors[0].fill_(1.0)
+    third.tensors[0].fill_(2.0)
+    assert groups_of(await swarm.average(second, third)) == [("everyone", 2)] * 2
+    assert values_of([second, third]) == [1.5, 1.5]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_member_dies_during_a_round(seed: int) -> None:
-    async def main() -> None:
-        async with Swarm(seed) as swarm:
-            for number in range(4):
-                await swarm.add({1: 8}, tensors=[torch.full((300_000,), float(number))])
-            survivors = swarm.peers[:3]
-            await swarm.average()
-            for number, peer in enumerate(swarm.peers):
-                peer.tensors[0].fill_(float(number))
-            victim = asyncio.ensure_future(swarm.peers[3].average())
-            rounds = asyncio.gather(*(peer.average() for peer in survivors))
-            await asyncio.sleep(0.05 + 0.03 * seed)
-            swarm.kill(swarm.peers[3].node)
-            results = await rounds
-            victim.cancel()
-            await asyncio.wait([victim])
-            assert len({peer.value for peer in survivors}) == 1
-            assert groups_of(results) in ([("everyone", 3)] * 3, [("everyone", 4)] * 3)
-            assert survivors[0].value == pytest.approx(1.0 if results[0] and results[0].members == 3 else 1.5)
-
-    virtual_time.run(main(), seed=seed)
+@in_swarm(0)
+async def test_a_member_dies_during_a_round(swarm: Swarm, seed: int) -> None:
+    for number in range(4):
+        await swarm.add({1: 8}, tensors=[torch.full((300_000,), float(number))])
+    survivors = swarm.peers[:3]
+    await swarm.average()
+    for number, peer in enumerate(swarm.peers):
+        peer.tensors[0].fill_(float(number))
+    victim = asyncio.ensure_future(swarm.peers[3].average())
+    rounds = asyncio.gather(*(peer.average() for peer in survivors))
+    await asyncio.sleep(0.05 + 0.03 * seed)
+    swarm.kill(swarm.peers[3].node)
+    results = await rounds
+    victim.cancel()
+    await asyncio.wait([victim])
+    assert len({peer.value for peer in survivors}) == 1
+    assert groups_of(results) in ([("everyone", 3)] * 3, [("everyone", 4)] * 3)
+    assert survivors[0].value == pytest.approx(1.0 if results[0] and results[0].members == 3 else 1.5)
 
 
-def test_who_is_left_of_a_group_finds_another() -> None:
-    async def main() -> None:
-        async with Swarm(25) as swarm:
-            for number in range(3):
-                await swarm.add({1: 2}, tensors=[torch.full((2_000_000,), float(number))])
-            left, lost, other = swarm.peers
-            doomed = asyncio.ensure_future(lost.average())
-            survivor = asyncio.ensure_future(left.average())
-            for _ in range(500):
-                await asyncio.sleep(0.01)
-                if left.levels._averagers and left.levels._averagers[0]._lock.locked():
-                    break  # their round has begun
-            swarm.kill(lost.node)
-            results = groups_of([await other.average(), await survivor])
-            doomed.cancel()
-            await asyncio.wait([doomed])
-            assert results == [("everyone", 2)] * 2
-            assert values_of([left, other]) == [1.0, 1.0]
-            assert [event.outcome for event in left.rounds] == ["failed", "committed"]
-
-    virtual_time.run(main(), seed=25)
-
-
-def test_those_who_are_behind_catch_up_with_the_others() -> None:
-    async def main() -> None:
-        async with Swarm(6) as swarm:
-            ahead, behind = await swarm.add({2: 4, 6: 4}, "here"), await swarm.add({2: 4, 6: 4}, "here")
-            ahead.step, behind.step = 16, 4
-            results = await swarm.average()
-            assert [result and result.step for result in results] == [16, 16]
-            assert (ahead.step, behind.step) == (17, 17)
-            assert await swarm.average() == [None, None]
-            assert groups_of(await swarm.average()) == [("everyone", 2)] * 2
-
-    virtual_time.run(main(), seed=6)
+@in_swarm(25)
+async def test_who_is_left_of_a_group_finds_another(swarm: Swarm) -> None:
+    for number in range(3):
+        await swarm.add({1: 2}, tensors=[torch.full((2_000_000,), float(number))])
+    left, lost, other = swarm.peers
+    doomed = asyncio.ensure_future(lost.average())
+    survivor = asyncio.ensure_future(left.average())
+    for _ in range(500):
+        await asyncio.sleep(0.01)
+        if left.levels._averagers and left.levels._averagers[0]._lock.locked():
+            break  # their round has begun
+    swarm.kill(lost.node)
+    results = groups_of([await other.average(), await survivor])
+    doomed.cancel()
+    await asyncio.wait([doomed])
+    assert results == [("everyone", 2)] * 2
+    assert values_of([left, other]) == [1.0, 1.0]
+    assert [event.outcome for event in left.rounds] == ["failed", "committed"]
 
 
 @pytest.mark.parametrize("ahead", [0, *soak([1])])
-def test_two_who_are_a_step_apart_come_together(ahead: int) -> None:
+@in_swarm(20)
+async def test_two_who_are_a_step_apart_come_together(swarm: Swarm, ahead: int) -> None:
     """Each would look for the other at the level that its own step says, at the same time, forever."""
-
-    async def main() -> None:
-        async with Swarm(20) as swarm:
-            for number in range(2):
-                await swarm.add({1: 4, 2: 4, 4: 4}, "europe/paris")
-                swarm.peers[number].step = 4 + (number == ahead)
-            results = [await swarm.average() for _ in range(3)]
-            assert [groups_of(each) for each in results] == [
-                [("europe/paris", 2)] * 2,
-                [("europe", 2)] * 2,
-                [("europe/paris", 2)] * 2,
-            ]
-            assert {peer.step for peer in swarm.peers} == {8}
-
-    virtual_time.run(main(), seed=20)
+    for number in range(2):
+        await swarm.add({1: 4, 2: 4, 4: 4}, "europe/paris")
+        swarm.peers[number].step = 4 + (number == ahead)
+    results = [await swarm.average() for _ in range(3)]
+    assert [groups_of(each) for each in results] == [
+        [("europe/paris", 2)] * 2,
+        [("europe", 2)] * 2,
+        [("europe/paris", 2)] * 2,
+    ]
+    assert {peer.step for peer in swarm.peers} == {8}
 
 
-def test_who_is_behind_goes_by_the_others_also_when_no_level_is_due() -> None:
-    async def main() -> None:
-        async with Swarm(24) as swarm:
-            ahead, behind = await swarm.add({4: 4}), await swarm.add({4: 4})
-            assert groups_of(await swarm.average()) == [("everyone", 2)] * 2
-            for _ in range(6):
-                await ahead.average()  # at step 4 it finds nobody
-            await asyncio.sleep(1.0)  # what it said last has arrived
-            await behind.average()
-            assert (ahead.step, behind.step) == (7, 7)
-            assert await swarm.average() == [None, None]
-            assert groups_of(await swarm.average()) == [("everyone", 2)] * 2
-
-    virtual_time.run(main(), seed=24)
+@in_swarm(24)
+async def test_who_is_behind_goes_by_the_others_also_when_no_level_is_due(swarm: Swarm) -> None:
+    ahead, behind = await swarm.add({4: 4}), await swarm.add({4: 4})
+    assert groups_of(await swarm.average()) == [("everyone", 2)] * 2
+    for _ in range(6):
+        await ahead.average()  # at step 4 it finds nobody
+    await asyncio.sleep(1.0)  # what it said last has arrived
+    await behind.average()
+    assert (ahead.step, behind.step) == (7, 7)
+    assert await swarm.average() == [None, None]
+    assert groups_of(await swarm.average()) == [("everyone", 2)] * 2
 
 
-def test_a_newcomer_meets_the_one_who_waits() -> None:
-    async def main() -> None:
-        async with Swarm(21) as swarm:
-            first = await swarm.add({1: 4, 4: 4}, "here", value=3.0)
-            waiting = asyncio.ensure_future(first.average())
-            await asyncio.sleep(1.0)
-            newcomer = await swarm.add({1: 4, 4: 4}, "here", value=100.0)
-            newcomer.step = await newcomer.levels.download(newcomer.tensors, 10.0) or 0
-            assert newcomer.value == 3.0
-            assert groups_of([await newcomer.average(), await waiting]) == [("everyone", 2)] * 2
-            assert groups_of(await swarm.average()) == [("here", 2)] * 2
-
-    virtual_time.run(main(), seed=21)
+@in_swarm(21)
+async def test_a_newcomer_meets_the_one_who_waits(swarm: Swarm) -> None:
+    first = await swarm.add({1: 4, 4: 4}, "here", value=3.0)
+    waiting = asyncio.ensure_future(first.average())
+    await asyncio.sleep(1.0)
+    newcomer = await swarm.add({1: 4, 4: 4}, "here", value=100.0)
+    newcomer.step = await newcomer.levels.download(newcomer.tensors, 10.0) or 0
+    assert newcomer.value == 3.0
+    assert groups_of([await newcomer.average(), await waiting]) == [("everyone", 2)] * 2
+    assert groups_of(await swarm.average()) == [("here", 2)] * 2
 
 
-def test_peers_of_unlike_speed_keep_meeting() -> None:
+@pytest.mark.soak
+@in_swarm(22)
+async def test_peers_of_unlike_speed_keep_meeting(swarm: Swarm) -> None:
     """Each trains for as long as it takes, and nobody waits for more than 5 seconds."""
 
     async def train(peer: Peer, random: Random, seconds: float) -> list[LevelAverage]:
@@ -216,188 +175,139 @@ def test_peers_of_unlike_speed_keep_meeting() -> None:
             found += [] if average is None else [average]
         return found
 
-    async def main() -> None:
-        async with Swarm(22) as swarm:
-            peers = [await swarm.add({1: 8, 2: 8, 4: 8}, "a/b") for _ in range(4)]
-            results = await asyncio.gather(*(train(p, Random(n), 4.0 + n / 2) for n, p in enumerate(peers)))
-            for averages in results:
-                assert sum(average.averaged for average in averages) >= 4
-
-    virtual_time.run(main(), seed=22)
+    peers = [await swarm.add({1: 8, 2: 8, 4: 8}, "a/b") for _ in range(4)]
+    results = await asyncio.gather(*(train(p, Random(n), 4.0 + n / 2) for n, p in enumerate(peers)))
+    for averages in results:
+        assert sum(average.averaged for average in averages) >= 4
 
 
-def test_nobody_is_led_on_by_one_who_claims_to_be_far_ahead() -> None:
-    async def main() -> None:
-        async with Swarm(23) as swarm:
-            honest = [await swarm.add({1: 8}) for _ in range(3)]
-            await swarm.average()
-            liar = await swarm.add({1: 8})
-            liar.step = 1 << 39
-            await swarm.average(liar)
-            for _ in range(3):
-                assert groups_of(await swarm.average())[:3] == [("everyone", 4)] * 3
-            assert {peer.step for peer in honest} == {4}
-
-    virtual_time.run(main(), seed=23)
+@in_swarm(23)
+async def test_nobody_is_led_on_by_one_who_claims_to_be_far_ahead(swarm: Swarm) -> None:
+    honest = [await swarm.add({1: 8}) for _ in range(3)]
+    await swarm.average()
+    liar = await swarm.add({1: 8})
+    liar.step = 1 << 39
+    await swarm.average(liar)
+    for _ in range(3):
+        assert groups_of(await swarm.average())[:3] == [("everyone", 4)] * 3
+    assert {peer.step for peer in honest} == {4}
 
 
 @pytest.mark.parametrize("claim", [-1, 1 << 60, True, 9.0])
-def test_steps_that_nobody_can_have_are_not_believed(claim: Any) -> None:
-    async def main() -> None:
-        async with Swarm(7) as swarm:
-            honest, liar = await swarm.add({1: 2}), await swarm.add({1: 2})
-            honest.step = 5
-            averager = AveragerCore(liar.tensors, liar.node, liar.groups.configs(liar.plan)[0])
-            await averager.start()
-            lying = averager.begin_round(RoundRequest(gather=claim))
-            result = await honest.average()
-            await lying
-            await averager.shutdown()
-            assert result is not None and result.averaged
-            assert (result.step, honest.step) == (5, 6)
-
-    virtual_time.run(main(), seed=7)
+@in_swarm(7)
+async def test_steps_that_nobody_can_have_are_not_believed(swarm: Swarm, claim: Any) -> None:
+    honest, liar = await swarm.add({1: 2}), await swarm.add({1: 2})
+    honest.step = 5
+    averager = AveragerCore(liar.tensors, liar.node, liar.groups.configs(liar.plan)[0])
+    await averager.start()
+    lying = averager.begin_round(RoundRequest(gather=claim))
+    result = await honest.average()
+    await lying
+    await averager.shutdown()
+    assert result is not None and result.averaged
+    assert (result.step, honest.step) == (5, 6)
 
 
-def test_peers_with_fewer_levels_meet_the_others_at_those() -> None:
-    async def main() -> None:
-        async with Swarm(8) as swarm:
-            await swarm.add({1: 4, 2: 4, 4: None}, "europe/paris")
-            await swarm.add({2: 4, 4: None}, "europe")
-            for peer in swarm.peers:
-                peer.step = 2
-            assert groups_of(await swarm.average()) == [("europe", 2)] * 2
-
-    virtual_time.run(main(), seed=8)
+@in_swarm(8)
+async def test_peers_with_fewer_levels_meet_the_others_at_those(swarm: Swarm) -> None:
+    await swarm.add({1: 4, 2: 4, 4: None}, "europe/paris")
+    await swarm.add({2: 4, 4: None}, "europe")
+    for peer in swarm.peers:
+        peer.step = 2
+    assert groups_of(await swarm.average()) == [("europe", 2)] * 2
 
 
-def test_other_parameters_are_refused_by_name() -> None:
-    async def main() -> None:
-        async with Swarm(9) as swarm:
-            veteran = await swarm.add({1: 4})
-            await veteran.average()
-            newcomer = await swarm.add({1: 4}, tensors=[torch.ones(5)])
-            alone = asyncio.ensure_future(veteran.average())
-            with pytest.raises(FingerprintError, match=r"averaging\.tensors"):
-                await newcomer.average()
-            assert groups_of([await alone]) == [("everyone", 0)]
-            assert newcomer.step == 0
-            assert newcomer.tensors[0].tolist() == [1.0] * 5
-
-    virtual_time.run(main(), seed=9)
+@in_swarm(9)
+async def test_other_parameters_are_refused_by_name(swarm: Swarm) -> None:
+    veteran = await swarm.add({1: 4})
+    await veteran.average()
+    newcomer = await swarm.add({1: 4}, tensors=[torch.ones(5)])
+    alone = asyncio.ensure_future(veteran.average())
+    with pytest.raises(FingerprintError, match=r"averaging\.tensors"):
+        await newcomer.average()
+    assert groups_of([await alone]) == [("everyone", 0)]
+    assert newcomer.step == 0
+    assert newcomer.tensors[0].tolist() == [1.0] * 5
 
 
-def test_what_is_trained_may_change() -> None:
-    async def main() -> None:
-        async with Swarm(10) as swarm:
-            for _ in range(2):
-                await swarm.add({1: 4})
-            await swarm.average()
-            for peer in swarm.peers:
-                peer.tensors = [*peer.tensors, torch.full((4,), float(peer.value))]
-            swarm.peers[1].tensors[2].fill_(2.5)
-            assert groups_of(await swarm.average()) == [("everyone", 2)] * 2
-            assert [peer.tensors[2][0].item() for peer in swarm.peers] == [1.5, 1.5]
-
-    virtual_time.run(main(), seed=10)
-
-
-def test_parameters_that_are_no_numbers_stay_out() -> None:
-    async def main() -> None:
-        async with Swarm(12) as swarm:
-            for _ in range(3):
-                await swarm.add({1: 4})
-            swarm.peers[2].tensors[0][1] = float("nan")
-            results = groups_of(await swarm.average())
-            assert results == [("everyone", 2)] * 3
-            assert values_of(swarm.peers) == [0.5] * 3
-            swarm.peers[0].tensors[0][1] = float("inf")
-            for peer in swarm.peers[1:]:
-                peer.tensors[1].fill_(float("nan"))
-            (result, *_) = await swarm.average()
-            assert result is not None and result.reason.startswith("nobody in the group had parameters")
-            assert swarm.peers[0].tensors[0][1].item() == float("inf")
-
-    virtual_time.run(main(), seed=12)
+@in_swarm(12)
+async def test_parameters_that_are_no_numbers_stay_out(swarm: Swarm) -> None:
+    for _ in range(3):
+        await swarm.add({1: 4})
+    swarm.peers[2].tensors[0][1] = float("nan")
+    results = groups_of(await swarm.average())
+    assert results == [("everyone", 2)] * 3
+    assert values_of(swarm.peers) == [0.5] * 3
+    swarm.peers[0].tensors[0][1] = float("inf")
+    for peer in swarm.peers[1:]:
+        peer.tensors[1].fill_(float("nan"))
+    (result, *_) = await swarm.average()
+    assert result is not None and result.reason.startswith("nobody in the group had parameters")
+    assert swarm.peers[0].tensors[0][1].item() == float("inf")
 
 
-def test_a_newcomer_downloads_what_the_others_averaged() -> None:
-    async def main() -> None:
-        async with Swarm(13) as swarm:
-            for place in ("paris", "paris", "rome"):
-                await swarm.add({1: 4, 4: 8}, place)
-            await swarm.average()
-            await swarm.average()
-            newcomer = await swarm.add({1: 4, 4: 8}, "rome", value=100.0)
-            assert await newcomer.levels.download(newcomer.tensors, 30.0) == 1
-            assert newcomer.value == 1.0
-            assert newcomer.tensors[1].tolist() == [[1.0, 1.0], [1.0, 1.0]]
-
-    virtual_time.run(main(), seed=13)
+@in_swarm(13)
+async def test_a_newcomer_downloads_what_the_others_averaged(swarm: Swarm) -> None:
+    for place in ("paris", "paris", "rome"):
+        await swarm.add({1: 4, 4: 8}, place)
+    await swarm.average()
+    await swarm.average()
+    newcomer = await swarm.add({1: 4, 4: 8}, "rome", value=100.0)
+    assert await newcomer.levels.download(newcomer.tensors, 30.0) == 1
+    assert newcomer.value == 1.0
+    assert newcomer.tensors[1].tolist() == [[1.0, 1.0], [1.0, 1.0]]
 
 
-def test_a_newcomer_that_has_nothing_of_the_others_gives_nothing() -> None:
-    async def main() -> None:
-        async with Swarm(16) as swarm:
-            veterans = [await swarm.add({1: 4}, value=1.0) for _ in range(2)]
-            for _ in range(3):
-                await swarm.average()
-            fresh = await swarm.add({1: 4}, value=100.0, matchmaking_time=2.0)
-            assert groups_of([await fresh.average()]) == [("everyone", 0)]
-            await asyncio.sleep(1.0)
-            for _ in range(6):
-                newcomer = await swarm.add({1: 4}, value=50.0)
-                assert await newcomer.levels.download(newcomer.tensors, 30.0) == 2
-                assert newcomer.value == 1.0
-                await newcomer.levels.shutdown()
-            assert groups_of(await swarm.average(*veterans, fresh)) == [("everyone", 3)] * 3
-            await asyncio.sleep(10.0)  # donors keep for a while what they have copied
-            assert await fresh.levels.download(fresh.tensors, 30.0) == 3
-
-    virtual_time.run(main(), seed=16)
+@in_swarm(16)
+async def test_a_newcomer_that_has_nothing_of_the_others_gives_nothing(swarm: Swarm) -> None:
+    veterans = [await swarm.add({1: 4}, value=1.0) for _ in range(2)]
+    for _ in range(3):
+        await swarm.average()
+    fresh = await swarm.add({1: 4}, value=100.0, matchmaking_time=2.0)
+    assert groups_of([await fresh.average()]) == [("everyone", 0)]
+    await asyncio.sleep(1.0)
+    for _ in range(3):
+        newcomer = await swarm.add({1: 4}, value=50.0)
+        assert await newcomer.levels.download(newcomer.tensors, 30.0) == 2
+        assert newcomer.value == 1.0
+        await newcomer.levels.shutdown()
+    assert groups_of(await swarm.average(*veterans, fresh)) == [("everyone", 3)] * 3
+    await asyncio.sleep(10.0)  # donors keep for a while what they have copied
+    assert await fresh.levels.download(fresh.tensors, 30.0) == 3
 
 
-def test_a_first_peer_finds_nothing_to_download() -> None:
-    async def main() -> None:
-        async with Swarm(14) as swarm:
-            first, second = await swarm.add({1: 4}), await swarm.add({1: 4})
-            assert await first.levels.download(first.tensors, 30.0) is None
-            assert await second.levels.download(second.tensors, 30.0) is None
-            assert values_of(swarm.peers) == [0.0, 1.0]
-            other = await swarm.add({1: 4}, tensors=[torch.ones(5)])
-            await swarm.average(first, second)
-            assert await other.levels.download(other.tensors, 30.0) is None
-            assert other.tensors[0].tolist() == [1.0] * 5
-
-    virtual_time.run(main(), seed=14)
+@in_swarm(14)
+async def test_a_first_peer_finds_nothing_to_download(swarm: Swarm) -> None:
+    first, second = await swarm.add({1: 4}), await swarm.add({1: 4})
+    assert await first.levels.download(first.tensors, 30.0) is None
+    assert await second.levels.download(second.tensors, 30.0) is None
+    assert values_of(swarm.peers) == [0.0, 1.0]
+    other = await swarm.add({1: 4}, tensors=[torch.ones(5)])
+    await swarm.average(first, second)
+    assert await other.levels.download(other.tensors, 30.0) is None
+    assert other.tensors[0].tolist() == [1.0] * 5
 
 
-def test_what_is_no_number_is_not_taken_over() -> None:
-    async def main() -> None:
-        async with Swarm(15) as swarm:
-            broken, newcomer = await swarm.add({1: 4}), await swarm.add({1: 4})
-            broken.tensors[0][0] = float("nan")
-            await swarm.average(broken)
-            assert await newcomer.levels.download(newcomer.tensors, 30.0) is None
-            assert newcomer.value == 1.0
-
-    virtual_time.run(main(), seed=15)
+@in_swarm(15)
+async def test_what_is_no_number_is_not_taken_over(swarm: Swarm) -> None:
+    broken, newcomer = await swarm.add({1: 4}), await swarm.add({1: 4})
+    broken.tensors[0][0] = float("nan")
+    await swarm.average(broken)
+    assert await newcomer.levels.download(newcomer.tensors, 30.0) is None
+    assert newcomer.value == 1.0
 
 
-def test_parameters_of_equal_shapes_are_told_apart_by_their_places() -> None:
-    async def main() -> None:
-        async with Swarm(10) as swarm:
-            first = await swarm.add({1: 4}, tensors=[torch.ones(5)])
-            await first.levels.take_step(first.tensors, 0, [0])
-            second = await swarm.add({1: 4}, tensors=[torch.zeros(5)])
-            alone = asyncio.ensure_future(first.levels.take_step(first.tensors, 1, [0]))
-            with pytest.raises(FingerprintError, match=r"averaging\.tensors"):
-                await second.levels.take_step(second.tensors, 1, [1])
-            assert groups_of([(await alone)[1]]) == [("everyone", 0)]
-            assert await second.levels.download(second.tensors, 5.0, [1]) is None
-            assert (first.value, second.value) == (1.0, 0.0)
-            results = await asyncio.gather(*(peer.levels.take_step(peer.tensors, 2, [1]) for peer in (first, second)))
-            assert groups_of([average for _, average in results]) == [("everyone", 2)] * 2
-            assert (first.value, second.value) == (0.5, 0.5)
-
-    virtual_time.run(main(), seed=10)
+@in_swarm(10)
+async def test_parameters_of_equal_shapes_are_told_apart_by_their_places(swarm: Swarm) -> None:
+    first = await swarm.add({1: 4}, tensors=[torch.ones(5)])
+    await first.levels.take_step(first.tensors, 0, [0])
+    second = await swarm.add({1: 4}, tensors=[torch.zeros(5)])
+    alone = asyncio.ensure_future(first.levels.take_step(first.tensors, 1, [0]))
+    with pytest.raises(FingerprintError, match=r"averaging\.tensors"):
+        await second.levels.take_step(second.tensors, 1, [1])
+    assert groups_of([(await alone)[1]]) == [("everyone", 0)]
+    assert await second.levels.download(second.tensors, 5.0, [1]) is None
+    assert (first.value, second.value) == (1.0, 0.0)
+    results = await asyncio.gather(*(peer.levels.take_step(peer.tensors, 2, [1]) for peer in (first, second)))
+    assert groups_of([average for _, average in results]) == [("everyone", 2)] * 2
+    assert (first.value, second.value) == (0.5, 0.5)

@@ -14,7 +14,7 @@ from torch.optim import SGD
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
 from swarmcli.sharding.zero.arguments import agreed_weights, check_parameters, listed_params
-from tests.sharding.threads import in_threads
+from tests.sharding.threads import in_threads, ranks
 
 ONE, TWO = torch.zeros(2), torch.zeros(3)
 
@@ -60,7 +60,8 @@ def test_without_a_process_group() -> None:
         ZeroRedundancyOptimizer([ONE], SGD, lr=0.1)
 
 
-def refuse_in_the_constructor() -> None:
+@ranks(2)
+def test_the_constructor_refuses() -> None:
     only_zero = dist.new_group([0])
     if dist.get_rank() == 1:
         with pytest.raises(ValueError, match="process 1 is no member"):
@@ -74,11 +75,8 @@ def refuse_in_the_constructor() -> None:
         ZeroRedundancyOptimizer([ONE], SGD, shares=[1, 2], overlap_with_ddp=True, lr=0.1)
 
 
-def test_the_constructor_refuses() -> None:
-    in_threads(2, refuse_in_the_constructor)
-
-
-def make_unlike_ones() -> None:
+@ranks(2)
+def test_parameters_that_differ_between_ranks_are_named_at_all() -> None:
     """At rank 1 something is not as at rank 0; both are told, and nobody is left waiting."""
     rank = dist.get_rank()
 
@@ -106,11 +104,8 @@ def make_unlike_ones() -> None:
     optimizer.step()
 
 
-def test_parameters_that_differ_between_ranks_are_named_at_all() -> None:
-    in_threads(2, make_unlike_ones)
-
-
-def misuse() -> None:
+@ranks(2)
+def test_misuse_is_named() -> None:
     for optimizer_class in ("adam", SGD([TWO], lr=0.1)):
         with pytest.raises(
             TypeError, match=r"optimizer_class is a .*: pass the class itself, such as torch.optim.Adam"
@@ -134,10 +129,6 @@ def misuse() -> None:
     for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match=r"cannot be copied or pickled.*load state_dict\(\) into another"):
             duplicate(optimizer)
-
-
-def test_misuse_is_named() -> None:
-    in_threads(2, misuse)
 
 
 def agree() -> list[list[float]]:

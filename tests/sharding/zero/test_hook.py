@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.optim.lr_scheduler import StepLR
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
-from tests.sharding.threads import DRAWING, in_threads
+from tests.sharding.threads import DRAWING, in_threads, ranks
 from tests.sharding.zero.ddp import (
     EACH_HOOK,
     HOOKS,
@@ -116,7 +116,9 @@ def test_schedules_and_accumulated_gradients_work_as_without(hook: str) -> None:
     in_threads(2, accumulate_over_two_passes, hook)
 
 
-def reduce_in_half_precision(hook: str) -> None:
+@EACH_HOOK
+@ranks(2)
+def test_any_hook_may_reduce(hook: str) -> None:
     """A hook that is a chain of futures, and one whose result is a tensor of its own."""
     for compress in (fp16_compress_hook, reduce_to_another_tensor):
         ddp = wrap(make_model())
@@ -137,11 +139,6 @@ def reduce_to_another_tensor(_state: Any, bucket: dist.GradBucket) -> Any:
     total, size = bucket.buffer().clone(), dist.get_world_size()
     future = dist.all_reduce(total, async_op=True).get_future()
     return future.then(lambda done: done.value()[0] / (2 * size))
-
-
-@EACH_HOOK
-def test_any_hook_may_reduce(hook: str) -> None:
-    in_threads(2, reduce_in_half_precision, hook)
 
 
 def train_in_a_part_of_the_world(hook: str) -> list[int]:
@@ -168,17 +165,15 @@ def test_a_part_of_the_world_may_train(hook: str) -> None:
     assert set(owners[0]) == {0, 1}
 
 
-def train_long(hook: str) -> None:
+@pytest.mark.soak
+@EACH_HOOK
+@ranks(4)
+def test_gloo_does_not_hang(hook: str) -> None:
     """Long enough for threads to meet in every order they may."""
     ddp, _zero = make_overlapped("SGD", hook, shard_buckets=True)
     for iteration in range(12):
         backward(ddp, iteration)
     assert_same_at_all_ranks(values(ddp))
-
-
-@EACH_HOOK
-def test_gloo_does_not_hang(hook: str) -> None:
-    in_threads(4, train_long, hook)
 
 
 def whole_state(zero: ZeroRedundancyOptimizer) -> dict[str, Any]:
@@ -190,7 +185,9 @@ def whole_state(zero: ZeroRedundancyOptimizer) -> dict[str, Any]:
     return states[0]
 
 
-def save_and_load(hook: str) -> None:
+@EACH_HOOK
+@ranks(2)
+def test_the_state_is_saved_and_loaded_as_without(hook: str) -> None:
     ddp, zero = make_overlapped("Adam", hook)
     for iteration in range(4):
         backward(ddp, iteration)
@@ -208,11 +205,8 @@ def save_and_load(hook: str) -> None:
 
 
 @EACH_HOOK
-def test_the_state_is_saved_and_loaded_as_without(hook: str) -> None:
-    in_threads(2, save_and_load, hook)
-
-
-def move_parameters(hook: str) -> None:
+@ranks(2)
+def test_parameters_in_other_memory_are_sent_all_the_same(hook: str) -> None:
     ddp, _zero = make_overlapped("SGD", hook)
     reference = wrap(make_model())
     stepped_after = make_zero(reference, "SGD")
@@ -225,11 +219,6 @@ def move_parameters(hook: str) -> None:
             for parameter in ddp.parameters():
                 parameter.data = parameter.data.clone()
     assert_same(values(ddp), values(reference))
-
-
-@EACH_HOOK
-def test_parameters_in_other_memory_are_sent_all_the_same(hook: str) -> None:
-    in_threads(2, move_parameters, hook)
 
 
 class OfTwoTypes(torch.nn.Module):
@@ -245,7 +234,9 @@ class OfTwoTypes(torch.nn.Module):
         return outputs.float()
 
 
-def train_two_types(hook: str) -> None:
+@EACH_HOOK
+@ranks(2)
+def test_parameters_may_be_of_several_types(hook: str) -> None:
     ddp, reference = wrap(OfTwoTypes(), bucket_cap_mb=25), wrap(OfTwoTypes(), bucket_cap_mb=25)
     zero = make_zero(ddp, "Adam", overlap_with_ddp=True)
     ddp.register_comm_hook(None, HOOKS[hook](allreduce_hook, ddp, zero, shard_buckets=True))
@@ -257,8 +248,3 @@ def train_two_types(hook: str) -> None:
             stepped_after.step()
     assert_same(values(ddp), values(reference))
     assert_same_at_all_ranks(values(ddp))
-
-
-@EACH_HOOK
-def test_parameters_may_be_of_several_types(hook: str) -> None:
-    in_threads(2, train_two_types, hook)

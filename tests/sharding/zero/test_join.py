@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
-from tests.sharding.threads import DRAWING, in_threads
+from tests.sharding.threads import DRAWING, in_threads, ranks
 from tests.sharding.zero.parity import assert_bitwise, make_parameters, set_gradients
 
 
@@ -55,7 +55,8 @@ def test_uneven_inputs_beside_ddp(ranks: int, bucket_view: bool) -> None:
         assert_bitwise(first, other)
 
 
-def train_alone() -> None:
+@ranks(3)
+def test_the_optimizer_may_join_alone() -> None:
     """No DDP: every rank sets its gradients, in the end with none for some of the parameters."""
     ours, whole = make_parameters(), make_parameters()
     optimizer, reference = ZeroRedundancyOptimizer(ours, Adam, lr=0.05), Adam(whole, lr=0.05)
@@ -76,11 +77,8 @@ def train_alone() -> None:
     assert_bitwise(ours, whole)
 
 
-def test_the_optimizer_may_join_alone() -> None:
-    in_threads(3, train_alone)
-
-
-def refuse_a_closure() -> None:
+@ranks(2)
+def test_gradients_that_a_closure_makes_cannot_be_handed_over() -> None:
     optimizer = ZeroRedundancyOptimizer(make_parameters(), Adam)
     with (
         pytest.raises(ValueError, match="call it without closure"),
@@ -91,14 +89,7 @@ def refuse_a_closure() -> None:
         optimizer.step(closure=lambda: 0.0)
 
 
-def test_gradients_that_a_closure_makes_cannot_be_handed_over() -> None:
-    in_threads(2, refuse_a_closure)
-
-
-def terminate_early() -> None:
+@ranks(2)
+def test_all_ranks_may_stop_when_the_first_has_no_more() -> None:
     with pytest.raises(RuntimeError, match="exhausted"):
         train_unevenly(lambda params: ZeroRedundancyOptimizer(params, Adam), True, throw_on_early_termination=True)
-
-
-def test_all_ranks_may_stop_when_the_first_has_no_more() -> None:
-    in_threads(2, terminate_early)

@@ -13,12 +13,13 @@ from torch.distributed.optim.functional_adam import _FunctionalAdam
 
 from swarmcli.errors import ShardingError
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
-from tests.sharding.threads import in_threads
+from tests.sharding.threads import in_threads, ranks
 from tests.sharding.zero.ddp import EACH_HOOK, HOOKS, backward, make_model, make_overlapped, make_zero, values, wrap
 from tests.sharding.zero.parity import logged
 
 
-def refuse_arguments() -> None:
+@ranks(2)
+def test_what_cannot_work_is_refused_at_once() -> None:
     parameters = list(make_model().parameters())
     with pytest.raises(RuntimeError, match="one parameter group, this optimizer has 2"):
         groups = [{"params": parameters[:1]}, {"params": parameters[1:]}]
@@ -44,7 +45,8 @@ def refuse_arguments() -> None:
             make_hook(allreduce_hook, apart, make_zero(apart, "Adam", overlap_with_ddp=True))
 
 
-def give_ours_to_torchs_hooks() -> None:
+@ranks(2)
+def test_torchs_hooks_are_told_of_ours() -> None:
     ddp = wrap(make_model())
     zero = make_zero(ddp, "Adam", overlap_with_ddp=True)
     assert zero.initialized
@@ -53,15 +55,8 @@ def give_ours_to_torchs_hooks() -> None:
             make_hook(allreduce_hook, ddp, zero)
 
 
-def test_torchs_hooks_are_told_of_ours() -> None:
-    in_threads(2, give_ours_to_torchs_hooks)
-
-
-def test_what_cannot_work_is_refused_at_once() -> None:
-    in_threads(2, refuse_arguments)
-
-
-def accept_functional() -> None:
+@ranks(2)
+def test_a_functional_class_does_and_the_bucket_view_is_ignored_with_a_warning() -> None:
     ddp = wrap(make_model())
     zero = ZeroRedundancyOptimizer(ddp.parameters(), _FunctionalAdam, overlap_with_ddp=True, lr=0.01)
     ddp.register_comm_hook(None, HOOKS["at the end"](allreduce_hook, ddp, zero))
@@ -77,11 +72,8 @@ def accept_functional() -> None:
     assert any("parameters_as_bucket_view=True is ignored" in message for message in messages)
 
 
-def test_a_functional_class_does_and_the_bucket_view_is_ignored_with_a_warning() -> None:
-    in_threads(2, accept_functional)
-
-
-def stay_uninitialized() -> None:
+@ranks(2)
+def test_nothing_happens_until_the_buckets_are_final_and_step_never_does_anything() -> None:
     ddp, zero = make_overlapped("Adam")
     start = values(ddp)
     for iteration in range(2):
@@ -108,11 +100,9 @@ def stay_uninitialized() -> None:
         zero.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
 
 
-def test_nothing_happens_until_the_buckets_are_final_and_step_never_does_anything() -> None:
-    in_threads(2, stay_uninitialized)
-
-
-def change_trainability(hook: str) -> None:
+@EACH_HOOK
+@ranks(2)
+def test_changed_trainability_is_an_error_at_every_rank(hook: str) -> None:
     ddp, zero = make_overlapped("Adam", hook)
     for iteration in range(3):
         backward(ddp, iteration)
@@ -123,40 +113,16 @@ def change_trainability(hook: str) -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, values(ddp), strict=True))
 
 
-@EACH_HOOK
-def test_changed_trainability_is_an_error_at_every_rank(hook: str) -> None:
-    in_threads(2, change_trainability, hook)
-
-
-def freeze_in_the_first_bucket(hook: str) -> None:
-    """DDP never gives the hook the bucket, so the error is its own, one pass later; nothing is stepped."""
-    ddp, zero = make_overlapped("Adam", hook)
-    for iteration in range(3):
-        backward(ddp, iteration)
-    before = values(ddp)
-    zero.parameters[-1].requires_grad_(False)
-    backward(ddp, 3)
-    with pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior iteration"):
-        backward(ddp, 4)
-    assert all(torch.equal(one, other) for one, other in zip(before, values(ddp), strict=True))
-
-
-@EACH_HOOK
-def test_freezing_in_the_first_bucket_is_an_error_of_ddp(hook: str) -> None:
-    in_threads(2, freeze_in_the_first_bucket, hook)
-
-
-def join_uneven_inputs() -> None:
+@ranks(2)
+def test_uneven_inputs_are_refused() -> None:
     ddp, zero = make_overlapped("Adam")
     with pytest.raises(RuntimeError, match="uneven inputs cannot be joined"), Join([ddp, zero]):
         backward(ddp, 0)
 
 
-def test_uneven_inputs_are_refused() -> None:
-    in_threads(2, join_uneven_inputs)
-
-
-def give_other_parameters(hook: str) -> None:
+@EACH_HOOK
+@ranks(2)
+def test_ddp_and_the_optimizer_must_train_the_same_parameters(hook: str) -> None:
     for fewer, message in ((True, "was not given"), (False, r"parameters \[12\] are trainable but not among DDP's")):
         ddp = wrap(make_model())
         given = list(ddp.parameters())[1:] if fewer else [*ddp.parameters(), torch.nn.Parameter(torch.zeros(3))]
@@ -166,11 +132,6 @@ def give_other_parameters(hook: str) -> None:
             backward(ddp, iteration)
         with pytest.raises(ValueError, match=message):
             backward(ddp, 2)
-
-
-@EACH_HOOK
-def test_ddp_and_the_optimizer_must_train_the_same_parameters(hook: str) -> None:
-    in_threads(2, give_other_parameters, hook)
 
 
 def share_in_parts() -> tuple[int, int]:

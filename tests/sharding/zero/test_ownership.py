@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarmcli.sharding.zero.ownership import Ownership, Share, assign, check_weights, share_out
@@ -14,6 +14,7 @@ from swarmcli.sharding.zero.ownership import Ownership, Share, assign, check_wei
 GROUPS = st.lists(st.lists(st.integers(0, 20), max_size=8), min_size=1, max_size=4)
 
 
+@settings(max_examples=25)
 @given(GROUPS, st.integers(1, 4))
 def test_groups_that_come_later_move_nothing(groups: list[list[int]], ranks: int) -> None:
     ownership = Ownership([1.0] * ranks)
@@ -43,6 +44,7 @@ WEIGHTS = st.lists(st.just(0.0) | st.floats(1e-9, 100.0), min_size=1, max_size=8
 )
 
 
+@settings(max_examples=25)
 @given(SIZES, WEIGHTS)
 def test_nobody_holds_more_than_the_bound(sizes: list[int], weights: list[float]) -> None:
     loads = [0] * len(weights)
@@ -53,6 +55,7 @@ def test_nobody_holds_more_than_the_bound(sizes: list[int], weights: list[float]
         assert load <= weight * most * (1 + 1e-9)
 
 
+@settings(max_examples=25)
 @given(SIZES, SIZES, WEIGHTS)
 def test_a_later_group_fills_up_what_the_earlier_left(
     first: list[int], second: list[int], weights: list[float]
@@ -98,6 +101,7 @@ def test_a_large_bucket_is_split_into_runs() -> None:
     assert share_out([[4, 4, 4, 4]], 2, split=False) == [Share(0, 0, 0, 4)]
 
 
+@settings(max_examples=25)
 @given(sizes=BUCKETS, ranks=st.integers(1, 5), split=st.booleans())
 def test_every_parameter_has_one_owner_and_the_shares_are_in_order(
     sizes: list[list[int]], ranks: int, split: bool
@@ -110,6 +114,7 @@ def test_every_parameter_has_one_owner_and_the_shares_are_in_order(
         assert len(shares) == len(sizes)
 
 
+@settings(max_examples=25)
 @given(sizes=BUCKETS, ranks=st.integers(1, 5))
 def test_split_shares_are_even_up_to_one_run(sizes: list[list[int]], ranks: int) -> None:
     total, largest = sum(map(sum, sizes)), max(map(max, sizes))

@@ -12,7 +12,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer as TorchZero
 from torch.optim import SGD, Adam, Optimizer
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
-from tests.sharding.threads import in_threads
+from tests.sharding.threads import in_threads, ranks
 from tests.sharding.zero.parity import (
     OPTIMIZERS,
     assert_bitwise,
@@ -71,12 +71,13 @@ def test_training_goes_on_at_another_number_of_ranks(name: str) -> None:
         group.update({name: tuple(value) for name, value in group.items() if name == "betas"})
     assert_state_equal(saved[0], reference.state_dict())
     trained(reference, whole, range(3, 6))
-    for ranks in (2, 4):
-        for ours in in_threads(ranks, load_and_go_on, name, saved, [3, 6]):
+    for size in (2, 4):
+        for ours in in_threads(size, load_and_go_on, name, saved, [3, 6]):
             assert_bitwise(ours, [parameter.detach() for parameter in whole])
 
 
-def exchange_with_unsharded() -> None:
+@ranks(2)
+def test_state_dicts_are_those_of_an_unsharded_optimizer() -> None:
     ours, theirs, whole = make_parameters(), make_parameters(), make_parameters()
     optimizer = ZeroRedundancyOptimizer(ours, Adam, lr=0.01)
     other, reference = TorchZero(theirs, Adam, lr=0.01), Adam(whole, lr=0.01)
@@ -94,11 +95,8 @@ def exchange_with_unsharded() -> None:
         reference.load_state_dict(optimizer.state_dict())
 
 
-def test_state_dicts_are_those_of_an_unsharded_optimizer() -> None:
-    in_threads(2, exchange_with_unsharded)
-
-
-def keep_the_copy() -> None:
+@ranks(2)
+def test_a_consolidated_state_is_a_copy() -> None:
     """What was consolidated is of that step, though training goes on; a load makes it out of date."""
     parameters = make_parameters()
     optimizer = ZeroRedundancyOptimizer(parameters, SGD, lr=0.1, momentum=0.9)
@@ -117,11 +115,8 @@ def keep_the_copy() -> None:
         optimizer.state_dict()
 
 
-def test_a_consolidated_state_is_a_copy() -> None:
-    in_threads(2, keep_the_copy)
-
-
-def install_own_state() -> None:
+@ranks(2)
+def test_a_share_may_be_taken_out_and_put_in() -> None:
     """What those do who keep a file per rank: the share out, the share in, nobody in between."""
     ours, whole = make_parameters(), make_parameters()
     optimizer, reference = ZeroRedundancyOptimizer(ours, Adam, lr=0.01), Adam(whole, lr=0.01)
@@ -143,11 +138,8 @@ def install_own_state() -> None:
     assert restored.local_state() == {} and len(restored.state) == 0
 
 
-def test_a_share_may_be_taken_out_and_put_in() -> None:
-    in_threads(2, install_own_state)
-
-
-def refuse_dicts() -> None:
+@ranks(2)
+def test_what_does_not_fit_is_refused_before_anything_changes() -> None:
     parameters = make_parameters()
     optimizer = ZeroRedundancyOptimizer(groups_of(parameters), Adam, lr=0.01)
     trained(optimizer, parameters, range(1))
@@ -158,10 +150,6 @@ def refuse_dicts() -> None:
     assert optimizer.local_state() == before and optimizer.param_groups[0]["lr"] == 0.01
     with pytest.raises(ValueError, match="to is 2, but there is no rank 2: they are numbered 0 to 1"):
         optimizer.consolidate_state_dict(to=2)
-
-
-def test_what_does_not_fit_is_refused_before_anything_changes() -> None:
-    in_threads(2, refuse_dicts)
 
 
 class Nested(Optimizer):

@@ -7,31 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from swarmcli.sharding.zero.state import copy_settings, own_entries, placed
+from swarmcli.sharding.zero.state import copy_settings, placed
 
 
 def test_settings_go_over_but_parameters_stay() -> None:
     target: list[dict[str, Any]] = [{"params": [1], "param_names": ["a"], "lr": 1.0, "betas": (0, 1)}]
     copy_settings([{"params": [2, 3], "param_names": ["b", "c"], "lr": 0.5, "new": 7}], target)
     assert target == [{"params": [1], "param_names": ["a"], "lr": 0.5, "betas": (0, 1), "new": 7}]
-
-
-def test_own_entries_are_found_by_the_numbers_of_the_groups() -> None:
-    state_dict = {
-        "state": {10: {"step": 1}, 12: {"step": 3}, 11: {}},
-        "param_groups": [{"params": [12]}, {"params": [10, 11]}],
-    }
-    groups = [{"params": ["x"]}, {"params": ["y", "z"]}]
-    assert own_entries(state_dict, groups, [0, 2]) == {0: {"step": 3}}
-    assert own_entries(state_dict, groups, [1]) == {1: {"step": 1}}
-
-
-@pytest.mark.parametrize("saved", [[[0, 1, 2]], [[0], [1]], [[0, 1], [2]]])
-def test_a_dict_of_other_groups_is_refused(saved: list[list[int]]) -> None:
-    state_dict = {"state": {}, "param_groups": [{"params": indices} for indices in saved]}
-    sizes = [len(indices) for indices in saved]
-    with pytest.raises(ValueError, match=rf"groups with \{sizes} parameters, this optimizer's have \[1, 2\]"):
-        own_entries(state_dict, [{"params": ["x"]}, {"params": ["y", "z"]}], [0])
 
 
 def test_placed_values_are_copies_in_their_own_type() -> None:

@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
 from swarmcli.sharding.zero import ZeroRedundancyOptimizer
-from tests.sharding.threads import in_threads
+from tests.sharding.threads import in_threads, ranks
 from tests.sharding.zero.parity import SHAPES, assert_bitwise, logged, make_parameters, set_gradients
 
 
@@ -48,7 +48,12 @@ def test_each_rank_keeps_the_state_of_its_share_only() -> None:
     assert all(sum(each) <= (total + (ranks - 1) * largest) / ranks for each in sizes)
 
 
-def weigh(shares: Any, expected: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [([3, 1], [6, 2]), ((1.0, 1.0), [4, 4]), ([0, 1], [0, 8]), ({0: 24e9, 1: 8e9}, [6, 2])],
+)
+@ranks(2)
+def test_shares_follow_what_each_rank_can_hold(shares: Any, expected: list[int]) -> None:
     parameters = [torch.nn.Parameter(torch.zeros(10)) for _ in range(8)]
     own = shares[dist.get_rank()] if isinstance(shares, dict) else shares
     optimizer = ZeroRedundancyOptimizer(parameters, SGD, lr=1.0, momentum=0.5, shares=own)
@@ -62,26 +67,15 @@ def weigh(shares: Any, expected: list[int]) -> None:
         assert torch.equal(parameter, torch.full((10,), -float(index) * (1.0 if index < 8 else 2.0)))
 
 
-@pytest.mark.parametrize(
-    ("shares", "expected"),
-    [([3, 1], [6, 2]), ((1.0, 1.0), [4, 4]), ([0, 1], [0, 8]), ({0: 24e9, 1: 8e9}, [6, 2])],
-)
-def test_shares_follow_what_each_rank_can_hold(shares: Any, expected: list[int]) -> None:
-    in_threads(2, weigh, shares, expected)
-
-
-def train_mixed_types(bucket_view: bool) -> None:
+@pytest.mark.parametrize("bucket_view", [False, True])
+@ranks(4)
+def test_parameters_of_several_types_at_once(bucket_view: bool) -> None:
     dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
     ours, whole = make_parameters(dtypes), make_parameters(dtypes)
     optimizer = ZeroRedundancyOptimizer(ours, AdamW, parameters_as_bucket_view=bucket_view, lr=0.01)
     trained(optimizer, ours, range(4))
     trained(AdamW(whole, lr=0.01), whole, range(4))
     assert_bitwise(ours, whole)
-
-
-@pytest.mark.parametrize("bucket_view", [False, True])
-def test_parameters_of_several_types_at_once(bucket_view: bool) -> None:
-    in_threads(4, train_mixed_types, bucket_view)
 
 
 class Peculiar(SGD):
@@ -93,7 +87,8 @@ class Peculiar(SGD):
         return f"loss of {note}"
 
 
-def pass_arguments_on() -> None:
+@ranks(4)
+def test_closures_and_arguments_reach_the_local_optimizer() -> None:
     parameters = make_parameters()
     peculiar: Any = ZeroRedundancyOptimizer(parameters, Peculiar, lr=0.1)
     set_gradients(parameters, 0)
@@ -119,11 +114,8 @@ def pass_arguments_on() -> None:
     assert_bitwise(ours, whole)
 
 
-def test_closures_and_arguments_reach_the_local_optimizer() -> None:
-    in_threads(4, pass_arguments_on)
-
-
-def follow_settings() -> None:
+@ranks(2)
+def test_the_exposed_groups_drive_the_local_optimizer() -> None:
     ours, whole = make_parameters(), make_parameters()
     optimizer, reference = ZeroRedundancyOptimizer(ours, Adam, lr=0.1), Adam(whole, lr=0.1)
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)  # of the local optimizer's defaults
@@ -142,11 +134,8 @@ def follow_settings() -> None:
         optimizer.step()
 
 
-def test_the_exposed_groups_drive_the_local_optimizer() -> None:
-    in_threads(2, follow_settings)
-
-
-def name_parameters() -> None:
+@ranks(2)
+def test_named_parameters_are_welcome() -> None:
     named = [(f"p{index}", parameter) for index, parameter in enumerate(make_parameters())]
     optimizer = ZeroRedundancyOptimizer(iter(named), SGD, lr=0.1, momentum=0.9)
     optimizer.add_param_group({"params": [("late", torch.nn.Parameter(torch.zeros(3)))]})
@@ -159,11 +148,8 @@ def name_parameters() -> None:
         optimizer.load_state_dict(state_dict)
 
 
-def test_named_parameters_are_welcome() -> None:
-    in_threads(2, name_parameters)
-
-
-def refuse_groups() -> None:
+@ranks(2)
+def test_a_group_that_is_refused_changes_nothing() -> None:
     parameters = make_parameters()
     optimizer = ZeroRedundancyOptimizer(parameters, SGD, lr=0.1)
     for group, error in [
@@ -177,10 +163,6 @@ def refuse_groups() -> None:
     fresh = make_parameters()
     trained(SGD(fresh, lr=0.1), fresh, range(1))
     assert_bitwise(parameters, fresh)
-
-
-def test_a_group_that_is_refused_changes_nothing() -> None:
-    in_threads(2, refuse_groups)
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
@@ -230,7 +212,8 @@ def test_changes_of_what_is_trained_are_said_and_followed(bucket_view: bool) -> 
         assert not bucket_view or "other memory" in messages[2]
 
 
-def replace_memory_between_steps() -> None:
+@ranks(2)
+def test_parameters_whose_memory_is_replaced_stay_the_same_everywhere() -> None:
     ours, whole = make_parameters(), make_parameters()
     optimizer = ZeroRedundancyOptimizer(ours, SGD, parameters_as_bucket_view=True, lr=0.1)
     reference = SGD(whole, lr=0.1)
@@ -240,10 +223,6 @@ def replace_memory_between_steps() -> None:
         for parameter in (*ours, *whole):
             parameter.data = parameter.data * 2
     assert_bitwise(ours, whole)
-
-
-def test_parameters_whose_memory_is_replaced_stay_the_same_everywhere() -> None:
-    in_threads(2, replace_memory_between_steps)
 
 
 def train_in_a_subgroup() -> bool:
