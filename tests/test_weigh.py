@@ -9,9 +9,7 @@ import pytest
 
 from tests.weigh import ROOT, circle, floors, main, read, twice, weigh
 
-ONE = '''"""Who reads this."""
-
-from __future__ import annotations
+ONE = '''from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
@@ -23,30 +21,11 @@ MOST = 64 << 10  # bytes
 
 
 class Both:
-    """Asks."""
-
-    def __init__(self, other: Two) -> None:
-        self._other = other
-
     def ask(self, what: str) -> str:
         """What it says."""
         return self._other.say(what)
-
-    def ask_loud(self, what: str) -> str:
-        return self._other.say(what.upper())
-
-    def twice(self) -> str:
-        return _joined(self.ask("a"), self.ask("b"))
-
-
-def _joined(*parts: str) -> str:
-    return " ".join(parts)
 '''
 TWO = """from house import one
-
-
-class Two:
-    text: str
 
 
 class Both:
@@ -65,21 +44,8 @@ def house(tmp_path: Path) -> Path:
 
 def test_what_is_read_is_counted(house: Path) -> None:
     found = {name.strip(): figure for name, figure in weigh(read(house)).items()}
-    assert found == {
-        "lines of code": "22",
-        "files": "3",
-        "classes": "3",
-        "without a method": "2",
-        "names of several": "1",
-        "functions": "5",
-        "median lines": "2",
-        "over 60 lines": "0",
-        "private, used once": "1",
-        "of six lines or fewer": "1",
-        "that only forward": "1",
-        "module-level numbers": "1",
-        "texts that begin with Who, Of, What": "2",
-    }
+    counted = ("files", "classes", "functions", "names of several", "that only forward", "module-level numbers")
+    assert [found[name] for name in counted] == ["3", "2", "1", "1", "1", "1"]
 
 
 def test_a_circle_of_imports_fails(house: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,7 +53,7 @@ def test_a_circle_of_imports_fails(house: Path, capsys: pytest.CaptureFixture[st
     (house / "one.py").write_text(ONE.replace("from __future__ import annotations", "from .two import Two"))
     assert set(circle(read(house))) == {"house.one", "house.two"}
     assert "a circle of imports" in (main([str(house), str(house)]) or "")
-    assert capsys.readouterr().out.splitlines()[-1].split()[-2:] == ["2", "2"]
+    assert capsys.readouterr().out.splitlines()[-1].split()[-2:] == ["1", "1"]
 
 
 def test_a_class_has_a_name_of_its_own(house: Path) -> None:

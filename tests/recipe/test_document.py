@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swarmcli.errors import RecipeError
-from swarmcli.recipe.document import RecipeEntry, Word, parse_document, parse_value, plain
+from swarmcli.recipe.document import parse_document, parse_value, plain
 
 
 def read(text: str) -> Any:
@@ -64,23 +64,6 @@ def test_what_yaml_writes_is_read_back(value: object) -> None:
     assert read(yaml.safe_dump({"key": value})) == {"key": value}
 
 
-def test_text_is_taken_as_it_is_written_where_text_is_expected() -> None:
-    assert plain(RecipeEntry(Word("1e3"), "x"), str) == "1e3"
-    assert plain(RecipeEntry(Word("no"), "x"), str | None) == "no"
-    assert plain(RecipeEntry(Word("null"), "x"), str | None) is None
-    assert plain(RecipeEntry([RecipeEntry(Word("010"), "x")], "x"), tuple[str, ...]) == ["010"]
-
-
-def test_every_entry_knows_its_line() -> None:
-    root = parse_document("a: 1\nb:\n  c:\n    - 2\n    - d: 3\n", "file.yaml")
-    b = root.child("b")
-    assert b is not None and b.origin == "file.yaml:2"
-    c = b.child("c")
-    assert c is not None and c.origin == "file.yaml:3"
-    item = c.child(1)
-    assert item is not None and item.origin == "file.yaml:5"
-
-
 def test_a_key_given_twice_is_refused_with_both_lines() -> None:
     assert problem("a: 1\nb: 2\na: 3\n") == (
         "file.yaml:3: the key 'a' is given twice, first at file.yaml:1; remove one of them"
@@ -94,18 +77,12 @@ def test_tags_are_refused_so_that_nothing_is_constructed(tag: str) -> None:
     assert message.startswith("file.yaml:2: the tag") and "without it" in message
 
 
-def test_aliases_are_copies() -> None:
+def test_aliases_are_copies_that_do_not_fill_the_memory() -> None:
     assert read("a: &x [1, 2]\nb: *x\n") == {"a": [1, 2], "b": [1, 2]}
-
-
-def test_an_alias_of_aliases_does_not_fill_the_memory() -> None:
+    assert "contains itself" in problem("a: &x [*x]")
     lines = ["a0: &a0 [1,1,1,1,1,1,1,1,1]"]
     lines += [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     assert "more than 20000 values" in problem("\n".join(lines))
-
-
-def test_a_value_inside_itself_is_refused() -> None:
-    assert "contains itself" in problem("a: &x [*x]")
 
 
 @pytest.mark.parametrize(
@@ -125,17 +102,12 @@ def test_broken_files_are_refused_with_the_line(text: str, words: str) -> None:
     assert words in problem(text)
 
 
-def test_values_of_the_command_line_may_be_words_lists_and_mappings() -> None:
-    assert plain(parse_value("3", "o"), Any) == 3
-    assert plain(parse_value("[1, x]", "o"), Any) == [1, "x"]
-    assert plain(parse_value("{a: 1e-2}", "o"), Any) == {"a": 0.01}
-    assert plain(parse_value("", "o"), Any) is None
+def test_values_of_the_command_line_may_be_words_lists_and_mappings_and_need_no_quotes() -> None:
+    meant = {"3": 3, "[1, x]": [1, "x"], "{a: 1e-2}": {"a": 0.01}, "": None}
+    words = {text: text for text in ("*.md", "!x", "a: b", "# x", "&a", "- x", "@x", "`x`")}
+    for text, meaning in (meant | words).items():
+        assert plain(parse_value(text, "o"), Any) == meaning
     with pytest.raises(RecipeError, match="--set a=\\[: the value cannot be read"):
         parse_value("[", "--set a=[")
     with pytest.raises(RecipeError, match="the tag"):
         parse_value("[!!python/name:os.system]", "--set a")
-
-
-@pytest.mark.parametrize("text", ["*.md", "!x", "a: b", "# x", "&a", "- x", "@x", "`x`"])
-def test_words_of_the_command_line_need_no_quotes(text: str) -> None:
-    assert plain(parse_value(text, "o"), Any) == text

@@ -111,15 +111,6 @@ def test_to_remove_the_file_or_to_reset_the_limits_lifts_them(file: Path) -> Non
     assert removed.reload() and removed.limits.upload is None
 
 
-def test_a_file_that_an_editor_replaces_lifts_nothing_in_between(file: Path) -> None:
-    write(file, "limits:\n  upload: 2 MB/s\n")
-    store = LimitStore(None, file)
-    file.unlink()
-    assert not store.reload()
-    write(file, "limits:\n  upload: 10 MB/s\n")
-    assert store.reload() and store.limits.upload == 1e7
-
-
 def test_limits_can_be_reset_while_the_file_is_empty(file: Path) -> None:
     write(file, "limits:\n  upload: 2 MB/s\n")
     store = LimitStore(None, file)

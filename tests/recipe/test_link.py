@@ -49,13 +49,10 @@ def test_a_link_carries_an_invitation_and_shows_no_secret_by_accident(kind: str)
     assert card.invitation.is_genuine(ticket.run(DIGEST)) and bool(card.claim) == (kind == "bearer")
 
 
-@pytest.mark.parametrize("around", ["{} \n", "'{}'", '"{}"', "<{}>", "`{}`"])
-def test_what_mail_and_shells_leave_around_a_link_does_no_harm(around: str) -> None:
-    text = around.format(TEXT)
-    assert is_link(text) and parse_link(text) == parse_link(TEXT)
-
-
-def test_a_recipe_is_no_link() -> None:
+def test_what_mail_and_shells_leave_around_a_link_does_no_harm_and_a_recipe_is_no_link() -> None:
+    for around in ("{} \n", "'{}'", '"{}"', "<{}>", "`{}`"):
+        text = around.format(TEXT)
+        assert is_link(text) and parse_link(text) == parse_link(TEXT)
     assert not is_link("recipes/swarm.yaml") and not is_link("swarm:/x") and is_link("SWARM://x")
 
 

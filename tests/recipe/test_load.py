@@ -38,19 +38,6 @@ def test_whatever_is_typed_ends_in_a_recipe_or_in_an_error_that_names_the_place(
         assert all(part.startswith("r.yaml:") for part in str(error).splitlines() if ": " in part)
 
 
-@given(
-    st.sampled_from(
-        ["seed", "local.name", "datasets.0.source", "optimizer", "base_model.x", "network.initial_peers", "q"]
-    ),
-    words,
-)
-def test_whatever_is_set_ends_in_a_recipe_or_in_an_error_that_names_it(key: str, value: str) -> None:
-    try:
-        parse_recipe(SMALL, [f"{key}={value}"], name="r.yaml")
-    except RecipeError as error:
-        assert "--set" in str(error) or "datasets.0" in str(error)
-
-
 @pytest.mark.parametrize(
     ("typed", "said"),
     [

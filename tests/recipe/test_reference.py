@@ -58,10 +58,6 @@ SMALL_PARTS = {
 }
 
 
-def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 4
-
-
 def test_the_overrides_of_the_page_can_be_given() -> None:
     overrides = re.findall(r"--set ('[^']+'|[\w.]+=[^\s`]+)", page().replace("--set key=value", ""))
     assert len(overrides) >= 3

@@ -19,41 +19,32 @@ def rates(settings: SchedulerSettings, max_epochs: int | None, count: int) -> li
     return [pytest.approx(factor(epoch)) for epoch in range(count)]
 
 
-def test_constant_with_warmup() -> None:
+def test_a_rate_rises_in_its_warm_up_and_falls_to_its_floor_and_stays() -> None:
     assert rates(SchedulerSettings(warmup_epochs=3), None, 6) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-
-
-def test_linear_falls_to_its_floor_and_stays() -> None:
     settings = SchedulerSettings(name="linear", min_lr_ratio=0.2)
     assert rates(settings, 4, 6) == [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]
+    pieces = [{"epochs": 2, "start": 0, "end": 1}, {"epochs": 2, "start": 1, "end": 0.5, "shape": "cosine"}]
+    assert rates(SchedulerSettings.model_validate({"pieces": pieces}), None, 6) == [0.0, 0.5, 1.0, 0.75, 0.5, 0.5]
 
 
-def test_the_schedule_moves_once_per_epoch(tmp_path: Path) -> None:
-    recipe = small(tmp_path, "optimizer.learning_rate=0.4", "lr_scheduler.warmup_epochs=1")
-    optimizer = build_optimizer(recipe, nn.Linear(2, 2))
-    scheduler = build_scheduler(recipe, optimizer)
-    seen = []
-    for _ in range(3):
-        seen.append([group["lr"] for group in optimizer.param_groups])
-        optimizer.step()
-        scheduler.step()
-    assert seen == [[0.2, 0.2], [0.4, 0.4], [0.4, 0.4]]
+def test_the_schedule_moves_once_per_epoch_and_goes_on_from_its_state(tmp_path: Path) -> None:
+    recipe = small(tmp_path, "optimizer.learning_rate=0.4", "lr_scheduler={name: linear, total_epochs: 4}")
 
+    def rates_of(epochs: int, state: Any = None) -> tuple[list[float], Any]:
+        optimizer = build_optimizer(recipe, nn.Linear(2, 2))
+        scheduler, seen = build_scheduler(recipe, optimizer), []
+        if state is not None:
+            scheduler.load_state_dict(state[0])
+            optimizer.load_state_dict(state[1])
+        for _ in range(epochs):
+            seen.append(optimizer.param_groups[0]["lr"])
+            assert len({group["lr"] for group in optimizer.param_groups}) == 1
+            optimizer.step()
+            scheduler.step()
+        return seen, (scheduler.state_dict(), optimizer.state_dict())
 
-def test_a_schedule_goes_on_from_its_state(tmp_path: Path) -> None:
-    recipe = small(tmp_path, "lr_scheduler={name: linear, total_epochs: 10}")
-    first = build_optimizer(recipe, nn.Linear(2, 2))
-    scheduler = build_scheduler(recipe, first)
-    for _ in range(4):
-        first.step()
-        scheduler.step()
-    second = build_optimizer(recipe, nn.Linear(2, 2))
-    resumed = build_scheduler(recipe, second)
-    resumed.load_state_dict(scheduler.state_dict())
-    second.load_state_dict(first.state_dict())
-    second.step()
-    resumed.step()
-    assert second.param_groups[0]["lr"] == pytest.approx(0.5e-3)
+    seen, state = rates_of(2)
+    assert seen == pytest.approx([0.4, 0.3]) and rates_of(2, state)[0] == pytest.approx([0.2, 0.1])
 
 
 @pytest.mark.parametrize(
@@ -83,16 +74,12 @@ def test_biases_and_norms_do_not_decay_and_frozen_parameters_are_left_out(tmp_pa
 
 def test_gradients_are_scaled_down_to_the_norm_before_the_step(tmp_path: Path) -> None:
     model = nn.Linear(2, 1, bias=False)
-    recipe = small(tmp_path, "optimizer={name: sgd, learning_rate: 1.0, max_grad_norm: 0.5}")
-    optimizer = build_optimizer(recipe, model)
-    before = model.weight.detach().clone()
-    model.weight.grad = torch.tensor([[30.0, 40.0]])
-    optimizer.step()
-    torch.testing.assert_close(before - model.weight.detach(), torch.tensor([[0.3, 0.4]]))
-    before = model.weight.detach().clone()
-    model.weight.grad = torch.tensor([[0.03, 0.04]])
-    optimizer.step()
-    torch.testing.assert_close(before - model.weight.detach(), torch.tensor([[0.03, 0.04]]))
+    optimizer = build_optimizer(small(tmp_path, "optimizer={name: sgd, learning_rate: 1.0, max_grad_norm: 0.5}"), model)
+    for gradient, step in (([[30.0, 40.0]], [[0.3, 0.4]]), ([[0.03, 0.04]], [[0.03, 0.04]])):
+        before = model.weight.detach().clone()
+        model.weight.grad = torch.tensor(gradient)
+        optimizer.step()
+        torch.testing.assert_close(before - model.weight.detach(), torch.tensor(step))
 
 
 @pytest.mark.parametrize(
@@ -123,9 +110,3 @@ def test_shapes_are_those_of_transformers_behind_the_warm_up(
             assert ours(epoch) == pytest.approx(theirs.get_last_lr()[0], abs=1e-9), epoch
         optimizer.step()
         theirs.step()
-
-
-def test_pieces_follow_each_other_and_the_last_rate_stays() -> None:
-    pieces = [{"epochs": 2, "start": 0, "end": 1}, {"epochs": 2, "start": 1, "end": 0.5, "shape": "cosine"}]
-    settings = SchedulerSettings.model_validate({"pieces": pieces})
-    assert rates(settings, None, 6) == [0.0, 0.5, 1.0, 0.75, 0.5, 0.5]

@@ -34,13 +34,6 @@ def test_it_goes_on_where_it_was_remembered(tmp_path: Path) -> None:
     assert take(RememberedStream(LineTask(), 1, tmp_path / "stream.json"), 5) == whole[3:]
 
 
-def test_dropout_is_new_at_each_start_and_for_each_peer(tmp_path: Path) -> None:
-    seeds = {RememberedStream(LineTask(), peer, tmp_path / f"{peer}").dropout_seed for peer in (1, 2) for _ in "abc"}
-    assert len(seeds) == 6
-    torch.manual_seed(max(seeds))
-    assert RememberedStream(LineTask(), 1).dropout_seed == RememberedStream(LineTask(), 1).dropout_seed
-
-
 @pytest.mark.parametrize("how", ["torn", "changed", "empty", "no JSON", "a directory", "deep"])
 def test_a_file_that_is_no_use_is_ignored_with_a_note(
     tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture

@@ -93,18 +93,16 @@ def test_long_texts_are_no_reason_to_warn(tmp_path: Path, caplog: pytest.LogCapt
     assert "longer than" not in caplog.text and loaded.model_max_length == 4
 
 
-def test_a_recipe_names_its_tokenizer(tmp_path: Path) -> None:
+def test_a_recipe_names_its_tokenizer_and_a_directory_without_one_is_refused_with_the_place(tmp_path: Path) -> None:
     assert isinstance(load_tokenizer(small(tmp_path)), ByteTokenizer)
     save_word_tokenizer(tmp_path / "words")
     assert load_tokenizer(small(tmp_path, "tokenizer=words")).vocab_size == 5
-
-
-def test_a_directory_without_a_tokenizer_is_named_with_the_place_in_the_recipe(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"tokenizer=gone: no tokenizer can be read from .*gone is no directory"):
-        load_tokenizer(small(tmp_path, "tokenizer=gone"))
-    with pytest.raises(RecipeError, match="save one there with save_pretrained"):
-        load_tokenizer(small(tmp_path, "tokenizer=texts"))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "tokenizer.json").write_text("{")
-    with pytest.raises(RecipeError, match="no tokenizer can be read from"):
-        load_tokenizer(small(tmp_path, "tokenizer=broken"))
+    for name, words in (
+        ("gone", r"tokenizer=gone: no tokenizer can be read from .*gone is no directory"),
+        ("texts", "save one there with save_pretrained"),
+        ("broken", "no tokenizer can be read from"),
+    ):
+        with pytest.raises(RecipeError, match=words):
+            load_tokenizer(small(tmp_path, f"tokenizer={name}"))
