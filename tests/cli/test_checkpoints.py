@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from typer.testing import CliRunner
 
 from swarmcli.checkpoints.shelf import Keep, Shelf
 from swarmcli.cli.checkpoints import NONE_HERE, app
 from swarmcli.errors import CheckpointError
 from tests.checkpoints.shelves import put
+from tests.cli.typed import typed
+
+invoke = typed(app)
 
 
 def run(*words: str) -> str:
-    ended = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert ended.exit_code == 0, ended.output
-    return ended.stdout
+    return invoke(*words).stdout
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def test_a_run_is_named_by_its_id(runs: Path) -> None:
 def test_what_is_damaged_is_named_and_ends_with_one(runs: Path) -> None:
     assert run("verify").count("whole") == 4
     (runs / "small/monitor-1/checkpoints/epoch-000020/model.safetensors").write_bytes(b"weighed")
-    ended = CliRunner().invoke(app, ["verify", "--quiet", "runs"])
-    assert ended.exit_code == 1 and ended.stdout.count("DAMAGED") == 1 and "whole" not in ended.stdout
+    ended = invoke("verify", "--quiet", "runs", code=1)
+    assert ended.stdout.count("DAMAGED") == 1 and "whole" not in ended.stdout
     assert "model.safetensors is damaged: its content is not what was written" in ended.stdout
 
 
@@ -61,7 +61,7 @@ def test_what_need_not_stay_goes_by_the_rules_of_its_writer_or_by_others(runs: P
     shelf = Shelf(runs / "small/monitor-1/checkpoints")
     assert "would go" in run("prune", "--dry-run") and len(shelf.all()) == 3
     assert run("prune") == f"removed  {shelf.directory}/epoch-000010\n"
-    assert CliRunner().invoke(app, ["prune", "--dry-run"]).stderr.startswith("nothing to remove")
+    assert invoke("prune", "--dry-run").stderr.startswith("nothing to remove")
     removed = json.loads(run("prune", "--json", "--keep-best", "0", str(shelf.directory)))
     assert [info["epoch"] for info in removed] == [20] and [path.name for path in shelf.all()] == ["epoch-000030"]
 
@@ -82,14 +82,14 @@ def test_where_there_is_none_it_says_where_it_looked(
 ) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    ended = CliRunner().invoke(app, ["list"])
+    ended = invoke("list")
     assert (ended.exit_code, ended.stdout) == (0, "") and NONE_HERE in ended.output
     with pytest.raises(CheckpointError, match=r"below \./runs or \./\*/runs; give the path"):
-        CliRunner().invoke(app, ["verify"], catch_exceptions=False)
+        invoke("verify")
     with pytest.raises(
         CheckpointError, match=r"'nowhere' is neither a path nor one of your runs with checkpoints \(none\)"
     ):
-        CliRunner().invoke(app, ["list", "nowhere"], catch_exceptions=False)
+        invoke("list", "nowhere")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ import torch
 import typer
 from rich.console import Console
 from torch import nn
-from typer.testing import CliRunner
 
 from swarmcli.cli import consent, linking
 from swarmcli.cli.linking import Named, recipe_named
@@ -32,6 +31,7 @@ from swarmcli.recipe.link import is_link
 from swarmcli.recipe.offered import UNKNOWN, Going
 from swarmcli.training.demand import demand_of
 from swarmcli.training.device import Compute
+from tests.cli.typed import typed
 from tests.recipe.recipes import SMALL, small
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -267,12 +267,10 @@ def test_what_must_agree_cannot_be_set(contact: SimpleNamespace, tmp_path: Path)
 
 
 def test_validate_shows_the_same_and_asks_and_writes_nothing(contact: SimpleNamespace, tmp_path: Path) -> None:
-    app = typer.Typer()
-    app.command()(validate)
-    shown = CliRunner().invoke(app, [str(LINK)], catch_exceptions=False)
+    shown = typed(validate)(LINK)
     assert "run                   small" in shown.stdout and "the link's recipe is in order" in shown.stdout
     assert "looking at what that takes" in shown.stderr
-    told = CliRunner().invoke(app, [str(LINK), "--json"], catch_exceptions=False)
+    told = typed(validate)(LINK, "--json")
     assert json.loads(told.stdout)["values"]["run_id"] == "small"
     assert (contact.shown, contact.times) == (1, 2) and list(tmp_path.iterdir()) == []
 

@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from swarmcli.cli.export import export
 from swarmcli.errors import UsageError
 from swarmcli.events import Evaluated, Noticed, PeerSeen
 from swarmcli.journal import JOURNAL_NAME, Journal
 from swarmcli.run.tables import EXPORTS, csv_of, json_of
+from tests.cli.typed import typed
 from tests.journal.samples import RUN, Clock, averaging_round, epoch, seen
 
 EVIL = '=HYPERLINK("http://evil")'
@@ -37,12 +36,11 @@ def home(tmp_path: Path) -> Path:
     return home
 
 
+run = typed(export)
+
+
 def said(*words: str) -> str:
-    app = typer.Typer()
-    app.command()(export)
-    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    return run(*words).stdout
 
 
 def test_a_list_goes_to_stdout_and_all_of_them_to_a_directory(home: Path, tmp_path: Path) -> None:

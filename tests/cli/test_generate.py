@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 from swarmcli.checkpoints.layout import MODEL, averaged_file, find_checkpoint
 from swarmcli.cli.generate import Wish, chosen, generate, load, write_on
 from swarmcli.errors import CheckpointError, UsageError
 from swarmcli.training import CheckpointStore, build_task
 from swarmcli.training.model_card import describe_model
+from tests.cli.typed import typed
 from tests.training.small_tasks import small
 
-app = typer.Typer()
-app.command()(generate)
+run = typed(generate)
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +48,7 @@ def at_work(here: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def said(*words: str) -> str:
-    ended = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert ended.exit_code == 0, ended.output
-    return ended.stdout
+    return run(*words).stdout
 
 
 def test_the_latest_checkpoint_writes_on_until_it_has_written_enough() -> None:
@@ -144,7 +140,7 @@ def test_line_after_line_is_answered_by_what_was_said_before(talker: Path, monke
         return "well", 1
 
     monkeypatch.setattr("swarmcli.cli.generate.write_on", answer)
-    ended = CliRunner().invoke(app, ["--chat", "--system", "s", str(talker)], input="a\nb\n", catch_exceptions=False)
+    ended = run("--chat", "--system", "s", talker, answers="a\nb\n")
     assert ended.stdout == "well\nwell\n\n"
     assert prompts == ["<system>syyy <user>ayyy <a>", "<system>syyy <user>ayyy <assistant>wellyyy <user>byyy <a>"]
     with pytest.raises(UsageError, match="there is no prompt"):

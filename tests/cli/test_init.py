@@ -11,8 +11,6 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from swarmcli.cli.init import init
 from swarmcli.cli.validate import validate
@@ -25,13 +23,13 @@ from swarmcli.shipped import make_data
 from swarmcli.training import build_task, optimizer_factory, parameter_groups
 from swarmcli.training.memory import HOST, Room
 from swarmcli.training.tokenizer import ByteTokenizer
+from tests.cli.typed import typed
 from tests.hub_stand_in import Hub, hub
 from tests.suites import soak
 
 __all__ = ["hub"]
 
-app = typer.Typer()
-app.command()(init)
+begin = typed(init)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +39,7 @@ def my_texts(here: Path) -> None:
 
 
 def said(*words: str, answers: str | None = None) -> str:
-    return CliRunner().invoke(app, list(words), input=answers, catch_exceptions=False).stdout.strip()
+    return begin(*words, answers=answers).stdout.strip()
 
 
 def test_a_run_is_begun_with_a_recipe_that_is_in_order_and_nothing_is_written_over() -> None:
@@ -158,7 +156,7 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lines_and_volunteers_are_weighed_by_how_fast_this_computer_is(paced: None) -> None:
-    result = CliRunner().invoke(app, ["run", "--uplink", "2Mbit/s", "--volunteers", "8"], catch_exceptions=False)
+    result = begin("run", "--uplink", "2Mbit/s", "--volunteers", "8")
     recipe, text = load_recipe("run/recipe.yaml"), Path("run/recipe.yaml").read_text()
     assert recipe.outer.inner_batch_size == 64 and recipe.target_batch_size == 15 * 8 * 64
     assert (recipe.max_epochs, recipe.lr_scheduler.warmup_epochs) == (20, 1)  # no run of 4 rounds
@@ -198,7 +196,7 @@ def test_lines_that_make_no_sense_are_refused_before_anything_is_written() -> No
 
 def test_what_cannot_be_trained_here_leaves_the_recipe_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarmcli.training.memory.rooms", lambda compute: [Room(HOST, 1 << 20, 1 << 20)])
-    result = CliRunner().invoke(app, ["run", "--uplink", "1Mbit/s"], catch_exceptions=False)
+    result = begin("run", "--uplink", "1Mbit/s")
     assert result.exit_code == 0 and "not fitted to the volunteers' links: " in result.stderr
     assert not load_recipe("run/recipe.yaml").outer.takes_steps
 
@@ -246,7 +244,7 @@ def test_data_of_another_kind_than_the_task_reads_are_refused(here: Path) -> Non
         with pytest.raises(UsageError, match=reason):
             said("run", "--template", template, "--data", named)
     (here / "rows.jsonl").write_text('{"text": "a", "label": 0}\n' * 3)
-    result = CliRunner().invoke(app, ["run", "--template", "sequence-classification", "--data", "rows.jsonl"])
+    result = begin("run", "--template", "sequence-classification", "--data", "rows.jsonl")
     assert "Write the names of the classes in your data into it: labels." in result.stderr
     assert "# write the names of the classes in your data" in Path("run/recipe.yaml").read_text()
 
@@ -356,8 +354,8 @@ def test_an_answer_that_is_not_understood_is_asked_for_again_and_opens_no_run(as
 
 
 def test_of_a_closed_run_it_does_not_promise_that_its_link_is_enough() -> None:
-    open_run = CliRunner().invoke(app, ["open"]).stderr
-    closed = CliRunner().invoke(app, ["closed", "--invite"]).stderr
+    open_run = begin("open").stderr
+    closed = begin("closed", "--invite").stderr
     assert "prints the link by which they join" in open_run and "prints the link" not in closed
     assert "swarm invite closed/recipe.yaml" in closed
 

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-import typer
 from msgspec.structs import replace
-from typer.testing import CliRunner
 
 from swarmcli.cli.closed import _Run, _run_named, invite, members
 from swarmcli.cli.consent import invitation_in_words
@@ -26,12 +24,10 @@ from swarmcli.network.membership import InvitationKind
 from swarmcli.peer.linked import LinkedRun
 from swarmcli.recipe import Link, digest_of, load_recipe, parse_link, parse_recipe
 from swarmcli.recipe.link import access_in_words
+from tests.cli.typed import typed
 from tests.recipe.recipes import SMALL
 
-app, owners = typer.Typer(), typer.Typer()
-app.command()(link)
-for verb in (init, invite, members):
-    owners.command()(verb)
+again, owners = typed(link), typed(init, invite, members)
 PEER = Identity.from_seed(1).peer_id
 DIGEST = digest_of(parse_recipe(SMALL))
 CLOSED = parse_recipe(SMALL + f"access: invite\nrun_key: {PEER.text}\n")
@@ -48,7 +44,7 @@ def home(path: Path, place: str, *, age: int = 0, runs: bool = False, run_id: st
 
 
 def said(*arguments: object) -> tuple[str, str]:
-    result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
+    result = again(*arguments)
     return result.stdout.strip(), result.stderr.strip()
 
 
@@ -136,7 +132,7 @@ def test_a_run_is_asked_by_the_peers_that_its_own_one_knew_since_that_may_run_no
 
 
 def owner(*words: str) -> str:
-    return CliRunner().invoke(owners, list(words), catch_exceptions=False).stdout.strip()
+    return owners(*words).stdout.strip()
 
 
 def test_a_link_with_an_invitation_names_the_peer_that_binds_it() -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 import jsonschema
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from swarmcli.cli.schema import recipe_schema, schema
 from swarmcli.recipe import Recipe, load_recipe
 from swarmcli.recipe.document import parse_document, plain
+from tests.cli.typed import typed
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 VALIDATOR = jsonschema.Draft202012Validator(recipe_schema())
@@ -32,9 +31,7 @@ def test_recipes_that_load_fit_it_and_name_it_in_their_first_line(file: Path) ->
 
 
 def test_the_file_beside_the_recipes_is_what_the_verb_prints() -> None:
-    app = typer.Typer()
-    app.command()(schema)
-    printed = CliRunner().invoke(app, []).output
+    printed = typed(schema)().output
     assert json.loads(printed) == recipe_schema()
     kept = json.loads((RECIPES[0].parent / "recipe.schema.json").read_text())
     assert kept == json.loads(printed), "run: swarm schema > recipes/recipe.schema.json"

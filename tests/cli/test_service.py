@@ -8,12 +8,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from typer.testing import CliRunner
 
 from swarmcli.cli import service
 from swarmcli.cli.service import Launchd, Service, Systemd, TaskScheduler
 from swarmcli.errors import SwarmError, UsageError
 from swarmcli.recipe.templates import compose
+from tests.cli.typed import typed
 
 SERVICE = Service(
     'lab-"1"',
@@ -41,7 +41,7 @@ def stand_in(here: Path, script: str) -> None:
 
 
 def said(*words: str) -> str:
-    return CliRunner().invoke(service.app, list(words), catch_exceptions=False).stdout
+    return typed(service.app)(*words).stdout
 
 
 def test_systemd_reads_what_is_meant_whatever_is_in_it() -> None:
@@ -82,8 +82,7 @@ def test_a_service_is_installed_shown_and_removed(here: Path, capsys: pytest.Cap
 def test_one_that_does_not_run_is_told_and_the_exit_code_says_so(here: Path) -> None:
     stand_in(here, 'case "$*" in *ActiveState*) echo failed;; esac')
     said("install", "my.yaml")
-    result = CliRunner().invoke(service.app, ["status"])
-    assert (result.exit_code, result.stdout) == (1, "my-run: does not run (failed)\n")
+    assert typed(service.app)("status", code=1).stdout == "my-run: does not run (failed)\n"
     with pytest.raises(UsageError, match="there is no service other; there are: my-run"):
         said("status", "other")
     with pytest.raises(UsageError, match="name one of the services: my-run"):

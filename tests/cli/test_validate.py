@@ -6,13 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
 from rich.console import Console
-from typer.testing import CliRunner
 
 import swarmcli.cli.validate as module
 from swarmcli.cli.validate import validate
 from swarmcli.errors import RecipeError
+from tests.cli.typed import typed
 
 RECIPE = """\
 run_id: small
@@ -24,8 +23,7 @@ target_batch_size: 8
 local: {device: cpu}
 """
 
-app = typer.Typer()
-app.command()(validate)
+check = typed(validate)
 
 
 @pytest.fixture
@@ -38,9 +36,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> str:
-    result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
-    assert result.exit_code == 0
-    return result.output
+    return check(*arguments).output
 
 
 def test_a_recipe_in_order_is_told_with_what_is_in_it(recipe: Path) -> None:
@@ -145,7 +141,7 @@ def test_a_sample_shows_what_is_learned_what_is_read_and_what_is_cut_off(chats: 
         "  «a[31m swarm<|im_end|>»\n"
     ) in output
     assert re.search(r"^  x+{x{300} \[…\] x+<\|im_end\|>\n  }$", output, re.M)
-    (sample,) = json.loads(CliRunner().invoke(app, [str(chats), "--json"]).stdout)["samples"]
+    (sample,) = json.loads(check(chats, "--json").stdout)["samples"]
     assert (sample["name"], sample["rows"]) == ("datasets.0", 3)
     assert [use for _, use in sample["sample"]] == ["read", "learned", "read", "cut"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +20,7 @@ from swarmcli.recipe import Recipe
 from swarmcli.run.watch import RunWatch
 from swarmcli.training import load_checkpoint, stream_seed
 from swarmcli.training.resumed import Resume
-from tests.peer.roles import SumsStream
+from tests.peer.roles import Sums, SumsStream
 from tests.recipe.recipes import small
 from tests.sharding.processes import Worlds
 
@@ -32,13 +31,13 @@ ZERO = "local.site.zero=yes"
 LEVELS = "local.site.hierarchy={2: 2, 4: 4}"
 
 
-@dataclass
-class Sums:
-    """A task that needs no library: the sum of eight numbers."""
+class SiteSums(Sums):
+    """The sum of eight numbers, with what a process of a site made and read."""
 
-    models: list[nn.Module] = field(default_factory=list)
-    seeds: list[int] = field(default_factory=list)
-    began: int = 0  # the batches that the stream had given before
+    def __init__(self) -> None:
+        self.models: list[nn.Module] = []
+        self.seeds: list[int] = []
+        self.began = 0  # the batches that the stream had given before
 
     def build_model(self, *, outline: bool = False) -> nn.Module:
         torch.manual_seed(1)
@@ -52,13 +51,6 @@ class Sums:
         self.began = position["drawn"] if position else 0
         return SumsStream(seed, self.began)
 
-    def save_preprocessing(self, directory: Path) -> None:
-        """It needs nothing beside the model."""
-
-    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        features = batch["features"]
-        return nn.functional.mse_loss(model(features), features.sum(1, keepdim=True))
-
 
 def recipe_for(directory: str, settings: list[str]) -> Recipe:
     own = ["target_batch_size=64", "optimizer.learning_rate=1e-2", "optimizer.max_grad_norm=1", "local.device=cpu"]
@@ -69,7 +61,7 @@ def recipe_for(directory: str, settings: list[str]) -> Recipe:
 def train(directory: str, settings: list[str], how: dict[str, Any]) -> list[Any]:
     """One process of a site: its weights at the end, the seed of its data, and at rank 0 the epochs that it ended and
     its loss."""
-    task, home = Sums(), Path(directory, "home")
+    task, home = SiteSums(), Path(directory, "home")
     recipe = recipe_for(directory, settings)
     epochs: list[int] = []
     if "resume" in how:
@@ -105,7 +97,7 @@ def assert_equal_models(ranks: list[Any]) -> None:
 
 def error_of(tensors: list[torch.Tensor]) -> float:
     """The loss of a model with these tensors over many samples; an epoch of the tests has too few to compare."""
-    task = Sums()
+    task = SiteSums()
     model = task.build_model()
     model.load_state_dict(dict(zip(model.state_dict(), tensors, strict=True)))
     features = torch.randn(4096, 8, generator=torch.Generator().manual_seed(3))
@@ -131,7 +123,7 @@ def test_a_site_trains_and_goes_on_from_its_last_state(worlds: Worlds, tmp_path:
     _, _, epochs, _, samples, device = first[0]
     assert epochs == [1, 2, 3] and samples >= 3 * 64 and device == f"{size} × cpu (float32)"
     last = load_checkpoint(tmp_path / "home" / "checkpoints" / "epoch-000003", "small")
-    assert sorted(last.optimizer["state"]) == list(range(len(list(Sums().build_model().parameters()))))
+    assert sorted(last.optimizer["state"]) == list(range(len(list(SiteSums().build_model().parameters()))))
 
     again = run(worlds, tmp_path, *settings, "max_epochs=6", size=size, restarted=True)
     assert_equal_models(again)

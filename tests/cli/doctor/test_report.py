@@ -10,10 +10,8 @@ import threading
 from pathlib import Path
 
 import pytest
-import typer
 from rich.console import Console
 from rich.text import Text
-from typer.testing import CliRunner
 
 from swarmcli.cli import service
 from swarmcli.cli.doctor import computer, peers, run, verb
@@ -26,6 +24,7 @@ from swarmcli.recipe import Link
 from swarmcli.recipe.run_key import RunKey
 from swarmcli.recipe.ticket import Ticket
 from tests.cli.doctor.faults import OTHER, home_with
+from tests.cli.typed import typed
 from tests.recipe.recipes import SMALL
 
 PEER = Identity.from_seed(1).peer_id
@@ -126,16 +125,14 @@ def test_the_verb_ends_with_1_on_a_failure_and_writes_the_report(
     outcomes = ["OK", "FAIL"]
     check = Check("odd", lambda context: [Finding("odd", each, "found", "mend it") for each in outcomes])  # type: ignore[arg-type]
     monkeypatch.setattr(verb, "CHECKS", (check, Check("homes", peers.find_homes), Check("clock", computer.check_clock)))
-    app = typer.Typer()
-    app.command()(verb.doctor)
-    done = CliRunner().invoke(app, ["--report"])
-    assert done.exit_code == 1
+    doctor = typed(verb.doctor)
+    done = doctor("--report", code=1)
     assert done.stdout.startswith("OK    odd: found\nFAIL  odd: found\n      → mend it\n")
     (file,) = tmp_path.glob("swarm-report-*.txt")
     assert "odd: found" in file.read_text()
     outcomes.remove("FAIL")
-    done = CliRunner().invoke(app, ["--json", "-o", "found.json"])
-    assert done.exit_code == 0 and json.loads(done.stdout.splitlines()[0])["outcome"] == "OK"
+    done = doctor("--json", "-o", "found.json")
+    assert json.loads(done.stdout.splitlines()[0])["outcome"] == "OK"
     assert json.loads((tmp_path / "found.json").read_text())["findings"][0]["check"] == "odd"
 
 
@@ -168,9 +165,7 @@ def test_who_waits_at_a_terminal_sees_for_what(
     monkeypatch.setattr(verb, "CHECKS", (Check("odd", look, 60.0, "finding out"),))
     monkeypatch.setattr(verb, "out", Console(file=screen, force_terminal=terminal, _environ={"TERM": "xterm"}))
     monkeypatch.setattr(verb, "err", Console(quiet=quiet))
-    app = typer.Typer()
-    app.command()(verb.doctor)
-    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    typed(verb.doctor)(*words)
     assert screen.shown.is_set() == told
     if not (told or words):
         assert Text.from_ansi(screen.getvalue()).plain.strip() == "OK    odd: found\n\nnothing is broken"
