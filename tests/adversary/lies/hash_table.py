@@ -40,11 +40,6 @@ def invent(liar: Liar) -> None:
     name_each_other([], invented=messages.MAX_CONTACTS)(liar)
 
 
-@lie("keeps nothing that it takes", "hash table", at_most="one replica fewer")
-def drop(liar: Liar) -> None:
-    _store_nothing(liar)
-
-
 @lie("plays back old records", "hash table", at_most="nothing: readers take the newest that its owner has signed")
 def play_back(liar: Liar) -> None:
     """Answers with the first version of each record that it has seen."""
