@@ -22,6 +22,7 @@ from swarmcli.compression import (
     codec_named,
     extract,
 )
+from swarmcli.compression.base import all_finite
 from swarmcli.errors import CompressionError
 from tests.compression.codecs import CODECS, FLOATS, PLAIN, WHOLE, error_bound, received, restore
 
@@ -67,7 +68,7 @@ def draw(kind: str, shape: tuple[int, ...], dtype: torch.dtype, exponent: int, s
 @example("constant", (4097,), torch.float32, -148, 0)
 @example("normal", (150_000,), torch.float32, 0, 2)  # large tensors are worked on in pieces
 @example("normal", (1500, 100), torch.float32, 0, 2)
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_the_error_stays_within_its_bound(
     codec: CompressionBase, kind: str, shape: tuple[int, ...], dtype: torch.dtype, exponent: int, seed: int
 ) -> None:
@@ -186,3 +187,34 @@ def test_an_adaptive_codec_of_ones_own_needs_public_methods_only() -> None:
         assert torch.allclose(codec.extract(received(message)), tensor, atol=1e-2)
     with pytest.raises(CompressionError, match="expected a codec of adaptive"):
         codec.extract(Float16Compression().compress(torch.ones(3)))
+
+
+def test_no_compression_copies_nothing() -> None:
+    tensor = torch.zeros(8)
+    message = NoCompression().compress(tensor)
+    tensor.fill_(3)
+    received_memory = bytearray(b"".join(message.payload))
+    restored = NoCompression().extract(TensorMessage(message.header, (received_memory,)))
+    assert restored.tolist() == [3.0] * 8
+    received_memory[:4] = b"\0\0\0\0"
+    assert restored[0] == 0.0
+
+
+def test_no_compression_gives_back_every_bit() -> None:
+    bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16)
+    restored = NoCompression().extract(NoCompression().compress(bits.view(torch.float16)))
+    assert torch.equal(restored.view(torch.int16), bits)
+
+
+def test_types_that_do_not_travel() -> None:
+    with pytest.raises(TypeError, match="float8"):
+        NoCompression().compress(torch.zeros(2, dtype=torch.float8_e5m2))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_all_finite_sees_every_element(dtype: torch.dtype) -> None:
+    tensor = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)
+    assert all_finite(tensor)  # although the sum overflows
+    for value in (math.nan, math.inf, -math.inf):
+        tensor[577] = value
+        assert not all_finite(tensor)

@@ -19,7 +19,6 @@ from swarmcli.dht.writing import write
 from swarmcli.errors import CallTimeout, UnknownMethod
 from swarmcli.events import Events
 from swarmcli.network.addresses import Scope
-from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix, prefix_of_address
 from swarmcli.testing.virtual_time import EPOCH
@@ -138,6 +137,3 @@ async def share_found(crowd: Crowd, honest: Sequence[NodeCore], reads: int, *, p
 def calls(cores: Iterable[NodeCore]) -> int:
     endpoints: list[Any] = [core.endpoint for core in cores]
     return sum(endpoint.calls for endpoint in endpoints)
-
-
-__all__ = ["Crowd", "CrowdEndpoint", "Endpoint", "calls", "share_found"]

@@ -9,8 +9,9 @@ from typing import Any
 
 from swarmcli.clock import Clock
 from swarmcli.dht import DHTNode
+from swarmcli.dht.routing import Contact
 from swarmcli.network.endpoint import Endpoint
-from swarmcli.network.identity import Identity
+from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.limits import NetworkLimits
 from swarmcli.testing.memory_network import MemoryNetwork
 from swarmcli.testing.virtual_time import EPOCH
@@ -28,6 +29,7 @@ class Swarm:
     def __init__(self, seed: int = 0, *, limits: NetworkLimits | None = None, **network: Any) -> None:
         self.network = MemoryNetwork(seed=seed, **network)
         self.nodes: list[DHTNode] = []
+        self._endpoints: list[Endpoint] = []
         self._limits = limits
         self._seed = seed
         self._lives = 0
@@ -40,7 +42,14 @@ class Swarm:
         self._lives += 1  # a peer that starts anew must not draw the same numbers again
         seed = zlib.crc32(f"{self._seed} {name} {self._lives}".encode())
         endpoint = Endpoint(transport, clock=clock, client_mode=client_mode, seed=seed)
+        self._endpoints.append(endpoint)
         await endpoint.start()
+        return endpoint
+
+    async def stranger(self, node: DHTNode, name: object = "stranger", *, client_mode: bool = True) -> Endpoint:
+        """No node, and connected with this one."""
+        endpoint = await self.endpoint(name, client_mode=client_mode)
+        await endpoint.connect(address(node), timeout=5.0)
         return endpoint
 
     async def node(
@@ -78,6 +87,8 @@ class Swarm:
     async def __aexit__(self, *_: object) -> None:
         for node in self.nodes:
             await node.shutdown()
+        for endpoint in self._endpoints:
+            await endpoint.close()
 
 
 def identity(name: object) -> Identity:
@@ -92,3 +103,8 @@ def address(node: DHTNode) -> str:
 def soon(node: DHTNode, seconds: float = 1000.0) -> float:
     """An expiration time."""
     return node.endpoint.clock.now() + seconds
+
+
+def contact(number: int) -> Contact:
+    """Of a peer that there is not."""
+    return Contact(PeerID(number.to_bytes(32, "big")), (f"memory://{number}",))

@@ -48,7 +48,6 @@ async def test_when_none_answers_each_is_named_with_what_failed() -> None:
         assert "did not answer" in words[0]
         assert "dht.ping" in words[3]
         assert all(each in str(caught.value) for each in addresses)
-        await foreign.close()
 
 
 @simulated

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from swarmcli.dht import DHT, DHTNode, ValueWithExpiration
 from swarmcli.errors import AddressError, BootstrapError, IdentityError, ListenError
 from swarmcli.network.addresses import parse_address
 from swarmcli.network.limits import NetworkLimits
+from tests.network.worlds import Number, double, reaches
 
 
 @pytest.fixture
@@ -166,3 +167,29 @@ def test_shutdown_does_not_wait_for_a_first_contact_that_stays_silent() -> None:
 def test_one_address_instead_of_a_list_is_a_type_error(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name} is a sequence of addresses"):
         DHT(start=False, **{name: "tcp://127.0.0.1:1"})  # type: ignore[arg-type]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(120):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def test_two_that_nobody_dials_reach_each_other_and_the_relay_advertises_itself() -> None:
+    with DHT(start=True, host="127.0.0.1", relay=True, relay_rate=1e9) as relay:
+        contacts = relay.get_visible_addresses()
+        with DHT(contacts, start=True, client_mode=True) as a, DHT(contacts, start=True, client_mode=True) as b:
+
+            async def talk() -> None:
+                b.endpoint.serve("double", Number, double)
+                await until(lambda: bool(a.endpoint.addresses and b.endpoint.addresses))
+                assert a.get_visible_addresses() == []  # whoever knows nobody does not find the relay
+                assert a.endpoint.addresses == (f"relay://{relay.peer_id.text}/{a.peer_id.text}",)
+                a.endpoint.learn(b.peer_id, b.endpoint.addresses)
+                assert await reaches(a.endpoint, b.endpoint)
+
+            a.run_coroutine(talk())
+            assert "1 relay" in a.reach.sentence()
+            while (found := a.get("relays", latest=True)) is None:  # bounded by the test's own time limit
+                pass
+            assert found.value[relay.own_subkey()].value["addresses"]

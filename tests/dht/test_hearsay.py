@@ -11,7 +11,7 @@ from swarmcli.dht.routing import Contact, spread
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix, prefix_of_address
 
-from .test_lookup import contact
+from .swarm import contact
 
 
 def near(target: int, count: int, seed: int = 0) -> list[Contact]:

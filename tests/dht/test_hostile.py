@@ -81,11 +81,8 @@ def endless(request: FindRequest) -> FindAnswer:
 MALFORMED: dict[str, Find] = {
     "another type": lambda request: WrongKind([1]),
     "too many neighbours": lambda request: FindReply(1, neighbours(200), nothing(request).answers),
-    "neighbours without addresses": lambda request: FindReply(1, neighbours(1, ()), nothing(request).answers),
     "too many addresses": lambda request: FindReply(1, neighbours(1, ("memory://a",) * 65), nothing(request).answers),
-    "too long addresses": lambda request: FindReply(1, neighbours(1, ("x" * 4097,)), nothing(request).answers),
     "too few answers": lambda request: FindReply(1, (), ()),
-    "too many answers": lambda request: FindReply(1, (), (FindAnswer(),) * 9),
     "no end": lambda request: FindReply(1, (), (FindAnswer(cursor=1, more=True),) * len(request.questions)),
     "no end of records": lambda request: FindReply(1, (), (endless(request),) * len(request.questions)),
 }
@@ -105,7 +102,6 @@ async def test_malformed_answers_are_counted_and_the_search_goes_on(kind: str) -
         refusals = [event for event in heard if isinstance(event, PeerRefused)]
         assert {event.peer for event in refusals} == {endpoint.peer_id.text}
         assert endpoint.peer_id not in nodes[1].core.contacts.table, "whoever talks nonsense is no contact"
-        await endpoint.close()
 
 
 def forged(**changes: Any) -> Find:
@@ -128,9 +124,7 @@ def forged(**changes: Any) -> Find:
     [
         ({"value": encode_value("forged")}, "signature"),
         ({"sequence": 6}, "signature"),
-        ({"value": b""}, "signature"),
         ({"key": "another"}, "bounds"),
-        ({"subkey": b"\xcc\x01", "sequence": 0, "signature": b""}, "bounds"),
         ({"expiration": 1e12}, "bounds"),
         ({"value": b"\xc1"}, "bounds"),
     ],
@@ -147,7 +141,6 @@ async def test_records_that_do_not_count_are_dropped_on_reading(changes: dict[st
         assert found is not None and list(found.value) == ["honest"]
         (refusal,) = [event for event in heard if isinstance(event, PeerRefused)]
         assert refusal.peer == endpoint.peer_id.text and rule in refusal.reason
-        await endpoint.close()
 
 
 @simulated
@@ -161,14 +154,12 @@ async def test_an_old_record_played_back_changes_nothing() -> None:
         await owner.store("key", "old", soon(owner, 900.0), subkey=mine)
         old = reader.core.storage.records(key_id("key"))[0]
         await owner.store("key", "new", soon(owner, 100.0), subkey=mine)
-        stranger = await swarm.endpoint("stranger", client_mode=True)
-        await stranger.connect(address(reader), timeout=5.0)
+        stranger = await swarm.stranger(reader)
         outcome = await store(stranger, reader, old)
         assert outcome.verdict == StoreVerdict.STALE
         await owner.withdraw("key", mine)
         assert (await store(stranger, reader, old)).verdict == StoreVerdict.STALE
         assert await reader.get("key", latest=True) is None
-        await stranger.close()
 
 
 async def store(stranger: Endpoint, node: DHTNode, record: Record) -> Outcome:
@@ -181,15 +172,13 @@ async def store(stranger: Endpoint, node: DHTNode, record: Record) -> Outcome:
 async def test_nobody_takes_anothers_subkey() -> None:
     async with Swarm() as swarm:
         node = await swarm.node("node")
-        stranger = await swarm.endpoint("stranger", client_mode=True)
-        await stranger.connect(address(node), timeout=5.0)
+        stranger = await swarm.stranger(node)
         subkey = encode_subkey(OwnedSubkey(node.peer_id))
         unsigned = Record("key", subkey, encode_value(1), soon(node), sequence=1, signature=b"x" * 64)
         assert (await store(stranger, node, unsigned)).verdict == StoreVerdict.REFUSED
         plain = Record("key", encode_subkey("a"), encode_value(1), soon(node), sequence=1 << 62)
         assert (await store(stranger, node, plain)).verdict == StoreVerdict.REFUSED
         assert node.core.storage.count() == 0
-        await stranger.close()
 
 
 @simulated
@@ -203,14 +192,13 @@ async def test_an_invented_newer_record_does_not_mislead_its_owner() -> None:
             record = msgspec.structs.replace(request.records[0], sequence=(1 << 63) - 1)
             return StoreReply((Outcome(int(StoreVerdict.STALE), record),) * len(request.records), ())
 
-        endpoint = await liar(swarm, nothing, stale)
+        await liar(swarm, nothing, stale)
         mine = nodes[0].own_subkey()
         for number in range(3):
             assert await nodes[0].store("key", number, soon(nodes[0]), subkey=mine)
         (kept,) = nodes[0].core.storage.records(key_id("key"))
         assert kept.sequence < 1 << 60
         assert (await nodes[1].get("key", latest=True)).value[mine].value == 2  # type: ignore[union-attr]
-        await endpoint.close()
 
 
 @pytest.mark.parametrize(
@@ -219,7 +207,6 @@ async def test_an_invented_newer_record_does_not_mislead_its_owner() -> None:
         (messages.FIND, FindRequest(False, (messages.Question(b"short"),)), FindReply),
         (messages.FIND, FindRequest(False, (messages.Question(id_to_bytes(1)),) * 1000), FindReply),
         (messages.PING, messages.PingRequest(5), messages.PingReply),  # type: ignore[arg-type]
-        (messages.SYNC, messages.SyncRequest(False, ((b"short", 1),)), messages.SyncReply),
         (messages.STORE, messages.StoreRequest(False, (), contacts="x"), StoreReply),  # type: ignore[arg-type]
     ],
 )
@@ -227,12 +214,10 @@ async def test_an_invented_newer_record_does_not_mislead_its_owner() -> None:
 async def test_impossible_requests_end_their_connection(method: str, request_: Any, reply: type) -> None:
     async with Swarm() as swarm:
         node = await swarm.node("node")
-        stranger = await swarm.endpoint("stranger", client_mode=True)
-        await stranger.connect(address(node), timeout=5.0)
+        stranger = await swarm.stranger(node)
         with pytest.raises(ConnectionLost, match="unreadable message"):
             await stranger.call(node.peer_id, method, request_, reply, timeout=5.0)
         assert node.endpoint.statistics().violations == {"unreadable message": 1}
-        await stranger.close()
 
 
 @simulated
@@ -242,15 +227,13 @@ async def test_a_reply_stays_within_its_bounds_whatever_is_asked() -> None:
         limits = DHTLimits()
         keys = [f"key {number}" for number in range(30)]
         await nodes[0].store_many(keys, [b"x" * 100_000] * 30, soon(nodes[0]))
-        stranger = await swarm.endpoint("stranger", client_mode=True)
-        await stranger.connect(address(nodes[0]), timeout=5.0)
+        stranger = await swarm.stranger(nodes[0])
         questions = tuple(messages.Question(id_to_bytes(key_id(key))) for key in keys)
         request = FindRequest(False, questions, contacts=10**9, values=True)
         reply = await stranger.call(nodes[0].peer_id, messages.FIND, request, FindReply, timeout=5.0)
         assert sum(record.size for answer in reply.answers for record in answer.records) <= limits.max_reply
         assert any(answer.more for answer in reply.answers)
         assert len(reply.neighbours) <= messages.MAX_CONTACTS
-        await stranger.close()
 
 
 @simulated
@@ -289,7 +272,6 @@ async def test_whoever_makes_up_records_without_end_does_not_fill_a_readers_memo
             assert len(found) <= limits.max_subkeys + 1
             await asyncio.sleep(1.0)
         assert made > 10 * limits.max_subkeys
-        await endpoint.close()
 
 
 @simulated
@@ -304,7 +286,6 @@ async def test_a_peer_that_claims_a_false_address_does_not_stay_a_contact() -> N
         assert stranger.peer_id in nodes[0].core.contacts.table
         await nodes[0].get("key", latest=True)
         assert stranger.peer_id not in nodes[0].core.contacts.table
-        await stranger.close()
 
 
 @simulated
@@ -331,7 +312,7 @@ async def test_what_others_say_of_a_node_is_not_handed_on_as_its_own_word() -> N
         nodes = await swarm.grow(3)
         honest, lie = nodes[2], ("memory://absent", nodes[2].endpoint.addresses[0])
         named = (Contact(honest.peer_id, lie),)
-        teller = await liar(swarm, lambda request: FindReply(1, named, nothing(request).answers))
+        await liar(swarm, lambda request: FindReply(1, named, nothing(request).answers))
         for node in nodes[:2]:
             node.endpoint.learn(honest.peer_id, lie)
             await node.get("key", latest=True)
@@ -339,7 +320,6 @@ async def test_what_others_say_of_a_node_is_not_handed_on_as_its_own_word() -> N
             contact = node.core.contacts.table.get(honest.peer_id)
             assert contact is not None and contact.addresses == honest.endpoint.addresses
             assert "memory://absent" not in [each.rpartition("/")[0] for each in node.known_addresses()]
-        await teller.close()
 
 
 @pytest.mark.parametrize("method", [messages.SYNC, messages.FIND])
@@ -352,14 +332,10 @@ async def test_who_asks_too_much_is_refused_and_nobody_else_is(method: str) -> N
         if method == messages.SYNC:
             request = messages.SyncRequest(False, tuple((name, 1) for name in many) * 10)
         reply = FindReply if method == messages.FIND else messages.SyncReply
-        greedy, modest = [await swarm.endpoint(name, client_mode=True) for name in ("greedy", "modest")]
-        for stranger in (greedy, modest):
-            await stranger.connect(address(node), timeout=5.0)
+        greedy, modest = [await swarm.stranger(node, name) for name in ("greedy", "modest")]
         with pytest.raises(CallRefused, match="too much"):
             for _ in range(int(DHTLimits().work_burst)):
                 await greedy.call(node.peer_id, method, request, reply, timeout=5.0)
         await modest.call(node.peer_id, method, request, reply, timeout=5.0)
         await asyncio.sleep(10.0)
         await greedy.call(node.peer_id, method, request, reply, timeout=5.0)
-        for stranger in (greedy, modest):
-            await stranger.close()

@@ -1,23 +1,23 @@
-"""The search as a state machine, compared with the slow and obvious one."""
+"""The search as a state machine, compared with what there is, and its driver."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from swarmcli.dht.lookup import Lookup
+from swarmcli.dht.lookup import Lookup, traverse
 from swarmcli.dht.records import ID_BITS
 from swarmcli.dht.routing import Contact, RoutingTable
 from swarmcli.errors import CallTimeout
 from swarmcli.network.identity import PeerID
+from tests.simulation import simulated
+
+from .swarm import contact
 
 Ask = Callable[[Contact], list[Contact]]
-
-
-def contact(number: int) -> Contact:
-    return Contact(PeerID(number.to_bytes(32, "big")), (f"memory://{number}",))
 
 
 class Network:
@@ -100,12 +100,43 @@ def test_no_more_than_parallel_are_asked_and_slow_ones_do_not_count() -> None:
     assert asked[0] in lookup.nearest(), "an answer that came is not slow any more"
 
 
-def test_it_waits_for_the_slow_when_there_is_nobody_else() -> None:
-    lookup = Lookup(0, 5)
-    lookup.offer([contact(1)])
-    (only,) = lookup.due(3)
-    lookup.asking(only.peer_id)
-    lookup.slow(only.peer_id)
-    assert lookup.due(3) == [] and not lookup.finished
-    lookup.answered(only.peer_id)
-    assert lookup.due(3) == [] and lookup.finished and lookup.nearest() == [only]
+def lookup(target: int, candidates: int, width: int = 5) -> Lookup:
+    made = Lookup(target, width)
+    made.offer(contact(number) for number in range(candidates))
+    return made
+
+
+@simulated
+async def test_one_message_serves_all_lookups_that_want_the_peer() -> None:
+    lookups = [lookup(number << 250, 8) for number in range(20)]
+    asked: list[PeerID] = []
+
+    async def ask(asked_one: Contact, asking: Sequence[Lookup]) -> list[Contact]:
+        asked.append(asked_one.peer_id)
+        await asyncio.sleep(0.1)
+        return []
+
+    await traverse(lookups, ask, parallel=5, slow_after=10.0)
+    assert all(len(each.nearest()) == 5 for each in lookups)
+    assert len(asked) <= 2 * 8
+
+
+@simulated
+async def test_a_silent_peer_costs_the_patience_only_and_its_call_is_cancelled() -> None:
+    made = lookup(0, 8)
+    silent = made.due(1)[0].peer_id
+    cancelled: list[PeerID] = []
+
+    async def ask(asked: Contact, asking: Sequence[Lookup]) -> list[Contact]:
+        if asked.peer_id == silent:
+            try:
+                await asyncio.sleep(1000.0)
+            except asyncio.CancelledError:
+                cancelled.append(asked.peer_id)
+                raise
+        return []
+
+    await traverse([made], ask, parallel=5, slow_after=0.5)
+    assert asyncio.get_running_loop().time() == pytest.approx(0.5)
+    assert cancelled == [silent]
+    assert len(made.nearest()) == 5

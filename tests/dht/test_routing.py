@@ -1,18 +1,18 @@
-"""The routing table, compared with sorting everything."""
+"""The routing table, compared with sorting everything; who was lost, and who is not listened to."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 
 import pytest
 
+from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import ID_BITS, node_id
-from swarmcli.dht.routing import Contact, RoutingTable
-from swarmcli.network.identity import PeerID
+from swarmcli.dht.routing import Contact, Contacts, RoutingTable
 
-
-def contact(number: int) -> Contact:
-    return Contact(PeerID(number.to_bytes(32, "big")), (f"memory://{number}",))
+from .swarm import contact
 
 
 def filled(count: int, bucket_size: int = 20, own: int = 10**6) -> RoutingTable:
@@ -71,3 +71,48 @@ def test_who_fails_is_replaced_by_the_newcomer_seen_last() -> None:
 
 def _bucket(each: Contact) -> int:
     return (each.node ^ node_id(contact(10**6).peer_id)).bit_length()
+
+
+Heard = list[tuple[str, Contact]]
+
+
+def made(bucket_size: int = 20, **limits: int) -> tuple[Contacts, Heard]:
+    """Contacts, with a list of the changes that they told of."""
+    heard: Heard = []
+    own = contact(0).peer_id
+    contacts = Contacts(own, bucket_size, DHTLimits(**limits))
+    contacts.listeners.append(lambda change, contact: heard.append((change, contact)))
+    return contacts, heard
+
+
+def test_lost_contacts_are_probed_ever_less_often_until_they_are_heard_from() -> None:
+    contacts, _ = made()
+    contacts.heard_from(contact(1), 0.0)
+    assert contacts.next_probe() == math.inf
+    contacts.gone(contact(1).peer_id, now=0.0)
+    times = []
+    for _ in range(12):
+        due = contacts.next_probe()
+        assert contacts.lost_contacts(due - 0.1, 4) == [] and contacts.lost_contacts(due, 4) == [contact(1)]
+        times.append(due)
+        contacts.gone(contact(1).peer_id, now=due)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert pauses[:3] == [8.0, 32.0, 128.0] and pauses[-1] == 600.0
+    assert contacts.last_resort(5) == [contact(1)]
+    contacts.heard_from(contact(1), 0.0)
+    assert contacts.next_probe() == math.inf and contacts.last_resort(5) == []
+
+
+def test_the_banned_are_not_taken_in_for_a_while() -> None:
+    contacts, heard = made(max_evicted=2)
+    peer = contact(1).peer_id
+    contacts.heard_from(contact(1), 0.0)
+    contacts.ban(peer, now=0.0)
+    contacts.heard_from(contact(1), 0.0)
+    assert peer not in contacts.table and contacts.is_banned(peer, now=299.0) and contacts.next_probe() == math.inf
+    contacts.heard_from(contact(1), 300.0)
+    assert peer in contacts.table
+    assert [what for what, _ in heard] == ["appeared", "lost", "appeared"]
+    for number in range(2, 5):
+        contacts.ban(contact(number).peer_id, now=0.0)
+    assert not contacts.is_banned(contact(2).peer_id, now=0.0) and contacts.is_banned(contact(4).peer_id, now=0.0)

@@ -108,15 +108,6 @@ def test_validators_that_allow_no_other_keys_allow_those_of_each_other(prefix: s
         first.validate(record(start + "size", 1))  # it is itself as before
 
 
-def test_other_keys_are_allowed_where_one_validator_of_that_prefix_allows_them() -> None:
-    checker = merged(SchemaValidator(Keys, allow_extra_keys=False), SchemaValidator(OtherKeys, prefix="open"))
-    checker.check(record("open_matter", 1), now=0.0)
-    with pytest.raises(ValidationError, match="no key 'closed_matter'"):
-        checker.check(record("closed_matter", 1), now=0.0)
-    checker.add([SchemaValidator(OtherKeys)])
-    checker.check(record("closed_matter", 1), now=0.0)
-
-
 class OldProgress(v1.BaseModel):
     epoch: v1.StrictInt
     rate: v1.confloat(strict=True, ge=0.0)  # type: ignore[valid-type]

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.records import (
-    NO_SUBKEY,
     OwnedSubkey,
     Record,
     Subkey,
@@ -44,29 +43,6 @@ records = st.builds(
 
 
 @settings(max_examples=30)
-@given(st.lists(records), st.permutations(range(8)))
-def test_storages_that_saw_the_same_hold_the_same(them: list[Record], order: list[int]) -> None:
-    them = them[:8]
-    first, second = Storage(DHTLimits()), Storage(DHTLimits())
-    for each in them:
-        first.put(each, now=0.0)
-    for index in order:
-        if index < len(them):
-            second.put(them[index], now=0.0)
-            second.put(them[index], now=0.0)
-    expected: dict[str, dict[bytes, Record]] = {}
-    for each in them:
-        merge_record(expected.setdefault(each.key, {}), each)
-    for key, held in expected.items():
-        for storage in (first, second):
-            entry = storage.entry(key_id(key), 0.0)
-            assert entry is not None
-            assert {name: stored.record for name, stored in entry.records.items()} == held
-        assert first.entry(key_id(key), 0.0).digest() == second.entry(key_id(key), 0.0).digest()  # type: ignore[union-attr]
-    assert first.size == second.size == sum(each.size for held in expected.values() for each in held.values())
-
-
-@settings(max_examples=30)
 @given(st.lists(records, max_size=12), st.lists(st.booleans(), min_size=12, max_size=12))
 def test_changes_since_a_cursor_make_up_the_whole(them: list[Record], reads: list[bool]) -> None:
     """A reader who now and then reads changes ends with what the storage holds."""
@@ -86,16 +62,6 @@ def test_changes_since_a_cursor_make_up_the_whole(them: list[Record], reads: lis
         for stored in entry.since(cursor):
             merge_record(seen, stored.record)
         assert seen == {name: stored.record for name, stored in entry.records.items()}
-
-
-def test_verdicts() -> None:
-    storage = Storage(DHTLimits())
-    assert storage.put(record(expiration=10.0), now=10.0) is StoreVerdict.EXPIRED
-    assert storage.put(record(expiration=10.0), now=5.0) is StoreVerdict.STORED
-    assert storage.put(record(expiration=10.0), now=5.0) is StoreVerdict.STORED, "the same again is no failure"
-    assert storage.put(record(expiration=9.0), now=5.0) is StoreVerdict.STALE
-    assert storage.put(record(expiration=11.0, value=2), now=5.0) is StoreVerdict.STORED
-    assert storage.find(key_id("key"), NO_SUBKEY) == record(expiration=11.0, value=2)
 
 
 def test_expired_records_vanish_with_their_keys() -> None:

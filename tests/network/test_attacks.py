@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import socket
 import ssl
 import tracemalloc
@@ -126,51 +125,31 @@ async def test_versions_that_differ_are_named_at_both_ends() -> None:
         assert f"versions differ: {versions}; update" in str(await dial_fails(address))
 
 
-SWRM = b"SWRM" + PROTOCOL_VERSION.to_bytes(2, "big")  # how every greeting begins
-
-
 # ---- other programs
 
 
 @pytest.mark.parametrize(
-    ("greeting", "words"),
+    ("greeting", "protocols", "words"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "another program: it does not speak TLS"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "another program: it does not speak TLS"),
-        (b"", "closed the connection during the handshake"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", [], "another program: it does not speak TLS"),
+        (b"", [], "no answer within 3 s; another program may be listening there"),
+        (None, [], "closed the connection during the handshake"),
+        (b"", ["h2", "http/1.1"], "another program: it speaks TLS, but is no swarm peer"),
     ],
 )
 @in_real_time
-async def test_a_dialed_program_without_tls_is_recognized(greeting: bytes, words: str) -> None:
+async def test_a_dialed_program_is_recognized(greeting: bytes | None, protocols: list[str], words: str) -> None:
+    context = listener_context(MALLORY) if protocols else None
+    if context is not None:
+        context.set_alpn_protocols(protocols)
+
     async def serve(raw: RawPeer) -> None:
-        raw.writer.write(greeting)
-        if greeting:
+        if greeting is not None:
+            raw.writer.write(greeting)
             await raw.rest()
 
-    async with raw_listener(serve) as address:
-        assert words in str(await dial_fails(address))
-
-
-@in_real_time
-async def test_a_dialed_web_server_with_tls_is_recognized() -> None:
-    context = listener_context(MALLORY)
-    context.set_alpn_protocols(["h2", "http/1.1"])
-
-    async def serve(raw: RawPeer) -> None:
-        await raw.rest()
-
     async with raw_listener(serve, context) as address:
-        assert "another program: it speaks TLS, but is no swarm peer" in str(await dial_fails(address))
-
-
-@in_real_time
-async def test_a_dialed_program_that_says_nothing_is_given_up() -> None:
-    async def serve(raw: RawPeer) -> None:
-        await raw.rest()
-
-    async with raw_listener(serve) as address:
-        error = await dial_fails(address, timeout=3.0)  # in which a busy machine connects
-        assert "no answer within 3 s; another program may be listening there" in str(error)
+        assert words in str(await dial_fails(address, timeout=3.0))  # in which a busy machine connects
 
 
 @in_real_time
@@ -185,10 +164,7 @@ async def test_words_of_strangers_cannot_play_tricks_on_a_terminal() -> None:
         assert "go away" in words and words.isprintable() and len(words) < 400
 
 
-@pytest.mark.parametrize(
-    "knock",
-    [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\xff\xff" + bytes(600), random.Random(3).randbytes(5000)],
-)
+@pytest.mark.parametrize("knock", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\xff\xff" + bytes(600)])
 @in_real_time
 async def test_programs_that_knock_without_tls_are_turned_away(knock: bytes) -> None:
     async with peer() as listener, raw_peer(listener.address, tls=False) as raw:
@@ -252,9 +228,7 @@ async def test_handshakes_within_their_grace_are_not_dropped_for_others() -> Non
     ("announced", "rule"),
     [
         ((1001, 0), "oversized message: 1001 bytes, at most 1000"),
-        ((0xFFFF_FFFE, 0), "oversized message: 4294967294 bytes, at most 1000"),
         ((10, 2001), "oversized payload: 2001 bytes, at most 2000"),
-        ((10, 0xFFFF_FFFF), "oversized payload: 4294967295 bytes, at most 2000"),
         ((0xFFFF_FFFF, 513), "oversized goodbye: 513 bytes, at most 512"),
     ],
 )

@@ -1,6 +1,10 @@
 """Budgets: nobody takes more than the page allows, and who was there before keeps what he has."""
 
+from __future__ import annotations
+
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 
@@ -229,3 +233,27 @@ def test_identities_of_one_network_have_few_votes() -> None:
 
 
 # Hostile offers
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
+ROWS = {
+    "payloads that nobody": BUDGETS.payloads,
+    "messages above 64 KiB": BUDGETS.heads,
+    "requests that are not": BUDGETS.requests,
+    "answers that are not": BUDGETS.replies,
+    "calls that wait for their": BUDGETS.calls,
+    "control connections": BUDGETS.connections,
+    "bulk connections": BUDGETS.bulk,
+}
+
+
+def numbers(row: str) -> Budget:
+    cells = row.strip("|").split("|")[1:]
+    found = [int(each.replace(",", "")) for cell in cells for each in re.findall(r"[\d,]+", cell)]
+    return Budget(*(each << 20 if "MiB" in row.split("|", 2)[2] else each for each in found))
+
+
+def test_the_table_has_the_constants() -> None:
+    for beginning, budget in ROWS.items():
+        [row] = [line for line in PAGE.splitlines() if line.startswith(f"| {beginning}")]
+        assert numbers(row) == budget, row

@@ -11,7 +11,7 @@ from swarmcli.events import Event, PeerConnected, PeerDisconnected
 from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID
 from swarmcli.network.budgets import Budget, Budgets
 from swarmcli.testing import MemoryNetwork
-from tests.simulation import simulated
+from tests.simulation import now, simulated
 from tests.suites import soak
 
 from .worlds import Number, double, endpoints, reaches, slow
@@ -134,17 +134,22 @@ async def test_all_addresses_are_tried_and_the_one_that_answers_is_remembered() 
         (good,) = b.addresses
         stranger = Endpoint(network.transport(Identity.from_seed(9)), client_mode=True)
         await stranger.start()
-        addresses = ("memory://nobody", "no address at all", c.addresses[0], good)
+        silent = Endpoint(network.transport(Identity.from_seed(8)))
+        await silent.start()
+        network.freeze(silent.peer_id)
+        addresses = ("memory://nobody", "no address at all", c.addresses[0], silent.addresses[0], good)
         stranger.learn(b.peer_id, addresses)
         assert await stranger.call(b.peer_id, "double", Number(1), Number, timeout=9) == Number(2)
         await asyncio.sleep(0.1)
         assert stranger.addresses_of(b.peer_id)[0] == good
+        assert now() < 2, "who does not answer holds up nobody"
         stranger.learn(b.peer_id, ("memory://a-lie",))
-        assert stranger.addresses_of(b.peer_id) == (good, "memory://a-lie")
+        assert stranger.addresses_of(b.peer_id) == (good, "memory://a-lie", *silent.addresses)
         stranger.learn(a.peer_id, ("memory://nobody", c.addresses[0]))
         with pytest.raises(PeerUnreachable, match=r"refused.*is .*, not"):
             await stranger.call(a.peer_id, "double", Number(1), Number, timeout=9)
         await stranger.close()
+        await silent.close()
 
 
 @simulated

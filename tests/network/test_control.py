@@ -264,11 +264,3 @@ async def test_lies_about_the_clock_only_look_bad() -> None:
             assert await call == Number(1)
         assert play.victim.clock.offset == pytest.approx(0, abs=1e-6)
         assert play.victim.round_trip(play.attacker.peer_id) is None
-
-
-@simulated
-async def test_a_peer_cannot_answer_a_ping_before_it_has_come() -> None:
-    """The first ping follows the greeting at once: who knew its number would send the pong with the greeting."""
-    async with scene(greet=False) as play:
-        await play.send(ControlHello(b"h" * 16), Pong(0, 0.0, 0.0))
-        await play.refused_for("unexpected message")

@@ -122,16 +122,10 @@ async def test_refusals_and_failures_of_handlers_have_names() -> None:
         async def fail(peer: PeerID, request: Number) -> Number:
             raise LookupError("x" * 5000)
 
-        async def cancelled(peer: PeerID, request: Number) -> Number:
-            raise asyncio.CancelledError
-
-        async def strange(peer: PeerID, request: Number) -> Any:
-            return object()
-
         async def huge(peer: PeerID, request: Number) -> Any:
             return bytes(2 << 20)
 
-        for handler in (refuse, fail, cancelled, strange, huge):
+        for handler in (refuse, fail, huge):
             b.serve(handler.__name__, Number, handler)
 
         async def call(method: str) -> None:
@@ -143,9 +137,8 @@ async def test_refusals_and_failures_of_handlers_have_names() -> None:
         with pytest.raises(RemoteError, match="LookupError: xxx") as failed:
             await call("fail")
         assert len(str(failed.value)) < 1100
-        for method in ("cancelled", "strange", "huge"):
-            with pytest.raises(RemoteError):
-                await call(method)
+        with pytest.raises(RemoteError):
+            await call("huge")
         with pytest.raises(UnknownMethod, match="nonsense"):
             await call("nonsense")
         b.withdraw("refuse", "never served")

@@ -1,16 +1,21 @@
-"""Frames are cut from any chunking of the stream, bounded before memory is taken."""
+"""Frames are cut from any chunking of the stream, within bounds, and messages in them are decoded strictly."""
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import suppress
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.errors import ProtocolViolation
+from swarmcli.network import Identity, PeerID, wire
 from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.transports.frames import FrameReader, PeerSaidGoodbye, byte_views, frame_start, goodbye_frame
+from swarmcli.network.wire.messages import BulkMessage, ControlMessage
 
 LIMITS = NetworkLimits(max_message=50, max_payload=200)
 
@@ -86,3 +91,46 @@ def test_pieces_become_bytes_without_a_copy() -> None:
     assert [view.nbytes for view in views] == [16, 16, 1] and views[0].obj is numbers.obj
     with pytest.raises(TypeError):
         byte_views([numbers[::2]])
+
+
+class Letter(msgspec.Struct, frozen=True):
+    sender: PeerID
+    copies: tuple[PeerID, ...] = ()
+    text: str = ""
+    extra: Any = None
+
+
+PEER = Identity.from_seed(1).peer_id
+
+
+def test_peer_ids_travel_as_their_bytes() -> None:
+    letter = Letter(PEER, (PEER, PEER), "ä")
+    decoded = wire.decode(Letter, wire.encode(letter))
+    assert decoded == letter and type(decoded.sender) is PeerID and type(decoded.copies[0]) is PeerID
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x81\xa6sender\xc4\x04abcd",  # an id of four bytes
+        b"\x81\xa6sender\x05",
+        wire.encode({"sender": bytes(PEER), "copies": 3}),
+        wire.encode({"text": "no sender"}),
+        wire.encode(Letter(PEER)) + b"\x00",
+        b"\x82\xa6sender\xc4\x20" + bytes(32) + b"\xa4text\xa2\xff\xff",  # no UTF-8
+        b"\x82\xa6sender\xc4\x20" + bytes(32) + b"\xa5extra" + b"\x91" * 100_000 + b"\xc0",  # very deep
+        b"\x82\xa6sender\xc4\x20" + bytes(32) + b"\xa7unknown" + b"\x91" * 100_000 + b"\xc0",
+    ],
+)
+def test_anything_else_is_a_decode_error(data: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        wire.decode(Letter, data)
+
+
+@pytest.mark.parametrize("expected", [Letter, ControlMessage, BulkMessage])
+@given(data=st.binary(max_size=200))
+def test_random_bytes_are_a_message_or_a_decode_error(expected: Any, data: bytes) -> None:
+    with contextlib.suppress(msgspec.DecodeError):
+        wire.decode(expected, data)

@@ -28,18 +28,15 @@ def test_a_peer_id_reads_what_it_writes() -> None:
     assert peer_id.short == str(peer_id)[:10] == f"{peer_id:.10}"
 
 
-@pytest.mark.parametrize("length", [0, 31, 33])
-def test_a_peer_id_has_32_bytes(length: int) -> None:
-    with pytest.raises(ValueError, match=f"32 bytes, got {length}"):
-        PeerID(b"x" * length)
-
-
-@pytest.mark.parametrize("text", ["", "a" * 51, "a" * 53, "A" * 52, "1" * 52, "ä" * 52, "a" * 51 + "b", "a" * 10_000])
-def test_other_texts_are_no_peer_ids(text: str) -> None:
+def test_nothing_else_is_a_peer_id() -> None:
+    for length in (0, 31, 33):
+        with pytest.raises(ValueError, match=f"32 bytes, got {length}"):
+            PeerID(b"x" * length)
     # The last but one decodes, but is a second spelling: four bits of its last letter carry nothing.
-    with pytest.raises(AddressError, match="52 characters") as caught:
-        PeerID.parse(text)
-    assert len(str(caught.value)) < 300
+    for text in ("", "a" * 51, "a" * 53, "A" * 52, "1" * 52, "ä" * 52, "a" * 51 + "b", "a" * 10_000):
+        with pytest.raises(AddressError, match="52 characters") as caught:
+            PeerID.parse(text)
+        assert len(str(caught.value)) < 300
 
 
 def test_a_signature_holds_for_its_purpose_its_fields_and_its_signer_only() -> None:
@@ -93,19 +90,12 @@ def test_a_file_in_use_by_another_process_is_refused(path: Path) -> None:
     Identity.load_or_create(path).close()  # a killed process holds nothing
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o666, 0o610])
-def test_a_file_that_others_may_touch_is_refused(path: Path, mode: int) -> None:
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o610, 0o000, 0o200])
+def test_a_file_that_others_may_touch_or_nobody_can_read_is_refused(path: Path, mode: int) -> None:
     Identity.load_or_create(path).close()
     path.chmod(mode)
-    with pytest.raises(IdentityError, match=f"mode {mode:04o}.*chmod 600 {path}"):
-        Identity.load_or_create(path)
-
-
-@pytest.mark.parametrize("mode", [0o000, 0o200])
-def test_an_unreadable_file_is_refused_for_the_superuser_too(path: Path, mode: int) -> None:
-    Identity.load_or_create(path).close()
-    path.chmod(mode)
-    with pytest.raises(IdentityError, match=r"readable") as caught:
+    words = f"mode {mode:04o}.*chmod 600 {path}" if mode & 0o077 else "readable"
+    with pytest.raises(IdentityError, match=words) as caught:
         Identity.load_or_create(path)
     assert str(path) in str(caught.value)
 
@@ -121,7 +111,7 @@ def _other_key() -> bytes:
     return Ed448PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", os.urandom(5000), b"-----BEGIN PRIVATE KEY-----\n", _other_key()])
+@pytest.mark.parametrize("content", [b"", b"-----BEGIN PRIVATE KEY-----\n", _other_key()])
 def test_garbage_is_refused_and_left_as_it_is(path: Path, content: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(content)

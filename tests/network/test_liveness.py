@@ -6,14 +6,15 @@ import asyncio
 
 import pytest
 
-from swarmcli.events import Event, PeerDisconnected
-from swarmcli.network import NetworkLimits, PeerID
+from swarmcli.clock import Clock
+from swarmcli.events import Event, PeerDisconnected, WokeUp
+from swarmcli.network import Endpoint, NetworkLimits, PeerID
 from swarmcli.network.control.channel import Liveness
 from swarmcli.testing import MemoryNetwork, virtual_time
-from tests.simulation import simulated
+from tests.simulation import now, simulated
 from tests.suites import soak
 
-from .worlds import Number, endpoints
+from .worlds import Number, endpoints, reaches
 
 
 class FakeConnection:
@@ -33,11 +34,7 @@ def test_any_byte_is_life() -> None:
         connection.bytes_received += 1  # of some long message that never seems to end
         assert not liveness.dead()
         liveness.ping_due(watched=True)
-
-
-def test_bytes_on_other_connections_are_life_too() -> None:
-    _, liveness = make()
-    for count in range(1000):
+    for count in range(1000):  # on other connections
         assert not liveness.dead(elsewhere=count)
         liveness.ping_due(watched=True)
 
@@ -129,3 +126,32 @@ async def test_a_long_message_over_a_slow_line_is_life_in_both_directions() -> N
         assert await a.call(b.peer_id, "measure", bytes(1_000_000), Number, timeout=200) == Number(1_000_000)
         assert asyncio.get_running_loop().time() > 50 and watched.done()  # there was no connection yet
         assert a.is_connected(b.peer_id)
+
+
+HOURS = 3 * 3600.0
+
+
+@simulated
+async def test_after_a_sleep_of_hours_a_peer_calls_on_new_connections_within_seconds() -> None:
+    network, slept, seen = MemoryNetwork(seed=1), [0.0], list[Event]()
+    clock = Clock(wall=lambda: 1e9, monotonic=lambda: now() + slept[0])
+    clocks = iter([clock, None])
+    async with endpoints(network, 2, make=lambda *args, **options: Endpoint(*args, clock=next(clocks), **options)) as (
+        laptop,
+        other,
+    ):
+        laptop.events.subscribe(seen.append)
+        assert await reaches(laptop, other)
+        await asyncio.sleep(60)
+        assert not any(isinstance(event, WokeUp | PeerDisconnected) for event in seen)
+
+        # While it sleeps, the other end and the routers forget the connection without a word that arrives.
+        network.cut(laptop.peer_id, other.peer_id)
+        slept[0] = HOURS
+        await asyncio.sleep(2)
+        network.heal()
+        told = [type(event) for event in seen if isinstance(event, WokeUp | PeerDisconnected)]
+        assert told == [WokeUp, PeerDisconnected]
+        began = now()
+        assert await reaches(laptop, other) and now() < began + 2
+        assert abs(laptop.clock.now() - 1e9 - HOURS) < 120  # the swarm's time went on

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from swarmcli.network.loop_thread import LoopThread, offload
+from swarmcli.network.loop_thread import LoopThread
 
 
 @pytest.fixture
@@ -81,33 +81,3 @@ def test_run_on_the_loops_own_thread_is_refused_instead_of_hanging(shared: LoopT
         return "refused"
 
     assert shared.run(from_inside()) == "refused"
-
-
-def test_a_cancelled_offload_ends_only_after_its_job(shared: LoopThread) -> None:
-    began, proceed = threading.Event(), threading.Event()
-    order: list[str] = []
-
-    def job() -> None:
-        began.set()
-        proceed.wait(60)
-        order.append("job")
-
-    async def caller() -> None:
-        try:
-            await offload(job)
-        finally:
-            order.append("caller")
-
-    async def main() -> None:
-        task = asyncio.ensure_future(caller())
-        await offload(began.wait, 60)
-        task.cancel()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert order == []
-        proceed.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    shared.run(main())
-    assert order == ["job", "caller"]

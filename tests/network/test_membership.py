@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from swarmcli.errors import NotAMember
-from swarmcli.network.identity import Identity, PeerID
+from swarmcli.network.identity import Identity
 from swarmcli.network.membership import (
     CLOSED,
     InvitationKind,
-    Membership,
     Pass,
     claimed,
 )
@@ -148,17 +147,6 @@ def test_an_ended_invitation_opens_nothing_and_ends_what_it_opened() -> None:
     assert "has ended" in listener.objection(member._identity.peer_id)
     with pytest.raises(NotAMember, match=r"has ended.*swarm invite.*clock"):
         meet(member, listener)
-
-
-def test_a_clock_that_is_turned_forward_is_named_as_what_may_be_wrong() -> None:
-    world, ahead = ClosedRunWorld(), ClosedRunWorld()
-    ahead.clock.time = TONIGHT + 1e6
-    with pytest.raises(NotAMember, match=r"no member of this closed run: .* set the clock of the computer"):
-        ahead.member(1, TONIGHT + 10**7).welcomed(*_shown(world.member(2)))
-
-
-def _shown(member: Membership) -> tuple[PeerID, bytes, bytes]:
-    return member._identity.peer_id, member.proof(PeerID(bytes(32))), b""
 
 
 @pytest.mark.parametrize("what", ["the peer", "the invitation"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -19,11 +18,11 @@ from swarmcli.errors import (
     RemoteError,
     UnknownMethod,
 )
-from swarmcli.network import Endpoint, Identity, NetworkLimits, PeerID, Stream
+from swarmcli.network import NetworkLimits, PeerID, Stream
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import now, simulated
 
-from .worlds import Number, endpoints, reaches
+from .worlds import Number, endpoints, reaches, town
 
 MiB = 1 << 20
 
@@ -83,26 +82,14 @@ async def test_streams_flow_both_ways_whoever_can_dial(clients: tuple[int, ...])
                 await _expect_end(stream)
 
 
-@asynccontextmanager
-async def started(*peers: Endpoint) -> AsyncIterator[None]:
-    try:
-        for peer in peers:
-            await peer.start()
-        yield
-    finally:
-        for peer in peers:
-            await peer.close()
-
-
 @simulated
 async def test_a_peer_that_cannot_dial_us_after_all_says_so() -> None:
     """The router before it no longer forwards what it forwarded before. What the dial met is not told."""
 
-    network = MemoryNetwork()
-    router = network.router("router")
-    one = Endpoint(network.transport(Identity.from_seed(1), behind=router))
-    client = Endpoint(network.transport(Identity.from_seed(2)), client_mode=True)
-    async with started(one, client):
+    async with town() as place:
+        router = place.network.router("5.2.0.1")
+        one = await place.peer(1, "192.168.1.2", behind=router)
+        client = await place.peer(2, "5.3.0.1", client_mode=True)
         outer = router.forward(4000, one.peer_id)
         await client.connect(outer, timeout=5)
         await asyncio.sleep(1)
@@ -160,8 +147,9 @@ async def test_a_payload_is_read_straight_into_the_receivers_memory() -> None:
         assert memory == b"".join(bytes([n]) * MiB for n in range(8))
 
 
-@pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("error", [ProtocolViolation("part twice: 3"), KeyError("no such part")])
+@pytest.mark.parametrize(
+    ("error", "early"), [(ProtocolViolation("part twice: 3"), False), (KeyError("no such part"), True)]
+)
 @simulated
 async def test_a_receiver_that_refuses_a_payload_resets_the_stream(error: Exception, early: bool) -> None:
     async with endpoints(MemoryNetwork(), 2) as [a, b]:

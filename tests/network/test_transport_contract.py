@@ -73,12 +73,15 @@ async def test_both_ends_know_each_other(world: World) -> None:
 async def test_frames_arrive_whole_and_in_order_both_ways(world: World) -> None:
     async with pair(world) as both:
         both.start()
-        frames = [(b"h%d" % number, bytes([number]) * (number * 30_000)) for number in range(12)]
+        sizes = [0, 1, 1000, 16_384, 16_385, 65_536, 300_000, (1 << 20) + 1, 5_000_001]
+        frames = [(b"h%d" % number, bytes([number]) * size) for number, size in enumerate(sizes)]
         for header, payload in frames:
-            await both.dialer.send(header, [payload])
+            memory = bytearray(payload[7:])
+            await both.dialer.send(header, [payload[:7], b"", memory])
+            memory[:] = bytes(len(memory))  # it is free after `send`
             await both.listener.send(header, [payload[:100]])
-        await both.at_listener.until(12)
-        await both.at_dialer.until(12)
+        await both.at_listener.until(len(frames))
+        await both.at_dialer.until(len(frames))
         assert both.at_listener.frames == frames
         assert both.at_dialer.frames == [(header, payload[:100]) for header, payload in frames]
 
@@ -218,10 +221,13 @@ async def _fill(connection: Connection) -> None:
 @on_each_transport
 async def test_close_lets_what_was_sent_arrive_and_tells_the_reason(world: World) -> None:
     async with pair(world) as both:
-        both.start()
+        both.dialer.start(both.at_dialer)
         for _ in range(3):
-            await both.dialer.send(b"last words", [bytes(300_000)])
-        await both.dialer.close("work is done")
+            await both.dialer.send(b"last words", [bytes(30_000)])
+        closing = asyncio.create_task(both.dialer.close("work is done"))
+        await asyncio.sleep(0.1)
+        both.listener.start(both.at_listener)  # what came before is not lost
+        await closing
         await both.at_listener.ended.wait()
         await both.at_dialer.ended.wait()
         assert len(both.at_listener.frames) == 3

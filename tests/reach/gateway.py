@@ -33,7 +33,6 @@ class Behaviour:
     permanent_only: bool = False
     gives_away: bool = False  # with UPnP: a port that another computer holds
     seconds: int | None = None  # that it grants; None: what it is asked for
-    location: str | None = None  # in its answer to a search; None: its description
     description: bytes | None = None  # None: its own
     action_answer: bytes | None = None  # what every action gets
     http_head: str = ""  # further lines of every answer
@@ -128,7 +127,7 @@ class HomeGateway:
     def _answer_search(self, question: bytes, client: str) -> bytes | None:
         if self.behaviour.silent or "UPnP" not in self.behaviour.speaks or not question.startswith(b"M-SEARCH"):
             return None
-        location = self.behaviour.location or f"{self.url}igd.xml"
+        location = f"{self.url}igd.xml"
         return f"HTTP/1.1 200 OK\r\nST: {DEVICE}\r\nLocation: {location}\r\nUSN: uuid:1::{DEVICE}\r\n\r\n".encode()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

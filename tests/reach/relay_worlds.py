@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -50,9 +50,12 @@ class Client:
 class Scene:
     """Makes peers; they are closed when it ends."""
 
-    def __init__(self, stack: AsyncExitStack, network: MemoryNetwork | None) -> None:
+    def __init__(self, stack: AsyncExitStack, network: Any) -> None:
         self.network = network
         self._stack = stack
+
+    def at_end(self, close: Callable[[], Awaitable[None]]) -> None:
+        self._stack.push_async_callback(close)
 
     async def relay(
         self, seed: int = 0, budgets: RelayBudgets | None = None, *, host: str = "", **options: Any

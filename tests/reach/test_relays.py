@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-import pytest
-
 from swarmcli.network import Endpoint, Identity, PeerID
 from swarmcli.reach.relay_messages import (
     OFFER,
@@ -54,8 +52,12 @@ async def relays_of(peers: Scene, board: Board, *seeds: int) -> list[tuple[Endpo
     return made
 
 
-def keeper(client: Client, board: Board) -> Relays:
-    return Relays(client.endpoint, client.transport, find=board.find)
+async def keeper(peers: Scene, client: Client, board: Board) -> Relays:
+    """Searches for relays until the scene ends."""
+    relays = Relays(client.endpoint, client.transport, find=board.find)
+    peers.at_end(relays.close)
+    await relays.start()
+    return relays
 
 
 async def until(relays: Relays, *expected: Endpoint, within: float) -> None:
@@ -79,8 +81,7 @@ async def test_the_nearest_is_taken_and_announced_and_one_by_lot() -> None:
         made = [endpoint for endpoint, _ in await relays_of(peers, board, 4, 2, 3, 1)]
         for seed in range(8):
             client = await peers.client(seed)
-            relays = keeper(client, board)
-            await relays.start()
+            relays = await keeper(peers, client, board)
             await until_two(relays, within=3)
             first, second = [endpoint for held in relays.held for endpoint in made if endpoint.peer_id == held.peer]
             assert first is made[3] and second is not first
@@ -100,8 +101,7 @@ async def test_a_contact_that_relays_needs_no_record() -> None:
         client = await peers.client(0)
         for endpoint in (contact, bystander):
             await client.endpoint.connect(endpoint.addresses[0], timeout=5)
-        relays = keeper(client, board)
-        await relays.start()
+        relays = await keeper(peers, client, board)
         await until(relays, contact, within=1)
         await asyncio.sleep(600)
         assert board.reads < 30, "one relay is missing, which is no reason to ask all the time"
@@ -109,7 +109,6 @@ async def test_a_contact_that_relays_needs_no_record() -> None:
         board.records[later.peer_id] = RelayRecord(later.addresses)
         await asyncio.sleep(70)
         assert len(relays.held) == 2
-        await relays.close()
 
 
 @simulated
@@ -118,12 +117,10 @@ async def test_reservations_are_renewed_for_hours() -> None:
         board = Board()
         [(_, relay)] = await relays_of(peers, board, 0)
         client = await peers.client(0)
-        relays = keeper(client, board)
-        await relays.start()
+        await keeper(peers, client, board)
         for _ in range(8):
             await asyncio.sleep(450)
             assert relay.statistics().reservations == 1
-        await relays.close()
 
 
 @simulated
@@ -132,13 +129,11 @@ async def test_a_relay_that_is_killed_is_replaced_within_seconds() -> None:
         board = Board()
         made = [endpoint for endpoint, _ in await relays_of(peers, board, 1, 2, 3)]
         a, b = await peers.client(0), await peers.client(1)
-        keepers = [keeper(a, board), keeper(b, board)]
+        keepers = [await keeper(peers, client, board) for client in (a, b)]
         for relays in keepers:
-            await relays.start()
             await until_two(relays, within=3)
         await a.meet(b)
         assert await reaches(a.endpoint, b.endpoint)
-        assert peers.network is not None
         peers.network.kill(made[0].peer_id)
         for relays in keepers:
             await until(relays, made[1], made[2], within=5)
@@ -149,7 +144,6 @@ async def test_a_relay_that_is_killed_is_replaced_within_seconds() -> None:
         assert await reaches(b.endpoint, a.endpoint)
         for relays in keepers:
             await until(relays, made[2], within=5)
-            await relays.close()
 
 
 @simulated
@@ -158,10 +152,8 @@ async def test_a_silent_relay_is_replaced_too() -> None:
         board = Board()
         made = [endpoint for endpoint, _ in await relays_of(peers, board, 1, 2, 3)]
         client = await peers.client(0)
-        relays = keeper(client, board)
-        await relays.start()
+        relays = await keeper(peers, client, board)
         await until_two(relays, within=3)
-        assert peers.network is not None
         peers.network.freeze(made[0].peer_id)
         began = now()
         await until(relays, made[1], made[2], within=20)
@@ -176,8 +168,7 @@ async def test_a_client_that_becomes_dialable_gives_its_reservations_back() -> N
         board = Board()
         made = await relays_of(peers, board, 0, 1)
         client = await peers.client(0)
-        relays = keeper(client, board)
-        await relays.start()
+        relays = await keeper(peers, client, board)
         await asyncio.sleep(2)
         assert [relay.statistics().reservations for _, relay in made] == [1, 1]
         await relays.close()
@@ -186,7 +177,6 @@ async def test_a_client_that_becomes_dialable_gives_its_reservations_back() -> N
         await relays.start()  # it has moved behind a router again
         await asyncio.sleep(2)
         assert len(client.endpoint.addresses) == 2
-        await relays.close()
 
 
 @simulated
@@ -199,10 +189,8 @@ async def test_a_relay_without_room_and_a_dead_one_are_passed_over() -> None:
         board.records[Identity.from_seed(99).peer_id] = RelayRecord(("memory://nobody",))
         [(good, _)] = await relays_of(peers, board, 5)
         client = await peers.client(0)
-        relays = keeper(client, board)
-        await relays.start()
+        relays = await keeper(peers, client, board)
         await until(relays, good, within=5)
-        await relays.close()
 
 
 @simulated
@@ -215,10 +203,8 @@ async def test_the_second_relay_is_rather_in_another_network() -> None:
             made.append((await peers.relay(seed, host=host))[0])
             board.records[made[-1].peer_id] = RelayRecord(made[-1].addresses)
         client = await peers.client(0)
-        relays = keeper(client, board)
-        await relays.start()
+        relays = await keeper(peers, client, board)
         await until(relays, made[0], made[2], within=3)
-        await relays.close()
 
 
 @simulated
@@ -237,17 +223,15 @@ async def test_many_relays_of_two_networks_are_seldom_both_relays_of_a_client() 
             client = await peers.client(seed)
             for contact in (*liars[:8], *honest[:2]):
                 await client.endpoint.connect(contact.addresses[0], timeout=5)
-            relays = keeper(client, board)
-            await relays.start()
+            relays = await keeper(peers, client, board)
             await until_two(relays, within=5)
             cut_off += {held.peer for held in relays.held}.isdisjoint(each.peer_id for each in honest)
             await relays.close()
         assert cut_off <= 2, "of eight"
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e-12, 5.0])
 @simulated
-async def test_a_reservation_that_ends_at_once_is_none(seconds: float) -> None:
+async def test_a_reservation_that_ends_at_once_is_none() -> None:
     async with scene() as peers:
         asked = 0
 
@@ -257,19 +241,17 @@ async def test_a_reservation_that_ends_at_once_is_none(seconds: float) -> None:
         async def reserve(peer: PeerID, request: Reserve) -> Reserved:
             nonlocal asked
             asked += 1
-            return Reserved(seconds)
+            return Reserved(1e-12)
 
         hasty = await peers.listener(1)
         hasty.serve(OFFER, AskForOffer, offer)
         hasty.serve(RESERVE, Reserve, reserve)
         client = await peers.client(0)
         await client.endpoint.connect(hasty.addresses[0], timeout=5)
-        relays = keeper(client, Board())
-        await relays.start()
+        relays = await keeper(peers, client, Board())
         await asyncio.sleep(600)
         assert not relays.held and not client.transport.relays and not client.endpoint.addresses
         assert 1 <= asked <= 11, "asked as seldom as one that refuses"
-        await relays.close()
 
 
 @simulated

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 
 from swarmcli.compression import BlockwiseQuantization, Float16Compression, NoCompression
 from swarmcli.errors import StateDownloadError
-from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state import unnamed_file
 from swarmcli.state.assembly import Assembly
 from swarmcli.state.distant import DistantTensor, loaded
@@ -26,12 +24,7 @@ from swarmcli.state.snapshot import PinnedState, Snapshot, read_manifest
 from tests.averaging.states import CHUNK, Swarm, check, make_state, size_of
 from tests.simulation import simulated
 
-
-@pytest.fixture(autouse=True, scope="module")
-def small_chunks() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(snapshot_module, "_MIN_CHUNK", CHUNK)
-        yield
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 def assembled(pinned: PinnedState, spool: Path) -> Assembly:

@@ -14,16 +14,12 @@ from swarmcli.compression import TensorDescriptor
 from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import SiteError, StateDownloadError
 from swarmcli.events import PeerRefused
-from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state.distant import DistantTensor, fill, loaded
 from swarmcli.state.snapshot import PinnedState, Snapshot
-from tests.averaging.states import CHUNK, Swarm, check, make_state
+from tests.averaging.states import Swarm, check, make_state
 from tests.simulation import in_real_time, simulated
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_module, "_MIN_CHUNK", CHUNK)
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 class Elsewhere(DistantTensor):

@@ -11,7 +11,6 @@ import pytest
 from swarmcli.errors import CallRefused, StateDownloadError
 from swarmcli.network import Endpoint
 from swarmcli.state import donor as donor_module
-from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state.assembly import DownloadedState
 from swarmcli.state.donor import (
     StateDonor,
@@ -19,14 +18,11 @@ from swarmcli.state.donor import (
 from swarmcli.state.download import download_state
 from swarmcli.state.snapshot import Snapshot
 from swarmcli.state.witnesses import RootAnswer, RootQuestion, root_method
-from tests.averaging.states import CHUNK, Swarm, check, make_state, size_of, trickle
+from tests.averaging.states import Swarm, check, make_state, size_of, trickle
 from tests.simulation import simulated
 from tests.suites import soak
 
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_module, "_MIN_CHUNK", CHUNK)
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 SPEED = 1_000_000  # bytes per second of every link
@@ -66,7 +62,7 @@ async def test_sixteen_newcomers_at_once(donors: int) -> None:
     The first four at each share its link, for 4 S / B. Then 5 D peers hold the state, and the others need as long as
     these take to send it, or as their own links take for it; twice that is allowed.
     """
-    async with Newcomers(donors, 16, 400_000) as swarm:
+    async with Newcomers(donors, 16, 200_000) as swarm:
         everyone = await asyncio.gather(*(swarm.arrive(newcomer) for newcomer in range(16)))
         alone = swarm.total / SPEED
         then = max(1.0, (16 - 4 * donors) / (5 * donors))

@@ -88,16 +88,6 @@ async def test_donors_that_are_gone_are_named() -> None:
         assert contact.peer_id.text not in caught.value.attempts
 
 
-@simulated
-async def test_a_donor_that_ends_withdraws_its_offer() -> None:
-    async with Averagers(5) as swarm:
-        donor, other = [await swarm.add_one(share_state=number == 0) for number in range(2)]
-        await asyncio.sleep(1)
-        assert len(await other.core.sharing.donors()) == 1
-        await donor.core.shutdown()
-        assert await other.core.sharing.donors() == []
-
-
 @pytest.mark.parametrize("value", [b"garbage", wire.encode({"priority": float("nan")})])
 @simulated
 async def test_offers_that_no_honest_donor_makes(value: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,15 +12,9 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmcli.state import snapshot as snapshot_module
 from swarmcli.state.snapshot import PinnedState, Snapshot, read_manifest
 
-
-@pytest.fixture(autouse=True, scope="module")
-def small_chunks() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(snapshot_module, "_MIN_CHUNK", 4096)
-        yield
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 names = st.text(min_size=1, max_size=5)
