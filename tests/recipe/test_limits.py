@@ -58,11 +58,7 @@ def test_a_value_that_makes_no_sense_is_refused_with_what_to_write(key: str, wri
     assert said in str(error.value)
 
 
-def test_what_is_written_as_none_takes_a_weaker_limit_away() -> None:
+def test_what_is_written_as_none_takes_a_weaker_limit_away_and_amounts_are_sizes_or_shares() -> None:
     weak, strong = Limits(upload=1e6, threads=2), Limits.model_validate({"upload": "none"})
-    assert merged(weak, strong) == Limits(upload=None, threads=2)
-    assert merged(weak, Limits()) == weak
-
-
-def test_amounts_are_sizes_or_shares() -> None:
+    assert merged(weak, strong) == Limits(upload=None, threads=2) and merged(weak, Limits()) == weak
     assert (amount_of(0.5, 100.0), amount_of(4e9, 100.0), amount_of(None, 100.0)) == (50.0, 4e9, None)

@@ -117,11 +117,8 @@ def test_text_that_looks_like_something_else_stays_text() -> None:
 )
 def test_a_path_says_where_rows_come_from_unless_somebody_does(item: str, source: str) -> None:
     assert small(f"datasets.0={item}").datasets[0].source == source
-
-
-def test_a_file_of_rows_is_read_by_its_rows() -> None:
     (dataset,) = small("datasets.0={path: ./chats/a.jsonl, field: said}").datasets
-    assert isinstance(dataset, HuggingFaceDataset)
+    assert isinstance(dataset, HuggingFaceDataset)  # a file of rows is read by its rows
     assert (dataset.path, dataset.data_files, dataset.field) == ("json", ("./chats/a.jsonl",), "said")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,24 @@ def outlined(recipe: Recipe, directory: Path) -> nn.Module:
         patch.setenv("SWARM_CACHE_DIR", str(directory / "cache"))
         keep_outline(recipe, build_task(recipe).build_model(outline=True))
         return outline_of(recipe)
+
+
+def saved_bytes(model: nn.Module, compute: Callable[[], object]) -> int:
+    """What autograd keeps between the passes, besides the model itself."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+    kept: dict[int, int] = {}
+    alive = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(storage)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        compute()
+    return sum(kept.values())
 
 
 def write_rows(file: Path, *rows: Any) -> Path:

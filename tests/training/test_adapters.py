@@ -92,12 +92,6 @@ def test_only_an_adapter_is_trained_and_it_begins_alike_everywhere(
     assert equal(dict(late.named_parameters()), dict(model.named_parameters())) and late.training
 
 
-def test_a_base_of_a_config_is_made_by_the_seed(tmp_path: Path) -> None:
-    exact = small(tmp_path, LLAMA, "adapter=lora", "local.base_dtype=float32")
-    first, second = (dict(build(exact).named_parameters()) for _ in range(2))
-    assert equal(first, second) and {each.dtype for each in first.values()} == {torch.float32}
-
-
 def test_checkpoints_are_pefts_own(tmp_path: Path, saved: Path) -> None:
     exactly = "base_model=saved", "local.base_dtype=float32"
     recipe = small(tmp_path, *exactly, "adapter=lora", "lora_modules_to_save=[lm_head]")
@@ -260,7 +254,10 @@ def test_a_head_that_the_base_lacks_begins_alike_and_is_trained_in_float32(tmp_p
         made("AutoModel")
 
 
-def test_a_module_that_the_base_lacks_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_a_base_of_a_config_is_made_by_the_seed_and_a_module_that_it_lacks_refused_by_its_name(tmp_path: Path) -> None:
+    exact = small(tmp_path, LLAMA, "adapter=lora", "local.base_dtype=float32")
+    first, second = (dict(build(exact).named_parameters()) for _ in range(2))
+    assert equal(first, second) and {each.dtype for each in first.values()} == {torch.float32}
     for override, message in (
         ("lora_target_modules=[q_proj, v_prj]", "the base has no module 'v_prj'; did you mean v_proj"),
         ("lora_modules_to_save=[lm_hed]", "the base has no module 'lm_hed'; did you mean lm_head"),

@@ -7,14 +7,13 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from torch import nn
 
 from swarmcli.errors import RecipeError
 from swarmcli.optim.config import Role
 from swarmcli.recipe import Limits, Recipe, parse_recipe
 from swarmcli.training import Compute, build_task, memory
 from swarmcli.training.memory import Room, activation_bytes, cgroup_limits, check_memory, format_bytes, memory_needs
-from tests.training.small_tasks import small
+from tests.training.small_tasks import saved_bytes, small
 
 CPU, CUDA = Compute(torch.device("cpu")), Compute(torch.device("cuda", 0))
 HUGE = ("base_model={model_type: gpt2, n_layer: 96, n_embd: 12288, n_head: 96}", "sequence_len=2048")  # GPT-3
@@ -135,24 +134,6 @@ def test_words_count_beside_an_adapter_as_without(tmp_path: Path) -> None:
         return more - less
 
     assert of_words("adapter=lora") == of_words() > 0
-
-
-def saved_bytes(model: nn.Module, compute: object) -> int:
-    """What autograd keeps between the passes, besides the model itself."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
-    kept: dict[int, int] = {}
-    alive = []
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-            alive.append(storage)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        compute()  # type: ignore[operator]
-    return sum(kept.values())
 
 
 def test_control_groups_limit_a_machine(tmp_path: Path) -> None:

@@ -23,27 +23,35 @@ def compute(pace: ComputePace, clock: Clock, seconds: float) -> float:
     return rested
 
 
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def pace(clock: Clock) -> ComputePace:
+    return ComputePace(0.5, clock=clock)
+
+
 @pytest.mark.parametrize(("share", "batch"), [(0.1, 0.01), (0.1, 0.4), (0.9, 0.1)])
-def test_a_share_of_the_time_is_kept_over_ten_seconds(share: float, batch: float) -> None:
-    clock = Clock()
-    pace = ComputePace(share, clock=clock)
-    began, computed = clock.now, 0.0
+def test_a_share_of_the_time_is_kept_over_ten_seconds(share: float, batch: float, clock: Clock) -> None:
+    pace, began, computed = ComputePace(share, clock=clock), clock.now, 0.0
     while clock.now < began + 10:
         compute(pace, clock, batch)
         computed += batch
     assert computed / (clock.now - began) == pytest.approx(share, rel=0.1)
 
 
-def test_it_rests_after_each_batch_and_not_in_bursts() -> None:
-    clock = Clock()
-    pace = ComputePace(0.5, clock=clock)
+def test_it_rests_after_each_batch_not_in_bursts_and_makes_up_for_long_rests(pace: ComputePace, clock: Clock) -> None:
     compute(pace, clock, 0.3)
     assert [compute(pace, clock, 0.1) for _ in range(20)] == pytest.approx([0.1] * 20)
+    for _ in range(50):
+        compute(pace, clock, 0.1)
+        clock.now += 0.02  # the system wakes the thread late
+    assert compute(pace, clock, 0.1) < 0.1
 
 
-def test_waiting_for_others_counts_as_rest_and_is_not_saved_up() -> None:
-    clock = Clock()
-    pace = ComputePace(0.5, clock=clock)
+def test_waiting_for_others_counts_as_rest_and_is_not_saved_up(pace: ComputePace, clock: Clock) -> None:
     pace.begin()
     clock.now += 2.0
     pace.end()
@@ -54,24 +62,12 @@ def test_waiting_for_others_counts_as_rest_and_is_not_saved_up() -> None:
     assert compute(pace, clock, 0.5 + 0.2) == pytest.approx(0.2)
 
 
-def test_a_rest_that_takes_longer_than_asked_is_made_up_for() -> None:
-    clock = Clock()
-    pace = ComputePace(0.5, clock=clock)
-    for _ in range(50):
-        compute(pace, clock, 0.1)
-        clock.now += 0.02  # the system wakes the thread late
-    assert compute(pace, clock, 0.1) < 0.1
-
-
-def test_another_share_counts_from_now_on_also_in_the_middle_of_a_rest() -> None:
-    clock = Clock()
-    pace = ComputePace(0.1, clock=clock)
+def test_another_share_counts_from_now_on_also_in_the_middle_of_a_rest(pace: ComputePace, clock: Clock) -> None:
+    pace.share = 0.1
     pace.begin()
     clock.now += 1.0
     pace.end()
-    assert pace.owed == pytest.approx(9.0, rel=0.1)
-    pace.share = 0.5
-    assert pace.owed == pytest.approx(1.0, rel=0.1)
-    pace.share = 1.0
-    assert pace.owed == 0.0
+    for share, owed in ((0.1, 9.0), (0.5, 1.0), (1.0, 0.0)):
+        pace.share = share
+        assert pace.owed == pytest.approx(owed, rel=0.1)
     assert compute(pace, clock, 5.0) == 0.0

@@ -16,7 +16,7 @@ from swarmcli.training import Compute, LoopSettings, TrainingLoop, build_task, c
 from swarmcli.training.device import LossScaler
 from swarmcli.training.memory import activation_bytes
 
-from .small_tasks import SoloOptimizer, build_optimizer, small
+from .small_tasks import SoloOptimizer, build_optimizer, saved_bytes, small
 
 CPU = torch.device("cpu")
 
@@ -75,19 +75,10 @@ def test_gradient_checkpointing_keeps_less_and_computes_the_same(tmp_path: Path)
 
     def kept(*overrides: str) -> int:
         recipe = small(tmp_path, "base_model.n_layer=4", "local.micro_batch_size=4", *overrides)
-        task, nbytes = build_task(recipe), 0
-
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal nbytes
-            nbytes += tensor.nbytes
-            return tensor
-
-        model = task.build_model()
-        batch = next(iter(task.batches(0)))
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            task.loss(model, batch)
+        task = build_task(recipe)
+        model, batch = task.build_model(), next(iter(task.batches(0)))
         assert activation_bytes(recipe, task.build_model(outline=True), Compute(CPU)) > 0
-        return nbytes
+        return saved_bytes(model, lambda: task.loss(model, batch))
 
     assert kept("gradient_checkpointing=true") < 0.5 * kept()
 
