@@ -163,12 +163,6 @@ def test_shutdown_does_not_wait_for_a_first_contact_that_stays_silent() -> None:
     assert time.monotonic() - started < NetworkLimits().handshake_timeout / 2 and swarm_threads() == []
 
 
-@pytest.mark.parametrize("name", ["initial_peers", "announce_addresses"])
-def test_one_address_instead_of_a_list_is_a_type_error(name: str) -> None:
-    with pytest.raises(TypeError, match=f"{name} is a sequence of addresses"):
-        DHT(start=False, **{name: "tcp://127.0.0.1:1"})  # type: ignore[arg-type]
-
-
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110

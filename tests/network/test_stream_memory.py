@@ -87,16 +87,3 @@ async def test_giving_up_while_memory_is_lent_resets_the_stream(arrived: bool) -
     reading.cancel()
     await asyncio.wait([reading])
     assert reading.cancelled() and channel.resets == ["gave up a payload that was arriving"]
-
-
-@simulated
-async def test_giving_up_otherwise_loses_nothing() -> None:
-    channel = FakeChannel()
-    reading = asyncio.create_task(channel.stream.receive(Number))
-    await asyncio.sleep(0)
-    channel.begin(1, MiB)[:] = b"y" * MiB
-    reading.cancel()
-    await asyncio.wait([reading])
-    channel.complete()
-    message, payload = await channel.stream.receive(Number)
-    assert message == Number(1) and payload == b"y" * MiB and channel.resets == []

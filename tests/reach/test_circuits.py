@@ -47,14 +47,8 @@ async def talk(peers: Scene) -> None:
     assert figures.circuits >= 1 and figures.bytes_passed > 12 * MIB
 
 
-@simulated
-async def test_two_clients_call_each_other_and_send_streams_both_ways() -> None:
-    async with scene() as peers:
-        await talk(peers)
-
-
 @in_real_time
-async def test_the_same_over_tcp() -> None:
+async def test_two_clients_call_each_other_and_send_streams_both_ways() -> None:
     async with tcp_scene() as peers:
         await talk(peers)
     assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -127,15 +127,18 @@ class Versions(Newcomers):
     """One donor, that has a state of any version, and keys that trickle. The last newcomer is honest."""
 
     options = donor_module.DonorOptions()
+    asked: set[bytes]
 
     async def __aenter__(self) -> Versions:
         await super().__aenter__()
+        self.asked = set()
         self.donors[0].close()
         self.donors[0] = StateDonor(self.endpoints[0], "test", self.version, options=self.options)
         self.donors[0].start()
         return self
 
     async def version(self, version: bytes) -> Snapshot:
+        self.asked.add(version)
         return Snapshot(version, {"epoch": 3}, make_state(seed=version[0], size=100_000))
 
     async def fetch(self, timeout: float = 120.0, version: bytes = b"v") -> float:
@@ -162,6 +165,18 @@ class Versions(Newcomers):
             yield
             for task in staying:
                 task.cancel()
+
+
+@simulated
+async def test_two_versions_are_downloaded_at_once_and_the_third_one_waits() -> None:
+    async with Versions(1, 3, 1) as swarm:
+        coming = [
+            asyncio.create_task(download_state(endpoint, "test", swarm.ids, version=version, timeout=60))
+            for endpoint, version in zip(swarm.endpoints[1:], (b"a", b"b", b"c"), strict=True)
+        ]
+        await asyncio.sleep(0.2)
+        assert len(swarm.asked) == 2
+        assert [state.version for state in await asyncio.gather(*coming)] == [b"a", b"b", b"c"]
 
 
 @simulated

@@ -121,6 +121,17 @@ async def test_of_two_that_differ_in_one_bit_the_second_goes_on_where_the_first_
 
 
 @simulated
+async def test_the_only_donor_is_asked_once_more() -> None:
+    async with Swarm(1, bandwidth=50_000) as swarm:
+        downloading = asyncio.create_task(swarm.download())
+        await asyncio.sleep(1.5)
+        for channel in list(swarm.endpoints[0]._streams.channels()):
+            channel.connection.abort("a cable was pulled")
+        check(await downloading, swarm.states[0])
+        assert swarm.endpoints[-1].statistics().traffic.received < 1.2 * size_of(swarm.states[0])
+
+
+@simulated
 async def test_a_donor_that_names_false_hashes_is_not_asked_again() -> None:
     """Its manifest comes first, so the others are measured by it, until it is caught."""
     async with Swarm(3, bandwidth=100_000) as swarm:

@@ -57,6 +57,14 @@ def test_what_stands_on_a_node_ends_before_it() -> None:
     assert story == ["started", "used", "ended"]
 
 
+def test_the_same_seed_gives_the_same_peers() -> None:
+    async def ids(seed: int) -> list[bytes]:
+        async with Swarm(seed=seed) as swarm:
+            return [(await swarm.node()).peer_id for _ in range(2)]
+
+    assert run(ids(1)) == run(ids(1)) != run(ids(2))
+
+
 @simulated
 async def test_a_killed_peer_answers_nobody() -> None:
     async with Swarm() as swarm:
