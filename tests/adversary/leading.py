@@ -52,6 +52,7 @@ ALTERED: dict[str, Callable[[Member], Member]] = {
     "one that does not send": lambda member: replace(member, bid=replace(member.bid, sends=False)),
     "one that needs long to send": lambda member: replace(member, bid=replace(member.bid, seconds=100.0)),
     "one at another address": lambda member: replace(member, addresses=("memory://elsewhere:1",)),
+    "one that has claimed more": lambda member: replace(member, claim=member.claim + 1.0),
     "one with another standing": lambda member: replace(member, standing=not member.standing),
     "one that cannot be dialed": lambda member: replace(member, listening=False, addresses=()),
 }
