@@ -102,23 +102,3 @@ def test_each_peer_finds_out_by_itself_where_it_stands(internet: Internet) -> No
     moved = f"tcp://{forwarding.outside[0]}:{PORT}"
     assert moved != outer
     home.until(lambda said: said["verdicts"]["IPv4"] == [True, "dialed back", [moved]])
-
-
-@pytest.mark.soak
-def test_a_machine_that_moves_tells_where_it_is_now(internet: Internet) -> None:
-    public = Peer(internet.machine("public")).hears()
-    laptop = internet.machine("laptop")
-    peer = Peer(laptop, public["addresses"][0])
-    assert not peer.hears()["client"]
-    laptop.site.move()
-    place = f"tcp://{laptop.site.addresses[0]}:{PORT}"
-    peer.until(lambda said: said["verdicts"].get("IPv4") == [True, "dialed back", [place]])
-
-
-@pytest.mark.soak
-def test_neighbours_need_nobody_and_the_wish_of_one_alone(internet: Internet) -> None:
-    router = internet.router("home")
-    first = Peer(router.machine("ann")).hears()
-    second = Peer(router.machine("ben"), *first["addresses"]).hears()
-    assert second["verdicts"]["IPv4"] == [True, "assumed", [f"tcp://192.168.1.3:{PORT}"]]
-    assert "peers in this network can dial" in second["said"]

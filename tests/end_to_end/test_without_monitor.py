@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from swarmcli.cli.processes import Child
-from swarmcli.journal import JournalReader
 from tests.end_to_end.forked import command
 from tests.end_to_end.swarm import Swarm
-from tests.end_to_end.test_link import Stranger
 
 pytestmark = pytest.mark.e2e
 
@@ -54,44 +50,3 @@ def test_a_trainer_that_is_started_again_while_the_monitor_is_gone_finds_the_oth
     port = place.rpartition(":")[2]
     back = run.start("monitor", "monitor", "--port", port, "--web", "0")
     run.wait(lambda: run.epoch("ann") > epoch + 3, "ann goes on with the monitor", ann, back)
-
-
-@pytest.mark.soak
-def test_a_trainer_that_joined_by_a_link_writes_the_checkpoints_and_the_book_without_the_monitor(
-    swarm: Callable[..., Swarm], tmp_path: Path
-) -> None:
-    run = swarm(ENDLESS)
-    monitor = run.start_monitor("--set", "checkpoint.every_epochs=2")
-    stranger = Stranger(tmp_path / "elsewhere", run.children)
-    stranger.environment["SWARM_RUNTIME_DIR"] = str(tmp_path / "runtime")
-    trainer = stranger.join(run.told("monitor")["link"], "ann", "--yes")
-
-    def samples(home: Path) -> int:
-        """Of everyone, as the book in a home has it."""
-        if not (home / "journal.sqlite").exists():
-            return 0
-        with JournalReader(home / "journal.sqlite") as journal:
-            return sum(line.samples for line in journal.book("test-run")[1])
-
-    def of(what: Callable[[Path], int], *alive: Child) -> Callable[[], int]:
-        return lambda: what(stranger.homes[0]) if stranger.homes else 0
-
-    run.wait(lambda: samples(run.home("monitor")) > 0, "the monitor counts", monitor, trainer)
-    (home,) = stranger.homes
-    assert not list(home.glob("checkpoints/epoch-*")), "while the monitor writes them"
-    monitor.kill()
-    port = run.contact.split("/")[2].rpartition(":")[2]
-    before = samples(run.home("monitor"))
-    run.wait(lambda: any(home.glob("checkpoints/epoch-*/checkpoint.json")), "the trainer writes them", trainer)
-    run.wait(lambda: samples(home) > before, "the trainer counts on", trainer)
-    meanwhile = samples(home)
-
-    back = run.start("monitor", "monitor", "--set", "checkpoint.every_epochs=2", "--port", port, "--web", "0")
-    seen = [before]
-
-    def knows() -> bool:
-        seen.append(samples(run.home("monitor")))
-        return seen[-1] >= meanwhile
-
-    run.wait(knows, "the monitor has what was given while it was away", trainer, back)
-    assert seen == sorted(seen), "totals never shrink"

@@ -53,14 +53,9 @@ class Swarm:
     def view(self, peer: PeerID, earlier: Sequence[Evaluated] = (), mates: Sequence[PeerID] | None = None) -> Any:
         known = set(self.peers) - self.strangers - {peer} if mates is None else set(mates)
         return RunEvaluations(
-            EvaluationSettings(**({"every_epochs": 5} | self.settings)),
-            peer,
-            lambda: cast(Any, dict(self.reports)),
-            lambda: known,
-            lambda other: other not in self.silent,
-            self.heard[peer].append,
-            earlier,
-        )
+            EvaluationSettings(**({"every_epochs": 5} | self.settings)), peer, lambda: cast(Any, dict(self.reports)),
+            lambda: known, lambda other: other not in self.silent, self.heard[peer].append, earlier,
+        )  # fmt: skip
 
     def come_to(self, epoch: int) -> None:
         for report in self.reports.values():

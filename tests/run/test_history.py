@@ -61,15 +61,9 @@ def test_however_many_have_told_a_report_is_added_to_them_and_nothing_is_copied(
 def test_of_four_one_that_claims_an_absurd_loss_moves_neither_curve_nor_alert(tmp_path: Path) -> None:
     history, alerts = EpochHistory(), Alerts()
     status = RunStatus(
-        run_id="r",
-        state="training",
-        peer_id="a",
-        role="monitor",
-        epoch=0,
-        samples=0,
-        target=100,
+        run_id="r", state="training", peer_id="a", role="monitor", epoch=0, samples=0, target=100,
         samples_per_second=1.0,
-    )
+    )  # fmt: skip
     honest, begun = [5.0 - epoch / 20 for epoch in range(41)], []
     with Journal(tmp_path / "journal.sqlite", run=RunRecord("r", "monitor", "a"), clock=lambda: 5.0) as journal:
         for epoch in range(1, 41):

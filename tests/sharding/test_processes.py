@@ -1,4 +1,4 @@
-"""The harness itself: what goes through it, and what a rank that fails looks like in the test."""
+"""The harnesses themselves: what goes through it, and what a rank that fails looks like in the test."""
 
 from __future__ import annotations
 
@@ -12,18 +12,13 @@ import torch
 import torch.distributed as dist
 
 from tests.sharding.processes import RankFailed, World, Worlds
-
-pytestmark = pytest.mark.e2e
+from tests.sharding.threads import in_threads
 
 
 def gather(start: float) -> dict[str, object]:
     total = torch.tensor(start + dist.get_rank())
     dist.all_reduce(total)
     return {"rank": dist.get_rank(), "total": total, "pid": os.getpid(), "draw": torch.rand(2)}
-
-
-def echo(*values: object) -> list[object]:
-    return list(values)
 
 
 def fail_in_one() -> None:
@@ -44,14 +39,7 @@ def hang_in_one() -> None:
         signal.pause()
 
 
-def form(backend: str) -> int:
-    dist.init_process_group(backend)
-    total = torch.ones(())
-    dist.all_reduce(total)
-    dist.destroy_process_group()
-    return int(total)
-
-
+@pytest.mark.e2e
 def test_a_failed_rank_is_shown_and_the_next_check_has_a_new_world(worlds: Worlds) -> None:
     before = worlds(2).run(gather, 0.0)
     with pytest.raises(RankFailed, match=r"rank 1: Traceback(.|\n)*has had enough(.|\n)*the last words"):
@@ -60,13 +48,21 @@ def test_a_failed_rank_is_shown_and_the_next_check_has_a_new_world(worlds: World
     assert [float(each["total"]) for each in worlds(2).run(gather, 1.0)] == [3.0, 3.0]
 
 
+@pytest.mark.e2e
 def test_of_a_dead_rank_the_others_can_tell(worlds: Worlds) -> None:
     survivor, dead = worlds(2).outcomes(die_in_one)
     assert "ended with -9" in str(dead.error)
     assert survivor.error is not None  # in the barrier after the check
 
 
+@pytest.mark.e2e
 def test_a_rank_that_hangs_is_ended_with_its_stack() -> None:
     hanging, stuck = World(2, seconds=5.0).outcomes(hang_in_one)  # in which a busy machine comes to the check
     assert hanging.error is not None
     assert "hang_in_one" in str(stuck.error)
+
+
+def test_a_rank_that_fails_in_a_thread_is_shown_and_the_others_do_not_wait_for_it() -> None:
+    with pytest.raises(RankFailed, match=r"rank 1: Traceback(.|\n)*has had enough"):
+        in_threads(2, fail_in_one)
+    assert [float(each["total"]) for each in in_threads(2, gather, 1.0)] == [3.0, 3.0]

@@ -34,14 +34,11 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from swarmcli.sites.links import sever
+from tests.sharding.processes import RankFailed
 
 SECONDS = 60.0  # for a check
 GRACE_SECONDS = 5.0  # for the others to tell what they saw of a rank that failed
 DRAWING = threading.Lock()  # from torch.manual_seed on until all is drawn
-
-
-class RankFailed(AssertionError):
-    """A rank raised, or took too long."""
 
 
 def in_threads(size: int, check: Callable[..., Any], *arguments: Any) -> list[Any]:

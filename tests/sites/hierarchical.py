@@ -100,14 +100,9 @@ def _leader(
     levels = LeaderLevels(commands, list(net.parameters()), hierarchy)
     with DHT(contacts, start=True, host="127.0.0.1") as dht:
         optimizer = Optimizer(
-            dht=dht,
-            run_id="site",
-            scheduler=schedule,
-            offload_optimizer=False,
-            grad_averager=None,
-            site=SiteHooks(companions=levels),
-            **options,
-        )
+            dht=dht, run_id="site", scheduler=schedule, offload_optimizer=False, grad_averager=None,
+            site=SiteHooks(companions=levels), **options,
+        )  # fmt: skip
         levels.lead(optimizer)
         with SiteLeader(commands, optimizer, net, levels, wants_to_stop=wants_to_stop) as leader:
             try:

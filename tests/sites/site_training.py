@@ -162,15 +162,10 @@ def _leader(
         options |= {"grad_averager": None}
     with DHT(contacts, start=True, host="127.0.0.1") as dht:
         optimizer = Optimizer(
-            dht=dht,
-            run_id="site",
-            target_batch_size=plan.target_batch_size,
-            optimizer=sharded if plan.zero else lambda params: made(params, **settings),
-            params=trained,
-            scheduler=schedule,
-            site=SiteHooks(sums.make_accumulator),
-            **{"offload_optimizer": False, **options},
-        )
+            dht=dht, run_id="site", target_batch_size=plan.target_batch_size,
+            optimizer=sharded if plan.zero else lambda params: made(params, **settings), params=trained,
+            scheduler=schedule, site=SiteHooks(sums.make_accumulator), **{"offload_optimizer": False, **options},
+        )  # fmt: skip
         shards = _shards(plan, site, optimizer.opt.zero, commands) if plan.home else None
         if shards is not None:
             _go_on(site, shards.home, optimizer, net)
@@ -216,6 +211,29 @@ def _go_on(site: Site, home: Path, optimizer: Any, net: torch.nn.Module) -> None
     if checkpoint is not None:
         checkpoint.restore_model(net)
         optimizer.load_state_dict(checkpoint.optimizer)
+
+
+@contextmanager
+def plain_peer(
+    net: torch.nn.Module, target: int, kind: str = "adamw", **options: Any
+) -> Iterator[tuple[DHT, Optimizer]]:
+    """A peer of the same run that is no site, and the first one of its swarm."""
+    made, settings = OPTIMIZERS[kind]
+    with DHT(start=True, host="127.0.0.1") as dht:
+        optimizer = Optimizer(
+            dht=dht, run_id="site", target_batch_size=target, optimizer=made(net.parameters(), **settings),
+            scheduler=schedule, **options,
+        )  # fmt: skip
+        with shut_down_afterwards(optimizer):
+            yield dht, optimizer
+
+
+@contextmanager
+def shut_down_afterwards(optimizer: Optimizer) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        optimizer.shutdown()
 
 
 def in_thread(work: Callable[[], Any]) -> threading.Thread:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from swarmcli.dht import DHT
-from swarmcli.optim import Optimizer
 from tests.sharding.threads import in_threads
-from tests.sites.site_training import OPTIMIZERS, TIGHT, Plan, in_thread, model, reference, schedule, site_rank, train
+from tests.sites.site_training import (
+    TIGHT,
+    Plan,
+    in_thread,
+    model,
+    plain_peer,
+    reference,
+    site_rank,
+    train,
+)
 from tests.sites.site_training import weights as weights_of
 from tests.suites import soak
 
@@ -53,14 +58,6 @@ def test_local_updates_step_with_the_mean_over_all_ranks(zero: bool) -> None:
         assert torch.equal(result, results[0])
 
 
-@contextmanager
-def shut_down_afterwards(optimizer: Optimizer) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        optimizer.shutdown()
-
-
 def train_beside_a_plain_peer(zero: bool, kind: str) -> list[torch.Tensor]:
     """At rank 0: the site's weights and the plain peer's. In each epoch every one of the three computes its part."""
     size, epochs = 4, 5
@@ -70,20 +67,14 @@ def train_beside_a_plain_peer(zero: bool, kind: str) -> list[torch.Tensor]:
         with site_rank(plan) as rank:
             train(rank.steps, rank.net, 1, size, epochs=epochs, turns=2)
         return [weights_of(rank.net)]
-    made, settings = OPTIMIZERS[kind]
-    with DHT(start=True, host="127.0.0.1") as dht:
-        peer = Optimizer(
-            dht=dht,
-            run_id="site",
-            target_batch_size=plan.target_batch_size,
-            optimizer=made(net.parameters(), **settings),
-            scheduler=schedule,
-        )
-        with shut_down_afterwards(peer), site_rank(plan, contacts=dht.get_visible_addresses()) as rank:
-            peer.load_state_from_peers()
-            plain = in_thread(lambda: train(peer, net, 2, size, epochs=epochs, turns=2))
-            train(rank.steps, rank.net, 0, size, epochs=epochs, turns=2)
-            plain.join()
+    with (
+        plain_peer(net, plan.target_batch_size, kind) as (dht, peer),
+        site_rank(plan, contacts=dht.get_visible_addresses()) as rank,
+    ):
+        peer.load_state_from_peers()
+        plain = in_thread(lambda: train(peer, net, 2, size, epochs=epochs, turns=2))
+        train(rank.steps, rank.net, 0, size, epochs=epochs, turns=2)
+        plain.join()
     return [weights_of(rank.net), weights_of(net)]
 
 

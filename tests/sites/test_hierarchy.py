@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -23,7 +21,17 @@ from swarmcli.sites.site import Site
 from tests.sharding.processes import World
 from tests.sharding.threads import in_threads, ranks
 from tests.sites.hierarchical import done_over, site_rank
-from tests.sites.site_training import OPTIMIZERS, TIGHT, in_thread, model, schedule, train, weights
+from tests.sites.site_training import (
+    OPTIMIZERS,
+    TIGHT,
+    in_thread,
+    model,
+    plain_peer,
+    schedule,
+    shut_down_afterwards,
+    train,
+    weights,
+)
 
 UNEQUAL = {2: (3, 5), 4: (3, 5, 1, 2)}
 
@@ -95,19 +103,10 @@ def learn_beside_a_plain_peer(
             if told:
                 rank.steps.drain()
         return [weights(rank.net)]
-    net, (made, settings) = model(), OPTIMIZERS["momentum"]
-    with DHT(start=True, host="127.0.0.1") as dht:
-        peer = Optimizer(
-            dht=dht,
-            run_id="site",
-            target_batch_size=options["target"],
-            optimizer=made(net.parameters(), **settings),
-            scheduler=schedule,
-            grad_averager=None,
-            delay_state_averaging=delay,
-        )
+    net = model()
+    with plain_peer(net, options["target"], "momentum", grad_averager=None, delay_state_averaging=delay) as (dht, peer):
         options |= {"contacts": dht.get_visible_addresses(), "delay_state_averaging": delay}
-        with shut_down_afterwards(peer), site_rank(dict(levels), **options) as rank:
+        with site_rank(dict(levels), **options) as rank:
             peer.load_state_from_peers()
             beside = in_thread(lambda: learn(peer, net, PLAIN, **{**work, "size": ranks * size}))
             learn(rank.steps, rank.net, own, **work)
@@ -120,14 +119,6 @@ def learn_beside_a_plain_peer(
             for ended in [in_thread(each.state_dict) for each in (peer, rank.optimizer)]:
                 ended.join()  # the last average has come in
     return [weights(rank.net), weights(net)]
-
-
-@contextmanager
-def shut_down_afterwards(optimizer: Optimizer) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        optimizer.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -160,21 +151,12 @@ def join_a_running_swarm(levels: list[list[int]]) -> list[Any]:
     if dist.get_rank():
         with site_rank(dict(levels), **options) as rank:
             return [weights(rank.net), state_of(rank.optimizer), rank.optimizer.param_groups[0]["lr"]]
-    net, (made, settings) = model(), OPTIMIZERS["adamw"]
-    with DHT(start=True, host="127.0.0.1") as dht:
-        peer = Optimizer(
-            dht=dht,
-            run_id="site",
-            target_batch_size=8,
-            optimizer=made(net.parameters(), **settings),
-            scheduler=schedule,
-            grad_averager=None,
-        )
-        with shut_down_afterwards(peer):
-            train(peer, net, PLAIN, 4, epochs=3, turns=2)
-            with site_rank(dict(levels), contacts=dht.get_visible_addresses(), **options) as rank:
-                found = [weights(rank.net), state_of(rank.optimizer.opt), rank.optimizer.param_groups[0]["lr"]]
-            return [*found, weights(net), state_of(peer.opt), peer.param_groups[0]["lr"]]
+    net = model()
+    with plain_peer(net, 8, "adamw", grad_averager=None) as (dht, peer):
+        train(peer, net, PLAIN, 4, epochs=3, turns=2)
+        with site_rank(dict(levels), contacts=dht.get_visible_addresses(), **options) as rank:
+            found = [weights(rank.net), state_of(rank.optimizer.opt), rank.optimizer.param_groups[0]["lr"]]
+        return [*found, weights(net), state_of(peer.opt), peer.param_groups[0]["lr"]]
 
 
 def test_all_ranks_of_a_newcomer_begin_where_the_swarm_is() -> None:
@@ -222,15 +204,10 @@ def test_what_does_not_fit() -> None:
         levels = LeaderLevels(LeaderCommands(site), list(net.parameters()), {2: 2})
         with DHT(start=True, host="127.0.0.1") as dht:
             optimizer = Optimizer(
-                dht=dht,
-                run_id="site",
-                target_batch_size=8,
-                params=list(net.parameters()),
-                optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
-                grad_averager=None,
-                offload_optimizer=True,
+                dht=dht, run_id="site", target_batch_size=8, params=list(net.parameters()),
+                optimizer=lambda params: torch.optim.SGD(params, lr=0.1), grad_averager=None, offload_optimizer=True,
                 site=SiteHooks(companions=levels),
-            )
+            )  # fmt: skip
             with shut_down_afterwards(optimizer), pytest.raises(ValueError, match="not copies"):
                 levels.lead(optimizer)
 

@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from swarmcli.dht import DHT
-from swarmcli.optim import Optimizer, PowerSGDGradientAverager
+from swarmcli.optim import PowerSGDGradientAverager
 from tests.sharding.threads import in_threads
 from tests.sites.site_training import (
-    OPTIMIZERS,
     TIGHT,
     Plan,
     in_thread,
     loss_of,
     model,
+    plain_peer,
     rows,
-    schedule,
     site_rank,
     train,
     weights,
 )
 from tests.suites import soak
-
-
-@contextmanager
-def plain_peer(
-    net: torch.nn.Module, target: int, kind: str = "adamw", **options: Any
-) -> Iterator[tuple[DHT, Optimizer]]:
-    made, settings = OPTIMIZERS[kind]
-    with DHT(start=True, host="127.0.0.1") as dht:
-        optimizer = Optimizer(
-            dht=dht,
-            run_id="site",
-            target_batch_size=target,
-            optimizer=made(net.parameters(), **settings),
-            scheduler=schedule,
-            **options,
-        )
-        try:
-            yield dht, optimizer
-        finally:
-            optimizer.shutdown()
 
 
 def join_late(zero: bool, kind: str) -> list[Any]:

@@ -108,35 +108,16 @@ class FakeRun:
         samples = round(TARGET * self.part) if self._trainers() else 0
         me = next((peer for peer in self.people if peer.me), OTHERS[-1])
         return RunStatus(
-            run_id=self.run_id,
-            state=self.state,
-            peer_id=me.peer_id,
-            role=me.role,
-            name=me.name,
-            epoch=self.finished_epochs,
-            max_epochs=self.max_epochs,
-            samples=samples,
-            target=TARGET,
-            eta_seconds=(TARGET - samples) / rate if rate else None,
-            run_eta_seconds=self.run_eta,
-            alarm=self.alarm,
-            waits=self.waits,
-            seat=self.seat,
-            samples_per_second=rate,
-            losses=tuple(loss_at(epoch) for epoch in range(1, self.finished_epochs + 1))[-60:],
-            started=START,
-            last_epoch=epoch_row(self.finished_epochs) if self.finished_epochs else None,
-            now=self.now,
-            join_line=self.join_line,
-            link=self.link,
-            link_reach=self.link_reach,
-            install=self.install,
-            mode=self.mode,
-            reach=REACH,
-            result=self.result,
-            peers=tuple(self._peers()),
+            run_id=self.run_id, state=self.state, peer_id=me.peer_id, role=me.role, name=me.name,
+            epoch=self.finished_epochs, max_epochs=self.max_epochs, samples=samples, target=TARGET,
+            eta_seconds=(TARGET - samples) / rate if rate else None, run_eta_seconds=self.run_eta, alarm=self.alarm,
+            waits=self.waits, seat=self.seat, samples_per_second=rate,
+            losses=tuple(loss_at(epoch) for epoch in range(1, self.finished_epochs + 1))[-60:], started=START,
+            last_epoch=epoch_row(self.finished_epochs) if self.finished_epochs else None, now=self.now,
+            join_line=self.join_line, link=self.link, link_reach=self.link_reach, install=self.install,
+            mode=self.mode, reach=REACH, result=self.result, peers=tuple(self._peers()),
             own=self._own() if self.with_own else None,
-        )
+        )  # fmt: skip
 
     def _own(self) -> Totals:
         moved = self.finished_epochs * 41_300_000, self.finished_epochs * 38_900_000
@@ -164,23 +145,13 @@ class FakeRun:
         own = next((each for each in given if each.peer == status.peer_id), Contribution(peer=status.peer_id))
         place, of = views.rank(given, status.peer_id)
         me = Me(
-            peer_id=status.peer_id,
-            name=status.name,
-            role=status.role,
+            peer_id=status.peer_id, name=status.name, role=status.role,
             sentence=views.sentence(status, self.activity, mine.samples_per_second if mine else 0.0),
-            samples_per_second=mine.samples_per_second if mine else 0.0,
-            connectivity=REACH,
-            activity=self.activity,
-            share=mine.share if mine else None,
-            samples=own.samples,
-            hours=own.hours,
-            rank=place,
-            ranked=of,
-            told_by=views.told_by(self.basis),
-            rests_on=views.rests_on(self.basis),
-            totals=self._own(),
+            samples_per_second=mine.samples_per_second if mine else 0.0, connectivity=REACH, activity=self.activity,
+            share=mine.share if mine else None, samples=own.samples, hours=own.hours, rank=place, ranked=of,
+            told_by=views.told_by(self.basis), rests_on=views.rests_on(self.basis), totals=self._own(),
             limits=self.limits,
-        )
+        )  # fmt: skip
         return Overview(
             run=replace(status, peers=()),
             me=me,
@@ -358,14 +329,9 @@ STALLED = Alert(id="stalled-1", kind="stalled", text="No epoch has ended for 12 
 def moment(epoch: int) -> Moment:
     row = epoch_row(epoch)
     return Moment(
-        time=row.time,
-        seconds=8.0,
-        epoch=epoch,
-        alive=row.peers + 2.0,
-        trainers=float(row.peers),
-        samples_per_second=row.samples / row.seconds,
-        loss=row.loss,
-    )
+        time=row.time, seconds=8.0, epoch=epoch, alive=row.peers + 2.0, trainers=float(row.peers),
+        samples_per_second=row.samples / row.seconds, loss=row.loss,
+    )  # fmt: skip
 
 
 def evaluation(epoch: int) -> Evaluated:
@@ -382,18 +348,10 @@ def epoch_row(epoch: int) -> EpochAdvanced:
     rate = (340 if epoch < 60 else 517) + 12 * wobble
     seconds = TARGET / rate + 0.4
     return EpochAdvanced(
-        epoch=epoch,
-        lineage="ab" * 32,
-        time=START + epoch * 8.0,
-        loss=loss_at(epoch),
-        samples=TARGET + epoch % 17,
-        own_samples=int(100 * seconds),
-        peers=3 if epoch < 60 else 4,
-        seconds=seconds,
-        averaging_seconds=0.34 + 0.05 * wobble,
-        gradient_norm=1.2345,
-        update_norm=0.0625,
-    )
+        epoch=epoch, lineage="ab" * 32, time=START + epoch * 8.0, loss=loss_at(epoch), samples=TARGET + epoch % 17,
+        own_samples=int(100 * seconds), peers=3 if epoch < 60 else 4, seconds=seconds,
+        averaging_seconds=0.34 + 0.05 * wobble, gradient_norm=1.2345, update_norm=0.0625,
+    )  # fmt: skip
 
 
 def round_row(number: int) -> RoundFinished:
@@ -403,21 +361,15 @@ def round_row(number: int) -> RoundFinished:
     failed = number % 23 == 7
     left = {garage: draw.choice(REASONS)} if number % 11 == 5 else {}
     return RoundFinished(
-        id=number,
-        time=START + number * 8.0 - 0.2,
-        round_id="ab" * 32,
-        purpose="stdlib-lm_state" if number % 9 == 3 else "stdlib-lm_grads",
-        epoch=number - 1,
+        id=number, time=START + number * 8.0 - 0.2, round_id="ab" * 32,
+        purpose="stdlib-lm_state" if number % 9 == 3 else "stdlib-lm_grads", epoch=number - 1,
         outcome="failed" if failed else "committed",
-        reason="lab-17 was killed while it reduced; nobody else holds its parts" if failed else "",
-        leader=attic,
-        members=group,
-        contributors=tuple(peer for peer in group if peer != relay and peer not in left),
+        reason="lab-17 was killed while it reduced; nobody else holds its parts" if failed else "", leader=attic,
+        members=group, contributors=tuple(peer for peer in group if peer != relay and peer not in left),
         left_out=left,
         seconds={"looking for group": 1.3, "awaiting trigger": 0.02, "running all-reduce": draw.uniform(0.28, 0.44)},
-        bytes_sent=draw.randrange(38_000_000, 43_000_000),
-        bytes_received=draw.randrange(38_000_000, 43_000_000),
-    )
+        bytes_sent=draw.randrange(38_000_000, 43_000_000), bytes_received=draw.randrange(38_000_000, 43_000_000),
+    )  # fmt: skip
 
 
 def event_row(number: int) -> Line:

@@ -232,21 +232,3 @@ def test_values_that_cannot_be_written_are_named_at_all_ranks(tmp_path: Path, ki
         assert f"rank 0 could not write the settings: param_groups[0]['{kind}']" in setting
         assert "rank 1 could not write" in statistic and f"/{kind} " in statistic
     assert not (tmp_path / MANIFEST).exists()
-
-
-class WithMatrices(torch.optim.SGD):
-    """Statistics that are larger than their parameters, as Shampoo and LBFGS have them."""
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter]["matrix"] = torch.outer(parameter.detach().ravel(), parameter.detach().ravel())
-
-
-def save_and_load(directory: str) -> list[str]:
-    optimizer, again, back = (sharded(kind=WithMatrices, shares=shares) for shares in (None, [3.0, 1.0], None))
-    train(optimizer, 1)
-    for step, (source, target) in enumerate([(optimizer, again), (again, back)]):
-        write(Path(directory, str(step)), source, step)
-        read(Path(directory, str(step)), target)
-    return differing(plain(back.local_state()), plain(optimizer.local_state()))
