@@ -46,7 +46,7 @@ def test_everything_is_shared() -> None:
     assert [tuple(method.shared[f"g{index}"].shape) for index in range(len(SHAPES))] == list(SHAPES)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), min_size=1, max_size=5))
 def test_the_estimate_moves_by_a_projection_of_its_error(rounds: list[list[int]]) -> None:
     """g' − g = P Pᵀ (mean G − g), and all of it where nothing is compressed, whatever the weights."""
@@ -72,8 +72,7 @@ def test_the_estimate_moves_by_a_projection_of_its_error(rounds: list[list[int]]
             assert all(map(torch.equal, peer.averaged, new)) and equal(peer.state(), peers[0].state())
 
 
-@pytest.mark.parametrize("shape", [(30, 20), (20, 30), (40, 40), (21, 5), (128, 96)])
-@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize(("shape", "members"), [((30, 20), 1), ((20, 30), 2), ((40, 40), 2), ((21, 5), 1)])
 def test_a_gradient_that_stays_is_reached_after_as_many_rounds_as_its_rank_needs(
     shape: tuple[int, int], members: int
 ) -> None:
@@ -84,7 +83,7 @@ def test_a_gradient_that_stays_is_reached_after_as_many_rounds_as_its_rank_needs
     assert found[needed - 2] > 1e-3
 
 
-@pytest.mark.parametrize("noise", [0.0, 1e-12, 1e-9, 1e-6, 1e-3])
+@pytest.mark.parametrize("noise", [0.0, 1e-12, 1e-6])
 def test_orthogonal_matrices_and_nearly_orthogonal_ones_waste_no_round(noise: float) -> None:
     found = errors(orthogonal(32, noise), 9)
     for done, error in enumerate(found[:7], start=1):

@@ -199,7 +199,7 @@ LIES = [forge, leave_out, leave_out_and_be_broken, tell_another, mirror, alter_t
 
 
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("count", [2, 3, 4, 8])
+@pytest.mark.parametrize("count", [2, 4])
 def test_one_lying_leader_makes_no_honest_member_download(count: int, lie: Callable) -> None:
     peers = [Peer() for _ in range(count)]
     gathered = group(peers)

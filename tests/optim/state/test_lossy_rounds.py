@@ -46,7 +46,9 @@ OTHER_HALF = [(codec, not delay) for codec, delay in HALF]
 
 
 @pytest.mark.parametrize(
-    ("codec", "delay"), [*HALF, *soak(OTHER_HALF)], ids=lambda value: getattr(value, "name", str(value))
+    ("codec", "delay"),
+    [*HALF[:2], *soak([*HALF[2:], *OTHER_HALF])],
+    ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_small_updates_arrive(codec: CompressionBase, delay: bool) -> None:
     async def main() -> None:
@@ -54,13 +56,13 @@ def test_small_updates_arrive(codec: CompressionBase, delay: bool) -> None:
             options = {"seed": 1, "make": plain, "compression": codec, "delay": delay, "batch_size": 8}
             peers = [await local_peer(swarm, **options) for _ in range(3)]
             rounds = record(peers[0].core.node, RoundFinished)
-            steps = await asyncio.gather(*(learn(peer, 16) for peer in peers))
+            steps = await asyncio.gather(*(learn(peer, 6) for peer in peers))
             for peer in peers:
                 await peer.core._keeper.averaging.apply(wait=True)
-                assert moved(peer, sum(steps) / len(steps)) == pytest.approx(1.0, abs=0.03)
+                assert moved(peer, sum(steps) / len(steps)) == pytest.approx(1.0, abs=0.06)
             if not delay:
                 assert len(digests(peers)) == 1
-            assert sum(event.purpose == "run_state" and event.outcome == "committed" for event in rounds) == 16
+            assert sum(event.purpose == "run_state" and event.outcome == "committed" for event in rounds) == 6
 
     virtual_time.run(main(), timeout=300)
 
@@ -74,21 +76,21 @@ def test_newcomers_and_a_follower_end_with_the_same_bits() -> None:
             steps = [0, 0]
 
             async def train(number: int) -> None:
-                steps[number] = await learn(first[number], 14)
+                steps[number] = await learn(first[number], 7)
 
             async def follow() -> None:
-                while monitor.epoch < 14:
+                while monitor.epoch < 7:
                     await monitor.core.step(0)
 
             async def come_later() -> None:
-                await until(lambda: first[0].epoch == 5)
+                await until(lambda: first[0].epoch == 2)
                 newcomer = await local_peer(swarm, **options)
-                await learn(newcomer, 14)
+                await learn(newcomer, 7)
 
             await together(train(0), train(1), follow(), come_later())
             assert len(swarm.trainers) == 4
             assert len(digests(swarm.trainers)) == 1
-            assert moved(monitor, sum(steps) / 2) == pytest.approx(1.0, abs=0.05)
+            assert 0.7 < moved(monitor, sum(steps) / 2) < 1.1  # the newcomer has made fewer steps
 
     virtual_time.run(main(), timeout=300)
 
@@ -107,7 +109,7 @@ def drift(peers: list[Peer]) -> None:
         peer.parameter.data += 1e-4 * (number + 1)
 
 
-@pytest.mark.parametrize("volume_bytes", [SIZE, 1 << 20])
+@pytest.mark.parametrize("volume_bytes", [2 * SIZE, *soak([1 << 20])])
 def test_who_missed_a_round_has_another_reference_and_the_next_one_has_values(volume_bytes: int) -> None:
     async def main() -> None:
         async with swarm(

@@ -69,8 +69,10 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("offloaded", [False, True], ids=["in place", "offloaded"])
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(
+    ("name", "offloaded"),
+    [*((name, True) for name in CHANGES), ("other parameters", False), ("statistics that are too large", False)],
+)
 def test_a_refused_checkpoint_changes_nothing(name: str, offloaded: bool) -> None:
     async def main() -> None:
         writer, _ = replica(1, offloaded=False)

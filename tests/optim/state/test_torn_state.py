@@ -73,7 +73,7 @@ def test_a_peer_whose_download_tears_downloads_again() -> None:
             other = await swarm.trainer(seed=2, make=unlucky)
             await donor.train(6)
             other.core.replica.state.statistics.failures = 2
-            await together(donor.train(12), other.train(12))
+            await together(donor.train(9), other.train(9))
             assert other.core.replica.state.statistics.failures == 0
             assert len(digests(swarm.trainers)) == 1
 
@@ -83,8 +83,8 @@ def test_a_peer_whose_download_tears_downloads_again() -> None:
 def test_a_peer_that_cannot_keep_any_state_ends_with_the_reason_and_leads_nobody() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            donor = await swarm.trainer(seed=1, batch_size=24)
-            other = await swarm.trainer(seed=2, make=unlucky, load_state_timeout=20.0)
+            donor = await swarm.trainer(seed=1, batch_size=24, pace=1.0)
+            other = await swarm.trainer(seed=2, make=unlucky, load_state_timeout=8.0)
             await donor.train(6)
             other.core.replica.state.statistics.failures = 1000
             with pytest.raises(StateDownloadError):
@@ -95,7 +95,7 @@ def test_a_peer_that_cannot_keep_any_state_ends_with_the_reason_and_leads_nobody
             newcomer = await swarm.trainer(seed=3, batch_size=24)
             await newcomer.train(2)
             other.core.replica.state.statistics.failures = 0
-            await together(newcomer.train(6), other.train(6))
+            await together(newcomer.train(4), other.train(4))
             assert len(digests([newcomer, other])) == 1
 
     virtual_time.run(main(), timeout=500)
@@ -104,8 +104,8 @@ def test_a_peer_that_cannot_keep_any_state_ends_with_the_reason_and_leads_nobody
 def test_alone_with_a_torn_state_a_peer_does_not_train() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
-            donor = await swarm.trainer(seed=1, batch_size=24)
-            other = await swarm.trainer(seed=2, make=unlucky, load_state_timeout=20.0)
+            donor = await swarm.trainer(seed=1, batch_size=24, pace=1.0)
+            other = await swarm.trainer(seed=2, make=unlucky, load_state_timeout=8.0)
             await donor.train(6)
             other.core.replica.state.statistics.failures = 1000
             with pytest.raises(StateDownloadError):

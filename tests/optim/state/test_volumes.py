@@ -7,7 +7,7 @@ from itertools import pairwise
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 
 from swarmcli.compression import TensorDescriptor
 from swarmcli.optim.state.volumes import VOLUME_BYTES, Extent, cut, put
@@ -16,12 +16,14 @@ shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 tensors = st.builds(TensorDescriptor, shapes, st.sampled_from([torch.float16, torch.float32, torch.float64]))
 lists = st.lists(tensors, max_size=12)
 bounds = st.integers(1, 4000)
+some = settings(max_examples=40)
 
 
 def nbytes(forms: list[TensorDescriptor], volume: tuple[Extent, ...]) -> int:
     return sum(extent.numel * forms[extent.index].dtype.itemsize for extent in volume)
 
 
+@some
 @given(lists, bounds)
 def test_every_element_is_in_one_volume_and_in_order(forms: list[TensorDescriptor], most: int) -> None:
     extents = [extent for volume in cut(forms, most) for extent in volume]
@@ -34,6 +36,7 @@ def test_every_element_is_in_one_volume_and_in_order(forms: list[TensorDescripto
     assert not extents or extents[-1].end == forms[-1].numel
 
 
+@some
 @given(lists, bounds)
 def test_no_volume_is_beyond_the_bound_and_none_is_wasted(forms: list[TensorDescriptor], most: int) -> None:
     sizes = [nbytes(forms, volume) for volume in cut(forms, most)]
@@ -43,6 +46,7 @@ def test_no_volume_is_beyond_the_bound_and_none_is_wasted(forms: list[TensorDesc
         assert all(one + other > most for one, other in pairwise(sizes))
 
 
+@some
 @given(lists, bounds)
 def test_what_fits_into_a_volume_is_not_cut_and_slices_are_alike(forms: list[TensorDescriptor], most: int) -> None:
     slices: dict[int, list[int]] = {}
@@ -54,6 +58,7 @@ def test_what_fits_into_a_volume_is_not_cut_and_slices_are_alike(forms: list[Ten
         assert max(lengths) - min(lengths) <= 1
 
 
+@some
 @given(lists)
 def test_what_fits_into_one_volume_is_one(forms: list[TensorDescriptor]) -> None:
     whole = tuple(Extent(index, 0, form.numel) for index, form in enumerate(forms))
