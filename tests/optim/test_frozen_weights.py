@@ -132,7 +132,7 @@ def whole(peer: Peer, like: Peer) -> bool:
     return all(torch.equal(one, two) for one, two in pairs if not one.requires_grad)
 
 
-@pytest.mark.parametrize("handed_in", [False, True])
+@pytest.mark.parametrize("handed_in", [True, *soak([False])])
 def test_they_are_no_part_of_states_rounds_and_lineages(handed_in: bool) -> None:
     async def main() -> None:
         async with Peers() as swarm:

@@ -309,13 +309,12 @@ FAULTS: dict[str, Callable[[Field], Awaitable[None]]] = {
 }
 
 
-# Synchronous training has tests of its own for most of these: see peers/test_membership.py.
+# Synchronous training has tests of its own for most of these, and so have outer steps: peers/test_membership.py and
+# test_outer.py.
 FIRST = [
-    ("synchronous", "leader killed"),
-    ("outer steps", "dozing"),
     ("outer steps", "joined"),
     ("sparse", "frozen"),
-    ("sparse outer steps", "killed"),
+    ("sparse outer steps", "leader killed"),
     ("powersgd", "dozing"),
 ]
 OTHERS = [case for case in itertools.product(MODES, FAULTS) if case not in FIRST]

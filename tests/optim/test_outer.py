@@ -76,10 +76,10 @@ def test_the_anchors_of_a_swarm_are_those_of_one_process(name: Any, make: Callab
         async with Swarm() as swarm:
             mode = OuterSteps(outer=outer)
             peers = [await swarm.trainer(seed=1, make=make, mode=mode, pace=pace) for pace in (0.1, 0.17, 0.35)]
-            await together(*(peer.train(6) for peer in peers))
+            await together(*(peer.train(5) for peer in peers))
             plain = PlainDiLoCo(1, make, outer)
             unlike = 0
-            for epoch in range(6):
+            for epoch in range(5):
                 given = {peer: list(peer.used[epoch].split(INNER)) for peer in peers if epoch in peer.used}
                 unlike += len({len(batches) for batches in given.values()}) > 1
                 plain.round(given)

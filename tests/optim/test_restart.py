@@ -99,7 +99,7 @@ async def peer(swarm: Swarm, kind: Kind, number: int) -> Peer:
     return made
 
 
-async def run(kind: Kind, restarted: Collection[int], *, at: int = 2, until: int = 4) -> list[Any]:
+async def run(kind: Kind, restarted: Collection[int], *, at: int = 2, until: int = 3) -> list[Any]:
     """Two peers, of which some are restarted at an epoch: what each holds in the end."""
     async with Swarm() as swarm:
         peers = [await peer(swarm, kind, number) for number in range(2)]

@@ -242,12 +242,10 @@ def train_alone(dht: Any, scaler: GradScaler | None, epochs: int, *, clip: bool 
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"reuse_grad_buffers": True},
         {"clip": True},
         {"grad_averager": None},
-        {"delay_optimizer_step": True},
         {"delay_grad_averaging": True, "delay_optimizer_step": True, "reuse_grad_buffers": True},
+        *soak([{}, {"reuse_grad_buffers": True}, {"delay_optimizer_step": True}]),
     ],
     ids=str,
 )

@@ -80,6 +80,7 @@ def test_a_peer_of_10_kilobytes_per_second_costs_the_others_nothing_but_its_samp
     virtual_time.run(main(), timeout=3600)
 
 
+@pytest.mark.soak  # test_slow_links.py has one of three like this
 def test_a_link_that_others_find_slow_has_no_seat_and_gets_it_back_when_it_is_quick_again() -> None:
     """Nobody has set a limit: its way out is slow, which the others see when its parts do not come."""
 
@@ -96,7 +97,7 @@ def test_a_link_that_others_find_slow_has_no_seat_and_gets_it_back_when_it_is_qu
                 swarm.network.set_bandwidths(slow.trainer.node.peer_id, uplink=3 * SLOW, downlink=None)
                 await until(lambda: slow.core.seat.lost is not None)
                 first = quick.core.position.epoch
-                for epoch in range(first, first + 8):  # it is tried again, with a cap on what that costs
+                for epoch in range(first, first + 30):  # it is tried again twice, with a cap on what that costs
                     began = loop.time()
                     await until(lambda epoch=epoch: quick.core.position.epoch > epoch)
                     assert loop.time() - began < 1.6 * usual + 3.0
@@ -160,8 +161,8 @@ def test_within_one_computer_no_limit_counts_whoever_is_lost_there(killed: bool)
                     else:
                         swarm.network.freeze(lost.trainer.node.peer_id)
                     before = limited.computed
-                    await until(lambda epoch=epoch: limited.core.position.epoch >= epoch + 8)
-                    assert limited.computed - before > 8 * TARGET / 3
+                    await until(lambda epoch=epoch: limited.core.position.epoch >= epoch + 6)
+                    assert limited.computed - before > 6 * TARGET / 3
             finally:
                 for task in tasks:
                     task.cancel()

@@ -299,7 +299,7 @@ class Unanswered(Story):
 
     around = "company"
 
-    async def surroundings(self, position: LineagePosition) -> str:
+    async def surroundings(self, position: LineagePosition, *, starts: bool = False) -> str:
         return self.around
 
     async def average_alone(self) -> None:

@@ -16,7 +16,7 @@ from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests, make_model, record, together
 from tests.suites import soak
 
-EPOCHS, SIZE = 4, 3
+EPOCHS, SIZE = 3, 3
 
 
 async def grouped(swarm: Swarm, count: int) -> list[Trainer]:
@@ -72,9 +72,9 @@ def test_groups_train_side_by_side_also_with_one_left_over(count: int) -> None:
     virtual_time.run(main(), timeout=300)
 
 
-@pytest.mark.parametrize("size", [2, *soak([256])])
-def test_while_all_fit_into_one_group_it_is_as_without_the_option(size: int) -> None:
-    async def main(size: int | None) -> int:
+@pytest.mark.parametrize("size", [2, *soak([256, None])])
+def test_while_all_fit_into_one_group_it_is_as_without_the_option(size: int | None) -> None:
+    async def main() -> None:
         async with Swarm() as swarm:
             end = asyncio.get_running_loop().time() + 12
             first = await limited(swarm, size)
@@ -88,15 +88,12 @@ def test_while_all_fit_into_one_group_it_is_as_without_the_option(size: int) -> 
             assert max(longest) < 1.0
             assert all(event.purpose == "run_grads" for event in rounds)  # states need no averaging
             assert not any(trainer.core.replica.state.apart for trainer in swarm.trainers)
-            ended = first.epoch
+            assert first.epoch >= 20, "as many as without it"
             last = 1 + max(trainer.epoch for trainer in swarm.trainers)  # one may have been about to step
             await together(*(trainer.train(last) for trainer in swarm.trainers))
             assert len(digests(swarm.trainers)) == 1
-            return ended
 
-    without = virtual_time.run(main(None), timeout=300)
-    assert without > 20
-    assert virtual_time.run(main(size), timeout=300) >= without - 1
+    virtual_time.run(main(), timeout=300)
 
 
 @pytest.mark.soak
@@ -123,16 +120,16 @@ def test_three_peers_in_groups_of_two_do_not_stand_still() -> None:
 
 
 def test_more_peers_than_fit_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    calm = 10.0
+    calm = 6.0
     monkeypatch.setattr(CrowdedEpochRule, "options", CrowdOptions(calm=calm))
 
     async def main() -> None:
         async with Swarm() as swarm:
-            end = asyncio.get_running_loop().time() + 15 + calm
+            end = asyncio.get_running_loop().time() + 11 + calm
             stay = [await limited(swarm, 2) for _ in range(2)]
 
             async def pass_through() -> None:
-                await asyncio.sleep(5)
+                await asyncio.sleep(3)
                 guest = await limited(swarm, 2)
                 await timed(guest, end - 3 - calm)
                 assert guest.core.replica.state.apart
