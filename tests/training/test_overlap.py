@@ -15,15 +15,15 @@ from swarmcli.training.samples import SampleStream, TextRun
 from swarmcli.training.sources import USUAL, DataOptions, FileSource, HuggingFaceSource, Permutation, TextSource
 from tests.suites import soak
 
-ROWS, FIRST = 4_000, 200
-MOST = FIRST / ROWS + 0.06  # independent draws share 5%, give or take 1.5
+ROWS, FIRST = 2_000, 100
+MOST = FIRST / ROWS + 0.1  # independent draws share 5%, give or take 2
 PEERS = 6
-BLOCK = 3072
+BLOCK = 1536
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same 4,000 rows of 31 characters as files of several kinds."""
+    """The same 2,000 rows of 31 characters as files of several kinds."""
     directory = tmp_path_factory.mktemp("data")
     rows = datasets.Dataset.from_dict({"text": [f"{n:05} {'x' * 25}" for n in range(ROWS)]})
     rows.to_parquet(str(directory / "one.parquet"))
@@ -76,7 +76,7 @@ def test_two_peers_share_no_more_than_independent_draws(data: Path, name: str) -
     assert all(len(rows) == FIRST for rows in streams)
     shared = overlaps(streams)
     assert max(shared) <= MOST, sorted(shared)
-    assert sum(shared) / len(shared) == pytest.approx(FIRST / ROWS, abs=0.02)
+    assert sum(shared) / len(shared) == pytest.approx(FIRST / ROWS, abs=0.03)
 
 
 def test_two_peers_share_no_more_of_the_sequences_of_one_text_file(data: Path) -> None:
@@ -110,9 +110,9 @@ def texts(made: SampleStream, count: int) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", [*FIRST_ONES, *soak(ELSEWHERE)])
 def test_restarted_at_any_place_a_pass_reads_each_row_once(data: Path, name: str) -> None:
-    windows = DataOptions(window_rows=600)  # several of them, as of data that is larger
+    windows = DataOptions(window_rows=300)  # several of them, as of data that is larger
     position, read, count = None, Counter[str](), 0
-    for length in (150, 1, 800, BLOCK - 951, 500, ROWS - BLOCK - 500):  # on a block's border, too
+    for length in (70, 1, 400, BLOCK - 471, 250, ROWS - BLOCK - 250):  # on a block's border, too
         made = stream(SOURCES[name](data, windows), position=position)  # another process with a source of its own
         read.update(texts(made, length))
         count += length

@@ -254,7 +254,7 @@ def test_token_classification_learns_labels_of_words(tmp_path: Path) -> None:
     give(tmp_path, [{"words": each, "tags": ["B" if w == "aa" else "O" for w in each]} for each in words])
     overrides = [f"{key}.columns={{tokens: words}}" for key in ("datasets.0", "evaluation.dataset")]
     recipe = recipe_for("token_classification", BERT, tmp_path, "labels=[O, B]", *overrides)
-    task, model, losses = trained(recipe, 25, 1e-2)
+    task, model, losses = trained(recipe, 40, 1e-2)
     assert falls(losses) and goes_on(recipe)
     row = task.encode({"tokens": ["aa", "zz"], "tags": ["B", 0]})
     assert row["labels"].tolist() == [IGNORED, 1, IGNORED, 0, IGNORED, IGNORED, IGNORED]
