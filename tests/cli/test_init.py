@@ -155,7 +155,20 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarmcli.training.pace.time", SimpleNamespace(monotonic=lambda: next(ticks)))
 
 
-def test_lines_and_volunteers_are_weighed_by_how_fast_this_computer_is(paced: None) -> None:
+@pytest.fixture
+def short_texts(paced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time is measured, so it is enough that a model computes at all."""
+
+    def build(recipe: Recipe) -> Any:
+        task: Any = build_task(recipe)
+        batches = task.batches
+        task.batches = lambda seed: iter([{name: each[:, :4] for name, each in next(batches(seed)).items()}])
+        return task
+
+    monkeypatch.setattr("swarmcli.training.pace.build_task", build)
+
+
+def test_lines_and_volunteers_are_weighed_by_how_fast_this_computer_is(short_texts: None) -> None:
     result = begin("run", "--uplink", "2Mbit/s", "--volunteers", "8")
     recipe, text = load_recipe("run/recipe.yaml"), Path("run/recipe.yaml").read_text()
     assert recipe.outer.inner_batch_size == 64 and recipe.target_batch_size == 15 * 8 * 64
@@ -339,7 +352,7 @@ def test_questions_are_asked_at_a_terminal_and_those_that_are_answered_are_not(a
     assert len(asked) == 1 and sys.stdin is not None and not load_recipe("c/recipe.yaml").outer.takes_steps
 
 
-def test_at_a_terminal_slow_lines_are_asked_for_with_how_many_there_are(asked: Asked, paced: None) -> None:
+def test_at_a_terminal_slow_lines_are_asked_for_with_how_many_there_are(asked: Asked, short_texts: None) -> None:
     asked.answers = iter(["slow", "home", "one", "16", "open"])
     said("f", "--run-id", "f", "--data", "stdlib", "--template", "small")
     assert asked[0].startswith("How are the volunteers connected?\n  1  network: all in one network, or not known yet")

@@ -42,21 +42,11 @@ def write_run(path: Path, *, close: bool = True) -> Journal:
     journal.record(PeerSeen(BOB, ESCAPE, "trainer", 1, 10, 12.5, False))
     for number in range(1, 13):
         failed = number == 5
+        outcome = ("failed", "bob was killed") if failed else ("committed", "")
+        took_part = ((ALICE,), {BOB: "silent"}) if failed else ((ALICE, BOB), {})
+        traffic = (2_000_000, 1_000_000, {"averaging": 0.25})
         journal.record(
-            RoundFinished(
-                round_id="ab" * 32,
-                purpose="grads",
-                outcome="failed" if failed else "committed",
-                reason="bob was killed" if failed else "",
-                epoch=number - 1,
-                leader=ALICE,
-                members=(ALICE, BOB),
-                contributors=(ALICE,) if failed else (ALICE, BOB),
-                left_out={BOB: "silent"} if failed else {},
-                bytes_sent=2_000_000,
-                bytes_received=1_000_000,
-                seconds={"averaging": 0.25},
-            )
+            RoundFinished("ab" * 32, "grads", *outcome, number - 1, ALICE, (ALICE, BOB), *took_part, *traffic)  # type: ignore[arg-type]
         )
         journal.record(EpochAdvanced(number, "cd" * 32, 4096, 2048, 2, 5.0 - number / 4, 8.0, 0.25, 1.2345, 0.0625))
     journal.record(PeerRefused(BOB, "its recipe differs in seed", "recipe"))

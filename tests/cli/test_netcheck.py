@@ -15,19 +15,15 @@ from swarmcli.network.addresses import Scope
 from swarmcli.peer.netcheck import FamilyReport, LinkReport, MappingReport, NetReport, alone_in_words
 from swarmcli.recipe import load_recipe, parse_link
 
+MAPPED = FamilyReport(
+    family="IPv4", dialable=True, scope="internet", how="mapped", addresses=("tcp://203.0.113.7:31330",),
+    seen="tcp://203.0.113.7:40001", translation="independent",
+)  # fmt: skip
 FOUND = NetReport(
     sentence="others can dial this peer at tcp://203.0.113.7:31330, by a port that its router has opened for it",
     listening=("tcp://192.168.1.2:31330",),
     families=(
-        FamilyReport(
-            family="IPv4",
-            dialable=True,
-            scope="internet",
-            how="mapped",
-            addresses=("tcp://203.0.113.7:31330",),
-            seen="tcp://203.0.113.7:40001",
-            translation="independent",
-        ),
+        MAPPED,
         FamilyReport(family="IPv6", dialable=False, scope="internet", how="asked in vain", translation="dependent"),
     ),
     mapping=MappingReport(gateway="192.168.1.1", method="UPnP", address="203.0.113.7:31330"),

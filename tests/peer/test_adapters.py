@@ -26,6 +26,7 @@ from swarmcli.recipe import Recipe
 from swarmcli.training import build_task, load_checkpoint
 from swarmcli.training.adapters import stored_tensors
 from swarmcli.training.merging import merge
+from tests.suites import soak
 
 exporting = typer.Typer()
 exporting.command()(export)
@@ -139,7 +140,7 @@ def test_nobody_has_the_base(
         alone.end()
 
 
-@pytest.mark.parametrize("mode", ["local_updates.enabled=false", "local_updates.enabled=true"])
+@pytest.mark.parametrize("mode", ["local_updates.enabled=false", *soak(["local_updates.enabled=true"])])
 def test_a_base_made_of_a_config_is_as_good(start: Any, models: dict[str, nn.Module], mode: str) -> None:
     settings = ("adapter=lora", "lora_target_modules=[c_attn]", mode)
     with pytest.raises(RecipeError, match=r"adapter.*are not trained, and have to be the same") as told:
