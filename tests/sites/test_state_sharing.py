@@ -208,6 +208,7 @@ def lossy() -> None:
         asyncio.run(main())
 
 
+@pytest.mark.soak
 def test_with_a_lossy_codec() -> None:
     in_threads(2, lossy)
 

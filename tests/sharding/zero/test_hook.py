@@ -74,6 +74,7 @@ def test_it_equals_a_step_after_the_backward_pass(name: str, hook: str, shard_bu
     assert min(in_threads(2, train_beside_the_step_after, name, hook, {"shard_buckets": shard_buckets})) >= 4
 
 
+@pytest.mark.soak
 @EACH_HOOK
 def test_a_static_graph_takes_an_iteration_more_and_frozen_parameters_stay(hook: str) -> None:
     in_threads(2, train_beside_the_step_after, "Adam", hook, {"frozen": True})
