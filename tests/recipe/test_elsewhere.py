@@ -12,69 +12,43 @@ from .recipes import SMALL, refused, small
 FULL = """\
 base_model: HuggingFaceTB/SmolLM2-135M
 model_type: AutoModelForCausalLM
-strict: false
 datasets:
   - path: tatsu-lab/alpaca
     type: alpaca
-dataset_prepared_path: last_run_prepared
 val_set_size: 0.02
-output_dir: ./outputs/out
 sequence_len: 2048
-sample_packing: true
-pad_to_sequence_len: true
 wandb_project:
 gradient_accumulation_steps: 4
-micro_batch_size: 2
 num_epochs: 3
 optimizer: adamw_torch
 lr_scheduler: cosine
 learning_rate: 2e-5
-adam_beta2: 0.95
-train_on_inputs: false
 bf16: auto
-tf32: false
-gradient_checkpointing: true
-flash_attention: true
 warmup_ratio: 0.1
-evals_per_epoch: 4
 deepspeed: deepspeed_configs/zero2.json
 special_tokens:
   pad_token: <|endoftext|>
 mystery: 1
 riddle: 2
 adapter: qlora
-lora_target_linear: true
-warmup_steps: 10
-save_total_limit: 2
 """
 STEP = "an epoch here is one optimizer step of the whole swarm, not a pass over the data; write `max_epochs: …`, "
 SAID = {
     2: "unknown key model_type; the class follows from the config of base_model and from task; remove it",
-    3: "unknown key strict; it is always so here; remove it",
-    6: "datasets.0.type should be one of 'text', 'completion' or 'chat_template', not 'alpaca'; make conversations",
-    7: "unknown key dataset_prepared_path; rows are read while training, and nothing is prepared; remove it",
-    12: "unknown key pad_to_sequence_len; rows are read",
-    13: "unknown key wandb_project; each peer writes a journal, which `swarm monitor` shows",
-    16: f"unknown key num_epochs; {STEP}3 × the number of samples / target_batch_size",
-    17: "optimizer should be a section: keys indented below it, not 'adamw_torch'; write `optimizer: {name: adamw}`",
-    18: "lr_scheduler should be a section: keys indented below it, not 'cosine'; write `lr_scheduler: {name: cosine}`",
-    19: "unknown key learning_rate; did you mean optimizer.learning_rate? write `optimizer: {learning_rate: 2e-5}`",
-    20: "unknown key adam_beta2; write `optimizer: {betas: [0.9, 0.95]}`",
-    21: "unknown key train_on_inputs; of a conversation the model learns what roles_to_train of its dataset say",
-    22: "unknown key bf16; each volunteer chooses that; remove it, or write `local: {dtype: bfloat16}`",
-    23: "unknown key tf32; each volunteer chooses that; remove it, or write `local: {matmul_precision: high}`",
-    25: "unknown key flash_attention; each volunteer chooses that; remove it, or write `local: {attn_imp",
-    26: "unknown key warmup_ratio; write `lr_scheduler: {warmup_epochs: …}`, 0.1 × max_epochs",
-    27: "unknown key evals_per_epoch; an epoch here is one optimizer step; write `evaluation: {every_epochs: …}`",
-    28: "unknown key deepspeed; a peer holds the whole model, and `local.site` has several devices work",
-    29: "unknown key special_tokens; they are the tokenizer's; remove it",
-    31: "unknown key mystery; remove it, or take one that is known here: access, adapter, ",
-    32: "unknown key riddle; it is like none of the keys listed above",
-    33: "adapter should be one of 'lora', 'loha', 'lokr' or 'ia3', not 'qlora'; write `adapter: lora`, and keep `load_",
-    34: "unknown key lora_target_linear; write `lora_target_modules: all-linear`",
-    35: "unknown key warmup_steps; did you mean lr_scheduler.warmup_epochs? write `lr_scheduler: {warmup_epochs: 10}`",
-    36: "unknown key save_total_limit; write `checkpoint: {keep: 2}`",
-    1: "these keys can stay as they are: base_model, val_set_size, output_dir, sequence_len, sample_packing, gradient_",
+    5: "datasets.0.type should be one of 'text', 'completion' or 'chat_template', not 'alpaca'; make conversations",
+    8: "unknown key wandb_project; each peer writes a journal, which `swarm monitor` shows",
+    10: f"unknown key num_epochs; {STEP}3 × the number of samples / target_batch_size",
+    11: "optimizer should be a section: keys indented below it, not 'adamw_torch'; write `optimizer: {name: adamw}`",
+    12: "lr_scheduler should be a section: keys indented below it, not 'cosine'; write `lr_scheduler: {name: cosine}`",
+    13: "unknown key learning_rate; did you mean optimizer.learning_rate? write `optimizer: {learning_rate: 2e-5}`",
+    14: "unknown key bf16; each volunteer chooses that; remove it, or write `local: {dtype: bfloat16}`",
+    15: "unknown key warmup_ratio; write `lr_scheduler: {warmup_epochs: …}`, 0.1 × max_epochs",
+    16: "unknown key deepspeed; a peer holds the whole model, and `local.site` has several devices work",
+    17: "unknown key special_tokens; they are the tokenizer's; remove it",
+    19: "unknown key mystery; remove it, or take one that is known here: access, adapter, ",
+    20: "unknown key riddle; it is like none of the keys listed above",
+    21: "adapter should be one of 'lora', 'loha', 'lokr' or 'ia3', not 'qlora'; write `adapter: lora`, and keep `load_",
+    1: "these keys can stay as they are: base_model, val_set_size, sequence_len, gradient_accumulation_steps",
 }
 
 
