@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from swarmcli.cli.contributions import (
     in_words,
     only_home,
     ordered,
+    ordinal,
     rests_on,
     teams_of,
     thanks,
@@ -64,6 +66,8 @@ def test_the_last_line_of_a_trainer_says_what_it_gave_and_how_it_stands() -> Non
     assert said == "in all your starts: 12,400 of 98,000 samples, 3.1 hours, third of seven; thank you"
     assert "third of seven, by one peer's count; thank you" in thanks(summary(), standing(attestation()))
     assert "20 minutes" in thanks(summary(), standing(attestation(hours=1 / 3)))
+    told = ["tenth", "11th", "21st", "22nd", "113th", "1,003rd"]
+    assert [ordinal(number) for number in (10, 11, 21, 22, 113, 1003)] == told
     said = thanks(summary(), standing(msgspec.structs.replace(attestation(), peers=1)))
     assert "12,400 of 98,000 samples (who gave the others was not counted), 3.1 hours" in said
 
@@ -83,6 +87,11 @@ def test_the_table_tells_claimed_from_seen_and_shows_no_strangers_control_charac
     assert "claimed" in text and "seen" in text
     assert "Ada" in text and "60%" in text and "5.0 MB" in text and "2.0 h" in text
     assert BOB.peer_id.text[:10] in text and "\x1b" not in text
+    console = Console(file=io.StringIO(), width=60)
+    wordy = replace(GIVEN[0], name="n" * 20, team="t" * 16, samples=123_456_789)
+    console.print(contributions_table([wordy], 2 * wordy.samples, narrow=True))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "n" * 20 in text and "123,456,789" in text and "50%" in text and "…" not in text
 
 
 def test_teams_are_the_sums_of_those_who_name_them_and_lists_are_sorted_by_any_column() -> None:

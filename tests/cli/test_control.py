@@ -28,7 +28,7 @@ from swarmcli.peer.activity import Activity
 from swarmcli.peer.controls import PeerControls
 from swarmcli.recipe.limit_store import LimitStore
 from tests.web.dashboards import Dashboard
-from tests.web.fake_source import FakeRun
+from tests.web.fake_source import TRAINERS, FakeRun
 
 
 class RunningPeer:
@@ -94,6 +94,10 @@ def test_status_tells_what_each_does(ada: RunningPeer) -> None:
     (told,) = json.loads(swarm("status", "--json")[1])
     assert (told["name"], told["state"]["run"]["epoch"]) == ("Ada", 3)
     assert told["page"] == f"{ada.entry.peer.api}/?token=Ada"
+    ada.run.people = [replace(TRAINERS[0], me=True), TRAINERS[1]]
+    assert "number 1 of 2" in swarm("status")[1]
+    ada.run.people.pop()
+    assert "number" not in swarm("status")[1], "who is alone has no place"
 
 
 def test_status_says_that_the_run_stands_and_that_samples_cannot_count(ada: RunningPeer) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
-from typing import Any
 
-from swarmcli.dht import DHTNode
 from swarmcli.peer.reading import ReadingExchange, ReadingTimes
 from swarmcli.testing import virtual_time
 from swarmcli.training.shared_pass import SharedPass
@@ -20,68 +17,60 @@ def shared(seed: int) -> SharedPass:
     return SharedPass("swarm/1", lambda: (0, 0), rng=random.Random(seed))
 
 
-Test = Callable[..., Coroutine[Any, Any, None]]
-
-
-def in_a_swarm(count: int, test: Test) -> None:
+def test_a_peer_takes_what_others_have_neither_read_nor_in_hand() -> None:
     async def main() -> None:
-        async with nodes(count) as made:
-            await test(*made)
+        async with nodes(2) as (one, other):
+            mine, theirs = shared(1), shared(2)
+            exchanges = [
+                ReadingExchange(node, "run", each, lambda peer: True)
+                for node, each in zip((one, other), (mine, theirs), strict=True)
+            ]
+            begun: tuple[int, ...] = ()
+            for _ in range(PARTS - 1):
+                begun = (*begun, mine.next_part(0, PARTS, 0, begun)[1])
+            mine.settle((0,), (begun,))
+            for exchange in exchanges:
+                await exchange.start()
+            assert {theirs.next_part(0, PARTS, 0, ())[1]} == set(range(PARTS)) - set(begun)
+            for exchange in exchanges:
+                await exchange.close()
 
     virtual_time.run(main())
 
 
-def begin(mine: SharedPass, count: int) -> tuple[int, ...]:
-    """Reads so many parts, of which the last one is still in hand."""
-    begun: tuple[int, ...] = ()
-    for _ in range(count):
-        begun = (*begun, mine.next_part(0, PARTS, 0, begun)[1])
-    return begun
-
-
-def test_a_peer_takes_what_others_have_neither_read_nor_in_hand() -> None:
-    async def test(one: DHTNode, other: DHTNode) -> None:
-        mine, theirs = shared(1), shared(2)
-        exchanges = [
-            ReadingExchange(node, "run", each, lambda peer: True) for node, each in ((one, mine), (other, theirs))
-        ]
-        begun = begin(mine, PARTS - 1)
-        mine.settle((0,), (begun,))
-        for exchange in exchanges:
-            await exchange.start()
-        assert {theirs.next_part(0, PARTS, 0, ())[1]} == set(range(PARTS)) - set(begun)
-        for exchange in exchanges:
-            await exchange.close()
-
-    in_a_swarm(2, test)
-
-
 def test_what_a_peer_has_read_stays_read_when_it_is_gone_and_what_it_had_in_hand_does_not() -> None:
-    async def test(one: DHTNode, other: DHTNode, _: DHTNode) -> None:
-        mine, theirs = shared(1), shared(2)
-        begun = begin(mine, PARTS - 2)
-        mine.settle((0,), (begun,))
-        leaving = ReadingExchange(one, "run", mine, lambda peer: True)
-        await leaving.start()
-        await leaving.close()
-        await asyncio.sleep(ReadingTimes().in_hand + 5)
-        coming = ReadingExchange(other, "run", theirs, lambda peer: False)
-        await coming.start()
-        assert set(begin(theirs, 3)) == set(range(PARTS)) - set(begun[:-1])
-        await coming.close()
+    async def main() -> None:
+        async with nodes(3) as (one, other, _):
+            mine, theirs, times = shared(1), shared(2), ReadingTimes()
+            begun: tuple[int, ...] = ()
+            for _ in range(PARTS - 2):
+                begun = (*begun, mine.next_part(0, PARTS, 0, begun)[1])
+            mine.settle((0,), (begun,))
+            leaving = ReadingExchange(one, "run", mine, lambda peer: True)
+            await leaving.start()
+            await leaving.close()
+            await asyncio.sleep(times.in_hand + 5)
+            coming = ReadingExchange(other, "run", theirs, lambda peer: False)
+            await coming.start()
+            found: tuple[int, ...] = ()
+            for _ in range(3):
+                found = (*found, theirs.next_part(0, PARTS, 0, found)[1])
+            assert set(found) == set(range(PARTS)) - set(begun[:-1])
+            await coming.close()
 
-    in_a_swarm(3, test)
+    virtual_time.run(main())
 
 
 def test_a_stranger_that_writes_nonsense_is_not_heard() -> None:
-    async def test(one: DHTNode, liar: DHTNode) -> None:
-        mine = shared(1)
-        exchange = ReadingExchange(one, "run", mine, lambda peer: True)
-        expires = one.endpoint.clock.now() + 600
-        await liar.store("run_read", {"sources": [{"number": -1}]}, expires, liar.own_subkey())
-        await liar.store("run_in_hand", b"\xc1" * 500, expires, liar.own_subkey())
-        await exchange.start()
-        assert mine.next_part(0, PARTS, 0, ())[0] == 0
-        await exchange.close()
+    async def main() -> None:
+        async with nodes(2) as (one, liar):
+            mine = shared(1)
+            exchange = ReadingExchange(one, "run", mine, lambda peer: True)
+            expires = one.endpoint.clock.now() + 600
+            await liar.store("run_read", {"sources": [{"number": -1}]}, expires, liar.own_subkey())
+            await liar.store("run_in_hand", b"\xc1" * 500, expires, liar.own_subkey())
+            await exchange.start()
+            assert mine.next_part(0, PARTS, 0, ())[0] == 0
+            await exchange.close()
 
-    in_a_swarm(2, test)
+    virtual_time.run(main())
