@@ -19,7 +19,7 @@ from swarmcli.network.wire.messages import Open, Piece
 from tests.simulation import in_real_time, simulated
 
 from .test_stream_memory import FakeChannel
-from .worlds import Number, reaches, town
+from .worlds import Number, reaches, stay_alive, town
 
 HOME, AWAY, LAN = prefix_of("192.0.2.1"), prefix_of("198.51.100.1"), prefix_of("192.168.0.1")
 
@@ -90,11 +90,18 @@ async def test_a_payload_takes_no_memory_beyond_the_budget_and_waits_for_its_rea
     assert (await reading)[0] == Number(1) and channel.ledger.taken == 0
 
 
+WHY = "StreamPool.tick lets each stream try again before it looks who waits for memory, so it sees nobody"
+NOBODY_GIVES_WAY = pytest.mark.xfail(strict=True, reason=WHY)
+
+
+@pytest.mark.parametrize("staying", [False, pytest.param(True, marks=NOBODY_GIVES_WAY)])
 @simulated
-async def test_strangers_of_one_prefix_do_not_keep_payloads_of_others_waiting() -> None:
-    """Two attackers of one network fill everyone's memory; the payload of a third network comes through."""
+async def test_strangers_of_one_prefix_do_not_keep_payloads_of_others_waiting(staying: bool) -> None:
+    """Two attackers of one network fill everyone's memory; the payload of a third network comes through, at last when
+    they are taken for dead, or give way after ten seconds."""
     million = 1_000_000
-    limits = NetworkLimits(budgets=Budgets(payloads=Budget(2 * million, 4 * million, 4 * million, 4 * million)))
+    budget = Budget(2 * million, 4 * million, 4 * million, 4 * million)
+    limits = NetworkLimits(max_payload=million, budgets=Budgets(payloads=budget))
     async with town() as place:
         victim, friend = await place.peer(0, host(0, 1), limits=limits), await place.peer(1, host(1, 1))
         received: asyncio.Queue[int] = asyncio.Queue()
@@ -103,8 +110,10 @@ async def test_strangers_of_one_prefix_do_not_keep_payloads_of_others_waiting() 
             received.put_nowait((await stream.receive(Number))[1].nbytes)
 
         victim.serve_stream("collect", Number, collect)
+        alive: list[asyncio.Task[None]] = []
         for attacker in [place.attacker(n, host(9, n)) for n in (60, 61)]:
-            await attacker.dial(victim, Purpose.CONTROL)
+            control, _ = await attacker.dial(victim, Purpose.CONTROL)
+            alive += [asyncio.create_task(stay_alive(control))] if staying else []
             for _ in range(2):
                 connection, _ = await attacker.dial(victim, Purpose.BULK)
                 await connection.send(wire.encode(Open("hold", Number(0))))
@@ -112,9 +121,13 @@ async def test_strangers_of_one_prefix_do_not_keep_payloads_of_others_waiting() 
         await asyncio.sleep(1)
         assert victim._context.ledgers.payloads.taken > 3.8 * million
         friend.learn(victim.peer_id, victim.addresses)
-        async with friend.stream(victim.peer_id, "collect", Number(0), timeout=5) as stream:
-            await stream.send(Number(1), bytes(500_000))
-            assert await asyncio.wait_for(received.get(), 30) == 500_000
+        try:
+            async with friend.stream(victim.peer_id, "collect", Number(0), timeout=5) as stream:
+                await stream.send(Number(1), bytes(500_000))
+                assert await asyncio.wait_for(received.get(), 30) == 500_000
+        finally:
+            for task in alive:
+                task.cancel()
         assert victim._context.ledgers.payloads.taken <= 4 * million
     assert victim._context.ledgers.payloads.taken == 0, "nothing is left in the books"
 

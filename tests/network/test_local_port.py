@@ -136,7 +136,6 @@ async def cross(a: MemoryTransport, b: MemoryTransport, *, late: float = 0.0) ->
         ({}, 0.5, True),  # a silent router drops the first SYN, and the second one passes the other router
         ({}, 1.0, False),
         ({"refuses": True}, 0.0, True),
-        ({"refuses": True}, 0.04, True),
         ({"refuses": True}, 0.06, False),  # the first SYN was refused before the other end had dialed
         ({"translation": "dependent"}, 0.0, False),
     ],

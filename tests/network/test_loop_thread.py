@@ -1,4 +1,4 @@
-"""The shared loop thread: counted, cancellable, gone after the last release, and honest after a fork."""
+"""The shared loop thread: counted, cancellable, and gone after the last release."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from swarmcli.network.wire.messages import BulkOffer, Finish, HandlerFailed, Ope
 from swarmcli.testing import MemoryNetwork
 from tests.simulation import simulated
 
-from .worlds import Attacker, Number, Recorder, endpoints
+from .worlds import Attacker, Number, Recorder, endpoints, stay_alive
 
 
 async def collect(peer: PeerID, request: Number, stream: Stream) -> None:
@@ -65,17 +65,11 @@ async def scene(limits: NetworkLimits | None = None) -> AsyncIterator[Scene]:
         wide = NetworkLimits(max_message=8 << 20, max_payload=64 << 20)
         attacker = Attacker(network.transport(Identity.from_seed(66), limits=wide))
         control, _ = await attacker.dial(victim, Purpose.CONTROL)
-        beating = asyncio.create_task(_stay_alive(control))
+        beating = asyncio.create_task(stay_alive(control))
         yield Scene(victim, friend, attacker)
         beating.cancel()
         await asyncio.wait([beating])
         await attacker.transport.close()
-
-
-async def _stay_alive(control: Any) -> None:
-    for number in range(10_000):
-        await control.send(wire.encode(Ping(number)))
-        await asyncio.sleep(1)
 
 
 OPEN = Open("collect", Number(0))

@@ -22,7 +22,7 @@ from swarmcli.network import (
 )
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.transports.tcp import TCPTransport
-from swarmcli.network.wire.messages import ControlHello
+from swarmcli.network.wire.messages import ControlHello, Ping
 from swarmcli.testing import MemoryNetwork, virtual_time
 from swarmcli.testing.memory_network import MemoryTransport
 
@@ -173,6 +173,13 @@ class Attacker:
         if greet and purpose is Purpose.CONTROL:
             await connection.send(wire.encode(ControlHello(b"l" * 16)))
         return connection, recorder
+
+
+async def stay_alive(control: Connection) -> None:
+    """What an attacker does that is not to be taken for dead."""
+    for number in range(10_000):
+        await control.send(wire.encode(Ping(number)))
+        await asyncio.sleep(1)
 
 
 class Town:
