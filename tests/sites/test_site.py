@@ -24,6 +24,7 @@ LARGE = 3 << 20
 def tell_each_other() -> list[bytes]:
     with Site.form(timeout=10) as site:
         site.meet()
+        assert site.any(site.rank == 1) and not site.any(False)
         heard = [site.share(bytes, b"a name" if site.rank == 0 else b""), site.share(bytes, b"")]
         if site.rank == 1:
             send_message(site.commands, bytes(LARGE), 0)
