@@ -39,7 +39,7 @@ STATES: dict[str, dict[str, Any]] = {
     "compressed volumes every second epoch": {
         "average_every": 2,
         "statistics": ("momentum_buffer",),
-        "volume_bytes": 16,
+        "volume_bytes": 32,
         "compression": Float16Compression(),
     },
     "every second epoch": {"average_every": 2},

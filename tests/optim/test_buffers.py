@@ -94,7 +94,7 @@ def equal(one: Peer, other: Peer) -> bool:
     return all(map(torch.equal, one.own, other.own))
 
 
-@pytest.mark.parametrize("name", ["delayed", "powersgd", *soak(["synchronous", "poweref"])])
+@pytest.mark.parametrize("name", ["delayed", *soak(["synchronous", "powersgd", "poweref"])])
 def test_a_monitor_that_never_runs_forward_holds_what_the_trainers_average(name: str) -> None:
     async def main() -> None:
         async with Peers() as swarm:

@@ -87,13 +87,14 @@ def run(main: Any) -> None:
     virtual_time.run(main, seed=0, timeout=7200)
 
 
+@pytest.mark.soak
 @both
 def test_a_swarm_learns_in_step(mode: LowRank) -> None:
     async def main() -> None:
         async with Swarm() as swarm:
             fitters = [await fitter(swarm, mode, samples=2 + index) for index in range(3)]
-            await together(*(each.train(10) for each in fitters))
-            assert_in_step(fitters, 11)
+            await together(*(each.train(30) for each in fitters))
+            assert_in_step(fitters, 31)
             assert (fitters[0].parameters[0] - TRUTH).norm() < 0.9 * (first_weights() - TRUTH).norm()
 
     run(main())

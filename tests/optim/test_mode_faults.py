@@ -312,7 +312,6 @@ FAULTS: dict[str, Callable[[Field], Awaitable[None]]] = {
 # Synchronous training has tests of its own for most of these, and so have outer steps: peers/test_membership.py and
 # test_outer.py.
 FIRST = [
-    ("outer steps", "joined"),
     ("sparse", "frozen"),
     ("sparse outer steps", "leader killed"),
     ("powersgd", "dozing"),

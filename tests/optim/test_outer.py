@@ -64,8 +64,15 @@ def plain_sgd(params: Any) -> torch.optim.Optimizer:
     ("name", "make"),
     [
         ("nesterov", adamw),
-        ("adam", plain_sgd),
-        *soak([("nesterov", plain_sgd), ("adam", adamw), ("sgd", adamw), ("sgd", plain_sgd)]),
+        *soak(
+            [
+                ("adam", plain_sgd),
+                ("nesterov", plain_sgd),
+                ("adam", adamw),
+                ("sgd", adamw),
+                ("sgd", plain_sgd),
+            ]
+        ),
     ],
 )
 def test_the_anchors_of_a_swarm_are_those_of_one_process(name: Any, make: Callable[..., torch.optim.Optimizer]) -> None:

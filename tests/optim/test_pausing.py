@@ -197,6 +197,7 @@ def test_volunteers_that_pause_as_they_like_lose_no_sample(seed: int) -> None:
     virtual_time.run(main(), timeout=600, seed=seed)
 
 
+@pytest.mark.soak
 def test_two_that_return_while_a_round_is_under_way_wait_for_those_at_work_and_not_for_each_other() -> None:
     """What they computed in a group of their own was lost."""
 

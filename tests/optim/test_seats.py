@@ -46,7 +46,7 @@ async def volunteers(swarm: Swarm, count: int, **options: object) -> list[Volunt
     return [Volunteer(await swarm.trainer(make=heavy, dtype=torch.float32, **options)) for _ in range(count)]
 
 
-@pytest.mark.parametrize("upload", [True, False])
+@pytest.mark.parametrize("upload", [True, *soak([False])])
 def test_a_peer_of_10_kilobytes_per_second_costs_the_others_nothing_but_its_samples(upload: bool) -> None:
     async def main() -> None:
         async with Swarm() as swarm:

@@ -114,6 +114,7 @@ def test_peers_that_come_freeze_and_die_hold_the_same_bits_and_learn() -> None:
     virtual_time.run(main(), seed=0, timeout=7200)
 
 
+@pytest.mark.soak
 def test_audits_find_honest_averages_true_and_a_false_one() -> None:
     """Every part is looked at. Averages come back in another form than the inputs of which they are computed again."""
 

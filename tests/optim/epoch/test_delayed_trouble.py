@@ -48,6 +48,7 @@ def test_a_peer_that_dies_in_a_delayed_round_costs_the_others_no_samples(timing:
     virtual_time.run(main(), seed=seed, timeout=300)
 
 
+@pytest.mark.soak
 @every_delay
 def test_a_peer_cut_off_in_a_delayed_round_is_in_step_again_later(timing: Timing) -> None:
     async def main() -> None:
@@ -57,10 +58,10 @@ def test_a_peer_cut_off_in_a_delayed_round_is_in_step_again_later(timing: Timing
             async def freeze() -> None:
                 await until(lambda: trainers[2].epoch == 3 and bool(trainers[2].core._ending))
                 swarm.network.freeze(trainers[2].node.peer_id)
-                await asyncio.sleep(5)
+                await asyncio.sleep(20)
                 swarm.network.thaw(trainers[2].node.peer_id)
 
-            await together(freeze(), *(trainer.train(12) for trainer in trainers))
+            await together(freeze(), *(trainer.train(30) for trainer in trainers))
             await together(*(trainer.core.join() for trainer in trainers))
             assert len({trainer.core.position.lineage for trainer in trainers}) == 1
             assert len(digests(trainers)) == 1

@@ -177,7 +177,7 @@ def lie(trainer: Trainer, sketch: bytes) -> None:
     keeper.__class__ = Liar
 
 
-@pytest.mark.parametrize("data", [b"\xff" * SKETCH_BYTES, b"short", *soak([b"\x00" * SKETCH_BYTES, bytes(range(256))])])
+@pytest.mark.parametrize("data", [b"short", *soak([b"\xff" * SKETCH_BYTES, b"\x00" * SKETCH_BYTES, bytes(range(256))])])
 def test_one_liar_among_three_costs_the_others_nothing(data: bytes) -> None:
     async def main() -> None:
         async with Swarm() as swarm:

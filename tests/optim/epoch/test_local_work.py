@@ -173,9 +173,9 @@ def test_a_newcomer_with_other_weights_and_one_that_was_frozen_are_in_step_soon(
             await together(*(peer.train(4) for peer in peers))
             assert len(downloads) == 1
             assert len({peer.core.replica.state.digest() for peer in peers}) == 1
-            await together(*(peer.train(7) for peer in peers[1:]))
+            await together(*(peer.train(6) for peer in peers[1:]))
             await peers[0].compute()
-            await together(*(peer.train(9) for peer in peers))
+            await together(*(peer.train(8) for peer in peers))
             assert len({peer.core.replica.state.digest() for peer in peers}) == 1
             assert len({peer.core.position for peer in peers}) == 1
 
