@@ -44,6 +44,7 @@ class Stranger:
         return found.stdout
 
 
+@pytest.mark.soak
 def test_a_stranger_with_a_link_alone_trains_along_and_comes_back_as_the_same_peer(
     swarm: MakeSwarm, tmp_path: Path
 ) -> None:

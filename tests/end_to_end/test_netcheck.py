@@ -58,6 +58,7 @@ def test_a_port_of_the_router_makes_a_home_dialable_and_is_given_back(internet: 
     assert not answers_at(internet.machine("late"), outer, port, SILENT)
 
 
+@pytest.mark.soak
 def test_without_a_port_it_names_the_relays_and_the_kind_of_translation(internet: Internet) -> None:
     contacts = start_contacts(internet, 2)
     home = internet.router("router", FULLY_RANDOM).machine("home")

@@ -47,12 +47,9 @@ class Strangers(Swarm):
         self.wait(together, f"{peers} trainers average", *trainers)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    ("verb", "flags"),
-    [
-        pytest.param("aux", (), id="auxiliary"),
-        pytest.param("monitor", ("--client-mode",), id="monitor, client mode", marks=pytest.mark.soak),
-    ],
+    ("verb", "flags"), [("aux", ()), ("monitor", ("--client-mode",))], ids=["auxiliary", "monitor, client mode"]
 )
 def test_two_homes_and_a_public_machine(
     internet: Internet, tmp_path: Path, children: Children, verb: str, flags: tuple[str, ...]

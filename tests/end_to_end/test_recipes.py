@@ -10,7 +10,6 @@ import pytest
 from swarmcli.events import RoundFinished
 from swarmcli.journal import JOURNAL_NAME, JournalReader
 from tests.end_to_end.swarm import Swarm
-from tests.suites import soak
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 EPOCHS = 6
@@ -39,7 +38,8 @@ def rounds(run: Swarm, name: str, recipe: str) -> list[RoundFinished]:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("recipe", ["delayed", *soak(sorted(MODES - {"delayed"}))])
+@pytest.mark.soak
+@pytest.mark.parametrize("recipe", sorted(MODES))
 def test_two_trainers_and_a_monitor_end_with_the_same_parameters(swarm: Callable[..., Swarm], recipe: str) -> None:
     run = swarm(EPOCHS)
     run.recipe = RECIPES / f"{recipe}.yaml"

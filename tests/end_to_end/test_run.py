@@ -28,6 +28,7 @@ def finish(swarm: Swarm, last: int, *trainers: Child) -> None:
     assert len({summary["digest"] for summary in summaries}) == 1
 
 
+@pytest.mark.soak
 def test_trainers_end_with_the_same_bits_though_monitor_and_auxiliary_are_killed(swarm: MakeSwarm) -> None:
     run = swarm(ENDLESS, target=512)
     monitor = run.start_monitor()
