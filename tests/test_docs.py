@@ -37,7 +37,7 @@ def test_examples_run(code: str, tmp_path: Path) -> None:
     if checkpoints is not None:
         begin_a_run(tmp_path, *checkpoints.groups())
     place = ROOT if checkpoints is None else tmp_path
-    process = CONTEXT.Process(target=run, args=(code, str(place), str(tmp_path / "said")), daemon=True)
+    process = CONTEXT.Process(target=run, args=(code, str(place), str(tmp_path)), daemon=True)
     process.start()
     process.join()
     said = (tmp_path / "said").read_text()
@@ -46,9 +46,10 @@ def test_examples_run(code: str, tmp_path: Path) -> None:
         assert re.search("^def ", said, re.MULTILINE), said
 
 
-def run(code: str, place: str, said: str) -> None:
-    """As `python -c` does, with what it says in a file."""
-    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def run(code: str, place: str, own: str) -> None:
+    """As `python -c` does, with what it says in a file. It finds no peers that other tests have here."""
+    os.environ["SWARM_RUNTIME_DIR"] = f"{own}/peers"
+    output = os.open(f"{own}/said", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.chdir(place)

@@ -55,7 +55,7 @@ def test_two_trainers_end_with_the_same_parameters() -> None:
     with dhts(1) as (first,):
         contacts = list(first.get_visible_addresses())
         said: list[str] = []
-        digests = at_once(*(lambda seed=seed: example.train(contacts, seed, 6, say=said.append) for seed in (1, 2)))
+        digests = at_once(*(lambda seed=seed: example.train(contacts, seed, 3, say=said.append) for seed in (1, 2)))
     assert digests[0] == digests[1]
     assert any("of 2 peers" in line for line in said)
 

@@ -16,7 +16,7 @@ from swarmcli.training import build_task, optimizer_factory, parameter_groups
 from swarmcli.training.freezing import check_frozen
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-STEPS = 6
+STEPS = 4
 LIGHT = ("micro_batch_size=4", "evaluation.samples=4")
 
 
