@@ -36,7 +36,7 @@ async def third(count: int, reads: int, seed: int, invented: int) -> tuple[float
 @pytest.mark.parametrize("invented", [8, *soak([0])])
 @simulated
 async def test_a_hostile_third_hides_hardly_anything(invented: int) -> None:
-    found, per_search = await third(90, 40, 1, invented)
+    found, per_search = await third(120, 40, 1, invented)
     assert found >= 0.95 and per_search < 40
 
 

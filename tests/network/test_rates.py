@@ -132,7 +132,7 @@ async def test_a_limit_may_change_while_streams_run() -> None:
         await asyncio.wait([stream])
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, LEAST_RATE - 1, float("nan"), float("inf")])
+@pytest.mark.parametrize("rate", [0.0, -1.0, 4_999.0, float("nan"), float("inf")])
 @simulated
 async def test_what_no_peer_can_live_with_is_refused(rate: float) -> None:
     rates = LinkRates()
