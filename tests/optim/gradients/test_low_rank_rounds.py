@@ -196,7 +196,7 @@ def test_one_that_missed_a_round_replays_it_bit_for_bit(mode: LowRank) -> None:
     run(main())
 
 
-@both
+@pytest.mark.parametrize("mode", [MODES[0], *soak(MODES[1:])], ids=["powersgd", "poweref"])
 def test_auxiliaries_followers_and_members_behind_firewalls(mode: LowRank) -> None:
     async def main() -> None:
         async with Averagers(5) as swarm:
@@ -250,7 +250,7 @@ def test_bytes_on_the_wire_are_those_of_the_formula(mode: LowRank, monkeypatch: 
     run(main())
 
 
-@both
+@pytest.mark.parametrize("mode", [MODES[0], *soak(MODES[1:])], ids=["powersgd", "poweref"])
 def test_with_a_codec_all_still_hold_the_same(mode: LowRank) -> None:
     async def main() -> None:
         async with Averagers(7) as swarm:

@@ -11,6 +11,7 @@ from swarmcli.optim.state.training_state import CapturedState
 from swarmcli.state.donor import state_method
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, digests, record, together
+from tests.suites import soak
 
 BOAST = LineagePosition(1000, 10**6, bytes([9]) * 32)
 
@@ -49,10 +50,10 @@ def test_one_that_has_made_no_round_trains_no_second_run_while_the_state_comes_s
         async with Swarm() as swarm:
             late = await swarm.trainer(seed=3)
             assert not await late.core.join()
-            first, second = [await swarm.trainer(seed=seed, batch_size=24, pace=1.0) for seed in (1, 2)]
+            first, second = [await swarm.trainer(seed=seed, batch_size=24, pace=1.5) for seed in (1, 2)]
             await together(first.train(2), second.train(2))
             loop, exchange = asyncio.get_running_loop(), late.core._exchange
-            download, slow_until = exchange.download, loop.time() + 15  # longer than a settled peer knocks in vain
+            download, slow_until = exchange.download, loop.time() + 12  # longer than a settled peer knocks in vain
 
             async def slow(*arguments, **options) -> None:
                 if loop.time() < slow_until:
@@ -63,7 +64,7 @@ def test_one_that_has_made_no_round_trains_no_second_run_while_the_state_comes_s
 
             exchange.download = slow
             warnings, epochs = record(late.node, Noticed), record(late.node, EpochAdvanced)
-            await together(first.train(20), second.train(20), late.train(20))
+            await together(first.train(14), second.train(14), late.train(14))
             assert loop.time() > slow_until
             assert epochs, "it trains"
             assert all(epoch.peers != 1 for epoch in epochs), "and nothing of its own"
@@ -86,7 +87,7 @@ def wrong_settings(captured: CapturedState) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "was_fetched"), [(wrong_type, False), (wrong_standing, True), (wrong_settings, False)]
+    ("change", "was_fetched"), [(wrong_type, False), (wrong_standing, True), *soak([(wrong_settings, False)])]
 )
 def test_a_state_that_is_not_what_was_claimed_is_refused_and_changes_nothing(change, was_fetched: bool) -> None:
     async def main() -> None:

@@ -87,6 +87,7 @@ def test_an_auxiliary_follows_the_lineage_and_reduces(client_mode: bool) -> None
     virtual_time.run(main(), timeout=300)
 
 
+@pytest.mark.soak
 def test_an_auxiliary_that_lost_the_lineage_finds_it_again() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
@@ -96,7 +97,7 @@ def test_an_auxiliary_that_lost_the_lineage_finds_it_again() -> None:
                 swarm.network.freeze(helper.node.peer_id)
                 await together(*(trainer.train(5) for trainer in trainers))
                 swarm.network.thaw(helper.node.peer_id)
-                await together(assist(helper, 10), *(trainer.train(12) for trainer in trainers))
+                await together(assist(helper, 7), *(trainer.train(9) for trainer in trainers))
                 lineages = {trainer.core.position.lineage for trainer in trainers}
                 assert len(lineages) == 1
 
@@ -143,7 +144,8 @@ def test_a_client_mode_trainer_beside_a_listening_one() -> None:
     virtual_time.run(main(), timeout=300)
 
 
-@pytest.mark.parametrize("pace", [2.0, *soak([0.1])])
+@pytest.mark.soak
+@pytest.mark.parametrize("pace", [2.0, 0.1])
 def test_an_epoch_is_as_long_as_somebody_computed(pace: float) -> None:
     """Neither the time before the first trainer counts, nor that between two of them."""
 

@@ -14,7 +14,7 @@ from tests.suites import soak
 
 async def in_step(*trainers: Trainer) -> None:
     """All at one epoch, and known to each other."""
-    await together(*(trainer.train(3) for trainer in trainers))
+    await together(*(trainer.train(2) for trainer in trainers))
     await asyncio.sleep(10)
 
 
@@ -27,7 +27,7 @@ def test_a_peer_that_leaves_may_leave_its_state_to_one_that_stays() -> None:
         async with Swarm() as swarm:
             leaving, staying = [await swarm.trainer(seed=1) for _ in range(2)]
             await in_step(leaving, staying)
-            assert await leaving.core.leave_state() == (staying.node.peer_id, 3)
+            assert await leaving.core.leave_state() == (staying.node.peer_id, 2)
 
     virtual_time.run(main(), timeout=300)
 
@@ -68,7 +68,7 @@ def test_who_does_not_answer_holds_up_nobody_elses_answer() -> None:
             await in_step(leaving, frozen, staying)
             swarm.network.freeze(frozen.node.peer_id)
             began = asyncio.get_running_loop().time()
-            assert await leaving.core.leave_state() == (staying.node.peer_id, 3)
+            assert await leaving.core.leave_state() == (staying.node.peer_id, 2)
             assert asyncio.get_running_loop().time() - began < 1
             swarm.network.thaw(frozen.node.peer_id)
 
@@ -116,7 +116,7 @@ def test_a_monitor_comes_before_all_trainers() -> None:
             monitor = await swarm.trainer(seed=1, role="monitor")
             for trainer in (one, other, monitor):
                 trainer.core.offer_checkpoints(True)
-            await together(one.train(3), other.train(3), monitor.follow(3))
+            await together(one.train(2), other.train(2), monitor.follow(2))
             await asyncio.sleep(10)
             assert await writers(one.core, other.core, monitor.core) == [False, False, True]
             monitor.core.offer_checkpoints(False)  # its disk is full

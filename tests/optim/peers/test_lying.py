@@ -64,7 +64,7 @@ async def readings(tracker: ProgressTrackerCore, seconds: float) -> int:
     return counts["read"]
 
 
-@pytest.mark.parametrize("change", [{}, LIES[3], *soak([lie for lie in LIES if lie != LIES[3]])], ids=str)
+@pytest.mark.parametrize("change", [LIES[3], *soak([{}, *(lie for lie in LIES if lie != LIES[3])])], ids=str)
 def test_claims_do_not_make_the_others_read_as_fast_as_they_can(change) -> None:
     async def main() -> None:
         async with nodes(3) as (victim, liar, honest):
@@ -91,7 +91,7 @@ def test_lies_that_change_from_look_to_look_gain_no_more_than_every_other_readin
             await tracker.start()
             lying = asyncio.create_task(lie(liar, [{"samples_accumulated": 10**12}, {}], every=0.6))
             await asyncio.sleep(15)
-            assert await readings(tracker, 120) <= 120 / 5 * 2
+            assert await readings(tracker, 60) <= 60 / 5 * 2
             lying.cancel()
             await asyncio.wait([lying])
             await tracker.shutdown()
@@ -153,18 +153,16 @@ def test_an_epoch_neither_ends_early_nor_takes_longer(change) -> None:
             own = trainers[0]
             task = asyncio.create_task(lie(stranger, [change] if lying else [{}], epoch=lambda: own.epoch))
             began = asyncio.get_running_loop().time()
-            await together(*(trainer.train(12) for trainer in trainers))
+            await together(*(trainer.train(8) for trainer in trainers))
             task.cancel()
             await asyncio.wait([task])
-            assert own.core.tracker.global_epoch <= 12
+            assert own.core.tracker.global_epoch <= 8
             return asyncio.get_running_loop().time() - began, {epoch.samples for epoch in own.epochs}
 
     honest, usual = virtual_time.run(main(False), seed=4)
     seconds, samples = virtual_time.run(main(True), seed=4)
     assert min(samples) >= 24 <= min(usual)
-    assert seconds <= 2 * honest + 3 * 1.5, (
-        "10 epochs: at most three waits in vain, or one trainer's pace instead of two"
-    )
+    assert seconds <= 2 * honest + 2 * 1.5, "6 epochs: at most two waits in vain, or one trainer's pace instead of two"
 
 
 @pytest.mark.parametrize("weight", [10**18, *soak([10**15])])

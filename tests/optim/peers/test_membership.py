@@ -39,6 +39,7 @@ def test_one_of_three_is_killed_and_the_others_go_on(seed: int, victim: int) -> 
     virtual_time.run(main(), seed=seed, timeout=300)
 
 
+@pytest.mark.soak
 def test_one_left_alone_goes_on_alone_and_takes_others_in_again() -> None:
     async def main() -> None:
         async with Swarm() as swarm:
@@ -54,6 +55,7 @@ def test_one_left_alone_goes_on_alone_and_takes_others_in_again() -> None:
     virtual_time.run(main(), timeout=300)
 
 
+@pytest.mark.soak
 def test_both_were_alone_and_stepped_and_then_meet() -> None:
     async def main() -> None:
         async with Swarm() as swarm:

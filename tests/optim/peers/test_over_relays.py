@@ -15,7 +15,8 @@ from tests.optim.peers.test_out_of_reach import helped, training
 from tests.suites import soak
 
 
-@pytest.mark.parametrize("helper", ["", *soak(["auxiliary", "monitor"])])
+@pytest.mark.soak
+@pytest.mark.parametrize("helper", ["", "auxiliary", "monitor"])
 def test_a_newcomer_gets_the_state_over_a_relay_and_both_train_one_model(helper: str) -> None:
     async def main() -> None:
         async with Swarm(contact_relays=True) as swarm:
@@ -92,7 +93,7 @@ def test_a_peer_that_nobody_can_dial_is_dialed_by_nobody(epochs: int, from_the_s
 def test_a_trainer_whose_address_changes_in_the_middle_takes_part_again() -> None:
     async def main() -> None:
         async with Swarm(contact_relays=True) as swarm:
-            moves, *others = [await swarm.trainer(seed=1, pace=0.3) for _ in range(3)]
+            moves, *others = [await swarm.trainer(seed=1, pace=0.3) for _ in range(2)]
             async with training(moves, *others):
                 await until(lambda: moves.epoch >= 2)
                 await asyncio.sleep(0.25)
@@ -109,6 +110,7 @@ def test_a_trainer_whose_address_changes_in_the_middle_takes_part_again() -> Non
     virtual_time.run(main(), timeout=300)
 
 
+@pytest.mark.soak
 def test_when_a_relay_is_killed_and_another_one_comes_all_go_on_with_one_model() -> None:
     async def main() -> None:
         async with Swarm() as swarm:

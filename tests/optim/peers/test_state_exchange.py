@@ -10,7 +10,6 @@ import torch
 from swarmcli.events import StateDonated, StateDownloaded
 from swarmcli.testing import virtual_time
 from tests.optim.optim_swarm import Swarm, Trainer, digests, record, together
-from tests.suites import soak
 
 STATE = 1_000_000  # bytes
 SPEED = 500_000  # bytes per second of every link
@@ -33,7 +32,8 @@ def longest(trainer: Trainer) -> float:
     return max(epoch.seconds for epoch in trainer.epochs[1:])
 
 
-@pytest.mark.parametrize(("seed", "count", "epochs"), [(0, 6, 8), *soak([(0, 8, 24), (1, 8, 24)])])
+@pytest.mark.soak
+@pytest.mark.parametrize(("seed", "count", "epochs"), [(0, 8, 24), (1, 8, 24)])
 def test_many_newcomers_at_once_do_not_hold_up_those_who_train(seed: int, count: int, epochs: int) -> None:
     """They take `count` S / 2 B from two donors alone; eight of them three epochs."""
 

@@ -22,7 +22,7 @@ VOLUMES = {VOLUME_BYTES: 1, 48: 3, 16: 9}  # of weights, mean and squares, six n
 
 @pytest.mark.parametrize(
     ("volume_bytes", "delay", "epochs"),
-    [(16, False, 3), (16, True, 3), *soak((size, delay, 6) for size in VOLUMES for delay in (False, True))],
+    [(16, True, 3), *soak((size, delay, 6) for size in VOLUMES for delay in (False, True))],
 )
 def test_local_updates_are_the_same_computation_in_one_process(volume_bytes: int, delay: bool, epochs: int) -> None:
     async def main() -> None:
@@ -47,7 +47,7 @@ def test_local_updates_are_the_same_computation_in_one_process(volume_bytes: int
 def test_an_average_may_take_longer_than_an_epoch_and_the_next_one_waits_for_it() -> None:
     async def main() -> None:
         async with Swarm(latency=0.3) as swarm:
-            options = {"make": adamw, "statistics": NAMES, "delay": True, "volume_bytes": 16, "average_every": 2}
+            options = {"make": adamw, "statistics": NAMES, "delay": True, "volume_bytes": 24, "average_every": 2}
             peers = [await local_peer(swarm, seed=1, pace=0.5, **options) for _ in range(2)]
             rounds = record(peers[0].core.node, RoundFinished)
             told = record(peers[0].core.node, Noticed)
@@ -55,7 +55,7 @@ def test_an_average_may_take_longer_than_an_epoch_and_the_next_one_waits_for_it(
             for peer in peers:
                 await peer.core._keeper.averaging.apply(wait=True)
             states = [event for event in rounds if event.purpose == "run_state"]
-            assert [event.epoch for event in states] == [2] * 9 + [4] * 9
+            assert [event.epoch for event in states] == [2] * 6 + [4] * 6
             assert {event.outcome for event in states} == {"committed"}
             assert not [event for event in told if event.level == "warning"]
             log = peers[0].log
