@@ -34,6 +34,7 @@ e2e: install
 	$(PYTEST) -m 'e2e and not soak'
 
 soak: install
+	$(BIN)/python tests/planted.py
 	$(PYTEST) -m soak
 
 # The oldest versions that pyproject.toml allows, with which nothing was written: what needs neither processes nor a

@@ -28,16 +28,8 @@ READ_FORMAT_6 = f"CREATE TEMP VIEW curve AS SELECT *, {LOSS_OF_FORMAT_6} AS loss
 
 def make(db: Database) -> None:
     """Makes the tables of sums, and the indices of lists, where they are missing."""
-    sums = {
-        "epochs": 0,
-        "own_samples": 0,
-        "rounds_committed": 0,
-        "rounds_failed": 0,
-        "rounds_undecided": 0,
-        "bytes_sent": 0,
-        "bytes_received": 0,
-        "reached": -1,
-    }
+    rounds = ("rounds_committed", "rounds_failed", "rounds_undecided", "bytes_sent", "bytes_received")
+    sums = dict.fromkeys(("epochs", "own_samples", *rounds), 0) | {"reached": -1}
     totals = {"run_id": str, **dict.fromkeys(sums, int)}
     db.table("totals").create(totals, pk="run_id", not_null=sums, defaults=sums, if_not_exists=True)
     # One row per epoch: which row of `epochs` tells of it best; the swarm's loss, how many told theirs, and since when.

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from torchmetrics.text import Perplexity, ROUGEScore
-from torchmetrics.utilities import dim_zero_sum
 
 
 class TokenPerplexity(Perplexity):
@@ -41,33 +37,3 @@ def metric_called(name: str, choices: int) -> Metric:
             return RougeL()
         case _:
             return MulticlassF1Score(choices, average="macro", validate_args=False)
-
-
-def sums_of(metrics: Mapping[str, Metric]) -> dict[str, Tensor]:
-    """The sums of the metrics so far, by "metric.state". Those that keep more than sums are left out."""
-    return {
-        f"{name}.{state}": value
-        for name, metric in metrics.items()
-        if is_sum(metric)
-        for state, value in metric.metric_state.items()
-    }
-
-
-def add_sums(metrics: Mapping[str, Metric], sums: Mapping[str, Any]) -> None:
-    """Adds what another evaluator has summed up. Raises ValueError, before anything is added, where names, shapes or
-    types differ."""
-    own = sums_of(metrics)
-    for name, value in own.items():
-        other = sums.get(name)
-        if not isinstance(other, Tensor) or (other.shape, other.dtype) != (value.shape, value.dtype):
-            raise ValueError(f"the sums of {name} do not fit: {value.dtype} {tuple(value.shape)} is wanted")
-    if len(sums) != len(own):
-        raise ValueError(f"there are sums of {len(sums)} states, and {len(own)} are wanted")
-    for name, metric in metrics.items():
-        if is_sum(metric):
-            metric.merge_state({state: sums[f"{name}.{state}"].to(metric.device) for state in metric.metric_state})
-
-
-def is_sum(metric: Metric) -> bool:
-    """Whether several evaluators can share the work: all that it keeps are sums."""
-    return all(each is dim_zero_sum for each in metric._reductions.values())

@@ -207,24 +207,6 @@ def test_a_share_of_rows_and_of_images_is_held_out(tmp_path: Path) -> None:
         assert all(torch.equal(a[n], b[n]) for a, b in zip(batches, again, strict=True) for n in a)
 
 
-def test_sums_of_two_evaluators_make_the_metrics_of_one(tmp_path: Path) -> None:
-    from swarmcli.training.metrics import add_sums, sums_of
-
-    give(tmp_path, kinds(), kinds(6))
-    task: Any = build_task(recipe_for("sequence_classification", BERT, tmp_path, "labels=[neg, pos]"))
-    model, batches = task.build_model().eval(), task.evaluation_batches()
-    whole, first, second = task.metrics(), task.metrics(), task.metrics()
-    for batch, part in zip(batches, (first, second), strict=True):
-        task.measure(model, batch, whole)
-        task.measure(model, batch, part)
-    add_sums(first, sums_of(second))
-    assert {n: m.compute().item() for n, m in first.items()} == {n: m.compute().item() for n, m in whole.items()}
-    with pytest.raises(ValueError, match=r"the sums of accuracy\.\w+ do not fit"):
-        add_sums(first, {})
-    with pytest.raises(ValueError, match="the sums of"):
-        add_sums(first, {name: each.double() for name, each in sums_of(second).items()})
-
-
 def test_pairs_are_told_apart_and_cut_to_the_length(tmp_path: Path) -> None:
     give(tmp_path, [{"text": "a" * 99, "text_pair": "b" * 99, "label": n % 2} for n in range(8)])
     batch = next(build_task(recipe_for("sequence_classification", BERT, tmp_path, "labels=[no, yes]")).batches(1))
