@@ -90,11 +90,7 @@ async def test_a_payload_takes_no_memory_beyond_the_budget_and_waits_for_its_rea
     assert (await reading)[0] == Number(1) and channel.ledger.taken == 0
 
 
-WHY = "StreamPool.tick lets each stream try again before it looks who waits for memory, so it sees nobody"
-NOBODY_GIVES_WAY = pytest.mark.xfail(strict=True, reason=WHY)
-
-
-@pytest.mark.parametrize("staying", [False, pytest.param(True, marks=NOBODY_GIVES_WAY)])
+@pytest.mark.parametrize("staying", [False, True])
 @simulated
 async def test_strangers_of_one_prefix_do_not_keep_payloads_of_others_waiting(staying: bool) -> None:
     """Two attackers of one network fill everyone's memory; the payload of a third network comes through, at last when

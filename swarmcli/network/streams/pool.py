@@ -108,6 +108,7 @@ class StreamPool:
 
     def tick(self) -> None:
         """Called at each keepalive interval: closes what is not used."""
+        self._feed_the_starved()  # first: each channel's tick lets its stream try again, and then nobody seems to wait
         for channel in self.channels():
             quiet = channel.tick() * self._limits.keepalive_interval
             alive = self._control.current(channel.peer_id) is not None
@@ -119,7 +120,6 @@ class StreamPool:
                 self._retire(channel)
             elif channel.lingering and quiet >= 2 * self._limits.bulk_idle_timeout:
                 channel.reset("idle for too long")
-        self._feed_the_starved()
 
     def _feed_the_starved(self) -> None:
         """Where payloads wait for memory, the connection gives way that has held most of it for long, in the prefix
