@@ -187,9 +187,10 @@ def test_a_newcomer_that_gets_no_state_says_whom_it_asked() -> None:
             await donor.train(3)
             newcomer = await swarm.trainer(seed=2, load_state_timeout=20.0)
             donor.node.endpoint.withdraw(state_method("run"))
+            before = newcomer.core.replica.state.digest()
             with pytest.raises(StateDownloadError) as caught:
                 await newcomer.compute()
             assert donor.node.peer_id.text in caught.value.attempts
-            assert newcomer.epoch == 0
+            assert newcomer.epoch == 0 and newcomer.core.replica.state.digest() == before
 
     virtual_time.run(main(), timeout=300)

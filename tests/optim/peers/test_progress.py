@@ -39,9 +39,6 @@ def report(
         pytest.param([report(2, 4, 7, client=True)], report(1, 3, 5), 3, 5, 2, 1, id="a client ahead counts not"),
         pytest.param([report(2, 2, 7)], report(1, 3, 5), 3, 5, 2, 0, id="a peer behind adds no samples"),
         pytest.param([report(1, 9, 99)], report(1, 3, 5), 3, 5, 1, 0, id="own record is older than own count"),
-        pytest.param([report(2, 9, 7, age=61)], report(1, 3, 5), 3, 5, 1, 0, id="stale"),
-        pytest.param([report(2, 9, 7, age=-6)], report(1, 3, 5), 3, 5, 1, 0, id="dated into the future"),
-        pytest.param([report(2, 3, 7, age=-4)], report(1, 3, 5), 3, 12, 2, 0, id="a clock slightly ahead"),
     ],
 )
 def test_epoch_samples_and_peers(others, local, epoch, samples, peers, clients) -> None:
@@ -105,8 +102,11 @@ def test_alone_looks_again_after_the_default_period() -> None:
     [
         {"epoch": -1},
         {"epoch": True},
+        {"samples_accumulated": "many"},
         {"samples_accumulated": 1 << 60},
         {"samples_per_second": math.inf},
+        {"samples_per_second": math.nan},
+        {"samples_per_second": 1e13},
         {"time": math.nan},
         {"peer_id": b"short"},
         {"more": 1},

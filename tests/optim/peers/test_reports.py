@@ -58,12 +58,7 @@ async def tracking(node: DHTNode) -> ProgressTrackerCore:
     [
         ({"epoch": -3}, True),
         ({"epoch": 1 << 48}, True),
-        ({"samples_accumulated": "many"}, True),
-        ({"samples_accumulated": 1 << 60}, True),
         ({"samples_per_second": float("inf")}, True),
-        ({"samples_per_second": float("nan")}, True),
-        ({"samples_per_second": 1e13}, True),
-        ({"more": 1}, True),
         ({"peer_id": bytes(32)}, False),
         ({"time": 4e9, "epoch": 9}, False),
         ({"time": 1e9, "epoch": 9}, False),

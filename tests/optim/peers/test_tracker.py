@@ -153,41 +153,6 @@ def test_reports_outlive_their_expiration_while_the_peer_lives() -> None:
     virtual_time.run(main())
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"epoch": -3},
-        {"samples_accumulated": "many"},
-        {"samples_per_second": float("inf")},
-        {"peer_id": bytes(32)},
-        {"time": 4e9, "samples_accumulated": 70},
-    ],
-)
-def test_forged_and_malformed_reports_change_nothing(change) -> None:
-    async def main() -> None:
-        async with nodes(2) as peers:
-            victim = await started(peers[0])
-            forger = peers[1]
-            good = {
-                "peer_id": bytes(forger.peer_id),
-                "epoch": 5,
-                "samples_accumulated": 10,
-                "samples_per_second": 1.0,
-                "time": forger.endpoint.clock.now(),
-                "client_mode": False,
-            }
-            expires = forger.endpoint.clock.now() + 60
-            await forger.store("run_progress", good | change, expires, forger.own_subkey())
-            await forger.store("run_progress", good | change, expires, b"an unsigned subkey")
-            await asyncio.sleep(10)
-            assert victim.global_epoch == 0
-            assert victim.global_progress.samples_accumulated == 0
-            assert victim.global_progress.num_peers == 1
-            await victim.shutdown()
-
-    virtual_time.run(main())
-
-
 def test_the_target_is_checked() -> None:
     async def main() -> None:
         async with nodes(1) as peers:
