@@ -26,11 +26,12 @@ def tell(
     *,
     elements: int,
     latency: float = 0.02,
+    bandwidth: float | None = None,
 ) -> None:
     """Peers of these roles and paces take part until the story has ended; an epoch has 200 samples."""
 
     async def main() -> None:
-        async with Swarm(1, latency=latency) as swarm:
+        async with Swarm(1, latency=latency, bandwidth=bandwidth) as swarm:
             peers = [Unlike(await swarm.node(), role, 200, pace, elements) for role, pace in roles]
             for peer in peers:
                 await peer.core.start()
@@ -95,7 +96,7 @@ def test_trainers_whose_slow_uplinks_nobody_tells_stay_in_one_run(seed: int, slo
         if seed % 2:
             await epochs_of(peers, 2)
         for peer, uplink in zip(peers, uplinks, strict=True):
-            swarm.network.set_bandwidths(peer.node.peer_id, uplink=uplink, downlink=None)
+            swarm.network.set_bandwidths(peer.node.peer_id, uplink=uplink or 10e6, downlink=10e6)
         computed = [peer.computed for peer in peers]
         quick = [peer for peer, uplink in zip(peers, uplinks, strict=True) if uplink is None]
         first, *others = await epochs_of(quick or peers, 4)
@@ -109,7 +110,7 @@ def test_trainers_whose_slow_uplinks_nobody_tells_stay_in_one_run(seed: int, slo
                 await until(lambda: seat.lost is not None)
                 (told,) = [text for text in peers[0].said if "samples cannot count" in text]
                 assert "your link has been seen to need" in told and "by outer steps (outer:" in told
-                swarm.network.set_bandwidths(peers[0].node.peer_id, uplink=None, downlink=None)
+                swarm.network.set_bandwidths(peers[0].node.peer_id, uplink=10e6, downlink=10e6)
                 await until(lambda: seat.lost is None)
                 assert peers[0].said[-1] == "this computer's samples count again: it computes"
         else:
@@ -122,7 +123,7 @@ def test_trainers_whose_slow_uplinks_nobody_tells_stay_in_one_run(seed: int, slo
         await until(lambda: len({peer.epoch for peer in peers}) == 1)
         assert len({peer.core.position for peer in peers}) == 1
 
-    tell(story, [("trainer", pace) for pace in trainers], elements=NBYTES // 4, latency=latency)
+    tell(story, [("trainer", pace) for pace in trainers], elements=NBYTES // 4, latency=latency, bandwidth=10e6)
 
 
 def test_an_auxiliary_with_a_limit_that_a_round_would_outlast_reduces_nothing() -> None:
