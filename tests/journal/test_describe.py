@@ -6,7 +6,6 @@ import pytest
 
 from swarmcli import events as happened
 from swarmcli.journal import Line, Recorder
-from swarmcli.journal.describe import describe
 from swarmcli.journal.options import JOURNAL
 
 from .samples import ALICE, BOB, CAROL, averaging_round, epoch, seen
@@ -16,17 +15,15 @@ def of_kind(records: list[object], kind: str) -> list[Line]:
     return [each for each in records if isinstance(each, Line) and each.kind == kind]
 
 
-def test_an_epoch_becomes_a_row_and_no_line() -> None:
+def drift(*strays: str, averages: bool = False) -> happened.DriftMeasured:
+    return happened.DriftMeasured(7, 1e-8, {ALICE: 1e-8, BOB: 0.25}, strays, averages)
+
+
+def test_an_epoch_becomes_a_row_and_a_round_a_line_as_well_where_it_was_unusual() -> None:
     assert list(Recorder().kept(epoch(3), 50.0)) == [replace(epoch(3), time=50.0)]
-
-
-def test_a_round_keeps_who_was_left_out_and_how_long_each_stage_took() -> None:
     record, line = Recorder().kept(averaging_round(3), 50.0)
     assert record == replace(averaging_round(3), time=50.0) and isinstance(line, Line)
     assert line.text == "round at epoch 3 went on without cccccccccc (no part arrived for 4.0 s)"
-
-
-def test_a_failed_round_is_also_a_warning() -> None:
     _, line = Recorder().kept(averaging_round(3, "failed", "bob was killed"), 50.0)
     assert isinstance(line, Line)
     assert (line.level, line.text) == ("warning", "round at epoch 3 failed: bob was killed")
@@ -45,15 +42,6 @@ def test_a_round_that_everybody_else_has_left_is_no_warning() -> None:
     assert (line.level, line.text) == ("info", "round at epoch 3 undecided: no quorum (everyone else is gone)")
 
 
-def test_a_pair_that_leaves_its_relay_is_told_where_it_is_now() -> None:
-    (line,) = Recorder().kept(happened.WayChanged(BOB, "tcp://198.51.100.7:5000", relayed=False), 50.0)
-    assert isinstance(line, Line) and (line.level, line.kind, line.peer) == ("detail", "way", BOB)
-    assert line.text == f"the connection to {BOB[:10]} is direct now, at tcp://198.51.100.7:5000"
-    (line,) = Recorder().kept(happened.WayChanged(BOB, "relay://x/y", relayed=True), 50.0)
-    assert isinstance(line, Line)
-    assert line.text == f"the connection to {BOB[:10]} is over a relay now, at relay://x/y"
-
-
 @pytest.mark.parametrize(
     "event",
     [
@@ -68,20 +56,6 @@ def test_lines_carry_nothing_of_a_stranger_that_steers_a_terminal(event: happene
     assert isinstance(line, Line) and line.text.isprintable() and len(line.text) <= 2000
 
 
-def drift(*strays: str, averages: bool = False) -> happened.DriftMeasured:
-    return happened.DriftMeasured(7, 1e-8, {ALICE: 1e-8, BOB: 0.25}, strays, averages)
-
-
-def test_drift_is_news_only_when_something_is_done_about_it() -> None:
-    assert list(Recorder().kept(drift(), 50.0)) == []
-    (line,) = Recorder().kept(drift(BOB), 50.0)
-    assert isinstance(line, Line) and (line.level, line.kind, line.peer) == ("warning", "drift", BOB)
-    assert line.text == f"the parameters of {BOB[:10]} have drifted away (2.5e-01): downloading the state repairs them"
-    (line,) = Recorder().kept(drift(averages=True), 50.0)
-    assert isinstance(line, Line)
-    assert (line.level, line.text) == ("info", "parameters differ by up to 2.5e-01 at epoch 7: averaging them")
-
-
 def test_a_peer_joins_and_leaves_once_however_often_it_is_seen() -> None:
     recorder = Recorder()
     sightings = [seen(), seen(epoch=2), seen(epoch=3, gone="left"), seen(epoch=3)]
@@ -89,16 +63,11 @@ def test_a_peer_joins_and_leaves_once_however_often_it_is_seen() -> None:
     peers = [record for record in records if isinstance(record, happened.PeerSeen)]
     assert [peer.first_seen for peer in peers] == [0.0, 0.0, 0.0, 3.0]
     assert [peer.gone for peer in peers] == ["", "", "left", ""]
-    assert [line.text for line in records if isinstance(line, Line)] == [
-        "trainer bob joined",
-        "trainer bob left",
-        "trainer bob joined",
-    ]
-
-
-def test_a_peer_that_was_never_here_does_not_leave() -> None:
-    records = list(Recorder().kept(seen(gone="left"), 1.0))
-    assert [type(record) for record in records] == [happened.PeerSeen]
+    said = [line.text for line in records if isinstance(line, Line)]
+    assert said == ["trainer bob joined", "trainer bob left", "trainer bob joined"]
+    never_here = list(Recorder().kept(seen(gone="left"), 1.0))
+    assert [type(record) for record in never_here] == [happened.PeerSeen]
+    assert list(Recorder().kept(drift(), 50.0)) == [], "it is news where something is done about it"
 
 
 def test_strangers_do_not_decide_how_long_the_journal_gets() -> None:
@@ -161,6 +130,25 @@ def test_a_clock_that_jumps_back_does_not_open_the_gate() -> None:
             happened.CheckpointWritten(7, "runs/x", 3_000_000_000),
             ("info", "checkpoint of epoch 7 at runs/x (3.0 GB)"),
         ),
+        (
+            happened.WayChanged(BOB, "tcp://198.51.100.7:5000", relayed=False),
+            ("detail", "the connection to bbbbbbbbbb is direct now, at tcp://198.51.100.7:5000"),
+        ),
+        (
+            happened.WayChanged(BOB, "relay://x/y", relayed=True),
+            ("detail", "the connection to bbbbbbbbbb is over a relay now, at relay://x/y"),
+        ),
+        (
+            drift(BOB),
+            ("warning", "the parameters of bbbbbbbbbb have drifted away (2.5e-01): downloading the state repairs them"),
+        ),
+        (drift(averages=True), ("info", "parameters differ by up to 2.5e-01 at epoch 7: averaging them")),
+        (
+            happened.PeerRefused(
+                ALICE, "the owner of this run has revoked the invitation; ask the owner", "membership"
+            ),
+            ("info", "aaaaaaaaaa is no member any more: the owner of this run has revoked the invitation"),
+        ),
         (happened.ActivityChanged("paused", "on battery"), ("info", "paused: on battery")),
         (happened.ActivityChanged("running", ""), ("info", "works again")),
         (happened.Noticed("error", "no more memory"), ("error", "no more memory")),
@@ -177,10 +165,3 @@ def test_a_round_takes_as_long_as_it_ran_and_not_as_its_group_stood() -> None:
     assert ended.duration == pytest.approx(0.5)
     in_vain = replace(ended, round_id="", seconds={"looking for group": 2.0})
     assert in_vain.duration == pytest.approx(2.0)
-
-
-def test_who_is_no_member_any_more_is_news_and_no_warning() -> None:
-    why = "the owner of this run has revoked the invitation; ask the owner"
-    line = describe(happened.PeerRefused(ALICE, why, what="membership"))
-    assert line is not None and line.level == "info"
-    assert line.text.endswith("is no member any more: the owner of this run has revoked the invitation")

@@ -14,7 +14,7 @@ from sqlite_utils.cli import cli
 
 from swarmcli.errors import JournalError
 from swarmcli.events import EpochLoss, EpochReported, Event, Events, Noticed
-from swarmcli.journal import Journal, JournalReader, RunRecord
+from swarmcli.journal import Journal, JournalReader
 from swarmcli.journal import writer as writer_module
 from swarmcli.journal.options import JournalOptions
 
@@ -55,39 +55,6 @@ def test_what_is_emitted_can_be_read_while_the_run_goes_on(journal: Journal, clo
         assert [peer.name for peer in reader.peers("stdlib-lm")] == ["bob"]
         assert [row.loss for row in reader.chart("stdlib-lm")] == [3.0]
         assert [event.kind for event in reader.events("stdlib-lm")] == ["joined", "left out"]
-
-
-def test_the_end_is_written_on_closing(path: Path, clock: Clock) -> None:
-    with Journal(path, run=RUN, clock=clock):
-        clock.now += 60
-    with JournalReader(path) as reader:
-        (run,) = reader.runs()
-    assert (run.started, run.finished, run.outcome) == (START, START + 60, "done")
-
-
-def test_an_exception_is_named_as_the_end(path: Path, clock: Clock) -> None:
-    with pytest.raises(ZeroDivisionError), Journal(path, run=RUN, clock=clock):
-        raise ZeroDivisionError
-    with JournalReader(path) as reader:
-        assert reader.runs()[0].outcome == "ended by ZeroDivisionError"
-
-
-def test_closing_leaves_no_thread_and_no_file_beside_the_journal(path: Path, clock: Clock) -> None:
-    before = set(threading.enumerate())  # one of an earlier test may be about to end
-    journal = Journal(path, run=RUN, clock=clock)
-    journal.close()
-    journal.close()
-    assert set(threading.enumerate()) <= before
-    assert [each.name for each in path.parent.iterdir()] == ["journal.sqlite"]
-
-
-def test_nothing_is_heard_after_closing(path: Path, clock: Clock) -> None:
-    events = Events()
-    journal = Journal(path, run=RUN, clock=clock)
-    journal.listen(events)
-    journal.close()
-    events.emit(epoch(1))
-    assert journal.statistics().waiting == 0
 
 
 def test_a_second_start_goes_on_in_the_same_file(path: Path, clock: Clock) -> None:
@@ -183,50 +150,45 @@ def test_a_database_that_may_not_grow_goes_on_when_it_may(
             assert [row.epoch for row in reader.epochs("stdlib-lm")] == list(range(2000))
 
 
-# ---- files that are no journal
-
-
-def test_a_directory_is_refused_with_a_name_to_use(tmp_path: Path, clock: Clock) -> None:
-    with pytest.raises(JournalError, match=r"is a directory; name a file in it, for example .*/journal\.sqlite"):
-        Journal(tmp_path, run=RUN, clock=clock)
-
-
-def test_a_path_through_a_file_is_refused(tmp_path: Path, clock: Clock) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(JournalError, match="is no directory"):
-        Journal(tmp_path / "file" / "journal.sqlite", run=RUN, clock=clock)
-
-
-def test_a_damaged_or_foreign_file_is_refused_and_left_alone(path: Path, clock: Clock) -> None:
-    path.parent.mkdir()
-    path.write_bytes(b"my diary, which is no database at all" * 40)
-    before = path.read_bytes()
-    with pytest.raises(JournalError, match=r"not a journal or is damaged .*move it away"):
-        Journal(path, run=RUN, clock=clock)
-    assert path.read_bytes() == before
-
-
-def test_the_database_of_another_program_is_refused(path: Path, clock: Clock) -> None:
-    path.parent.mkdir()
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE bookmarks (url TEXT)")
-    connection.close()
-    with pytest.raises(JournalError, match="database of another program; name another file"):
-        Journal(path, run=RUN, clock=clock)
-
-
-def test_a_journal_of_a_newer_version_is_refused(path: Path, clock: Clock) -> None:
-    Journal(path, run=RUN, clock=clock).close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version=99")
-    connection.close()
-    with pytest.raises(JournalError, match=r"written by a newer swarm .*update swarm"):
-        Journal(path, run=RUN, clock=clock)
-
-
-def test_an_empty_file_becomes_a_journal(path: Path, clock: Clock) -> None:
-    path.parent.mkdir()
-    path.touch()
-    Journal(path, run=RunRecord("r", "monitor", ALICE), clock=clock).close()
+def test_closing_writes_the_end_hears_no_more_and_leaves_no_thread_and_no_file(path: Path, clock: Clock) -> None:
+    before = set(threading.enumerate())  # one of an earlier test may be about to end
+    events = Events()
+    with Journal(path, run=RUN, clock=clock) as journal:
+        journal.listen(events)
+        clock.now += 60
+    journal.close()
+    events.emit(epoch(1))
+    assert journal.statistics().waiting == 0 and set(threading.enumerate()) <= before
+    assert [each.name for each in path.parent.iterdir()] == ["journal.sqlite"]
+    with pytest.raises(ZeroDivisionError), Journal(path, run=RUN, clock=clock):
+        raise ZeroDivisionError
     with JournalReader(path) as reader:
-        assert [run.run_id for run in reader.runs()] == ["r"]
+        first, second = reader.runs()
+    assert (first.started, first.finished, first.outcome) == (START, START + 60, "done")
+    assert second.outcome == "ended by ZeroDivisionError"
+
+
+def test_what_is_no_journal_is_refused_with_what_to_do_and_left_alone_and_an_empty_file_becomes_one(
+    tmp_path: Path, clock: Clock
+) -> None:
+    (tmp_path / "diary").write_bytes(b"my diary, which is no database at all" * 40)
+    for name, statement in (("foreign", "CREATE TABLE bookmarks (url TEXT)"), ("newer", "PRAGMA user_version=99")):
+        if name == "newer":
+            Journal(tmp_path / name, run=RUN, clock=clock).close()
+        with closing(sqlite3.connect(tmp_path / name)) as connection:
+            connection.execute(statement)
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    for name, words in (
+        (".", r"is a directory; name a file in it, for example .*/journal\.sqlite"),
+        ("diary/journal.sqlite", "is no directory"),
+        ("diary", r"not a journal or is damaged .*move it away"),
+        ("foreign", "database of another program; name another file"),
+        ("newer", r"written by a newer swarm .*update swarm"),
+    ):
+        with pytest.raises(JournalError, match=words):
+            Journal(tmp_path / name, run=RUN, clock=clock)
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+    (tmp_path / "empty").touch()
+    Journal(tmp_path / "empty", run=RUN, clock=clock).close()
+    with JournalReader(tmp_path / "empty") as reader:
+        assert [run.run_id for run in reader.runs()] == [RUN.run_id]

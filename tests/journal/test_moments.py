@@ -103,18 +103,19 @@ def test_a_journal_of_the_format_before_shows_each_moment_once_before_and_after_
                 last = min(seconds + scale, 8000) - 4
                 count = (last - seconds) // 4 + 1
                 slot = int((START + seconds) // scale)
-                sums = (
+                means = (3 * count, 2 * count, 30.0 * count)
+                values = (
+                    RUN.run_id,
+                    scale,
+                    slot,
                     START + seconds,
                     START + last,
                     count,
-                    3 * count,
-                    2 * count,
-                    30.0 * count,
+                    *means,
                     last,
                     2.0 * count,
                     count,
                 )
-                values = (RUN.run_id, scale, slot, *sums)
                 connection.execute(f"INSERT INTO moments VALUES ({', '.join('?' * len(values))})", values)
         connection.executescript(CURVE_OF_FORMAT_6)
 

@@ -109,6 +109,7 @@ def test_failures_are_counted_by_reason_without_what_differs(path: Path) -> None
             (4, "committed", ""),
         ):
             journal.record(averaging_round(number, outcome, reason))  # type: ignore[arg-type]
+    assert cause_of("the connection was lost", [ALICE]) == "the connection was lost", "a reason keeps its words"
     with JournalReader(path) as reader:
         found = [(each.what, each.reason, each.count) for each in reader.failures(R)]
     assert found == [
@@ -126,11 +127,6 @@ def test_reasons_that_strangers_make_up_do_not_fill_the_list(path: Path) -> None
     with JournalReader(path) as reader:
         found = reader.failures(R)
     assert len(found) == JOURNAL.max_causes + 1 and {each.reason: each.count for each in found}[OTHER] == 50
-
-
-def test_a_reason_keeps_its_words() -> None:
-    assert cause_of("the connection was lost", [ALICE]) == "the connection was lost"
-    assert cause_of(f"{BOB[:10]} did not answer", [BOB]) == "… did not answer"
 
 
 def test_a_journal_from_before_a_column_was_added_is_read_and_written_on(path: Path) -> None:

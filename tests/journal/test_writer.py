@@ -83,24 +83,13 @@ def test_rows_are_written_by_themselves_within_a_second() -> None:
     assert disk.rows == ["hello"]
 
 
-def test_flush_writes_what_was_put_before(bench: Bench) -> None:
-    bench.put("one", "two")
-    assert bench.writer.flush(30)
-    assert bench.disk.rows == ["one", "two"]
-    assert bench.writer.statistics().written == 2
-
-
 def test_a_full_disk_gives_one_warning_and_loses_nothing_that_fits_in_memory(bench: Bench) -> None:
     bench.disk.full = True
     for text in ("one", "two", "three"):
         bench.put(text)
         assert not bench.writer.flush(30)
-    assert bench.notices == [
-        (
-            "warning",
-            "the journal cannot be written (database or disk is full); training goes on, its rows wait in memory",
-        )
-    ]
+    (warning,) = bench.notices
+    assert warning[0] == "warning" and "cannot be written (database or disk is full); training goes on" in warning[1]
     assert bench.writer.statistics().failing == "database or disk is full"
     bench.disk.full = False
     assert bench.writer.flush(30)
@@ -178,16 +167,8 @@ def test_closing_writes_the_rest_and_how_it_ended_and_can_be_repeated(bench: Ben
     assert (bench.disk.rows, bench.disk.outcome, bench.disk.closed) == (["last"], "done", True)
     assert bench.writer.close("again")
     assert bench.disk.outcome == "done"
-
-
-def test_closing_with_a_full_disk_ends_and_says_that_rows_are_missing(bench: Bench) -> None:
-    bench.disk.full = True
-    bench.put("last")
-    assert not bench.writer.close("done")
-    assert bench.writer.statistics().waiting == 1
-
-
-def test_flushing_after_the_end_returns(bench: Bench) -> None:
-    bench.put("last")
-    bench.writer.close("done")
     assert bench.writer.flush(30), "all is written, and nobody is left to wait for"
+    full = Bench()
+    full.disk.full = True
+    full.put("last")
+    assert not full.writer.close("done") and full.writer.statistics().waiting == 1

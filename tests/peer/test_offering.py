@@ -21,6 +21,7 @@ from swarmcli.recipe import Link, Recipe, digest_of, offered
 from swarmcli.recipe.link import places_of
 from swarmcli.recipe.offered import UNKNOWN, Going
 from tests.recipe.recipes import small
+from tests.simulation import in_real_time
 
 TEXT = offered(small())
 Serve = Callable[[Endpoint], object]
@@ -140,26 +141,26 @@ def with_others(link: Link, *others: Link) -> Link:
     return replace(link, others=tuple((each.peer_id, each.places) for each in others))
 
 
-def test_the_recipe_comes_from_any_peer_of_the_link_past_one_that_is_gone_and_one_that_lies(tmp_path: Path) -> None:
+@in_real_time
+async def test_the_recipe_comes_from_any_peer_of_the_link_past_one_that_is_gone_and_one_that_lies(
+    tmp_path: Path,
+) -> None:
     """The first peer of the link has left, the second hands out another recipe, the third knows of no run."""
 
-    async def main() -> None:
-        async with (
-            contact(answering(RecipeOffered(TEXT.replace('"small"', '"large"')))) as liar,
-            contact(lambda endpoint: None) as elsewhere,
-            contact(answering(RecipeOffered(TEXT))) as honest,
-        ):
-            async with contact(answering(RecipeOffered(TEXT))) as gone:
-                pass
-            link = with_others(gone, liar, elsewhere, honest)
-            recipe, _ = await asyncio.to_thread(fetch_recipe, link, tmp_path)
-            assert digest_of(recipe) == link.fingerprint
-            link = with_others(gone, liar)
-            with pytest.raises(RecipeError, match="run_id is 'large'"):
-                await asyncio.to_thread(fetch_recipe, link, tmp_path)
-        link = with_others(gone, honest)
-        with pytest.raises(BootstrapError, match="none of the peers that the link names answers") as caught:
+    async with (
+        contact(answering(RecipeOffered(TEXT.replace('"small"', '"large"')))) as liar,
+        contact(lambda endpoint: None) as elsewhere,
+        contact(answering(RecipeOffered(TEXT))) as honest,
+    ):
+        async with contact(answering(RecipeOffered(TEXT))) as gone:
+            pass
+        link = with_others(gone, liar, elsewhere, honest)
+        recipe, _ = await asyncio.to_thread(fetch_recipe, link, tmp_path)
+        assert digest_of(recipe) == link.fingerprint
+        link = with_others(gone, liar)
+        with pytest.raises(RecipeError, match="run_id is 'large'"):
             await asyncio.to_thread(fetch_recipe, link, tmp_path)
-        assert set(caught.value.attempts) == set(link.addresses)
-
-    asyncio.run(main())
+    link = with_others(gone, honest)
+    with pytest.raises(BootstrapError, match="none of the peers that the link names answers") as caught:
+        await asyncio.to_thread(fetch_recipe, link, tmp_path)
+    assert set(caught.value.attempts) == set(link.addresses)

@@ -18,6 +18,7 @@ from coordinator_web.app import create_app
 from coordinator_web.background import listen
 from coordinator_web.feed import Feed
 from swarmcli.errors import ListenError
+from tests.simulation import in_real_time
 
 from .dashboards import Dashboard
 from .fake_source import FakeRun
@@ -123,21 +124,19 @@ def test_stopping_does_not_wait_for_open_pages() -> None:
         assert "swarm-dashboard" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_on_a_loop_it_ends_with_the_task_that_serves() -> None:
-    async def main() -> None:
-        listener = listen("127.0.0.1", 0)
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        task = asyncio.create_task(served.serve(create_app(FakeRun()), [listener]))  # type: ignore[arg-type]
-        async with httpx.AsyncClient() as client:
-            assert (await client.get(url)).status_code == 200
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            with pytest.raises(httpx.ConnectError):
-                await client.get(url)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
+@in_real_time
+async def test_on_a_loop_it_ends_with_the_task_that_serves() -> None:
+    listener = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    task = asyncio.create_task(served.serve(create_app(FakeRun()), [listener]))  # type: ignore[arg-type]
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(url)).status_code == 200
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(httpx.ConnectError):
+            await client.get(url)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def test_a_taken_port_is_named_with_the_fix() -> None:
