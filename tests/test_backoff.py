@@ -17,16 +17,6 @@ def test_each_pause_lasts_longer_than_the_one_before_up_to_a_bound() -> None:
     assert expected == 3600.0
 
 
-def test_who_always_lies_is_believed_more_and_more_seldom() -> None:
-    known, waits = Backoff[str](1, 64), []
-    for epoch in range(400):
-        if not known.rests("one", epoch):
-            waits.append(epoch)
-            known.add("one", epoch)
-    assert waits[:6] == [0, 1, 3, 7, 15, 31]
-    assert waits[-1] - waits[-2] == 64
-
-
 def test_whoever_needed_no_pause_for_long_or_is_forgiven_begins_anew() -> None:
     known = Backoff[str](1, 64)
     for epoch in (0, 1, 3):

@@ -14,6 +14,7 @@ from swarmcli.clock import CLOCK, Clock, get_dht_time, set_default_clock
 from swarmcli.network import Endpoint, Identity, PeerID
 from swarmcli.testing import MemoryNetwork, virtual_time
 from swarmcli.testing.virtual_time import EPOCH
+from tests.simulation import simulated
 
 NAN, INF = float("nan"), float("inf")
 
@@ -247,23 +248,21 @@ def test_peers_ten_minutes_off_agree_with_the_others(wrong: list[float], expecte
     simulate(wrong, check)
 
 
-def test_pings_alone_keep_clocks_together() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        network = MemoryNetwork()
-        a = Endpoint(network.transport(Identity.from_seed(1)))
-        b = Endpoint(network.transport(Identity.from_seed(2)), clock=Clock(lambda: EPOCH + loop.time() + 600))
-        for peer in (a, b):
-            await peer.start()
-        await a.connect(b.addresses[0], timeout=5)
-        await asyncio.sleep(30)
-        assert a.clock.offset == pytest.approx(300, abs=0.01)
-        await asyncio.sleep(100)
-        assert errors([a, b]) == pytest.approx([300, 300], abs=0.01)
-        await a.close()
-        await b.close()
-
-    virtual_time.run(main())
+@simulated
+async def test_pings_alone_keep_clocks_together() -> None:
+    loop = asyncio.get_running_loop()
+    network = MemoryNetwork()
+    a = Endpoint(network.transport(Identity.from_seed(1)))
+    b = Endpoint(network.transport(Identity.from_seed(2)), clock=Clock(lambda: EPOCH + loop.time() + 600))
+    for peer in (a, b):
+        await peer.start()
+    await a.connect(b.addresses[0], timeout=5)
+    await asyncio.sleep(30)
+    assert a.clock.offset == pytest.approx(300, abs=0.01)
+    await asyncio.sleep(100)
+    assert errors([a, b]) == pytest.approx([300, 300], abs=0.01)
+    await a.close()
+    await b.close()
 
 
 # The process's own clock

@@ -13,6 +13,7 @@ from swarmcli import memory as lending_module
 from swarmcli.memory import ReusableBuffer, fresh_memory
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Swarm
+from tests.simulation import simulated
 
 
 @pytest.mark.parametrize("nbytes", [0, 5000, (4 << 20) + 3])
@@ -36,36 +37,32 @@ def test_a_system_without_huge_pages_does_as_well(monkeypatch: pytest.MonkeyPatc
     assert fresh_memory(5 << 20).shape == (5 << 20,)
 
 
-def test_what_comes_back_is_lent_again_only_when_its_last_view_is_gone() -> None:
-    async def main() -> None:
-        lender = ReusableBuffer()
-        first = lender.take(5000)
-        view, place = first[100:], first.data_ptr()
-        del first
-        other = lender.take(5000)
-        assert other.data_ptr() != place, "somebody still looks at it"
-        del view
-        again = lender.take(5000)
-        assert again.data_ptr() == place
-        del again
-        assert lender.take(6000).shape == (6000,)
-
-    virtual_time.run(main())
+@simulated
+async def test_what_comes_back_is_lent_again_only_when_its_last_view_is_gone() -> None:
+    lender = ReusableBuffer()
+    first = lender.take(5000)
+    view, place = first[100:], first.data_ptr()
+    del first
+    other = lender.take(5000)
+    assert other.data_ptr() != place, "somebody still looks at it"
+    del view
+    again = lender.take(5000)
+    assert again.data_ptr() == place
+    del again
+    assert lender.take(6000).shape == (6000,)
 
 
-def test_memory_is_not_kept_for_a_round_that_does_not_follow_soon() -> None:
-    async def main() -> None:
-        lender = ReusableBuffer()
-        lender.take(5000)
-        assert lender._spare is not None
-        await asyncio.sleep(60)
-        assert lender._spare is None
-        late = lender.take(5000)
-        await asyncio.sleep(60)
-        del late
-        assert lender._spare is None
-
-    virtual_time.run(main())
+@simulated
+async def test_memory_is_not_kept_for_a_round_that_does_not_follow_soon() -> None:
+    lender = ReusableBuffer()
+    lender.take(5000)
+    assert lender._spare is not None
+    await asyncio.sleep(60)
+    assert lender._spare is None
+    late = lender.take(5000)
+    await asyncio.sleep(60)
+    del late
+    assert lender._spare is None
 
 
 def test_memory_of_a_committed_round_is_free_for_the_next_without_the_garbage_collector(

@@ -99,25 +99,6 @@ def test_further_arguments_reach_torch(tmp_path: Path, name: str, args: str) -> 
     assert group["nesterov"] if name == "sgd" else group["centered"] and group["alpha"] == 0.9
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("optimizer={name: adamw, args: {amsgard: true}}", "adamw takes no argument 'amsgard' here; did you mean"),
-        ("optimizer={name: muon, args: {ns_steps: 2.5}}", "ns_steps is 2.5; it is usually 5"),
-        ("optimizer={name: adagrad, momentum: 0.9}", "momentum has no meaning for adagrad; remove it, or use sgd"),
-        ("optimizer={groups: [{match: '(a+)+'}]}", "may take too long to match"),
-        ("lr_scheduler={name: cosine, cycles: 2}", "cycles has no meaning for cosine; remove it, or take cosine_w"),
-        ("lr_scheduler={name: warmup_stable_decay}", "warmup_stable_decay needs decay_epochs"),
-        ("optimizer={name: sgd, args: {momentum: 0.9}}", "momentum stands one level up; write `optimizer.momentum: "),
-        ("lr_scheduler={name: linear, pieces: [{epochs: 1, start: 0, end: 1}]}", "name has no meaning beside pieces"),
-    ],
-)
-def test_what_means_nothing_is_refused_with_the_fix(tmp_path: Path, override: str, message: str) -> None:
-    with pytest.raises(RecipeError) as raised:
-        small(tmp_path, "max_epochs=50", override)
-    assert message in str(raised.value)
-
-
 def test_groups_have_settings_of_their_own(tmp_path: Path) -> None:
     model = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
     fields = "{weight_decay: 0.1, learning_rate: 0.5, groups: [{match: head, learning_rate: 0.05}]}"

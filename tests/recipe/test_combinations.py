@@ -1,0 +1,222 @@
+"""Which keys go together, and what is said of those that do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from swarmcli.errors import RecipeError
+from swarmcli.recipe import HuggingFaceDataset, digest_of, fingerprint_of, offered
+from swarmcli.recipe.adapters import FIELDS, KEYS, adapter_fields
+
+from .recipes import SMALL, refused, small
+
+CHAT = "datasets.0={path: chats.jsonl, type: chat_template}"
+FOUR, LEVEL = "local.site.processes=4", "local.site.hierarchy={2: 4}"
+LOCAL = "local_updates.enabled=yes"
+TOPK, MEMBERS = "gradient_averaging.method=topk", "trust: members"
+OUTER = "outer={optimizer: nesterov, inner_batch_size: 8}"
+FLASH = "local.attn_implementation=flash_attention_2"
+SPLIT = "evaluation={every_epochs: 5, dataset: {source: huggingface, path: a/b, split: validation}}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["gradient_averaging.method=signsgd"], "should be one of 'plain', 'powersgd', 'poweref' or 'topk'"),
+        ([LOCAL, "ema_decay=0.9"], "peers average over epochs the weights that all of them hold alike"),
+        (["gradient_averaging.rank=4"], "rank has no meaning for plain; remove it, or use method: powersgd or poweref"),
+        (["gradient_averaging.k=64"], "k has no meaning for plain; remove it, or use method: topk"),
+        (["gradient_averaging={method: poweref, bits: 4}"], "bits has no meaning for poweref; remove it, or use"),
+        ([TOPK], "a median of sparse parts is zero wherever fewer than half of the members sent a number, and nothing"),
+        ([TOPK], "add averaging.trust: members or access: invite, or use method: plain"),
+        (
+            [f"averaging={{{MEMBERS}, aggregator: {{name: median}}}}", TOPK, "averaging.aggregator.name=trimmed_mean"],
+            "fewer than half of the members sent a number; use aggregator.name: mean with topk",
+        ),
+        ([f"averaging={{{MEMBERS}}}", TOPK, "compression.gradients=float16"], "topk says in gradient_averaging.bits"),
+        ([f"averaging={{{MEMBERS}}}", TOPK, "averaging.target_group_size=8"], "topk needs one group of all peers,"),
+        (["gradient_averaging.min_compression_ratio=0.1"], "min_compression_ratio has no meaning for plain"),
+        (["delay={grad_averaging: yes, optimizer_step: no}"], "a step cannot come before its gradients are averaged"),
+        (["gradient_averaging.method=powersgd", "averaging.target_group_size=8"], "powersgd needs one group of all"),
+        (["averaging.target_group_size=8", "compression.state_averaging=float16"], "several groups have no common"),
+        (["averaging.aggregator.trim=0.1"], "trim has no meaning without a name; remove it, or set name: trimmed_mean"),
+        (["averaging.aggregator={name: median, gate: 5}"], "gate has no meaning for median; remove it"),
+        (["averaging.aggregator={name: centered_clip, radius: 0}"], "averaging.aggregator.radius should be above 0"),
+        (["gradient_averaging.method=powersgd", "averaging.aggregator.name=median"], "powersgd takes its matrices"),
+        (["averaging.average_opt_statistics=[exp_avgs]"], "adamw keeps no statistic 'exp_avgs'; it has exp_avg and"),
+        (["averaging.compression=float16"], "unknown key averaging.compression; did you mean compression.gradients?"),
+        ([LOCAL, "gradient_averaging.method=plain"], "local updates average parameters, never gradients; remove"),
+        ([LOCAL, "compression.gradients=float16"], "local updates send no gradients; set compression.state_averaging"),
+        ([LOCAL, "delay.grad_averaging=yes"], "local updates step after every batch and wait for nobody then"),
+        (["outer.optimizer=sgd"], "outer.inner_batch_size is missing; add `inner_batch_size: …`"),
+        (["outer.lr=0.5"], "lr belongs to outer steps; add optimizer: sgd beside it, or remove lr"),
+        ([OUTER, LOCAL], "local_updates.enabled has no use with outer steps: it is another way to train; remove it"),
+        ([f"averaging={{{MEMBERS}}}", TOPK, OUTER], "method: topk, whose peers keep what they have not sent, while"),
+        (
+            [f"averaging={{{MEMBERS}}}", TOPK, "outer={optimizer: adam, momentum: 0, inner_batch_size: 8}"],
+            "outer.momentum and adam do not go with gradient_averaging.method: topk",
+        ),
+        ([OUTER, "gradient_averaging.method=poweref"], "gradient_averaging.method has no use with outer steps"),
+        ([OUTER, "delay.grad_averaging=yes"], "trainers go on during a round in any case"),
+        ([OUTER, "averaging.average_state_every=2"], "all peers have the same anchor"),
+        ([OUTER, "averaging.target_group_size=8"], "one anchor needs one group"),
+        ([OUTER, "local.offload_optimizer=yes"], "the optimizer makes steps of the model itself"),
+        ([OUTER, "local.site.processes=2"], "a peer that makes them is one process"),
+        (["local.site.proceses=4"], "unknown key local.site.proceses; did you mean processes?"),
+        (["local.site.zero=yes"], "set processes to 2 or more"),
+        ([FOUR, LOCAL, "local.site.hierarchy={2: 1, 4: 4}"], "local.site.hierarchy.2 should be at least 2, not 1"),
+        ([FOUR, LOCAL, "local.site.hierarchy={2: 4, 4: 2}"], "groups of 2 every 4 steps cannot be made of the groups"),
+        ([FOUR, LOCAL, "local.site.hierarchy={2: 2}"], "groups of 2 in a site of 4; the last group is the whole site"),
+        ([FOUR, "local.site.hierarchy={2: 2, 4: 4}"], "without local updates the processes of a site never differ"),
+        ([FOUR, LOCAL, "local.site.hierarchy={2: 4}", "local.offload_optimizer=yes"], "each process steps the model"),
+        ([FOUR, LOCAL, LEVEL, "local.site.zero=yes"], "each process steps a model of its own and needs all statistics"),
+        ([FOUR, "delay.grad_averaging=yes", "local.site.zero=yes"], "zero leaves no whole optimizer that delay could"),
+        ([FOUR, "local.offload_optimizer=yes", "local.site.zero=yes"], "remove zero, or offload_optimizer"),
+        ([FOUR, "ema_decay=0.9", "local.site.zero=yes"], "averages its weights over epochs (ema_decay), and with zero"),
+        ([FOUR, "averaging.average_opt_statistics=[exp_avg_sq]", "local.site.zero=yes"], "averages statistics of"),
+        ([FOUR, "local.device=cuda:1"], "cuda:1 is one device, and the site has 4 processes; write cuda"),
+        (["datasets.0.type=chat_template"], "--set datasets.0.type=chat_template: a text file has no conversations"),
+        ([CHAT, "datasets.0.field=a"], "field has no meaning for type: chat_template; remove it, or name the column"),
+        (["datasets.0={path: a.jsonl, roles_to_train: [user]}"], "roles_to_train has no meaning for type: text;"),
+        (["datasets.0={path: a.jsonl, type: completion, field_messages: talk}"], "field_messages has no meaning for"),
+        ([CHAT, "datasets.0.field_message=a"], "unknown key datasets.0.field_message; did you mean field_messages?"),
+        (["chat_template=chatml"], "no dataset has conversations; set type: chat_template in one of datasets"),
+        ([CHAT, "datasets.0.chat_template=chatml", "chat_template=chatml"], "each dataset with type: chat_template"),
+        ([CHAT, "chat_template=llama3"], "chat_template: 'llama3' is no template; write chatml, a Jinja template, or"),
+        (["evaluation.every_epochs=5"], "an evaluation needs data that nobody trains on; add `held_out: 0.02`"),
+        (["evaluation={held_out: 0.1, dataset: {source: stdlib}}"], "remove held_out, or dataset"),
+        (["evaluation.early_stopping_patience=3"], "the run is never evaluated; set every_epochs"),
+        (["evaluation={held_out: 0.1, every_epochs: 5, evaluator: ada}"], "'ada' is no peer id: expected 52"),
+        (["val_set_size=0.1"], "nothing evaluates on what it holds out; add `evaluation: {every_epochs"),
+        (["evaluation={every_epochs: 5, held_out: 0.1}", "val_set_size=0.1"], "the same as evaluation.held_out"),
+        (
+            ["datasets=[{source: files, path: t}]", "evaluation.dataset={source: files, path: t, weight: 2}"],
+            "the run trains on this dataset; name another one",
+        ),
+        (["task=masked_lm", "sample_packing=true"], "masked_lm reads no rows so; remove sample_packing, or take task:"),
+        (
+            ["task=masked_lm", "datasets=[{path: a.jsonl, type: chat_template}]"],
+            "remove datasets.0.type, or take task: ",
+        ),
+        (["sample_packing=true", FLASH], "keeps the rows of packed samples apart only where a batch is one sample"),
+        (["lora_r=4"], "lora_r is of an adapter, and the recipe names none; add `adapter: lora`"),
+        (["adapter=ia3", "lora_r=4"], "lora_r is of LoRA, and the adapter is ia3"),
+        (["adapter=lora", "peft={r: 4}"], "peft.r is a key of its own: write lora_r"),
+        (["adapter=lora", "peft={use_dora: true}"], "peft.use_dora: no field of lora that a run can have"),
+        (["adapter=loha", "peft={rank_dropuot: 0.1}"], "did you mean rank_dropout"),
+        (["adapter=lora", "lora_target_modules=['']"], "lora_target_modules: modules are named one by one; write"),
+        (["adapter=loha", "peft={target_modules: '(a+)+b'}"], "peft.target_modules: modules are named one by one;"),
+        (["adapter=lora", "unfrozen_parameters=[lm_head]"], "with an adapter nothing of the base is trained"),
+        (["adapter=lora", "local.site.processes=2"], "a site of several processes trains no adapter"),
+        (["adapter=lora", "load_in_8bit=true"], "what is quantized are the weights of a saved model"),
+        (["adapter=lora", "base_model=x", "load_in_8bit=true", "load_in_4bit=true"], "in 8 bits or in 4"),
+        (["optimizer={name: adamw, args: {amsgard: true}}"], "adamw takes no argument 'amsgard' here;"),
+        (["optimizer={name: muon, args: {ns_steps: 2.5}}"], "ns_steps is 2.5; it is usually 5"),
+        (["optimizer={name: adagrad, momentum: 0.9}"], "momentum has no meaning for adagrad; remove it"),
+        (["optimizer={groups: [{match: '(a+)+'}]}"], "may take too long to match"),
+        (["lr_scheduler={name: cosine, cycles: 2}"], "cycles has no meaning for cosine; remove it"),
+        (["lr_scheduler={name: warmup_stable_decay}"], "warmup_stable_decay needs decay_epochs"),
+        (["optimizer={name: sgd, args: {momentum: 0.9}}"], "momentum stands one level up; write `optimizer.momentum: "),
+        (["lr_scheduler={name: linear, pieces: [{epochs: 1, start: 0, end: 1}]}"], "name has no meaning beside pieces"),
+    ],
+)
+def test_what_cannot_go_together_is_refused_where_it_is_written(overrides: list[str], words: str) -> None:
+    said = refused(SMALL, *overrides)
+    assert words in said and said.startswith(f"--set {overrides[-1]}")
+
+
+def test_left_alone_a_run_is_synchronous_training_of_one_process_that_nobody_evaluates() -> None:
+    recipe = small()
+    assert recipe.gradient_averaging.method == "plain" and not recipe.local_updates.enabled
+    assert not recipe.delay.grad_averaging and not recipe.delay.step and not recipe.offloaded
+    assert set(recipe.compression.model_dump().values()) == {"none"}
+    assert recipe.averaging.average_state_every is None
+    site, evaluation = recipe.local.site, recipe.evaluation
+    assert (site.processes, site.zero, dict(site.hierarchy)) == (1, False, {})
+    assert (evaluation.every_epochs, evaluation.held_out, evaluation.dataset) == (0, 0.0, None)
+
+
+def test_sparse_gradients_are_for_members_and_have_means_also_of_outer_steps() -> None:
+    recipe = small("averaging.trust=members", "gradient_averaging={method: topk, k: 128, bits: 8, decay: 1}")
+    settings = recipe.gradient_averaging
+    assert (settings.k, settings.bits, settings.decay, recipe.aggregator) == (128, 8, 1.0, "mean")
+    recipe = small("averaging.trust=members", TOPK, "outer={optimizer: sgd, momentum: 0, inner_batch_size: 8}")
+    assert recipe.outer.takes_steps and recipe.gradient_averaging.method == "topk"
+
+
+def test_delayed_averaging_delays_the_step_too_and_both_need_an_optimizer_in_host_memory() -> None:
+    delayed = small("delay.grad_averaging=yes")
+    assert delayed.delay.step and delayed.offloaded
+    step_only = small("delay.optimizer_step=yes")
+    assert step_only.delay.step and not step_only.delay.grad_averaging and step_only.offloaded
+    assert small("local.offload_optimizer=yes").offloaded
+
+
+def test_an_inner_step_is_made_up_of_whole_batches_and_an_outer_one_of_many() -> None:
+    recipe = small("micro_batch_size=2", "outer={optimizer: adam, lr: 0.1, inner_batch_size: 8}")
+    assert recipe.outer.takes_steps and recipe.outer.has_momentum
+    said = refused(SMALL, "local.micro_batch_size=3", "outer={optimizer: sgd, inner_batch_size: 8}")
+    assert "an inner step of 8 samples is not made up of 3 × 1" in said and "set local.micro_batch_size" in said
+    said = refused(SMALL, "micro_batch_size=1", "target_batch_size=16", "outer={optimizer: sgd, inner_batch_size: 32}")
+    assert "is larger than an outer step of the whole swarm (16); raise target_batch_size" in said
+
+
+def test_a_line_is_named_where_a_file_contradicts_itself() -> None:
+    text = f"{SMALL}local_updates:\n  enabled: true\n"
+    assert refused(f"{text}delay:\n  optimizer_step: true\n").startswith("small.yaml:14: local updates step after")
+    said = refused(f"{text}local:\n  site:\n    processes: 4\n    hierarchy:\n      2: 2\n      8: 6\n")
+    assert said.startswith("small.yaml:18: the longest period averages groups of 6")
+
+
+def test_what_goes_together_is_taken() -> None:
+    recipe = small(LOCAL, "delay.state_averaging=no", "compression.state_averaging=float16",
+                   "averaging={average_state_every: 2, average_opt_statistics: [exp_avg, exp_avg_sq]}")  # fmt: skip
+    assert not recipe.delay.state_averaging and recipe.averaging.average_state_every == 2
+    recipe = small("local.site={processes: 4, zero: yes}")
+    assert (recipe.local.site.processes, recipe.local.site.zero) == (4, True)
+    assert fingerprint_of(recipe) == fingerprint_of(small()), "a site is not compared with others"
+    site = small(LOCAL, "local.site={processes: 4, hierarchy: {8: 4, 2: 2}}").local.site
+    assert list(site.hierarchy.items()) == [(2, 2), (8, 4)]
+    recipe = small(SPLIT, "datasets=[{source: huggingface, path: a/b}]")
+    assert isinstance(recipe.evaluation.dataset, HuggingFaceDataset) and recipe.evaluation.dataset.split == "validation"
+    talks = "evaluation={every_epochs: 1, dataset: {path: chats.jsonl, type: chat_template}}"
+    assert small(talks, "chat_template=chatml").chat_template == "chatml"
+    assert small("val_set_size=0.1", "evaluation.every_epochs=5", "datasets=[{path: a/b}]").held_out == 0.1
+    packed = "sample_packing=true"
+    assert small(packed, FLASH, "local.micro_batch_size=1").micro_batch == 1
+    assert small(packed, "local.attn_implementation=sdpa").micro_batch > 1
+
+
+def test_a_link_brings_no_program(tmp_path: Path) -> None:
+    for key in ("chat_template", "datasets.0.chat_template"):
+        with pytest.raises(RecipeError, match=f"{key} is a program that would run at whoever joins; write chatml"):
+            offered(small(CHAT, f"{key}='{{{{ messages }}}}'"))
+    assert json.loads(offered(small(CHAT, "chat_template=chatml")))["chat_template"] == "chatml"
+
+
+@pytest.mark.parametrize(
+    "differs", ["every_epochs=6", "samples=9", "early_stopping_patience=2", f"evaluator={'a' * 52}"]
+)
+def test_what_three_measure_and_by_what_the_run_ends_must_agree(differs: str) -> None:
+    held = "evaluation={held_out: 0.02, every_epochs: 5}"
+    assert digest_of(small(held)) != digest_of(small(held, f"evaluation.{differs}"))
+    assert digest_of(small("evaluation.held_out=0.02")) != digest_of(small())
+    assert digest_of(small(SPLIT)) != digest_of(small())
+
+
+def test_keys_are_the_fields_that_peft_has_for_them() -> None:
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    for name, fields in {**FIELDS, "lora": (*FIELDS["lora"], *KEYS.values())}.items():
+        assert set(fields) <= PEFT_TYPE_TO_CONFIG_MAPPING[name.upper()].__dataclass_fields__.keys()
+
+
+def test_what_a_recipe_says_becomes_those_fields() -> None:
+    recipe = small("adapter=lora", "lora_r=4", "lora_target_modules=[c_attn]", "peft={layers_to_transform: [0]}")
+    fields = adapter_fields(recipe)
+    assert (fields["r"], fields["target_modules"], fields["layers_to_transform"]) == (4, ["c_attn"], [0])
+    assert adapter_fields(small("adapter=ia3")) == {}
+    assert fingerprint_of(recipe)["lora_r"] != fingerprint_of(small("adapter=lora"))["lora_r"]
