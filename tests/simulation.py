@@ -14,12 +14,20 @@ P = ParamSpec("P")
 
 def simulated(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     """The test as a function that pytest calls: simulated hours pass in seconds, and nothing may be left behind."""
+    return within(1e6)(test)
 
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        virtual_time.run(test(*args, **kwargs))
 
-    return run
+def within(seconds: float) -> Callable[[Callable[P, Coroutine[Any, Any, None]]], Callable[P, None]]:
+    """The same for a test that fails once it has taken so long in virtual time."""
+
+    def decorate(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+        @functools.wraps(test)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            virtual_time.run(test(*args, **kwargs), timeout=seconds)
+
+        return run
+
+    return decorate
 
 
 def in_real_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

@@ -42,8 +42,8 @@ async def test_a_member_that_names_searches_to_come_keeps_nobody_from_another() 
     async with trained(3, 2) as (_, trainers):
         *honest, dishonest = trainers
         liar = liar_of(dishonest)
-        await go_on(4, honest, dishonest.train(1000), name_searches_to_come(liar, honest))
-        assert liar.told and min(trainer.epoch for trainer in honest) > 2 + 4 / 2
+        await go_on(3, honest, dishonest.train(1000), name_searches_to_come(liar, honest))
+        assert liar.told and min(trainer.epoch for trainer in honest) > 2 + 3 / 2
         assert len(lineages(honest)) == 1
 
 

@@ -57,7 +57,7 @@ async def test_nobody_takes_part_in_a_group_that_says_of_it_what_it_did_not_offe
         assert all(peer.core.doubts.has_no_seat(first.peer_id) for peer in honest)
 
 
-@pytest.mark.parametrize("count", [4, *soak([8, 16])])
+@pytest.mark.parametrize("count", [3, *soak([16])])
 @simulated
 async def test_members_lead_in_turn_whatever_one_of_them_draws(count: int) -> None:
     """It begins each search with the best of many ids: before, it led every round."""
@@ -73,7 +73,7 @@ async def test_members_lead_in_turn_whatever_one_of_them_draws(count: int) -> No
         assert len(digests(trainers)) == 1
 
 
-@pytest.mark.parametrize("count", [4, *soak([8, 16])])
+@pytest.mark.parametrize("count", [4, *soak([16])])
 @simulated
 async def test_a_leader_that_lists_its_followers_out_of_turn_leads_nobody(count: int) -> None:
     async with trained(count) as (_, [first, *honest]):
@@ -93,7 +93,7 @@ def list_keys(liar: Liar) -> None:
 @pytest.mark.parametrize(
     ("tell", "count", "liars", "epochs", "least"),
     [
-        (begin_two, 4, 1, 6, 0.5),
+        (begin_two, 4, 1, 4, 0.5),
         *soak(
             (tell, *case)
             for tell in (begin_two, give_up, list_keys)
@@ -119,7 +119,7 @@ async def test_leaders_that_spoil_their_rounds_leave_the_others_their_pace(
             assert all(map(trainer.core.work.averager.bans.is_banned, banned))
 
 
-@pytest.mark.parametrize(("count", "liars", "epochs"), [(4, 1, 5), *soak([(8, 2, 24), (16, 5, 30)])])
+@pytest.mark.parametrize(("count", "liars", "epochs"), [(4, 1, 4), *soak([(16, 5, 30)])])
 @simulated
 async def test_keys_elsewhere_do_not_part_those_who_are_all_in_one_network(count: int, liars: int, epochs: int) -> None:
     """Most networks of the list are then those that its keys name. Before, the members left one after the other, for up

@@ -15,7 +15,6 @@ from swarmcli.averaging.control import RoundResult
 from swarmcli.dht import DHTNode
 from swarmcli.errors import CallRefused
 from swarmcli.network import PeerID
-from tests.adversary.company import go_on, trained
 from tests.adversary.lies import Liar
 from tests.adversary.lies.base import on_each_try
 from tests.averaging.averagers import Averagers, all_outcomes
@@ -75,18 +74,3 @@ async def test_who_refuses_costs_a_second_try_once_and_the_honest_go_on_reducing
         assert all(results[0].reduced[peer.peer_id] for peer in honest)
         assert not any(peer.core.doubts.has_no_seat(other.peer_id) for peer in honest for other in honest)
         assert now() < 30
-
-
-@pytest.mark.soak  # the rounds themselves are above
-@pytest.mark.parametrize(("count", "liars", "epochs"), [(4, 1, 24), (8, 2, 100), (16, 5, 100)])
-@simulated
-async def test_trainers_beside_liars_that_all_refuse_keep_their_pace(count: int, liars: int, epochs: int) -> None:
-    """Before, five of 16 stood still for good: whom nobody had given anything to reduce had failed nobody either, and
-    was given all of the second try."""
-    async with trained(count) as (_, trainers):
-        hostile, honest = trainers[:liars], trainers[liars:]
-        names = [trainer.node.peer_id for trainer in honest]
-        lying = [refuse_and_blame(each.node, each.core.work.averager, names) for each in hostile]
-        await go_on(epochs, trainers)
-        assert all(liar.told for liar in lying)
-        assert min(trainer.epoch for trainer in honest) > 0.5 * epochs

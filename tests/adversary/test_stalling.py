@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.control import RoundResult
-from tests.adversary.company import PACE, liar_of, lineages, trained
+from tests.adversary.company import liar_of
 from tests.adversary.lies import LIES, stalling
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
-from tests.optim.optim_swarm import TARGET, together
 from tests.simulation import now, simulated
 from tests.suites import soak
 
@@ -71,19 +68,3 @@ async def test_a_leader_that_never_begins_holds_its_followers_for_one_search() -
         _, seconds = await honest_round(honest, first)
         assert liar.told and seconds < 15
         assert all(peer.core.doubts.has_no_seat(first.peer_id) for peer in honest)
-
-
-@pytest.mark.soak  # the search itself is above
-@simulated
-async def test_a_leader_that_never_begins_holds_up_an_epoch_by_the_time_for_matchmaking() -> None:
-    async with trained(4) as (_, [*honest, last]):
-        liar = liar_of(last)
-        stalling.gather_and_never_begin(liar)
-        lying = asyncio.create_task(last.train(100))
-        usual, patience = TARGET * PACE / 4, honest[0].core.config.matchmaking_time
-        for epoch in range(2, 9):  # each leads in turn
-            began = now()
-            await together(*(trainer.train(epoch) for trainer in honest))
-            assert now() - began < usual * 4 / 3 + patience + 10
-        lying.cancel()
-        assert liar.told and len(lineages(honest)) == 1

@@ -14,7 +14,7 @@ none after that.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import combinations, permutations
@@ -44,10 +44,6 @@ class Rules:
     acceptor: type[Acceptor] = Acceptor
     tally: type[Tally] = Tally
     proposal: type[Proposal] = Proposal
-    ballot_after: Callable[[int, int, int], int] = ballot_after
-    restarts: bool = False  # a mistake: processes that have restarted answer as if they had never promised
-    counts_on: bool = False  # a mistake: the leader counts votes although it has promised a higher ballot
-    promises_on: bool = False  # a mistake: the leader promises higher ballots although it has decided
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ class Explorer:
     def __post_init__(self) -> None:
         self.count = count = len(self.kinds)
         turns = range(self.attempts)
-        self.ballots = [self.rules.ballot_after(turn // count * count, turn % count, count) for turn in turns]
+        self.ballots = [ballot_after(turn // count * count, turn % count, count) for turn in turns]
         self.endings: Counter[str] = Counter()  # how those who were left came to an end, of different cases
         self._members: list[Member] = []
         self._numbers: dict[Member, int] = {}
@@ -114,7 +110,7 @@ class Explorer:
         members = [self._members[number] for number in numbers]
         named = frozenset(member.vote for member in members if member.kind != "x" and member.vote)
         leader = members[LEADER]
-        if leader.decided is None and (leader.promised == 0 or self.rules.counts_on):
+        if leader.decided is None and leader.promised == 0:
             for decision in self._counted(tuple(member.vote for member in members)):
                 yield _with(numbers, LEADER, self._number(replace(leader, decided=decision))), proposals
         for position, number in enumerate(numbers):
@@ -138,7 +134,7 @@ class Explorer:
             acceptor = self._acceptor(member)
             if member.vote is None and acceptor.accept_zero(digest):
                 following.append(self._after(member, acceptor, vote=digest))
-        if member.decided is not None and not self.rules.promises_on:
+        if member.decided is not None:
             return following  # its answer to everything is the decision
         for attempt, (ballot, value) in enumerate(zip(self.ballots, proposals, strict=True)):
             acceptor = self._acceptor(member)
@@ -149,8 +145,6 @@ class Explorer:
             acceptor = self._acceptor(member)
             if value is not None and not member.accepted[attempt] and acceptor.accept(ballot, value):
                 following.append(self._after(member, acceptor, accepted=_with(member.accepted, attempt, True)))
-        if self.rules.restarts:
-            following.append(self._number(replace(member, promised=0, last=None)))
         return following
 
     def _forget(self, number: int, attempt: int) -> int:
@@ -272,12 +266,12 @@ class Explorer:
             place: self._acceptor(Member("", (), (), None, promised, last)) for place, promised, last in living
         }
         me = living[position][0]
-        ballot = self.rules.ballot_after(acceptors[me].promised, me, self.count)
+        ballot = ballot_after(acceptors[me].promised, me, self.count)
         for _ in range(self.count):
             proposal = self._prepared(ballot, acceptors)
             match proposal.state:
                 case Outbid(higher):
-                    ballot = self.rules.ballot_after(higher, me, self.count)
+                    ballot = ballot_after(higher, me, self.count)
                 case Blocked():
                     return self._blocked(proposal, acceptors, living)
                 case Bound(Committed() | Again() as value):

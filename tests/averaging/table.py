@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from swarmcli.averaging.config import MatchmakingOptions
@@ -76,30 +76,17 @@ class Table:
         self._memory: defaultdict[PeerID, Memory] = defaultdict(Memory)
         self._away: dict[tuple[PeerID, Bucket], tuple[PeerID, ...]] = {}  # whose group of that bucket has begun
         self.sees: dict[PeerID, frozenset[PeerID]] = {}  # whose declarations this one finds, if not all
-        self.stale: list[Candidate] = []  # older declarations that are still found
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
 
     # What happens at the table
 
-    def sit(
-        self,
-        number: int,
-        *,
-        at: float = 0.0,
-        listening: bool = True,
-        request: RoundRequest | None = None,
-        mates: Iterable[int] = (),
-        tag: bytes = b"",
-        bits: str = "",
-        me: Candidate | None = None,
-    ) -> Seat:
-        """A peer begins to look for a group at time `at`; its last one was with these `mates`."""
+    def sit(self, number: int, *, at: float = 0.0, bits: str = "") -> Seat:
+        """A peer begins to look for a group at time `at`."""
         peer = peer_id(number)
-        me = me or Candidate(peer, search_id(at, self.random.randbytes(8)), tag, listening, bits=bits)
+        me = Candidate(peer, search_id(at, self.random.randbytes(8)), b"", True, bits=bits)
         memory, connected = self._memory[peer], self._connected(peer)
-        memory.mates = frozenset(map(peer_id, mates))
-        search = Search(join_of(me), memory, self.options, request or RoundRequest(), now=at, connected=connected)
+        search = Search(join_of(me), memory, self.options, RoundRequest(), now=at, connected=connected)
         seat = self.seats[peer] = Seat(search, began_at=at)
         self._at(at, lambda: self._begin(seat))
         return seat
@@ -142,25 +129,8 @@ class Table:
             other.search.on_lost(seat.search.me.peer_id, self.now)
             self._step(other)
 
-    def declare_ghost(self, number: int, *, tag: bytes = b"") -> None:
-        """A declaration whose peer is gone."""
-        peer = peer_id(number)
-        self.board[peer] = Candidate(peer, search_id(0.0, self.random.randbytes(8)), tag, True)
-
     def later(self, seconds: float, happen: Callable[[], None]) -> None:
         self._at(self.now + seconds, happen)
-
-    def report(self, number: int, progress: float, at: float) -> None:
-        seat = self.seats[peer_id(number)]
-
-        def push() -> None:
-            seat.search.gathering.own_progress = progress
-            if seat.search.leader is not None:
-                leader = self.seats[seat.search.leader.peer_id]
-                self._send(leader, lambda: leader.search.gathering.report(seat.search.me.peer_id, progress))
-            self._step(seat)
-
-        self._at(at, push)
 
     def run(self, until: float = 60.0) -> None:
         while self._queue and self._queue[0][0] <= until:
@@ -208,7 +178,7 @@ class Table:
         """Begins a read, whose result is as of now and arrives later."""
         me = seat.search.me
         sees = self.sees.get(me.peer_id, self.board.keys())
-        seen = [each for peer, each in self.board.items() if peer in sees and each.bits == me.bits] + self.stale
+        seen = [each for peer, each in self.board.items() if peer in sees and each.bits == me.bits]
 
         def arrive() -> None:
             if not seat.alive or seat.group is not None or seat.gave_up:

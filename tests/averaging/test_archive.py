@@ -28,6 +28,7 @@ from swarmcli.state.snapshot import Snapshot
 from swarmcli.testing import MemoryNetwork, virtual_time
 from tests.averaging.rounds import Kind, Swarm
 from tests.averaging.states import trickle
+from tests.simulation import in_real_time, simulated
 
 TAG = b"lineage"
 
@@ -89,78 +90,70 @@ def assert_is(kept: KeptRound, result: AllreduceResult) -> None:
 
 
 @pytest.mark.parametrize("codec", [NoCompression(), Uniform8BitQuantization()], ids=["exact", "8 bits"])
-def test_a_late_member_gets_what_its_group_committed(codec: CompressionBase) -> None:
-    async def main() -> None:
-        async with Keepers(codec=codec) as keepers:
-            result = await keepers.round()
-            group_id = keepers.group.group_id
-            kept = await keepers.fetch(group_id=group_id, plan=keepers.plan, digest=result.digest)
-            assert_is(kept, result)
-            parts = kept.parts(keepers.plan)
-            assert [(p.part.index, p.senders, p.weights, p.digest) for p in parts] == [
-                (p.part.index, p.senders, p.weights, p.digest) for p in result.parts
-            ]
-            assert_is(await keepers.fetch(tag=TAG), result)
-            with pytest.raises(StateDownloadError, match="does not have that state"):
-                await keepers.fetch(group_id=bytes(32))
-            with pytest.raises(StateDownloadError, match="another result"):
-                await keepers.fetch(group_id=group_id, digest=bytes(32))
-
-    virtual_time.run(main())
+@simulated
+async def test_a_late_member_gets_what_its_group_committed(codec: CompressionBase) -> None:
+    async with Keepers(codec=codec) as keepers:
+        result = await keepers.round()
+        group_id = keepers.group.group_id
+        kept = await keepers.fetch(group_id=group_id, plan=keepers.plan, digest=result.digest)
+        assert_is(kept, result)
+        parts = kept.parts(keepers.plan)
+        assert [(p.part.index, p.senders, p.weights, p.digest) for p in parts] == [
+            (p.part.index, p.senders, p.weights, p.digest) for p in result.parts
+        ]
+        assert_is(await keepers.fetch(tag=TAG), result)
+        with pytest.raises(StateDownloadError, match="does not have that state"):
+            await keepers.fetch(group_id=bytes(32))
+        with pytest.raises(StateDownloadError, match="another result"):
+            await keepers.fetch(group_id=group_id, digest=bytes(32))
 
 
-def test_the_last_two_rounds_are_kept_and_the_newest_of_a_tag_is_served() -> None:
-    async def main() -> None:
-        async with Keepers() as keepers:
-            results, ids = [], []
-            for _ in range(3):
-                results.append(await keepers.round())
-                ids.append(keepers.group.group_id)
-            assert kept(keepers.archives[0]) == tuple(ids[1:])
-            assert_is(await keepers.fetch(tag=TAG), results[2])
-            assert_is(await keepers.fetch(group_id=ids[1]), results[1])
-            with pytest.raises(StateDownloadError):
-                await keepers.fetch(group_id=ids[0])
-
-    virtual_time.run(main())
+@simulated
+async def test_the_last_two_rounds_are_kept_and_the_newest_of_a_tag_is_served() -> None:
+    async with Keepers() as keepers:
+        results, ids = [], []
+        for _ in range(3):
+            results.append(await keepers.round())
+            ids.append(keepers.group.group_id)
+        assert kept(keepers.archives[0]) == tuple(ids[1:])
+        assert_is(await keepers.fetch(tag=TAG), results[2])
+        assert_is(await keepers.fetch(group_id=ids[1]), results[1])
+        with pytest.raises(StateDownloadError):
+            await keepers.fetch(group_id=ids[0])
 
 
-def test_keys_that_hold_kept_rounds_keep_nobody_from_the_next() -> None:
+@simulated
+async def test_keys_that_hold_kept_rounds_keep_nobody_from_the_next() -> None:
     """They ask for one chunk in 50 s, of a round by its group and by its tag: two states in use."""
+    async with Keepers() as keepers, asyncio.TaskGroup() as tasks:
+        await keepers.round()
+        prefix, stranger = replay_prefix("test"), keepers.swarm.peers[1].endpoint
+        versions = version_of_group(keepers.group.group_id), version_of_tag(TAG)
+        held = [tasks.create_task(trickle(stranger, keepers.donors[0], each, prefix)) for each in versions]
+        await asyncio.sleep(1)
+        result = await keepers.round(b"next")
+        kept = await keepers.archives[-1].fetch(keepers.donors[:1], keepers.layout, tag=b"next", timeout=30)
+        assert_is(kept, result)
+        for each in held:
+            each.cancel()
 
-    async def main() -> None:
-        async with Keepers() as keepers, asyncio.TaskGroup() as tasks:
+
+@simulated
+async def test_a_file_is_not_used_again_while_somebody_reads_it() -> None:
+    async with Keepers() as keepers:
+        first = await keepers.round()
+        archive = keepers.archives[0]
+        snapshot = archive._rounds[0].snapshot(b"")
+        for _ in range(4):
+            for peer in keepers.swarm.peers:
+                peer.tensors[0].add_(1.0)
             await keepers.round()
-            prefix, stranger = replay_prefix("test"), keepers.swarm.peers[1].endpoint
-            versions = version_of_group(keepers.group.group_id), version_of_tag(TAG)
-            held = [tasks.create_task(trickle(stranger, keepers.donors[0], each, prefix)) for each in versions]
-            await asyncio.sleep(1)
-            result = await keepers.round(b"next")
-            kept = await keepers.archives[-1].fetch(keepers.donors[:1], keepers.layout, tag=b"next", timeout=30)
-            assert_is(kept, result)
-            for each in held:
-                each.cancel()
-
-    virtual_time.run(main())
+        for index, average in enumerate(first.averages):
+            assert torch.equal(snapshot.tensors[str(index)], average)
 
 
-def test_a_file_is_not_used_again_while_somebody_reads_it() -> None:
-    async def main() -> None:
-        async with Keepers() as keepers:
-            first = await keepers.round()
-            archive = keepers.archives[0]
-            snapshot = archive._rounds[0].snapshot(b"")
-            for _ in range(4):
-                for peer in keepers.swarm.peers:
-                    peer.tensors[0].add_(1.0)
-                await keepers.round()
-            for index, average in enumerate(first.averages):
-                assert torch.equal(snapshot.tensors[str(index)], average)
-
-    virtual_time.run(main())
-
-
-def test_files_are_used_again_have_no_name_and_are_gone_after_the_end(tmp_path: Path) -> None:
+@simulated
+async def test_files_are_used_again_have_no_name_and_are_gone_after_the_end(tmp_path: Path) -> None:
     def open_files() -> int:
         """Those of the archives alone: what earlier tests had open may go meanwhile."""
         places = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
@@ -169,43 +162,38 @@ def test_files_are_used_again_have_no_name_and_are_gone_after_the_end(tmp_path: 
     def names() -> list[Path]:
         return list(tmp_path.iterdir())
 
-    async def main() -> None:
-        before = open_files()
-        async with Keepers(directory=tmp_path) as keepers:
+    before = open_files()
+    async with Keepers(directory=tmp_path) as keepers:
+        await keepers.round()
+        for _ in range(3):
             await keepers.round()
-            for _ in range(3):
-                await keepers.round()
-                await keepers.fetch(tag=TAG)
-                await asyncio.sleep(30)  # the donors let go of their snapshots
-                gc.collect()
-            assert names() == []
-            assert 0 < open_files() - before <= 2 * 3  # of two archives, two rounds each and one to write to
-        gc.collect()
-        assert open_files() == before
-
-    virtual_time.run(main())
+            await keepers.fetch(tag=TAG)
+            await asyncio.sleep(30)  # the donors let go of their snapshots
+            gc.collect()
+        assert names() == []
+        assert 0 < open_files() - before <= 2 * 3  # of two archives, two rounds each and one to write to
+    gc.collect()
+    assert open_files() == before
 
 
-def test_a_full_disk_costs_only_that_the_round_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with Keepers() as keepers:
-            events: list[Event] = []
-            keepers.swarm.peers[0].endpoint.events.subscribe(events.append)
+@simulated
+async def test_a_full_disk_costs_only_that_the_round_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Keepers() as keepers:
+        events: list[Event] = []
+        keepers.swarm.peers[0].endpoint.events.subscribe(events.append)
 
-            def full(*_: object) -> int:
-                raise OSError(errno.ENOSPC, "No space left on device")
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-            with monkeypatch.context() as patch:
-                patch.setattr(unnamed_file_module.UnnamedFile, "write_at", full)
-                await keepers.round()
-                await keepers.round()
-            assert kept(keepers.archives[0]) == ()
-            (notice,) = [event for event in events if isinstance(event, Noticed)]
-            assert "No space left" in notice.text and "'test'" in notice.text
-            result = await keepers.round()
-            assert_is(await keepers.fetch(tag=TAG), result)
-
-    virtual_time.run(main())
+        with monkeypatch.context() as patch:
+            patch.setattr(unnamed_file_module.UnnamedFile, "write_at", full)
+            await keepers.round()
+            await keepers.round()
+        assert kept(keepers.archives[0]) == ()
+        (notice,) = [event for event in events if isinstance(event, Noticed)]
+        assert "No space left" in notice.text and "'test'" in notice.text
+        result = await keepers.round()
+        assert_is(await keepers.fetch(tag=TAG), result)
 
 
 def hanging_disk(patch: pytest.MonkeyPatch) -> threading.Event:
@@ -228,39 +216,37 @@ def hanging_disk(patch: pytest.MonkeyPatch) -> threading.Event:
     return hanging
 
 
-def test_a_disk_that_is_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@in_real_time
+async def test_a_disk_that_is_too_slow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In real time."""
-    result = virtual_time.run(one_result())
+    result = await asyncio.to_thread(virtual_time.run, one_result())
     hanging = hanging_disk(monkeypatch)
 
-    async def main() -> None:
-        archive = RoundArchive(Endpoint(MemoryNetwork().transport(Identity.from_seed(1))), "test", directory=tmp_path)
-        archive.options = ArchiveOptions(patience=0.01)
-        archive.keep(bytes(32), TAG, result)
-        await asyncio.to_thread(hanging.wait)
-        await archive.written()
-        assert kept(archive) == () and archive._told
-        archive.options = ArchiveOptions(patience=60.0)
-        archive.keep(bytes(32), TAG, result)  # to the same file, where something is written already
-        await archive.written()
-        assert kept(archive) == (bytes(32),) and not archive._spare
-        await archive.close()
-
-    asyncio.run(main())
+    archive = RoundArchive(Endpoint(MemoryNetwork().transport(Identity.from_seed(1))), "test", directory=tmp_path)
+    archive.options = ArchiveOptions(patience=0.01)
+    archive.keep(bytes(32), TAG, result)
+    await asyncio.to_thread(hanging.wait)
+    await archive.written()
+    assert kept(archive) == () and archive._told
+    archive.options = ArchiveOptions(patience=60.0)
+    archive.keep(bytes(32), TAG, result)  # to the same file, where something is written already
+    await archive.written()
+    assert kept(archive) == (bytes(32),) and not archive._spare
+    await archive.close()
 
 
-def test_the_end_does_not_wait_for_a_disk_that_is_too_slow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    result = virtual_time.run(one_result())
+@in_real_time
+async def test_the_end_does_not_wait_for_a_disk_that_is_too_slow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    result = await asyncio.to_thread(virtual_time.run, one_result())
     hanging = hanging_disk(monkeypatch)
 
-    async def main() -> None:
-        archive = RoundArchive(Endpoint(MemoryNetwork().transport(Identity.from_seed(1))), "test", directory=tmp_path)
-        archive.keep(bytes(32), TAG, result)
-        await asyncio.to_thread(hanging.wait)
-        await archive.close()
-        assert kept(archive) == ()
-
-    asyncio.run(main())
+    archive = RoundArchive(Endpoint(MemoryNetwork().transport(Identity.from_seed(1))), "test", directory=tmp_path)
+    archive.keep(bytes(32), TAG, result)
+    await asyncio.to_thread(hanging.wait)
+    await archive.close()
+    assert kept(archive) == ()
 
 
 async def one_result() -> AllreduceResult:
@@ -268,131 +254,117 @@ async def one_result() -> AllreduceResult:
         return await keepers.round()
 
 
-def test_the_disk_is_not_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with Keepers() as keepers:
-            monkeypatch.setattr(unnamed_file_module, "_LEAVE_FREE", 1 << 60)
-            await keepers.round()
-            assert kept(keepers.archives[0]) == ()
-
-    virtual_time.run(main())
+@simulated
+async def test_the_disk_is_not_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Keepers() as keepers:
+        monkeypatch.setattr(unnamed_file_module, "_LEAVE_FREE", 1 << 60)
+        await keepers.round()
+        assert kept(keepers.archives[0]) == ()
 
 
 @pytest.mark.parametrize("liars", [1, 2])
-def test_false_averages_are_found_out_by_the_digest_that_the_group_committed(liars: int) -> None:
-    async def main() -> None:
-        async with Keepers() as keepers:
-            result = await keepers.round()
-            for archive in keepers.archives[:liars]:
-                stored = archive._rounds[0]
-                stored.file.write(40, memoryview(bytes(8)))
-            events: list[Event] = []
-            keepers.swarm.peers[-1].endpoint.events.subscribe(events.append)
-            wanted = {"group_id": keepers.group.group_id, "plan": keepers.plan, "digest": result.digest}
-            if liars == 1:
-                assert_is(await keepers.fetch(**wanted), result)
-            else:
-                with pytest.raises(StateDownloadError, match="not what the digest"):
-                    await keepers.fetch(**wanted)
-                refused = {event.peer for event in events if isinstance(event, PeerRefused)}
-                assert refused == {peer.text for peer in keepers.donors}
-
-    virtual_time.run(main())
+@simulated
+async def test_false_averages_are_found_out_by_the_digest_that_the_group_committed(liars: int) -> None:
+    async with Keepers() as keepers:
+        result = await keepers.round()
+        for archive in keepers.archives[:liars]:
+            stored = archive._rounds[0]
+            stored.file.write(40, memoryview(bytes(8)))
+        events: list[Event] = []
+        keepers.swarm.peers[-1].endpoint.events.subscribe(events.append)
+        wanted = {"group_id": keepers.group.group_id, "plan": keepers.plan, "digest": result.digest}
+        if liars == 1:
+            assert_is(await keepers.fetch(**wanted), result)
+        else:
+            with pytest.raises(StateDownloadError, match="not what the digest"):
+                await keepers.fetch(**wanted)
+            refused = {event.peer for event in events if isinstance(event, PeerRefused)}
+            assert refused == {peer.text for peer in keepers.donors}
 
 
-def test_averages_of_other_shapes_are_refused_before_they_are_fetched() -> None:
-    async def main() -> None:
-        async with Keepers() as keepers:
-            await keepers.round()
-            keepers.layout = Layout.of([torch.zeros(3)])
-            with pytest.raises(StateDownloadError, match="other shapes"):
-                await keepers.fetch(tag=TAG)
-
-    virtual_time.run(main())
+@simulated
+async def test_averages_of_other_shapes_are_refused_before_they_are_fetched() -> None:
+    async with Keepers() as keepers:
+        await keepers.round()
+        keepers.layout = Layout.of([torch.zeros(3)])
+        with pytest.raises(StateDownloadError, match="other shapes"):
+            await keepers.fetch(tag=TAG)
 
 
 @pytest.mark.parametrize("metadata", [None, b"", b"\xc1", {"group_id": bytes(32)}])
-def test_records_that_cannot_be_read(metadata: object) -> None:
-    async def main() -> None:
-        async with Keepers(2) as keepers:
-            await keepers.round()
-            archive = keepers.archives[0]
-            provide = archive._provide
+@simulated
+async def test_records_that_cannot_be_read(metadata: object) -> None:
+    async with Keepers(2) as keepers:
+        await keepers.round()
+        archive = keepers.archives[0]
+        provide = archive._provide
 
-            async def spoiled(version: bytes) -> Snapshot | None:
-                snapshot = await provide(version)
-                return snapshot and replace(snapshot, metadata=metadata)
+        async def spoiled(version: bytes) -> Snapshot | None:
+            snapshot = await provide(version)
+            return snapshot and replace(snapshot, metadata=metadata)
 
-            archive._donor._pins._provide = spoiled
-            with pytest.raises(StateDownloadError, match="record"):
-                await keepers.fetch(tag=TAG)
-
-    virtual_time.run(main())
+        archive._donor._pins._provide = spoiled
+        with pytest.raises(StateDownloadError, match="record"):
+            await keepers.fetch(tag=TAG)
 
 
-def test_closing_while_a_round_is_written_leaves_nothing() -> None:
-    async def main() -> None:
-        async with Keepers() as keepers:
-            result = await keepers.round()
-            archive = RoundArchive(keepers.swarm.peers[-1].endpoint, "other")
-            archive.start()
-            archive.keep(keepers.group.group_id, TAG, result)
-            await archive.close()
-            await archive.close()
-            assert kept(archive) == () and not archive._spare
-            assert replay_prefix("other") == "other.replays"
-
-    virtual_time.run(main())
+@simulated
+async def test_closing_while_a_round_is_written_leaves_nothing() -> None:
+    async with Keepers() as keepers:
+        result = await keepers.round()
+        archive = RoundArchive(keepers.swarm.peers[-1].endpoint, "other")
+        archive.start()
+        archive.keep(keepers.group.group_id, TAG, result)
+        await archive.close()
+        await archive.close()
+        assert kept(archive) == () and not archive._spare
+        assert replay_prefix("other") == "other.replays"
 
 
-def test_kept_rounds_are_not_in_memory(tmp_path: Path) -> None:
+@simulated
+async def test_kept_rounds_are_not_in_memory(tmp_path: Path) -> None:
     size = 32 << 20
 
     def anonymous() -> int:
         fields = Path("/proc/self/status").read_text().splitlines()
         return sum(int(line.split()[1]) for line in fields if line.startswith(("RssAnon", "RssShmem"))) * 1024
 
-    async def main() -> None:
-        async with Keepers(2, directory=tmp_path) as keepers:
-            result = await keepers.round()
-            big = AllreduceResult(
-                [torch.ones(size // 4)],
-                result.contributors,
-                result.weights,
-                {},
-                result.digest,
-                0,
-                0,
-                result.parts,
-            )
-            before = anonymous()
-            for _ in range(4):
-                keepers.archives[0].keep(keepers.group.group_id, TAG, big)
-                await keepers.archives[0].written()
-            snapshot = await keepers.archives[0]._provide(b"group " + keepers.group.group_id)
-            assert snapshot is not None and float(snapshot.tensors["0"].sum()) == size // 4
-            assert anonymous() - before < size // 8
-
-    virtual_time.run(main())
+    async with Keepers(2, directory=tmp_path) as keepers:
+        result = await keepers.round()
+        big = AllreduceResult(
+            [torch.ones(size // 4)],
+            result.contributors,
+            result.weights,
+            {},
+            result.digest,
+            0,
+            0,
+            result.parts,
+        )
+        before = anonymous()
+        for _ in range(4):
+            keepers.archives[0].keep(keepers.group.group_id, TAG, big)
+            await keepers.archives[0].written()
+        snapshot = await keepers.archives[0]._provide(b"group " + keepers.group.group_id)
+        assert snapshot is not None and float(snapshot.tensors["0"].sum()) == size // 4
+        assert anonymous() - before < size // 8
 
 
-def test_a_round_that_cannot_be_written_is_not_kept_in_memory_either(monkeypatch: pytest.MonkeyPatch) -> None:
+@simulated
+async def test_a_round_that_cannot_be_written_is_not_kept_in_memory_either(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async def main() -> None:
-        async with Keepers() as keepers:
-            monkeypatch.setattr(unnamed_file_module.UnnamedFile, "write_at", full)
-            result = await keepers.round()
-            memory = weakref.ref(result.averages[0])
-            gc.collect()
-            gc.disable()
-            try:
-                keepers.archives[0].keep(keepers.group.group_id, TAG, result)
-                del result
-                await keepers.archives[0].written()
-                assert memory() is None
-            finally:
-                gc.enable()
-
-    virtual_time.run(main())
+    async with Keepers() as keepers:
+        monkeypatch.setattr(unnamed_file_module.UnnamedFile, "write_at", full)
+        result = await keepers.round()
+        memory = weakref.ref(result.averages[0])
+        gc.collect()
+        gc.disable()
+        try:
+            keepers.archives[0].keep(keepers.group.group_id, TAG, result)
+            del result
+            await keepers.archives[0].written()
+            assert memory() is None
+        finally:
+            gc.enable()

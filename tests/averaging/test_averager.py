@@ -163,14 +163,6 @@ def test_waiting_trigger_weight_and_failure() -> None:
         assert controls[0].stage is AveragingStage.FINISHED
 
 
-def test_step_waits_for_the_result() -> None:
-    with swarm(2) as (one, other):
-        control = other.step(wait=False)
-        result = one.step(gather={"a": 1})
-        assert result is not None and result[one.peer_id] == {"a": 1} and result[other.peer_id] is None
-        control.result(120)
-
-
 class WithMetadata(DecentralizedAverager):
     def get_current_state(self) -> tuple[Any, list[torch.Tensor]]:
         return {"epoch": 5}, [torch.arange(4)]
@@ -331,14 +323,4 @@ def test_a_client_cannot_claim_to_be_reachable() -> None:
     dht = DHT(start=False, client_mode=True)
     with pytest.raises(ValueError, match="client_mode=False"):
         DecentralizedAverager([torch.zeros(1)], dht, start=False, prefix="p", client_mode=False)
-    dht.shutdown()
-
-
-def test_timeouts_that_do_not_fit_are_clamped() -> None:
-    dht = DHT(start=False)
-    averager = DecentralizedAverager(
-        [torch.zeros(1)], dht, start=False, prefix="p", min_matchmaking_time=1.0, next_chunk_timeout=4.0
-    )
-    assert averager.config.matchmaking.request_timeout == 1.0
-    assert averager.config.allreduce.sender_timeout == 4.0
     dht.shutdown()

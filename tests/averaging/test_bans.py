@@ -17,8 +17,8 @@ from swarmcli.journal.describe import describe
 from swarmcli.network import wire
 from swarmcli.network.identity import Identity
 from swarmcli.optim.state.rounds import state_config
-from swarmcli.testing.virtual_time import run
 from tests.averaging.averagers import Averagers, all_results, assert_one_group
+from tests.simulation import simulated
 
 GROUP_ID = bytes(32)
 
@@ -79,61 +79,55 @@ def test_a_peer_that_tells_of_endless_throwaway_identities_drives_nobody_elses_w
     assert bans.is_banned(culprits[0]) and len(bans) == 1 + MAX_TOLD_BY_ONE <= MAX_BANS
 
 
-def test_peers_that_are_connected_and_those_that_come_later_learn_of_a_ban_and_form_groups_without_it() -> None:
-    async def story() -> None:
-        async with Averagers(3) as swarm:
-            peers = await swarm.add(4)
-            liar = peers[3]
-            assert peers[0].core.bans.add(evidence_against(Identity.from_seed(b"3/3")))
-            await asyncio.sleep(5)
-            assert all(peer.core.bans.is_banned(liar.peer_id) for peer in peers[:3])
-            late = await swarm.add_one()
-            await asyncio.sleep(5)
-            assert late.core.bans.is_banned(liar.peer_id)  # from the peers that it met
-            honest = [*peers[:3], late]
-            controls = [peer.begin(timeout=30.0) for peer in honest]
-            lonely = liar.begin(timeout=20.0, allow_retries=False)
-            assert_one_group(await all_results(controls), honest)
-            assert (await asyncio.gather(lonely, return_exceptions=True))[0] is not None
-            assert liar.peer_id not in {member.peer_id for control in controls for member in control.group.members}
-
-    run(story())
+@simulated
+async def test_peers_that_are_connected_and_those_that_come_later_learn_of_a_ban_and_form_groups_without_it() -> None:
+    async with Averagers(3) as swarm:
+        peers = await swarm.add(4)
+        liar = peers[3]
+        assert peers[0].core.bans.add(evidence_against(Identity.from_seed(b"3/3")))
+        await asyncio.sleep(5)
+        assert all(peer.core.bans.is_banned(liar.peer_id) for peer in peers[:3])
+        late = await swarm.add_one()
+        await asyncio.sleep(5)
+        assert late.core.bans.is_banned(liar.peer_id)  # from the peers that it met
+        honest = [*peers[:3], late]
+        controls = [peer.begin(timeout=30.0) for peer in honest]
+        lonely = liar.begin(timeout=20.0, allow_retries=False)
+        assert_one_group(await all_results(controls), honest)
+        assert (await asyncio.gather(lonely, return_exceptions=True))[0] is not None
+        assert liar.peer_id not in {member.peer_id for control in controls for member in control.group.members}
 
 
-def test_an_accusation_without_proof_is_refused_and_its_teller_not_heard_again() -> None:
-    async def story() -> None:
-        async with Averagers(4) as swarm:
-            honest, liar, victim = await swarm.add(3)
-            good = evidence_against(Identity.from_seed(b"someone"))
-            false = UnlikeAverages(victim.peer_id, "test", GROUP_ID, good.first, good.second)
-            for told in (false, good):
-                method = BanNews.of(honest.node, "test").method
-                try:
-                    await liar.endpoint.connect(honest.endpoint.addresses[0], timeout=5)
-                    await liar.endpoint.call(
-                        honest.peer_id, method, ToldEvidence((wire.encode(told),)), ToldEvidence, timeout=5
-                    )
-                except CallRefused as error:
-                    assert error.code in ("false evidence", "not believed")
-                else:
-                    raise AssertionError("it was believed")
-            assert len(honest.core.bans) == 0
-
-    run(story())
+@simulated
+async def test_an_accusation_without_proof_is_refused_and_its_teller_not_heard_again() -> None:
+    async with Averagers(4) as swarm:
+        honest, liar, victim = await swarm.add(3)
+        good = evidence_against(Identity.from_seed(b"someone"))
+        false = UnlikeAverages(victim.peer_id, "test", GROUP_ID, good.first, good.second)
+        for told in (false, good):
+            method = BanNews.of(honest.node, "test").method
+            try:
+                await liar.endpoint.connect(honest.endpoint.addresses[0], timeout=5)
+                await liar.endpoint.call(
+                    honest.peer_id, method, ToldEvidence((wire.encode(told),)), ToldEvidence, timeout=5
+                )
+            except CallRefused as error:
+                assert error.code in ("false evidence", "not believed")
+            else:
+                raise AssertionError("it was believed")
+        assert len(honest.core.bans) == 0
 
 
-def test_all_averagers_of_a_run_at_one_peer_share_their_bans() -> None:
-    async def story() -> None:
-        async with Averagers(5) as swarm:
-            peer = await swarm.add_one(prefix="run_grads", run="run")
-            config = state_config("run", peer.core.config, NoCompression())
-            states = AveragerCore([torch.zeros(3)], peer.node, config)
-            alone = AveragerCore([torch.zeros(3)], peer.node, AveragerConfig(prefix="run_states"))
-            liar = Identity.from_seed(b"liar")
-            assert peer.core.bans.add(evidence_against(liar))
-            assert states.bans.is_banned(liar.peer_id) and not alone.bans.is_banned(liar.peer_id)
-
-    run(story())
+@simulated
+async def test_all_averagers_of_a_run_at_one_peer_share_their_bans() -> None:
+    async with Averagers(5) as swarm:
+        peer = await swarm.add_one(prefix="run_grads", run="run")
+        config = state_config("run", peer.core.config, NoCompression())
+        states = AveragerCore([torch.zeros(3)], peer.node, config)
+        alone = AveragerCore([torch.zeros(3)], peer.node, AveragerConfig(prefix="run_states"))
+        liar = Identity.from_seed(b"liar")
+        assert peer.core.bans.add(evidence_against(liar))
+        assert states.bans.is_banned(liar.peer_id) and not alone.bans.is_banned(liar.peer_id)
 
 
 def test_a_ban_is_a_line_for_people() -> None:

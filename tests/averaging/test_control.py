@@ -15,6 +15,7 @@ from swarmcli.averaging.group import Group, Member
 from swarmcli.clock import Clock
 from swarmcli.errors import RoundFailed
 from swarmcli.network.identity import Identity
+from tests.simulation import in_real_time
 
 PEER = Identity.from_seed(1).peer_id
 GROUP = Group.form(b"", [Member(PEER)], [1.0], bytes(16))
@@ -48,117 +49,105 @@ def test_a_result_is_a_mapping_of_what_was_gathered() -> None:
     assert dict(RESULT) == {PEER: "note"} and len(RESULT) == 1 and RESULT[PEER] == "note"
 
 
-def test_the_life_of_a_control() -> None:
-    async def main() -> None:
-        control = make(require_trigger=True, timeout=10.0)
-        assert control.stage is AveragingStage.IDLE and not control.triggered and not control.done()
-        assert control.deadline - Clock().now() == pytest.approx(10.0, abs=0.5)
+@in_real_time
+async def test_the_life_of_a_control() -> None:
+    control = make(require_trigger=True, timeout=10.0)
+    assert control.stage is AveragingStage.IDLE and not control.triggered and not control.done()
+    assert control.deadline - Clock().now() == pytest.approx(10.0, abs=0.5)
+    control.mark_begun(GROUP)
+    await control.begun
+    assert control.group is GROUP
+    control.weight = 3.0
+    waiting = asyncio.create_task(control.wait_for_trigger())
+    control.allow_allreduce()
+    assert await waiting == 3.0
+    assert control.triggered and control.began_allreduce
+    with pytest.raises(RuntimeError, match="weight"):
+        control.weight = 1.0
+    control.finish(RESULT)
+    assert await control is RESULT and control.result(0) is RESULT and control.exception(0) is None
+    assert control.stage is AveragingStage.FINISHED and not control.cancel()
+    control.finish(None)  # the first end counts
+    assert not control.cancelled()
+
+
+@in_real_time
+async def test_an_error_and_a_cancellation() -> None:
+    failed, dropped = make(), make()
+    failed.finish(RoundFailed("because"))
+    with pytest.raises(RoundFailed, match="because"):
+        await failed
+    dropped.finish(None)
+    assert dropped.cancelled() and dropped.begun.cancelled()
+    with pytest.raises(CancelledError):
+        dropped.result(0)
+    with pytest.raises(asyncio.CancelledError):
+        await dropped
+
+
+@in_real_time
+async def test_whoever_stops_waiting_does_not_stop_the_round() -> None:
+    control = make()
+    for wait in (control, control.begun):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await wait
+    assert not control.done() and not control.begun.done()
+    control.mark_begun(GROUP)
+    control.finish(RESULT)
+    assert await control is RESULT
+
+
+@in_real_time
+async def test_reports_grow_and_wake_the_listener() -> None:
+    control, heard = make(target=10.0), []
+    control.report(1.0)
+    control.listener = lambda: heard.append(control.progress)
+    for progress in (2.0, 1.5, 2.0, 3.0):
+        control.report(progress)
+    assert heard == [2.0, 3.0]
+    with pytest.raises(ValueError, match="progress"):
+        control.report(math.nan)
+    control.scheduled_time = 5.0
+    assert control.scheduled_time == 5.0 and len(heard) == 3
+
+
+@in_real_time
+async def test_from_another_thread() -> None:
+    control, seen = make(require_trigger=True), []
+
+    async def work() -> None:
+        seen.append(await control.wait_for_trigger())
         control.mark_begun(GROUP)
-        await control.begun
-        assert control.group is GROUP
-        control.weight = 3.0
-        waiting = asyncio.create_task(control.wait_for_trigger())
+        await asyncio.sleep(3600)
+
+    task = asyncio.create_task(work())
+    control.task = task
+
+    def user() -> None:
+        control.weight = 2.0
+        control.report(5.0)
         control.allow_allreduce()
-        assert await waiting == 3.0
-        assert control.triggered and control.began_allreduce
-        with pytest.raises(RuntimeError, match="weight"):
-            control.weight = 1.0
-        control.finish(RESULT)
-        assert await control is RESULT and control.result(0) is RESULT and control.exception(0) is None
-        assert control.stage is AveragingStage.FINISHED and not control.cancel()
-        control.finish(None)  # the first end counts
-        assert not control.cancelled()
+        seen.append(control.result(30)[PEER])
 
-    asyncio.run(main())
-
-
-def test_an_error_and_a_cancellation() -> None:
-    async def main() -> None:
-        failed, dropped = make(), make()
-        failed.finish(RoundFailed("because"))
-        with pytest.raises(RoundFailed, match="because"):
-            await failed
-        dropped.finish(None)
-        assert dropped.cancelled() and dropped.begun.cancelled()
-        with pytest.raises(CancelledError):
-            dropped.result(0)
-        with pytest.raises(asyncio.CancelledError):
-            await dropped
-
-    asyncio.run(main())
+    thread = threading.Thread(target=user)
+    thread.start()
+    await asyncio.wrap_future(control.begun)
+    control.finish(RESULT)
+    await asyncio.to_thread(thread.join)
+    assert seen == [2.0, "note"] and control.progress == 5.0
+    task.cancel()
+    await asyncio.wait([task])
 
 
-def test_whoever_stops_waiting_does_not_stop_the_round() -> None:
-    async def main() -> None:
-        control = make()
-        for wait in (control, control.begun):
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0):
-                    await wait
-        assert not control.done() and not control.begun.done()
-        control.mark_begun(GROUP)
-        control.finish(RESULT)
-        assert await control is RESULT
-
-    asyncio.run(main())
-
-
-def test_reports_grow_and_wake_the_listener() -> None:
-    async def main() -> None:
-        control, heard = make(target=10.0), []
-        control.report(1.0)
-        control.listener = lambda: heard.append(control.progress)
-        for progress in (2.0, 1.5, 2.0, 3.0):
-            control.report(progress)
-        assert heard == [2.0, 3.0]
-        with pytest.raises(ValueError, match="progress"):
-            control.report(math.nan)
-        control.scheduled_time = 5.0
-        assert control.scheduled_time == 5.0 and len(heard) == 3
-
-    asyncio.run(main())
-
-
-def test_from_another_thread() -> None:
-    async def main() -> None:
-        control, seen = make(require_trigger=True), []
-
-        async def work() -> None:
-            seen.append(await control.wait_for_trigger())
-            control.mark_begun(GROUP)
-            await asyncio.sleep(3600)
-
-        task = asyncio.create_task(work())
-        control.task = task
-
-        def user() -> None:
-            control.weight = 2.0
-            control.report(5.0)
-            control.allow_allreduce()
-            seen.append(control.result(30)[PEER])
-
-        thread = threading.Thread(target=user)
-        thread.start()
-        await asyncio.wrap_future(control.begun)
-        control.finish(RESULT)
-        await asyncio.to_thread(thread.join)
-        assert seen == [2.0, "note"] and control.progress == 5.0
-        task.cancel()
-        await asyncio.wait([task])
-
-    asyncio.run(main())
-
-
-def test_cancel_cancels_the_task_once() -> None:
-    async def main() -> None:
-        control = make()
-        task = asyncio.create_task(asyncio.sleep(3600))
-        control.task = task
-        ended: list[StepControl] = []
-        control.add_done_callback(ended.append)
-        assert control.cancel()
-        await asyncio.wait([task])
-        control.finish(None)
-        assert task.cancelled() and ended == [control] and not control.cancel()
-
-    asyncio.run(main())
+@in_real_time
+async def test_cancel_cancels_the_task_once() -> None:
+    control = make()
+    task = asyncio.create_task(asyncio.sleep(3600))
+    control.task = task
+    ended: list[StepControl] = []
+    control.add_done_callback(ended.append)
+    assert control.cancel()
+    await asyncio.wait([task])
+    control.finish(None)
+    assert task.cancelled() and ended == [control] and not control.cancel()

@@ -10,417 +10,309 @@ import torch
 
 from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl
 from swarmcli.errors import MatchmakingError, NoReducerError
-from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results, assert_all_equal, assert_one_group
+from tests.simulation import within
 from tests.suites import soak
 
 
-def run(main, seed: int = 0) -> None:
-    virtual_time.run(main, seed=seed, timeout=3600)
-
-
 @pytest.mark.parametrize(("count", "seed"), [(2, 0), (5, 0), *soak([(2, 1), (5, 1), (16, 0), (64, 0)])])
-def test_peers_that_step_together_share_one_average(count: int, seed: int) -> None:
-    async def main() -> None:
-        async with Averagers(seed) as swarm:
-            peers = await swarm.add(count)
-            began = asyncio.get_running_loop().time()
-            results = await all_results([peer.begin() for peer in peers])
-            assert_one_group(results, peers)
-            assert_all_equal(peers, (count - 1) / 2)
-            assert asyncio.get_running_loop().time() - began < 1.5  # round trips take 0.02 s here
-
-    run(main(), seed)
+@within(3600)
+async def test_peers_that_step_together_share_one_average(count: int, seed: int) -> None:
+    async with Averagers(seed) as swarm:
+        peers = await swarm.add(count)
+        began = asyncio.get_running_loop().time()
+        results = await all_results([peer.begin() for peer in peers])
+        assert_one_group(results, peers)
+        assert_all_equal(peers, (count - 1) / 2)
+        assert asyncio.get_running_loop().time() - began < 1.5  # round trips take 0.02 s here
 
 
-def test_the_next_round_of_the_same_peers_takes_a_few_round_trips() -> None:
-    async def main() -> None:
-        async with Averagers(1) as swarm:
-            peers = await swarm.add(4)
-            await all_results([peer.begin() for peer in peers])
-            began = asyncio.get_running_loop().time()
-            await all_results([peer.begin() for peer in peers])
-            assert asyncio.get_running_loop().time() - began <= 0.2
-
-    run(main(), 1)
-
-
-@pytest.mark.soak  # matchmaking/test_moshpit.py and test_left_over.py have searches in groups
-@pytest.mark.parametrize("seed", range(2))
-def test_many_peers_divide_into_groups_that_mix_from_round_to_round(seed: int) -> None:
-    async def main() -> None:
-        async with Averagers(seed) as swarm:
-            peers = await swarm.add(12, matchmaking={"target_group_size": 4})
-            spread = 11.0
-            for _ in range(3):
-                results = await all_results([peer.begin(timeout=30) for peer in peers])
-                assert all(2 <= len(result) <= 4 for result in results)
-                values = [peer.values[0] for peer in peers]
-                assert sum(values) / 12 == pytest.approx(5.5)
-                assert max(values) - min(values) < 0.75 * spread
-                spread = max(values) - min(values)
-
-    run(main(), seed)
+@within(3600)
+async def test_weights_results_and_events() -> None:
+    async with Averagers(2) as swarm:
+        peers = await swarm.add(3)
+        weights = [1.0, 0.0, 3.0]
+        controls = [
+            peer.begin(weight=weight, gather={"n": n}, epoch=7)
+            for n, (peer, weight) in enumerate(zip(peers, weights, strict=True))
+        ]
+        results = await all_results(controls)
+        assert_all_equal(peers, 1.5)
+        for peer, result in zip(peers, results, strict=True):
+            assert dict(result) == {other.peer_id: {"n": n} for n, other in enumerate(peers)}
+            assert result.total_weight == 4.0
+            assert {peers[0].peer_id, peers[2].peer_id} <= set(result.contributors)
+            (event,) = peer.rounds
+            assert (event.outcome, event.reason, event.epoch) == ("committed", "", 7)
+            assert event.round_id == result.group.group_id.hex()
+            assert event.members == tuple(member.peer_id.text for member in result.group.members)
+            assert event.leader == result.group.leader.text and event.purpose == "test"
+            assert set(event.seconds) == {"looking for group", "awaiting trigger", "running all-reduce"}
+        assert {control.stage for control in controls} == {AveragingStage.FINISHED}
+        assert sum(result.bytes_sent for result in results) > 0
 
 
-def test_weights_results_and_events() -> None:
-    async def main() -> None:
-        async with Averagers(2) as swarm:
-            peers = await swarm.add(3)
-            weights = [1.0, 0.0, 3.0]
-            controls = [
-                peer.begin(weight=weight, gather={"n": n}, epoch=7)
-                for n, (peer, weight) in enumerate(zip(peers, weights, strict=True))
-            ]
-            results = await all_results(controls)
-            assert_all_equal(peers, 1.5)
-            for peer, result in zip(peers, results, strict=True):
-                assert dict(result) == {other.peer_id: {"n": n} for n, other in enumerate(peers)}
-                assert result.total_weight == 4.0
-                assert {peers[0].peer_id, peers[2].peer_id} <= set(result.contributors)
-                (event,) = peer.rounds
-                assert (event.outcome, event.reason, event.epoch) == ("committed", "", 7)
-                assert event.round_id == result.group.group_id.hex()
-                assert event.members == tuple(member.peer_id.text for member in result.group.members)
-                assert event.leader == result.group.leader.text and event.purpose == "test"
-                assert set(event.seconds) == {"looking for group", "awaiting trigger", "running all-reduce"}
-            assert {control.stage for control in controls} == {AveragingStage.FINISHED}
-            assert sum(result.bytes_sent for result in results) > 0
-
-    run(main(), 2)
+@within(3600)
+async def test_all_weights_zero_is_a_named_round_without_effect() -> None:
+    async with Averagers(3) as swarm:
+        peers = await swarm.add(2)
+        results = await all_results([peer.begin(weight=0.0) for peer in peers])
+        assert [result.total_weight for result in results] == [0.0, 0.0]
+        assert [peer.values for peer in peers] == [[0.0, 0.0], [1.0, 10.0]]
+        assert peers[0].rounds[0].reason == "nobody had any weight"
 
 
-def test_all_weights_zero_is_a_named_round_without_effect() -> None:
-    async def main() -> None:
-        async with Averagers(3) as swarm:
-            peers = await swarm.add(2)
-            results = await all_results([peer.begin(weight=0.0) for peer in peers])
-            assert [result.total_weight for result in results] == [0.0, 0.0]
-            assert [peer.values for peer in peers] == [[0.0, 0.0], [1.0, 10.0]]
-            assert peers[0].rounds[0].reason == "nobody had any weight"
-
-    run(main(), 3)
-
-
-def test_averaging_alpha_moves_by_a_fraction() -> None:
-    async def main() -> None:
-        async with Averagers(4) as swarm:
-            peers = await swarm.add(2, averaging_alpha=0.5)
-            await all_results([peer.begin() for peer in peers])
-            assert [peer.values for peer in peers] == [[0.25, 2.5], [0.75, 7.5]]
-
-    run(main(), 4)
+@within(3600)
+async def test_averaging_alpha_moves_by_a_fraction() -> None:
+    async with Averagers(4) as swarm:
+        peers = await swarm.add(2, averaging_alpha=0.5)
+        await all_results([peer.begin() for peer in peers])
+        assert [peer.values for peer in peers] == [[0.25, 2.5], [0.75, 7.5]]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_listening_client_mode_and_auxiliary_peers_together(seed: int) -> None:
-    async def main() -> None:
-        async with Averagers(seed) as swarm:
-            trainers = [await swarm.add_one(), await swarm.add_one(listening=False), await swarm.add_one()]
-            helpers = [
-                await swarm.add_one(auxiliary=True),
-                await swarm.add_one(auxiliary=True, listening=False),
-                await swarm.add_one(listening=False),
-            ]
-            trainers.append(helpers.pop())
-            results = await all_results([peer.begin() for peer in swarm.peers])
-            assert_one_group(results, swarm.peers)
-            assert_all_equal(trainers, (0 + 1 + 2 + 5) / 4)
-            assert results[0].group.members[0].listening
-            assert [helper.values for helper in helpers] == [[3.0, 30.0], [4.0, 40.0]]
-
-    run(main(), seed)
+@within(3600)
+async def test_listening_client_mode_and_auxiliary_peers_together(seed: int) -> None:
+    async with Averagers(seed) as swarm:
+        trainers = [await swarm.add_one(), await swarm.add_one(listening=False), await swarm.add_one()]
+        helpers = [
+            await swarm.add_one(auxiliary=True),
+            await swarm.add_one(auxiliary=True, listening=False),
+            await swarm.add_one(listening=False),
+        ]
+        trainers.append(helpers.pop())
+        results = await all_results([peer.begin() for peer in swarm.peers])
+        assert_one_group(results, swarm.peers)
+        assert_all_equal(trainers, (0 + 1 + 2 + 5) / 4)
+        assert results[0].group.members[0].listening
+        assert [helper.values for helper in helpers] == [[3.0, 30.0], [4.0, 40.0]]
 
 
-def test_a_swarm_that_nobody_can_dial_says_so() -> None:
-    async def main() -> None:
-        async with Averagers(5) as swarm:
-            await swarm.add_one()  # the first contact takes no part
-            clients = await swarm.add(2, listening=False)
-            outcomes = await all_outcomes([peer.begin(allow_retries=False) for peer in clients])
-            assert all(isinstance(outcome, NoReducerError) for outcome in outcomes)
-            assert "none of 2 peers" in str(outcomes[0]) and "dialed" in str(outcomes[0])
-            assert clients[0].rounds[0].round_id == "" and clients[0].rounds[0].outcome == "failed"
-
-    run(main(), 5)
+@within(3600)
+async def test_a_swarm_that_nobody_can_dial_says_so() -> None:
+    async with Averagers(5) as swarm:
+        await swarm.add_one()  # the first contact takes no part
+        clients = await swarm.add(2, listening=False)
+        outcomes = await all_outcomes([peer.begin(allow_retries=False) for peer in clients])
+        assert all(isinstance(outcome, NoReducerError) for outcome in outcomes)
+        assert "none of 2 peers" in str(outcomes[0]) and "dialed" in str(outcomes[0])
+        assert clients[0].rounds[0].round_id == "" and clients[0].rounds[0].outcome == "failed"
 
 
-def test_a_group_without_a_reducer_is_refused() -> None:
-    async def main() -> None:
-        async with Averagers(6) as swarm:
-            peers = await swarm.add(2, bandwidth=0.0)
-            outcomes = await all_outcomes([peer.begin(timeout=4.0) for peer in peers])
-            assert any(isinstance(outcome, NoReducerError) for outcome in outcomes)
-            assert all(isinstance(outcome, NoReducerError | MatchmakingError) for outcome in outcomes)
-
-    run(main(), 6)
-
-
-def test_bandwidths_share_the_work() -> None:
-    async def main() -> None:
-        async with Averagers(7) as swarm:
-            peers = [await swarm.add_one(bandwidth=speed, shapes=((8000,),)) for speed in (1.0, 3.0, 2.0, None)]
-            (result, *_) = await all_results([peer.begin() for peer in peers])
-            speeds = {member.peer_id: member.bandwidth for member in result.group.members}
-            assert [speeds[peer.peer_id] for peer in peers] == [0.5, 1.5, 1.0, 1.0]
-            shares = dict(zip(speeds, result.group.part_shares, strict=True))
-            assert shares[peers[0].peer_id] < shares[peers[1].peer_id]
-
-    run(main(), 7)
+@within(3600)
+async def test_bandwidths_share_the_work() -> None:
+    async with Averagers(7) as swarm:
+        peers = [await swarm.add_one(bandwidth=speed, shapes=((8000,),)) for speed in (1.0, 3.0, 2.0, None)]
+        (result, *_) = await all_results([peer.begin() for peer in peers])
+        speeds = {member.peer_id: member.bandwidth for member in result.group.members}
+        assert [speeds[peer.peer_id] for peer in peers] == [0.5, 1.5, 1.0, 1.0]
+        shares = dict(zip(speeds, result.group.part_shares, strict=True))
+        assert shares[peers[0].peer_id] < shares[peers[1].peer_id]
 
 
-def test_other_shapes_are_other_terms() -> None:
-    async def main() -> None:
-        async with Averagers(8) as swarm:
-            one = await swarm.add_one()
-            other = await swarm.add_one(shapes=((4, 4),))
-            await all_outcomes([peer.begin(timeout=3.0) for peer in (one, other)])
-            assert "averaging.tensors" in one.refusals[0].reason and "averaging.tensors" in other.refusals[0].reason
-
-    run(main(), 8)
+@within(3600)
+async def test_other_shapes_are_other_terms() -> None:
+    async with Averagers(8) as swarm:
+        one = await swarm.add_one()
+        other = await swarm.add_one(shapes=((4, 4),))
+        await all_outcomes([peer.begin(timeout=3.0) for peer in (one, other)])
+        assert "averaging.tensors" in one.refusals[0].reason and "averaging.tensors" in other.refusals[0].reason
 
 
-def test_timeout_bounds_the_search() -> None:
-    async def main() -> None:
-        async with Averagers(9) as swarm:
-            (peer,) = await swarm.add(1)
-            with pytest.raises(MatchmakingError, match="within 2"):
-                await peer.begin(timeout=2.5)
-            assert asyncio.get_running_loop().time() < 3.0
-
-    run(main(), 9)
+@within(3600)
+async def test_timeout_bounds_the_search() -> None:
+    async with Averagers(9) as swarm:
+        (peer,) = await swarm.add(1)
+        with pytest.raises(MatchmakingError, match="within 2"):
+            await peer.begin(timeout=2.5)
+        assert asyncio.get_running_loop().time() < 3.0
 
 
-def test_alone_without_retries_it_ends_after_min_matchmaking_time() -> None:
-    async def main() -> None:
-        async with Averagers(9) as swarm:
-            (peer,) = await swarm.add(1)
-            began = asyncio.get_running_loop().time()
-            with pytest.raises(MatchmakingError, match="only 1 of at least 2"):
-                await peer.begin(allow_retries=False)
-            assert 5.0 <= asyncio.get_running_loop().time() - began < 5.5
-
-    run(main(), 9)
-
-
-def test_a_request_may_look_on_longer() -> None:
-    async def main() -> None:
-        async with Averagers(9) as swarm:
-            peers = await swarm.add(3)
-            await all_results([peer.begin() for peer in peers])
-            late = [peer.begin(lookout=20.0, allow_retries=False) for peer in peers[:2]]
-            await asyncio.sleep(15)
-            results = await all_results([*late, peers[2].begin()])
-            assert all(len(result) == 3 for result in results)
-            with pytest.raises(ValueError, match="lookout must be None or a positive number"):
-                RoundRequest(lookout=0.0)
-
-    run(main(), 9)
+@within(3600)
+async def test_a_request_may_look_on_longer() -> None:
+    async with Averagers(9) as swarm:
+        peers = await swarm.add(3)
+        await all_results([peer.begin() for peer in peers])
+        late = [peer.begin(lookout=20.0, allow_retries=False) for peer in peers[:2]]
+        await asyncio.sleep(15)
+        results = await all_results([*late, peers[2].begin()])
+        assert all(len(result) == 3 for result in results)
+        with pytest.raises(ValueError, match="lookout must be None or a positive number"):
+            RoundRequest(lookout=0.0)
 
 
-def test_a_scheduled_round_begins_at_its_time_and_may_be_moved() -> None:
-    async def main() -> None:
-        async with Averagers(10) as swarm:
-            peers = await swarm.add(2)
-            now = peers[0].endpoint.clock.now
-            planned = now() + 10
-            controls = [peer.begin(scheduled_time=planned) for peer in peers]
-            for control in controls:
-                control.scheduled_time = planned + 5
-            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
-            assert planned + 5 <= now() < planned + 6
-            assert_one_group(await all_results(controls), peers)
-
-    run(main(), 10)
+@within(3600)
+async def test_a_scheduled_round_begins_at_its_time_and_may_be_moved() -> None:
+    async with Averagers(10) as swarm:
+        peers = await swarm.add(2)
+        now = peers[0].endpoint.clock.now
+        planned = now() + 10
+        controls = [peer.begin(scheduled_time=planned) for peer in peers]
+        for control in controls:
+            control.scheduled_time = planned + 5
+        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+        assert planned + 5 <= now() < planned + 6
+        assert_one_group(await all_results(controls), peers)
 
 
-def test_the_trigger_is_waited_for_and_settles_the_weight() -> None:
-    async def main() -> None:
-        async with Averagers(11) as swarm:
-            peers = await swarm.add(2)
-            controls = [peer.begin(require_trigger=True) for peer in peers]
-            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
-            await asyncio.sleep(1)
-            assert {control.stage for control in controls} == {AveragingStage.AWAITING_TRIGGER}
-            assert not controls[0].triggered and not controls[0].began_allreduce
-            for number, control in enumerate(controls):
-                control.weight = 1.0 + 2 * number
-                async with peers[number].core.tensors() as tensors:
-                    tensors[0].fill_(8.0 * number)
-                control.allow_allreduce()
-            await all_results(controls)
-            assert [peer.values[0] for peer in peers] == [6.0, 6.0]
-            with pytest.raises(RuntimeError, match="weight"):
-                controls[0].weight = 2.0
-
-    run(main(), 11)
+@within(3600)
+async def test_the_trigger_is_waited_for_and_settles_the_weight() -> None:
+    async with Averagers(11) as swarm:
+        peers = await swarm.add(2)
+        controls = [peer.begin(require_trigger=True) for peer in peers]
+        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+        await asyncio.sleep(1)
+        assert {control.stage for control in controls} == {AveragingStage.AWAITING_TRIGGER}
+        assert not controls[0].triggered and not controls[0].began_allreduce
+        for number, control in enumerate(controls):
+            control.weight = 1.0 + 2 * number
+            async with peers[number].core.tensors() as tensors:
+                tensors[0].fill_(8.0 * number)
+            control.allow_allreduce()
+        await all_results(controls)
+        assert [peer.values[0] for peer in peers] == [6.0, 6.0]
+        with pytest.raises(RuntimeError, match="weight"):
+            controls[0].weight = 2.0
 
 
-def test_tensors_are_exclusive() -> None:
-    async def main() -> None:
-        async with Averagers(12) as swarm:
-            peers = await swarm.add(2)
-            async with peers[0].core.tensors() as tensors:
-                controls = [peer.begin() for peer in peers]
-                await asyncio.sleep(3)
-                assert not controls[0].done()
-                tensors[0].fill_(5.0)
-            await all_results(controls)
-            assert [peer.values[0] for peer in peers] == [3.0, 3.0]
-
-    run(main(), 12)
+@within(3600)
+async def test_tensors_are_exclusive() -> None:
+    async with Averagers(12) as swarm:
+        peers = await swarm.add(2)
+        async with peers[0].core.tensors() as tensors:
+            controls = [peer.begin() for peer in peers]
+            await asyncio.sleep(3)
+            assert not controls[0].done()
+            tensors[0].fill_(5.0)
+        await all_results(controls)
+        assert [peer.values[0] for peer in peers] == [3.0, 3.0]
 
 
-def test_other_tensors_may_be_taken_up_between_rounds() -> None:
-    async def main() -> None:
-        async with Averagers(12) as swarm:
-            peers = await swarm.add(2)
-            await all_results([peer.begin() for peer in peers])
-            first = [(tensor, tensor.clone()) for peer in peers for tensor in peer.core._tensors]
-            others = [[torch.full((2, 3), value), torch.zeros(5)] for value in (2.0, 8.0)]
-            for peer, tensors in zip(peers, others, strict=True):
-                with pytest.raises(ValueError, match="only floating point tensors"):
-                    await peer.core.take_up([torch.tensor(1)])
-                assert peer.core.layout.numel != 11
-                await peer.core.take_up(tensors)
-                assert peer.core.layout.numel == 11
-            await all_results([peer.begin() for peer in peers])
-            assert all(tensors[0].tolist() == [[5.0] * 3] * 2 for tensors in others)
-            assert all(torch.equal(tensor, before) for tensor, before in first)
-
-    run(main(), 12)
+@within(3600)
+async def test_other_tensors_may_be_taken_up_between_rounds() -> None:
+    async with Averagers(12) as swarm:
+        peers = await swarm.add(2)
+        await all_results([peer.begin() for peer in peers])
+        first = [(tensor, tensor.clone()) for peer in peers for tensor in peer.core._tensors]
+        others = [[torch.full((2, 3), value), torch.zeros(5)] for value in (2.0, 8.0)]
+        for peer, tensors in zip(peers, others, strict=True):
+            with pytest.raises(ValueError, match="only floating point tensors"):
+                await peer.core.take_up([torch.tensor(1)])
+            assert peer.core.layout.numel != 11
+            await peer.core.take_up(tensors)
+            assert peer.core.layout.numel == 11
+        await all_results([peer.begin() for peer in peers])
+        assert all(tensors[0].tolist() == [[5.0] * 3] * 2 for tensors in others)
+        assert all(torch.equal(tensor, before) for tensor, before in first)
 
 
-def test_cancelling_before_and_after_the_group_has_begun() -> None:
-    async def main() -> None:
-        async with Averagers(13) as swarm:
-            peers = await swarm.add(4)
-            at_once = peers[3].begin()
-            assert at_once.cancel()  # before its first step
-            controls = [peer.begin(require_trigger=True) for peer in peers[:3]]
-            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
-            quitter = (_leading(controls, peers) + 1) % 3
-            controls[quitter].cancel()
-            began = asyncio.get_running_loop().time()
-            stayed = [control for i, control in enumerate(controls) if i != quitter]
-            for control in stayed:
-                control.allow_allreduce()
-            await all_outcomes(stayed)
-            assert asyncio.get_running_loop().time() - began < 3.0  # nobody waits for the one that left
-            assert controls[quitter].cancelled() and at_once.cancelled() and at_once.begun.cancelled()
-            assert not at_once.cancel()
-
-    run(main(), 13)
+@within(3600)
+async def test_cancelling_before_and_after_the_group_has_begun() -> None:
+    async with Averagers(13) as swarm:
+        peers = await swarm.add(4)
+        at_once = peers[3].begin()
+        assert at_once.cancel()  # before its first step
+        controls = [peer.begin(require_trigger=True) for peer in peers[:3]]
+        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+        quitter = (_leading(controls, peers) + 1) % 3
+        controls[quitter].cancel()
+        began = asyncio.get_running_loop().time()
+        stayed = [control for i, control in enumerate(controls) if i != quitter]
+        for control in stayed:
+            control.allow_allreduce()
+        await all_outcomes(stayed)
+        assert asyncio.get_running_loop().time() - began < 3.0  # nobody waits for the one that left
+        assert controls[quitter].cancelled() and at_once.cancelled() and at_once.begun.cancelled()
+        assert not at_once.cancel()
 
 
-def test_a_leader_that_cancels_before_the_round_is_done_without() -> None:
-    async def main() -> None:
-        async with Averagers(14) as swarm:
-            peers = await swarm.add(3)
-            controls = [peer.begin(require_trigger=True, allow_retries=False) for peer in peers]
-            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
-            leader = _leading(controls, peers)
-            controls[leader].cancel()
-            others = [control for i, control in enumerate(controls) if i != leader]
-            for control in others:
-                control.allow_allreduce()
-            began = asyncio.get_running_loop().time()
-            outcomes = await all_outcomes(others)
-            assert all(isinstance(outcome, RoundResult) for outcome in outcomes)
-            assert asyncio.get_running_loop().time() - began < 3.0
-            left = [peer for i, peer in enumerate(peers) if i != leader]
-            assert_all_equal(left, (3 - leader) / 2)
-            assert peers[leader].values[0] == leader
-
-    run(main(), 14)
+@within(3600)
+async def test_a_leader_that_cancels_before_the_round_is_done_without() -> None:
+    async with Averagers(14) as swarm:
+        peers = await swarm.add(3)
+        controls = [peer.begin(require_trigger=True, allow_retries=False) for peer in peers]
+        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+        leader = _leading(controls, peers)
+        controls[leader].cancel()
+        others = [control for i, control in enumerate(controls) if i != leader]
+        for control in others:
+            control.allow_allreduce()
+        began = asyncio.get_running_loop().time()
+        outcomes = await all_outcomes(others)
+        assert all(isinstance(outcome, RoundResult) for outcome in outcomes)
+        assert asyncio.get_running_loop().time() - began < 3.0
+        left = [peer for i, peer in enumerate(peers) if i != leader]
+        assert_all_equal(left, (3 - leader) / 2)
+        assert peers[leader].values[0] == leader
 
 
 @pytest.mark.parametrize("who", ["leader", "follower"])
-def test_whoever_cancels_while_the_group_forms_is_missed_at_once(who: str) -> None:
-    async def main() -> None:
-        async with Averagers(14) as swarm:
-            peers = await swarm.add(4)
-            controls = [peer.begin(target=40.0) for peer in peers]
-            await asyncio.sleep(5)
-            leads = [peer.search.leader is None for peer in peers]
-            quitter = leads.index(who == "leader")
-            controls[quitter].cancel()
-            await asyncio.sleep(0.3)
-            left = [peer for index, peer in enumerate(peers) if index != quitter]
-            searches = [peer.search for peer in left]
-            assert sorted(len(search.gathering) for search in searches) == [1, 1, 3]
-            assert sum(search.leader is None for search in searches) == 1
-            for index in range(4):
-                controls[index].report(15.0)
-            assert_one_group(await all_results([c for i, c in enumerate(controls) if i != quitter]), left)
-
-    run(main(), 14)
+@within(3600)
+async def test_whoever_cancels_while_the_group_forms_is_missed_at_once(who: str) -> None:
+    async with Averagers(14) as swarm:
+        peers = await swarm.add(4)
+        controls = [peer.begin(target=40.0) for peer in peers]
+        await asyncio.sleep(5)
+        leads = [peer.search.leader is None for peer in peers]
+        quitter = leads.index(who == "leader")
+        controls[quitter].cancel()
+        await asyncio.sleep(0.3)
+        left = [peer for index, peer in enumerate(peers) if index != quitter]
+        searches = [peer.search for peer in left]
+        assert sorted(len(search.gathering) for search in searches) == [1, 1, 3]
+        assert sum(search.leader is None for search in searches) == 1
+        for index in range(4):
+            controls[index].report(15.0)
+        assert_one_group(await all_results([c for i, c in enumerate(controls) if i != quitter]), left)
 
 
-def test_group_bits_move_and_mix() -> None:
-    async def main() -> None:
-        async with Averagers(15) as swarm:
-            peers = [
-                await swarm.add_one(initial_group_bits=f"{number:02b}"[-2:], matchmaking={"target_group_size": 2})
-                for number in (0, 0, 1, 1, 2, 2, 3, 3)
-            ]
-            results = await all_results([peer.begin() for peer in peers])
-            assert {len(result) for result in results} == {2}
-            bits = {peer.peer_id: peer.core.finder.group_bits for peer in peers}
-            for result in results:
-                assert len({bits[peer] for peer in result}) == 2  # group mates part
-                assert all(len(each) == 2 for each in bits.values())
-            peers[0].core.finder.set_group_bits("11")
-            assert peers[0].core.finder.group_bits == "11"
-            with pytest.raises(ValueError, match="group bits"):
-                peers[0].core.finder.set_group_bits("012")
-
-    run(main(), 15)
+@within(3600)
+async def test_group_bits_move_and_mix() -> None:
+    async with Averagers(15) as swarm:
+        peers = [
+            await swarm.add_one(initial_group_bits=f"{number:02b}"[-2:], matchmaking={"target_group_size": 2})
+            for number in (0, 0, 1, 1, 2, 2, 3, 3)
+        ]
+        results = await all_results([peer.begin() for peer in peers])
+        assert {len(result) for result in results} == {2}
+        bits = {peer.peer_id: peer.core.finder.group_bits for peer in peers}
+        for result in results:
+            assert len({bits[peer] for peer in result}) == 2  # group mates part
+            assert all(len(each) == 2 for each in bits.values())
+        peers[0].core.finder.set_group_bits("11")
+        assert peers[0].core.finder.group_bits == "11"
+        with pytest.raises(ValueError, match="group bits"):
+            peers[0].core.finder.set_group_bits("012")
 
 
-def test_two_averagers_of_one_prefix_on_one_endpoint_are_refused() -> None:
-    async def main() -> None:
-        async with Averagers(16) as swarm:
-            (peer,) = await swarm.add(1)
-            second = type(peer.core)([torch.zeros(1)], peer.node, peer.core.config)
-            with pytest.raises(ValueError, match="served already"):
-                await second.start()
+@within(3600)
+async def test_tries_that_fail_at_once_are_spaced_out() -> None:
+    async with Averagers(18) as swarm:
+        (peer,) = await swarm.add(1)
+        tries: list[float] = []
 
-    run(main(), 16)
+        async def fail(*arguments: object) -> None:
+            tries.append(asyncio.get_running_loop().time())
+            raise MatchmakingError("within a moment")
 
-
-def test_tries_that_fail_at_once_are_spaced_out() -> None:
-    async def main() -> None:
-        async with Averagers(18) as swarm:
-            (peer,) = await swarm.add(1)
-            tries: list[float] = []
-
-            async def fail(*arguments: object) -> None:
-                tries.append(asyncio.get_running_loop().time())
-                raise MatchmakingError("within a moment")
-
-            peer.core.finder.find = fail
-            control = peer.begin()
-            await asyncio.sleep(60)
-            assert 10 < len(tries) < 25
-            control.cancel()
-
-    run(main(), 18)
+        peer.core.finder.find = fail
+        control = peer.begin()
+        await asyncio.sleep(60)
+        assert 10 < len(tries) < 25
+        control.cancel()
 
 
-def test_gathered_data_has_a_bound_and_shutdown_cancels() -> None:
-    async def main() -> None:
-        async with Averagers(17) as swarm:
-            (peer,) = await swarm.add(1)
-            with pytest.raises(ValueError, match="gather"):
-                peer.begin(gather=bytes(20000))
-            control = peer.begin()
-            await peer.core.shutdown()
-            assert control.cancelled() and control.stage is AveragingStage.FINISHED
-            with pytest.raises(RuntimeError, match="not running"):
-                peer.core.begin_round(RoundRequest())
-
-    run(main(), 17)
+@within(3600)
+async def test_gathered_data_has_a_bound_and_shutdown_cancels() -> None:
+    async with Averagers(17) as swarm:
+        (peer,) = await swarm.add(1)
+        with pytest.raises(ValueError, match="gather"):
+            peer.begin(gather=bytes(20000))
+        control = peer.begin()
+        await peer.core.shutdown()
+        assert control.cancelled() and control.stage is AveragingStage.FINISHED
+        with pytest.raises(RuntimeError, match="not running"):
+            peer.core.begin_round(RoundRequest())
 
 
 def _leading(controls: list[StepControl], peers: list[Peer]) -> int:
@@ -438,30 +330,26 @@ def _leading(controls: list[StepControl], peers: list[Peer]) -> int:
         ({"tensors": []}, "have no elements"),
     ],
 )
-def test_where_there_is_nothing_to_average_the_round_ends_at_once_and_says_why(
+@within(3600)
+async def test_where_there_is_nothing_to_average_the_round_ends_at_once_and_says_why(
     options: dict[str, Any], words: str
 ) -> None:
-    async def main() -> None:
-        async with Averagers(1) as swarm:
-            peers = await swarm.add(3, **options)
-            results = await all_results([peer.begin(gather=number) for number, peer in enumerate(peers)])
-            assert_one_group(results, peers)
-            for peer, result in zip(peers, results, strict=True):
-                assert words in result.remark and words in peer.rounds[0].reason
-                assert (result.total_weight, result.contributors) == (0.0, ()) and sorted(result.values()) == [0, 1, 2]
-            assert peers[0].rounds[0].seconds["running all-reduce"] == 0
-
-    run(main())
+    async with Averagers(1) as swarm:
+        peers = await swarm.add(3, **options)
+        results = await all_results([peer.begin(gather=number) for number, peer in enumerate(peers)])
+        assert_one_group(results, peers)
+        for peer, result in zip(peers, results, strict=True):
+            assert words in result.remark and words in peer.rounds[0].reason
+            assert (result.total_weight, result.contributors) == (0.0, ()) and sorted(result.values()) == [0, 1, 2]
+        assert peers[0].rounds[0].seconds["running all-reduce"] == 0
 
 
-def test_a_tensor_without_elements_is_averaged_beside_others() -> None:
-    async def main() -> None:
-        async with Averagers(4) as swarm:
-            peers = []
-            for value in (1.0, 3.0):
-                tensors = [torch.zeros(0), torch.full((3,), value), torch.zeros(2, 0, dtype=torch.float64)]
-                peers.append(await swarm.add_one(tensors=tensors))
-            await all_results([peer.begin() for peer in peers])
-            assert all(torch.equal(peer.core._tensors[1], torch.full((3,), 2.0)) for peer in peers)
-
-    run(main())
+@within(3600)
+async def test_a_tensor_without_elements_is_averaged_beside_others() -> None:
+    async with Averagers(4) as swarm:
+        peers = []
+        for value in (1.0, 3.0):
+            tensors = [torch.zeros(0), torch.full((3,), value), torch.zeros(2, 0, dtype=torch.float64)]
+            peers.append(await swarm.add_one(tensors=tensors))
+        await all_results([peer.begin() for peer in peers])
+        assert all(torch.equal(peer.core._tensors[1], torch.full((3,), 2.0)) for peer in peers)

@@ -6,10 +6,9 @@ import msgspec
 import pytest
 
 from swarmcli.events import PeerRefused
-from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_results, assert_one_group
 from tests.fuzz.values import YEAR_10000
-from tests.optim.optim_swarm import Swarm, Trainer, digests, record, together
+from tests.simulation import within
 from tests.suites import soak
 
 HOSTILE = {
@@ -25,41 +24,17 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", [*list(HOSTILE)[:4], *soak(list(HOSTILE)[4:])])
-def test_a_round_goes_on_with_a_member_that_hands_in_what_nobody_can_read(what: str) -> None:
-    async def main() -> None:
-        async with Averagers(3) as swarm:
-            peers = await swarm.add(4)
-            honest, liar = peers[:3], peers[3]
-            controls = [peer.begin(gather="honest") for peer in honest]
-            results = await all_results([*controls, liar.begin(gather=msgspec.Raw(HOSTILE[what]))])
-            assert_one_group(results, peers)
-            for peer, result in zip(honest, results, strict=False):
-                assert sorted(result.values(), key=repr) == ["honest"] * 3 + [None]
-                refused = [event for event in peer.events if isinstance(event, PeerRefused)]
-                assert [(event.peer, event.what) for event in refused] == [(liar.peer_id.text, "gathered data")]
-            await liar.core.shutdown()
-            assert_one_group(await all_results([peer.begin() for peer in honest]), honest)
-
-    virtual_time.run(main(), seed=3, timeout=600)
-
-
-@pytest.mark.soak  # rounds are above
-@pytest.mark.parametrize("what", HOSTILE)
-def test_optimizers_end_their_epochs_beside_such_a_member_and_after_it_has_left(what: str) -> None:
-    async def main() -> None:
-        async with Swarm() as swarm:
-            trainers = [await swarm.trainer(matchmaking_time=2.0, averaging_timeout=10.0) for _ in range(3)]
-            *honest, liar = trainers
-            liar.core._group._gather = lambda: msgspec.Raw(HOSTILE[what])
-            advanced = record(honest[0].node, PeerRefused)
-            await together(*(trainer.train(3) for trainer in trainers))
-            assert any(event.what == "gathered data" for event in advanced)
-            await liar.core.shutdown()
-            await together(*(trainer.train(6) for trainer in honest))
-            assert len(digests(honest)) == 1 and all(in_company(trainer) for trainer in honest)
-
-    def in_company(trainer: Trainer) -> bool:
-        """Whether each of its last epochs was ended with the others, in its usual time."""
-        return all(each.peers == 2 and each.seconds < 3 for each in trainer.epochs[-2:])
-
-    virtual_time.run(main(), timeout=600)
+@within(600)
+async def test_a_round_goes_on_with_a_member_that_hands_in_what_nobody_can_read(what: str) -> None:
+    async with Averagers(3) as swarm:
+        peers = await swarm.add(4)
+        honest, liar = peers[:3], peers[3]
+        controls = [peer.begin(gather="honest") for peer in honest]
+        results = await all_results([*controls, liar.begin(gather=msgspec.Raw(HOSTILE[what]))])
+        assert_one_group(results, peers)
+        for peer, result in zip(honest, results, strict=False):
+            assert sorted(result.values(), key=repr) == ["honest"] * 3 + [None]
+            refused = [event for event in peer.events if isinstance(event, PeerRefused)]
+            assert [(event.peer, event.what) for event in refused] == [(liar.peer_id.text, "gathered data")]
+        await liar.core.shutdown()
+        assert_one_group(await all_results([peer.begin() for peer in honest]), honest)

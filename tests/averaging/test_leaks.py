@@ -23,6 +23,7 @@ from swarmcli.averaging.shares import reducing_shares
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.network import Endpoint, Identity
 from swarmcli.network.transports.tcp.transport import TCPTransport
+from tests.simulation import in_real_time
 
 NUMEL = 1 << 18  # 1 MiB of float32 for each of three peers: what only a few rounds keep is seen
 ROUNDS, WARM_UP = 500, 300  # past the bound of outcomes that are remembered, and what the allocator keeps is steady
@@ -126,16 +127,14 @@ async def _rounds(trio: Trio, count: int) -> Footprint:
 
 
 @pytest.mark.e2e
-def test_failed_rounds_leave_nothing_behind() -> None:
-    async def main() -> None:
-        async with Trio() as trio:
-            before = await _rounds(trio, WARM_UP)
-            after = await _rounds(trio, ROUNDS)
-        print(before, after, sep="\n")
-        assert after.resident <= before.resident * 1.02
-        assert after.tensors <= before.tensors + FEW
-        assert after.threads <= before.threads + FEW  # the executor begins its threads when it first needs them
-        assert after.tasks <= before.tasks + FEW  # a last word of a round may be on its way when it is over
-        assert after.files <= before.files + FEW
-
-    asyncio.run(main())
+@in_real_time
+async def test_failed_rounds_leave_nothing_behind() -> None:
+    async with Trio() as trio:
+        before = await _rounds(trio, WARM_UP)
+        after = await _rounds(trio, ROUNDS)
+    print(before, after, sep="\n")
+    assert after.resident <= before.resident * 1.02
+    assert after.tensors <= before.tensors + FEW
+    assert after.threads <= before.threads + FEW  # the executor begins its threads when it first needs them
+    assert after.tasks <= before.tasks + FEW  # a last word of a round may be on its way when it is over
+    assert after.files <= before.files + FEW

@@ -13,9 +13,9 @@ from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.group import Group, Member
 from swarmcli.averaging.weights import EXPERIENCE, LEAST, Experience, limits
 from swarmcli.network.identity import Identity
-from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_results
 from tests.averaging.rounds import Kind, Swarm
+from tests.simulation import simulated
 
 PEERS = [Identity.from_seed(number).peer_id for number in range(6)]
 
@@ -132,42 +132,33 @@ def test_who_hands_in_what_counts_of_its_claim_has_withheld_nothing(
 
 
 @pytest.mark.parametrize("delay", [0.0, 5.0])
-def test_all_reducers_clip_a_claim_alike(delay: float) -> None:
+@simulated
+async def test_all_reducers_clip_a_claim_alike(delay: float) -> None:
     """The heavy one waits where the others have not named their weights yet; they agree in the end."""
-
-    async def main() -> None:
-        kinds = [Kind(delay=delay), Kind(delay=delay), Kind(weight=1e9), Kind(weight=2.0)]
-        options = AllreduceOptions(part_size_bytes=1024, sender_timeout=20, max_share=0.75)
-        async with Swarm(kinds, options=options) as swarm:
-            holders = swarm.check(await swarm.round())
-            assert len(holders) == 4
-            peers = [peer.peer_id for peer in swarm.peers]
-            for result in holders:
-                assert dict(result.weights) == {peers[0]: 1.0, peers[1]: 1.0, peers[2]: 12.0, peers[3]: 2.0}
-                assert len({average.part.reducer for average in result.parts}) == 4
-                assert torch.isfinite(result.averages[0]).all()
-
-    virtual_time.run(main())
+    kinds = [Kind(delay=delay), Kind(delay=delay), Kind(weight=1e9), Kind(weight=2.0)]
+    options = AllreduceOptions(part_size_bytes=1024, sender_timeout=20, max_share=0.75)
+    async with Swarm(kinds, options=options) as swarm:
+        holders = swarm.check(await swarm.round())
+        assert len(holders) == 4
+        peers = [peer.peer_id for peer in swarm.peers]
+        for result in holders:
+            assert dict(result.weights) == {peers[0]: 1.0, peers[1]: 1.0, peers[2]: 12.0, peers[3]: 2.0}
+            assert len({average.part.reducer for average in result.parts}) == 4
+            assert torch.isfinite(result.averages[0]).all()
 
 
-def test_leaders_say_in_the_group_what_to_expect_of_whom() -> None:
-    async def main() -> None:
-        async with Averagers(1) as swarm:
-            peers = await swarm.add(4)
-            for _ in range(EXPERIENCE.known):
-                await all_results([peer.begin(weight=10.0) for peer in peers])
-            newcomer = await swarm.add_one(
-                listening=False
-            )  # so it ranks last: a leader that knows nobody bounds nobody
-            counts = []
-            for _ in range(8):
-                controls = [peer.begin(weight=10.0) for peer in peers] + [newcomer.begin(weight=40.0)]
-                results = await all_results(controls)
-                assert {result.total_weight for result in results} == {results[0].total_weight}
-                assert results[0].group.leader != newcomer.peer_id
-                counts.append(results[0].total_weight - 40.0)
-            assert counts[0] == 20.0 and counts[-1] == 40.0, (
-                counts
-            )  # later it has all that it names: half of the weight
-
-    virtual_time.run(main())
+@simulated
+async def test_leaders_say_in_the_group_what_to_expect_of_whom() -> None:
+    async with Averagers(1) as swarm:
+        peers = await swarm.add(4)
+        for _ in range(EXPERIENCE.known):
+            await all_results([peer.begin(weight=10.0) for peer in peers])
+        newcomer = await swarm.add_one(listening=False)  # so it ranks last: a leader that knows nobody bounds nobody
+        counts = []
+        for _ in range(8):
+            controls = [peer.begin(weight=10.0) for peer in peers] + [newcomer.begin(weight=40.0)]
+            results = await all_results(controls)
+            assert {result.total_weight for result in results} == {results[0].total_weight}
+            assert results[0].group.leader != newcomer.peer_id
+            counts.append(results[0].total_weight - 40.0)
+        assert counts[0] == 20.0 and counts[-1] == 40.0, counts  # later it has all that it names: half of the weight

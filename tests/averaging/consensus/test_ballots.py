@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from swarmcli.averaging.consensus.ballots import (
     Acceptor,
     Blocked,
-    Bound,
     Free,
     Outbid,
     Promise,
@@ -46,28 +45,6 @@ def proposal_of(ballot: int, members: int, *promises: Promise | None) -> Proposa
 # --- one acceptor -----------------------------------------------------------------------------------------------------
 
 
-def test_an_acceptor_accepts_one_result_at_ballot_zero_and_none_after_a_promise() -> None:
-    acceptor = Acceptor()
-    assert acceptor.accept_zero(A) and acceptor.accept_zero(A)
-    assert not acceptor.accept_zero(B)
-    assert acceptor.prepare(1) == Promise(1, 0, Committed(A))
-    assert not acceptor.accept_zero(A)
-    late = Acceptor()
-    late.prepare(1)
-    assert not late.accept_zero(A) and late.accepted is None
-
-
-def test_an_acceptor_keeps_its_promise_and_says_which() -> None:
-    acceptor = Acceptor()
-    assert acceptor.prepare(4) == Promise(4) == acceptor.prepare(4)
-    assert acceptor.prepare(3) == Refusal(4)
-    assert not acceptor.accept(3, NO) and acceptor.accepted is None
-    assert acceptor.accept(5, NO)  # accepting is promising
-    assert acceptor.prepare(4) == Refusal(5)
-    assert acceptor.prepare(6) == Promise(6, 5, NO)
-    assert acceptor.accept(6, Committed(A)) and acceptor.accepted == (6, Committed(A))
-
-
 @pytest.mark.parametrize("ballot", [0, -1])
 def test_nobody_proposes_at_ballot_zero_or_below(ballot: int) -> None:
     acceptor = Acceptor()
@@ -88,19 +65,6 @@ def test_impossible_promises_are_refused(accepted_ballot: int | None, value: Abo
 
 
 # --- ballot zero ------------------------------------------------------------------------------------------------------
-
-
-def test_a_majority_for_one_result_commits_it() -> None:
-    assert tally_of(1, A).decision == Committed(A)
-    assert tally_of(2, A).decision is None and tally_of(2, A, A).decision == Committed(A)
-    assert tally_of(3, A, B).decision is None and tally_of(3, A, B, B).decision == Committed(B)
-    assert tally_of(4, A, A).decision is None
-
-
-def test_the_first_vote_of_a_member_stands() -> None:
-    tally = tally_of(3, A)
-    assert tally.accept(0, B) is None and tally.accept(0, A) is None
-    assert tally.accept(1, B) is None and tally.accept(2, A) == Committed(A)
 
 
 def test_ballot_zero_is_hopeless_when_no_result_can_get_a_majority() -> None:
@@ -164,38 +128,6 @@ def test_a_proposal_waits_for_a_majority() -> None:
     assert proposal_of(1, 3, Promise(1), Promise(2)).state == Waiting()  # that one answers another ballot
 
 
-def test_the_highest_ballot_above_zero_binds() -> None:
-    promises = [Promise(9, 4, NO), Promise(9, 7, Committed(B)), Promise(9, 0, Committed(A))]
-    assert proposal_of(9, 3, *promises).state == Bound(Committed(B))
-    assert proposal_of(9, 5, *promises).state == Bound(Committed(B))
-
-
-def test_a_result_that_ballot_zero_may_have_chosen_binds() -> None:
-    accepted, nothing = Promise(1, 0, Committed(A)), Promise(1)
-    assert proposal_of(1, 3, None, nothing, accepted).state == Bound(Committed(A))  # the leader may have both votes
-    assert proposal_of(1, 5, None, nothing, nothing, accepted).state == Bound(Committed(A))
-    assert proposal_of(1, 4, None, nothing, nothing, accepted).state == Free()
-
-
-def test_the_promise_of_the_leader_ends_ballot_zero() -> None:
-    accepted = Promise(1, 0, Committed(A))
-    assert proposal_of(1, 3, accepted, accepted).state == Free()
-    assert proposal_of(4, 3, Promise(4), Promise(4, 0, Committed(A)), Promise(4, 2, NO)).state == Bound(NO)
-
-
-def test_of_two_possible_results_only_further_promises_tell() -> None:
-    split = [None, Promise(1, 0, Committed(A)), Promise(1, 0, Committed(B))]
-    proposal = proposal_of(1, 3, *split)
-    assert proposal.state == Waiting() and not proposal.may_abort
-    proposal.lose(0)
-    assert proposal.state == Blocked() and not proposal.may_abort
-    proposal.refuse(0, Refusal(5))
-    assert proposal.state == Outbid(5)
-    proposal.promise(0, Promise(1))
-    assert proposal.state == Free() and proposal.may_abort
-    assert proposal_of(1, 4, *split, Promise(1)).state == Free()
-
-
 def test_to_give_up_half_is_enough() -> None:
     alone = proposal_of(2, 2, None, Promise(2))
     alone.lose(0)
@@ -211,13 +143,6 @@ def test_to_give_up_half_is_enough() -> None:
     assert not proposal_of(1, 4, Promise(1)).may_abort and proposal_of(1, 4, Promise(1), Promise(1)).may_abort
     assert not proposal_of(9, 4, Promise(9), Promise(9, 3, Committed(A))).may_abort
     assert proposal_of(9, 4, Promise(9), Promise(9, 3, NO)).may_abort
-
-
-def test_a_result_takes_a_majority_also_of_an_even_group() -> None:
-    proposal = proposal_of(1, 4, Promise(1), Promise(1), Promise(1))
-    proposal.propose(Committed(A))
-    assert proposal.accepted(0) is None and proposal.accepted(1) is None
-    assert proposal.accepted(2) == Committed(A)
 
 
 def test_a_refusal_outbids_only_when_no_majority_is_left() -> None:

@@ -8,70 +8,62 @@ import pytest
 
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
-from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Peer, Swarm
+from tests.simulation import within
 
 
-def test_a_member_that_still_computes_is_waited_for() -> None:
-    async def main() -> None:
-        async with Swarm([Kind(), Kind(delay=45), Kind()]) as swarm:
-            holders = swarm.check(await swarm.round())
-            assert len(holders) == 3 and len(holders[0].contributors) == 3
-
-    virtual_time.run(main(), timeout=2000)
+@within(2000)
+async def test_a_member_that_still_computes_is_waited_for() -> None:
+    async with Swarm([Kind(), Kind(delay=45), Kind()]) as swarm:
+        holders = swarm.check(await swarm.round())
+        assert len(holders) == 3 and len(holders[0].contributors) == 3
 
 
 @pytest.mark.parametrize("reduces", [0.0, 1.0])
-def test_a_connected_mate_that_knows_nothing_of_the_round_holds_nobody_for_long(reduces: float) -> None:
+@within(2000)
+async def test_a_connected_mate_that_knows_nothing_of_the_round_holds_nobody_for_long(reduces: float) -> None:
     async def deaf(peer: Peer, group: object) -> None:
         await asyncio.sleep(200)
 
-    async def main() -> None:
-        async with Swarm([Kind(), Kind(), Kind(), Kind(bandwidth=reduces)]) as swarm:
-            ended: list[float] = []
+    async with Swarm([Kind(), Kind(), Kind(), Kind(bandwidth=reduces)]) as swarm:
+        ended: list[float] = []
 
-            async def watch() -> None:
-                await asyncio.wait(swarm.tasks[:3])
-                ended.append(asyncio.get_running_loop().time())
+        async def watch() -> None:
+            await asyncio.wait(swarm.tasks[:3])
+            ended.append(asyncio.get_running_loop().time())
 
-            outcomes = await swarm.round(watch, scripts={3: deaf})
-            holders = swarm.check(outcomes)
-            assert len(holders) == 3 and ended[0] < 5
-            for result in holders:
-                assert swarm.peers[3].peer_id in result.left_out
-
-    virtual_time.run(main(), timeout=2000)
+        outcomes = await swarm.round(watch, scripts={3: deaf})
+        holders = swarm.check(outcomes)
+        assert len(holders) == 3 and ended[0] < 5
+        for result in holders:
+            assert swarm.peers[3].peer_id in result.left_out
 
 
-def test_of_a_pair_nobody_waits_for_long_for_one_that_does_not_begin_in_time() -> None:
+@within(2000)
+async def test_of_a_pair_nobody_waits_for_long_for_one_that_does_not_begin_in_time() -> None:
     """A leader that began the group, and knows nothing of it any more."""
 
     async def deaf(peer: Peer, group: object) -> None:
         await asyncio.sleep(500)
 
-    async def main() -> None:
-        async with Swarm([Kind(), Kind()]) as swarm:
-            ended: list[float] = []
+    async with Swarm([Kind(), Kind()]) as swarm:
+        ended: list[float] = []
 
-            async def watch() -> None:
-                await asyncio.wait(swarm.tasks[1:])
-                ended.append(asyncio.get_running_loop().time())
+        async def watch() -> None:
+            await asyncio.wait(swarm.tasks[1:])
+            ended.append(asyncio.get_running_loop().time())
 
-            outcomes = await swarm.round(watch, scripts={0: deaf})
-            assert isinstance(outcomes[1], (RoundFailed, RoundUndecided))
-            assert ended[0] < 2 * swarm.options.to_begin + 10
-
-    virtual_time.run(main(), timeout=2000)
+        outcomes = await swarm.round(watch, scripts={0: deaf})
+        assert isinstance(outcomes[1], (RoundFailed, RoundUndecided))
+        assert ended[0] < 2 * swarm.options.to_begin + 10
 
 
-def test_a_member_that_has_left_is_not_waited_for() -> None:
+@within(2000)
+async def test_a_member_that_has_left_is_not_waited_for() -> None:
     async def leaves(peer: Peer, group: object) -> None:
         peer.service.leave(group)  # type: ignore[arg-type]
 
-    async def main() -> None:
-        async with Swarm([Kind(), Kind(), Kind(), Kind(bandwidth=0)]) as swarm:
-            outcomes = await swarm.round(scripts={3: leaves})
-            assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes[:3])
-            assert asyncio.get_running_loop().time() < 3
-
-    virtual_time.run(main(), timeout=2000)
+    async with Swarm([Kind(), Kind(), Kind(), Kind(bandwidth=0)]) as swarm:
+        outcomes = await swarm.round(scripts={3: leaves})
+        assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes[:3])
+        assert asyncio.get_running_loop().time() < 3

@@ -27,8 +27,8 @@ from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.buffers import NOTHING
 from swarmcli.errors import CallRefused
-from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Swarm
+from tests.simulation import simulated, within
 
 
 def claim_everything(report: Report) -> Report:
@@ -63,7 +63,10 @@ LIES: dict[str, Lie] = {
 
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
-def test_a_promise_with_a_false_report_does_not_stop_another_try(lie: Lie, monkeypatch: pytest.MonkeyPatch) -> None:
+@within(2000)
+async def test_a_promise_with_a_false_report_does_not_stop_another_try(
+    lie: Lie, monkeypatch: pytest.MonkeyPatch
+) -> None:
     honest = Agreement.prepare
 
     async def prepare(self: Agreement, member: int, ballot: int) -> PrepareAnswer:
@@ -72,25 +75,23 @@ def test_a_promise_with_a_false_report_does_not_stop_another_try(lie: Lie, monke
 
     monkeypatch.setattr(Agreement, "prepare", prepare)
 
-    async def main() -> None:
-        options = AllreduceOptions(part_size_bytes=512, trust="members")  # a dead one and a liar are more than f of 5
-        kinds = [Kind(), Kind(), Kind(bandwidth=0), Kind(), Kind()]
-        async with Swarm(kinds, bandwidth=20_000.0, options=options) as swarm:
+    options = AllreduceOptions(part_size_bytes=512, trust="members")  # a dead one and a liar are more than f of 5
+    kinds = [Kind(), Kind(), Kind(bandwidth=0), Kind(), Kind()]
+    async with Swarm(kinds, bandwidth=20_000.0, options=options) as swarm:
 
-            async def kill() -> None:
-                await asyncio.sleep(0.3)
-                swarm.kill(4)
+        async def kill() -> None:
+            await asyncio.sleep(0.3)
+            swarm.kill(4)
 
-            outcomes = await swarm.round(kill)
-            swarm.check(outcomes)
-            for index in (0, 1, 3):
-                assert isinstance(outcomes[index], AllreduceResult)
-            assert asyncio.get_running_loop().time() < 60
-
-    virtual_time.run(main(), timeout=2000)
+        outcomes = await swarm.round(kill)
+        swarm.check(outcomes)
+        for index in (0, 1, 3):
+            assert isinstance(outcomes[index], AllreduceResult)
+        assert asyncio.get_running_loop().time() < 60
 
 
-def test_a_member_that_claims_what_it_does_not_hold_uses_up_no_try(monkeypatch: pytest.MonkeyPatch) -> None:
+@within(2000)
+async def test_a_member_that_claims_what_it_does_not_hold_uses_up_no_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """It claims other averages in each try, and that all others have failed, so that its word stands against theirs."""
     honest, claims = Agreement.prepare, iter(b"123456789")
 
@@ -102,73 +103,64 @@ def test_a_member_that_claims_what_it_does_not_hold_uses_up_no_try(monkeypatch: 
 
     monkeypatch.setattr(Agreement, "prepare", prepare)
 
-    async def main() -> None:
-        options = AllreduceOptions(part_size_bytes=512)
-        async with Swarm([Kind(), Kind(bandwidth=0), Kind(), Kind()], bandwidth=20_000.0, options=options) as swarm:
+    options = AllreduceOptions(part_size_bytes=512)
+    async with Swarm([Kind(), Kind(bandwidth=0), Kind(), Kind()], bandwidth=20_000.0, options=options) as swarm:
 
-            async def kill() -> None:
-                await asyncio.sleep(0.3)
-                swarm.kill(3)
+        async def kill() -> None:
+            await asyncio.sleep(0.3)
+            swarm.kill(3)
 
-            outcomes = await swarm.round(kill)
-            swarm.check(outcomes)
-            for index in (0, 2):
-                outcome = outcomes[index]
-                assert isinstance(outcome, AllreduceResult) and outcome.tries == 2
-
-    virtual_time.run(main(), timeout=2000)
+        outcomes = await swarm.round(kill)
+        swarm.check(outcomes)
+        for index in (0, 2):
+            outcome = outcomes[index]
+            assert isinstance(outcome, AllreduceResult) and outcome.tries == 2
 
 
-def test_forged_ballots_change_nothing_however_many_come() -> None:
-    async def main() -> None:
-        async with Swarm([Kind(), Kind(), Kind(delay=30)]) as swarm:
-            target, forger = swarm.peers[0], swarm.peers[1]
+@within(2000)
+async def test_forged_ballots_change_nothing_however_many_come() -> None:
+    async with Swarm([Kind(), Kind(), Kind(delay=30)]) as swarm:
+        target, forger = swarm.peers[0], swarm.peers[1]
 
-            async def refused(name: str, request: object, answer: type, code: str) -> None:
-                with pytest.raises(CallRefused) as caught:
-                    await forger.endpoint.call(target.peer_id, target.service.method(name), request, answer, timeout=5)
-                assert caught.value.code == code
+        async def refused(name: str, request: object, answer: type, code: str) -> None:
+            with pytest.raises(CallRefused) as caught:
+                await forger.endpoint.call(target.peer_id, target.service.method(name), request, answer, timeout=5)
+            assert caught.value.code == code
 
-            async def forge() -> None:
-                await asyncio.sleep(1)
-                (group_id,) = target.service._rounds
-                for turn in range(200):
-                    await refused("prepare", Prepare(group_id, 1 + 3 * turn), PrepareAnswer, "ballot")
-                await refused("prepare", Prepare(group_id, 2 + 3 * 100_000), PrepareAnswer, "ballot")
-                await refused("propose", Propose(group_id, 1, Committed(bytes(32))), ProposeAnswer, "ballot")
-                await refused("propose", Propose(group_id, 0, Committed(bytes(32))), ProposeAnswer, "ballot")
-                method = target.service.method("prepare")
-                answer = await forger.endpoint.call(
-                    target.peer_id, method, Prepare(group_id, 2), PrepareAnswer, timeout=5
-                )
-                assert (
-                    answer.promise is None and answer.follows == 0
-                )  # the leader leads, so nobody else is promised anything
-                assert target.service._votes[group_id].acceptor.promised == 0
+        async def forge() -> None:
+            await asyncio.sleep(1)
+            (group_id,) = target.service._rounds
+            for turn in range(200):
+                await refused("prepare", Prepare(group_id, 1 + 3 * turn), PrepareAnswer, "ballot")
+            await refused("prepare", Prepare(group_id, 2 + 3 * 100_000), PrepareAnswer, "ballot")
+            await refused("propose", Propose(group_id, 1, Committed(bytes(32))), ProposeAnswer, "ballot")
+            await refused("propose", Propose(group_id, 0, Committed(bytes(32))), ProposeAnswer, "ballot")
+            method = target.service.method("prepare")
+            answer = await forger.endpoint.call(target.peer_id, method, Prepare(group_id, 2), PrepareAnswer, timeout=5)
+            assert (
+                answer.promise is None and answer.follows == 0
+            )  # the leader leads, so nobody else is promised anything
+            assert target.service._votes[group_id].acceptor.promised == 0
 
-            assert len(swarm.check(await swarm.round(forge))) == 3
-
-    virtual_time.run(main(), timeout=2000)
+        assert len(swarm.check(await swarm.round(forge))) == 3
 
 
-def test_the_leader_counts_no_vote_after_its_promise() -> None:
-    async def main() -> None:
-        async with Swarm([Kind(), Kind(), Kind()]) as swarm:
-            group = swarm.group()
-            mates, votes = _mates(swarm, group), RoundVotes(group, swarm.peers[0].endpoint.identity)
-            zero = BallotZero(mates, votes)
+@simulated
+async def test_the_leader_counts_no_vote_after_its_promise() -> None:
+    async with Swarm([Kind(), Kind(), Kind()]) as swarm:
+        group = swarm.group()
+        mates, votes = _mates(swarm, group), RoundVotes(group, swarm.peers[0].endpoint.identity)
+        zero = BallotZero(mates, votes)
 
-            def vote(member: int) -> None:
-                other = RoundVotes(group, swarm.peers[member].endpoint.identity)
-                zero.hear(member, VoteMessage(group.group_id, b"a" * 32, signature=other.vote_zero(b"a" * 32)))
+        def vote(member: int) -> None:
+            other = RoundVotes(group, swarm.peers[member].endpoint.identity)
+            zero.hear(member, VoteMessage(group.group_id, b"a" * 32, signature=other.vote_zero(b"a" * 32)))
 
-            vote(0)
-            votes.prepare(2)
-            vote(1)
-            vote(2)
-            assert zero.decided is None
-
-    virtual_time.run(main())
+        vote(0)
+        votes.prepare(2)
+        vote(1)
+        vote(2)
+        assert zero.decided is None
 
 
 def _mates(swarm: Swarm, group: Group) -> GroupCalls:

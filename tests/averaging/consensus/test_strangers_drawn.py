@@ -254,27 +254,8 @@ def test_what_all_have_voted_for_binds_although_a_liar_denies_its_vote(denied: b
         assert (third.accept(proposed, held=True).signature is not None) == (value == VALUES[0])
 
 
-def _votes_again(self: strangers.GuardedAcceptor, *proposed: object) -> bool:
-    return True
-
-
-MISTAKES: dict[str, tuple[object, str, object, int, bool]] = {
-    "whoever votes for whatever is proposed": (strangers.GuardedAcceptor, "accept", _votes_again, 1, False),
-    "nothing binds": (strangers, "binding", lambda *given: None, 1, False),
-}
-
-
-@pytest.mark.parametrize("mistake", [*MISTAKES][:1] + soak([*MISTAKES][1:]))
-def test_each_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, name, replacement, hostile, bounded = MISTAKES[mistake]
-    monkeypatch.setattr(owner, name, replacement)
+def test_that_members_vote_for_whatever_is_proposed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strangers.GuardedAcceptor, "accept", lambda *proposed: True)
     with pytest.raises(AssertionError, match="two outcomes"):
         for seed in range(1500):
-            play(4, hostile, seed, bounded)
-
-
-@pytest.mark.soak  # it says that `bounded` is needed above
-def test_with_too_many_liars_it_is_comparing_that_keeps_two_outcomes_apart() -> None:
-    with pytest.raises(AssertionError, match="two outcomes"):
-        for seed in range(1500):
-            play(4, 2, seed, bounded=False)
+            play(4, 1, seed, bounded=False)

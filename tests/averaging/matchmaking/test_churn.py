@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import statistics
-from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -14,15 +13,11 @@ import pytest
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking.messages import METHODS, Answer, Join, Offer, method_name
 from swarmcli.errors import CallRefused
-from swarmcli.testing import virtual_time
 from tests.averaging.searchers import Searcher, Searchers
+from tests.simulation import within
 from tests.suites import soak
 
 MINUTE = 60.0
-
-
-def run(main: Coroutine[Any, Any, None], seed: int = 0) -> None:
-    virtual_time.run(main, seed=seed, timeout=3600)
 
 
 async def churn(swarm: Searchers, count: int, seconds: float, rate: float) -> None:
@@ -59,68 +54,35 @@ async def churn(swarm: Searchers, count: int, seconds: float, rate: float) -> No
 @pytest.mark.parametrize(
     ("count", "seconds", "seed"), [(12, 15.0, 12), *soak([(16, 20.0, 12), (32, 20.0, 1), (64, 12.0, 0)])]
 )
-def test_a_fifth_of_the_peers_leave_and_a_fifth_join_per_minute(count: int, seconds: float, seed: int) -> None:
+@within(3600)
+async def test_a_fifth_of_the_peers_leave_and_a_fifth_join_per_minute(count: int, seconds: float, seed: int) -> None:
     """At least 99% of the rounds form. `python -m benchmarks matchmaking` does it for longer and with more seeds."""
-
-    async def main() -> None:
-        async with Searchers(seed) as swarm:
-            await churn(swarm, count, seconds, 0.2)
-            waits = [wait for peer in swarm.peers for wait in peer.waits]
-            failures = [failure for peer in swarm.peers for failure in peer.failures]
-            assert len(swarm.gone) >= 1 and len(waits) > 2 * count
-            assert len(failures) <= 0.01 * len(waits), f"seed {seed}: {failures}"
-            assert max(waits) < swarm.options.min_matchmaking_time + 1.0, f"seed {seed}"
-            sizes = [len(group) for peer in swarm.peers for group in peer.groups]
-            assert statistics.median(sizes) > count / 2, f"seed {seed}: the swarm falls apart into small groups"
-
-    run(main(), seed)
+    async with Searchers(seed) as swarm:
+        await churn(swarm, count, seconds, 0.2)
+        waits = [wait for peer in swarm.peers for wait in peer.waits]
+        failures = [failure for peer in swarm.peers for failure in peer.failures]
+        assert len(swarm.gone) >= 1 and len(waits) > 2 * count
+        assert len(failures) <= 0.01 * len(waits), f"seed {seed}: {failures}"
+        assert max(waits) < swarm.options.min_matchmaking_time + 1.0, f"seed {seed}"
+        sizes = [len(group) for peer in swarm.peers for group in peer.groups]
+        assert statistics.median(sizes) > count / 2, f"seed {seed}: the swarm falls apart into small groups"
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_nobody_waits_for_one_that_came_last_and_was_killed_after_its_round(seed: int) -> None:
+@within(3600)
+async def test_nobody_waits_for_one_that_came_last_and_was_killed_after_its_round(seed: int) -> None:
     """The others follow their leader when it declares itself: they read that only in their next search, when it is
     dead, and must not take it for one that has come back."""
-
-    async def main() -> None:
-        async with Searchers(seed) as swarm:
-            peers = [await swarm.add() for _ in range(5)]
-            await asyncio.gather(*(peer.find() for peer in peers))
-            early = [asyncio.ensure_future(peer.find()) for peer in peers[:4]]
-            await asyncio.sleep(1.0)
-            await asyncio.gather(*early, peers[4].find())
-            await swarm.remove(peers[4], kill=True)
-            for _ in range(3):
-                await asyncio.gather(*(peer.find() for peer in peers[:4]))
-                assert max(peer.waits[-1] for peer in peers[:4]) < 1.5
-
-    run(main(), seed)
-
-
-@pytest.mark.soak  # `test_merging.py` freezes one of four now and then
-@pytest.mark.parametrize("seed", range(3))
-def test_frozen_peers_hold_nobody_for_longer_than_the_time_and_a_second(seed: int) -> None:
-    """One of 12 freezes at a time, at any step of any search, for three seconds."""
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with Searchers(seed) as swarm:
-            peers = [await swarm.add() for _ in range(12)]
-            tasks = [loop.create_task(p.keep_searching(lambda: swarm.random.uniform(0.5, 1.5))) for p in peers]
-            for _ in range(15):
-                await asyncio.sleep(swarm.random.uniform(0.0, 2.0))
-                frozen = swarm.random.choice(peers)
-                swarm.network.freeze(frozen.peer_id)
-                await asyncio.sleep(3.0)
-                swarm.network.thaw(frozen.peer_id)
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            waits = sorted(wait for peer in peers for wait in peer.waits)
-            assert len(waits) > 12 * 8
-            # The frozen ones themselves wait for at least as long as they are frozen.
-            assert waits[int(0.99 * len(waits))] < swarm.options.min_matchmaking_time + 1.0, f"seed {seed}"
-
-    run(main(), seed)
+    async with Searchers(seed) as swarm:
+        peers = [await swarm.add() for _ in range(5)]
+        await asyncio.gather(*(peer.find() for peer in peers))
+        early = [asyncio.ensure_future(peer.find()) for peer in peers[:4]]
+        await asyncio.sleep(1.0)
+        await asyncio.gather(*early, peers[4].find())
+        await swarm.remove(peers[4], kill=True)
+        for _ in range(3):
+            await asyncio.gather(*(peer.find() for peer in peers[:4]))
+            assert max(peer.waits[-1] for peer in peers[:4]) < 1.5
 
 
 JUMPS = [*itertools.product([0.0, 0.03, 0.06, 0.1, 0.15], [600.0, -600.0], [0, 1, 2])]
@@ -131,29 +93,26 @@ FIRST = [(0.0, 600.0, 2), (0.06, 600.0, 0), (0.06, -600.0, 0)]  # the first one 
     ("moment", "jump", "seed"),
     [*FIRST, *soak(case for case in JUMPS if case not in FIRST)],
 )
-def test_a_clock_that_jumps_by_ten_minutes_in_the_middle(seed: int, jump: float, moment: float) -> None:
+@within(3600)
+async def test_a_clock_that_jumps_by_ten_minutes_in_the_middle(seed: int, jump: float, moment: float) -> None:
     """One that notices during its search that it has slept makes its connections anew: the others begin without it.
     It is in the next group, though it takes all their declarations for expired."""
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with Searchers(seed) as swarm:
-            peers = [await swarm.add() for _ in range(4)]
-            others = [peer for peer in peers if peer is not peers[seed]]
-            await asyncio.sleep(40)  # clocks have been compared, and step no more
-            searches: dict[Searcher, asyncio.Task[Group | None]] = {}
-            for turn in range(3):
-                searches |= {p: loop.create_task(p.find()) for p in peers if p not in searches or searches[p].done()}
-                await asyncio.sleep(moment)
-                if turn == 0:
-                    peers[seed].jump[0] = jump
-                groups = await asyncio.gather(*(searches[peer] for peer in others))
-                await asyncio.wait(searches.values(), timeout=0.1)
-                sizes = {len(group) for group in groups if group is not None}
-                assert sizes == {4} or (turn == 0 and jump > 0 and sizes == {3})
-                assert max(peer.waits[-1] for peer in others) < 1.5
-
-    run(main(), seed)
+    loop = asyncio.get_running_loop()
+    async with Searchers(seed) as swarm:
+        peers = [await swarm.add() for _ in range(4)]
+        others = [peer for peer in peers if peer is not peers[seed]]
+        await asyncio.sleep(40)  # clocks have been compared, and step no more
+        searches: dict[Searcher, asyncio.Task[Group | None]] = {}
+        for turn in range(3):
+            searches |= {p: loop.create_task(p.find()) for p in peers if p not in searches or searches[p].done()}
+            await asyncio.sleep(moment)
+            if turn == 0:
+                peers[seed].jump[0] = jump
+            groups = await asyncio.gather(*(searches[peer] for peer in others))
+            await asyncio.wait(searches.values(), timeout=0.1)
+            sizes = {len(group) for group in groups if group is not None}
+            assert sizes == {4} or (turn == 0 and jump > 0 and sizes == {3})
+            assert max(peer.waits[-1] for peer in others) < 1.5
 
 
 # Peers of another run
@@ -193,58 +152,50 @@ async def impostors(swarm: Searchers, count: int) -> tuple[Searcher, list[Impost
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_one_that_claims_to_be_the_run_does_not_drive_a_newcomer_away(seed: int) -> None:
-    async def main() -> None:
-        async with Searchers(seed) as swarm:
-            victim, (impostor,), (join,) = await impostors(swarm, 1)
-            search = asyncio.get_running_loop().create_task(victim.find(allow_retries=True))
-            await asyncio.sleep(0.5)
-            await impostor.accost(victim, join)
-            await asyncio.sleep(1.5)
-            honest = [await swarm.add() for _ in range(2)]
-            await asyncio.gather(search, *(peer.find() for peer in honest))
-            assert [len(peer.groups[0]) for peer in (victim, *honest)] == [3, 3, 3], victim.failures
-
-    run(main(), seed)
+@within(3600)
+async def test_one_that_claims_to_be_the_run_does_not_drive_a_newcomer_away(seed: int) -> None:
+    async with Searchers(seed) as swarm:
+        victim, (impostor,), (join,) = await impostors(swarm, 1)
+        search = asyncio.get_running_loop().create_task(victim.find(allow_retries=True))
+        await asyncio.sleep(0.5)
+        await impostor.accost(victim, join)
+        await asyncio.sleep(1.5)
+        honest = [await swarm.add() for _ in range(2)]
+        await asyncio.gather(search, *(peer.find() for peer in honest))
+        assert [len(peer.groups[0]) for peer in (victim, *honest)] == [3, 3, 3], victim.failures
 
 
 @pytest.mark.parametrize("seed", [0, *soak([1, 2])])
-def test_nobody_who_has_met_one_of_his_kind_believes_impostors(seed: int) -> None:
+@within(3600)
+async def test_nobody_who_has_met_one_of_his_kind_believes_impostors(seed: int) -> None:
     """A peer of the same terms whose group has begun is proof enough, though there is nobody left to look with."""
-
-    async def main() -> None:
-        async with Searchers(seed, min_matchmaking_time=2.0) as swarm:
-            victim, liars, joins = await impostors(swarm, 2)
-            search = asyncio.get_running_loop().create_task(victim.find())
-            await asyncio.sleep(0.2)
-            assert victim.finder.driver is not None
-            victim.finder.driver.search.conflicts.agreed = True
-            for liar, join in zip(liars, joins, strict=True):
-                await liar.accost(victim, join)
-            await asyncio.sleep(6)
-            assert victim.failures == []
-            honest = await swarm.add()
-            await asyncio.gather(search, honest.find())
-            assert len(victim.groups[0]) == 2
-
-    run(main(), seed)
+    async with Searchers(seed, min_matchmaking_time=2.0) as swarm:
+        victim, liars, joins = await impostors(swarm, 2)
+        search = asyncio.get_running_loop().create_task(victim.find())
+        await asyncio.sleep(0.2)
+        assert victim.finder.driver is not None
+        victim.finder.driver.search.conflicts.agreed = True
+        for liar, join in zip(liars, joins, strict=True):
+            await liar.accost(victim, join)
+        await asyncio.sleep(6)
+        assert victim.failures == []
+        honest = await swarm.add()
+        await asyncio.gather(search, honest.find())
+        assert len(victim.groups[0]) == 2
 
 
 @pytest.mark.parametrize(("count", "within"), [(2, 1.5), (1, 6.5)])
-def test_a_newcomer_with_a_wrong_recipe_is_told(count: int, within: float) -> None:
+@within(3600)
+async def test_a_newcomer_with_a_wrong_recipe_is_told(count: int, within: float) -> None:
     """Two elders who agree are believed at once, a single one when the time is up."""
-
-    async def main() -> None:
-        async with Searchers(7) as swarm:
-            victim, liars, joins = await impostors(swarm, count)
-            began = asyncio.get_running_loop().time()
-            search = asyncio.get_running_loop().create_task(victim.find())
-            await asyncio.sleep(0.2)
-            for liar, join in zip(liars, joins, strict=True):
-                await liar.accost(victim, join)
-            await search
-            assert "FingerprintError" in victim.failures[0] and "seed" in victim.failures[0]
-            waited = asyncio.get_running_loop().time() - began
-            assert waited < within and (count > 1 or waited > 4.9)
-
-    run(main(), 7)
+    async with Searchers(7) as swarm:
+        victim, liars, joins = await impostors(swarm, count)
+        began = asyncio.get_running_loop().time()
+        search = asyncio.get_running_loop().create_task(victim.find())
+        await asyncio.sleep(0.2)
+        for liar, join in zip(liars, joins, strict=True):
+            await liar.accost(victim, join)
+        await search
+        assert "FingerprintError" in victim.failures[0] and "seed" in victim.failures[0]
+        waited = asyncio.get_running_loop().time() - began
+        assert waited < within and (count > 1 or waited > 4.9)

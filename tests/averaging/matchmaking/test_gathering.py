@@ -38,18 +38,6 @@ def begins(made: Gathering, now: float, **changes: Any) -> bool:
     return made.has_enough and due_at(made, now, **changes) <= now
 
 
-def test_a_complete_group_begins_as_soon_as_things_have_settled() -> None:
-    made = gathering(followers=1)
-    assert due_at(made, 0.4) == 0.5
-    assert begins(made, 0.5)
-
-
-def test_with_someone_missing_it_waits_until_time_is_up() -> None:
-    made = gathering(followers=1)
-    assert due_at(made, 4.9, missing=True) == 5.0
-    assert begins(made, 5.0, missing=True)
-
-
 def test_a_full_group_begins_at_once() -> None:
     made = gathering(followers=3, target_group_size=4)
     assert made.is_full and begins(made, 0.0, missing=True)
@@ -96,43 +84,6 @@ def test_addresses_and_what_is_said_about_seats_take_room_as_well() -> None:
     candidate = Candidate(peer_id(1), bytes(16), b"", listening=True, addresses=addresses)
     room = [made.add(join_of(replace(candidate, peer_id=peer_id(number))), 0.0) for number in range(1, 300)]
     assert len(made) * 3600 < MAX_LISTED < (len(made) + 1) * 4000 and not room[-1]
-
-
-def test_removing_and_clearing() -> None:
-    made = gathering(followers=3)
-    made.remove(peer_id(2))
-    made.remove(peer_id(2))
-    assert len(made) == 3
-    assert set(made.clear()) == {peer_id(1), peer_id(3)} and len(made) == 1
-
-
-def test_a_preformed_group_begins_when_the_sum_reaches_the_target() -> None:
-    made = gathering(followers=2, progress=30.0, target=100.0)
-    made.own_progress = 39.0
-    assert due_at(made, 1000.0) == math.inf
-    made.report(peer_id(1), 31.0)
-    assert begins(made, 1000.0)
-
-
-def test_a_preformed_group_waits_for_the_missing_during_a_short_grace() -> None:
-    made = gathering(followers=1, progress=100.0, target=100.0)
-    assert due_at(made, 10.0, missing=True) == 11.0
-    assert begins(made, 11.0, missing=True)
-
-
-def test_whoever_leaves_a_preformed_group_takes_its_progress_along() -> None:
-    made = gathering(followers=2, progress=50.0, target=100.0)
-    made.remove(peer_id(1))
-    assert due_at(made, 10.0) == math.inf
-
-
-def test_alone_with_enough_progress_a_preformed_group_stays_to_be_found() -> None:
-    made = gathering(target=100.0)
-    made.own_progress = 100.0
-    assert due_at(made, 0.2) == 0.5
-    assert due_at(made, 1000.0) == math.inf
-    join(made, 1)
-    assert begins(made, 1000.0)
 
 
 def test_a_preformed_group_that_would_be_too_small_waits_for_the_missing_and_then_gives_them_their_grace() -> None:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
 from swarmcli.averaging.matchmaking.declarations import Declarations
 from swarmcli.averaging.matchmaking.messages import Candidate, search_id
 from swarmcli.network.identity import PeerID
-from swarmcli.testing import virtual_time
 from tests.averaging.searchers import Searcher, Searchers
+from tests.simulation import within
 from tests.suites import soak
-
-
-def run(main: Coroutine[Any, Any, None], seed: int = 0) -> None:
-    virtual_time.run(main, seed=seed, timeout=3600)
 
 
 async def find_apart(peers: list[Searcher], gap: float) -> list[int]:
@@ -40,37 +34,33 @@ def slowest(peers: list[Searcher]) -> float:
     ("gap", "size"),
     [(0.2, None), (1.0, 4), *soak([(0.05, None), (0.05, 4), (0.2, 4), (0.5, None), (0.5, 4), (1.0, None)])],
 )
-def test_peers_that_begin_apart_are_in_one_group_in_each_round(gap: float, size: int | None, seed: int) -> None:
-    async def main() -> None:
-        async with Searchers(seed, target_group_size=size) as swarm:
-            peers = [await swarm.add() for _ in range(4)]
-            for _ in range(8):
-                assert await find_apart(peers, gap) == [4] * 4
-                swarm.random.shuffle(peers)
-                # The last one completes the group, which begins a few round trips later.
-                assert slowest(peers) < 3 * gap + 0.4
-
-    run(main(), seed)
+@within(3600)
+async def test_peers_that_begin_apart_are_in_one_group_in_each_round(gap: float, size: int | None, seed: int) -> None:
+    async with Searchers(seed, target_group_size=size) as swarm:
+        peers = [await swarm.add() for _ in range(4)]
+        for _ in range(8):
+            assert await find_apart(peers, gap) == [4] * 4
+            swarm.random.shuffle(peers)
+            # The last one completes the group, which begins a few round trips later.
+            assert slowest(peers) < 3 * gap + 0.4
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("gap", "size"), [(0.2, 4), (1.0, None), *soak([(0.2, None), (1.0, 4)])])
-def test_loops_that_begin_apart_fall_into_step(gap: float, size: int | None, seed: int) -> None:
-    async def main() -> None:
-        async with Searchers(seed, target_group_size=size) as swarm:
-            peers = [await swarm.add() for _ in range(4)]
+@within(3600)
+async def test_loops_that_begin_apart_fall_into_step(gap: float, size: int | None, seed: int) -> None:
+    async with Searchers(seed, target_group_size=size) as swarm:
+        peers = [await swarm.add() for _ in range(4)]
 
-            async def loop(position: int, peer: Searcher) -> None:
-                await asyncio.sleep(gap * position)
-                for _ in range(6):
-                    await peer.find()
-                    await asyncio.sleep(0.7)
+        async def loop(position: int, peer: Searcher) -> None:
+            await asyncio.sleep(gap * position)
+            for _ in range(6):
+                await peer.find()
+                await asyncio.sleep(0.7)
 
-            await asyncio.gather(*(loop(position, peer) for position, peer in enumerate(peers)))
-            assert [len(group) for peer in peers for group in peer.groups] == [4] * 24
-            assert max(wait for peer in peers for wait in peer.waits[1:]) < 0.2
-
-    run(main(), seed)
+        await asyncio.gather(*(loop(position, peer) for position, peer in enumerate(peers)))
+        assert [len(group) for peer in peers for group in peer.groups] == [4] * 24
+        assert max(wait for peer in peers for wait in peer.waits[1:]) < 0.2
 
 
 async def stall_now_and_then(swarm: Searchers, how: str, slow: set[PeerID]) -> None:
@@ -88,124 +78,55 @@ async def stall_now_and_then(swarm: Searchers, how: str, slow: set[PeerID]) -> N
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("how", ["freezes", *soak(["is slow"])])
-def test_who_is_slow_is_not_taken_for_lost(how: str, seed: int) -> None:
+@within(3600)
+async def test_who_is_slow_is_not_taken_for_lost(how: str, seed: int) -> None:
     """As on a busy machine, where a process gets no processor for a while."""
 
     slow: set[PeerID] = set()
 
-    async def main() -> None:
-        async with Searchers(seed, latency=lambda source, _: 1.0 if source in slow else 0.005) as swarm:
-            peers = [await swarm.add() for _ in range(4)]
-            await asyncio.sleep(1)
-            async with asyncio.TaskGroup() as tasks:
-                stalling = tasks.create_task(stall_now_and_then(swarm, how, slow))
-                for _ in range(12):
-                    assert await find_apart(peers, 0.3) == [4] * 4
-                    assert slowest(peers) < 6.0, "min_matchmaking_time and a second"
-                    swarm.random.shuffle(peers)
-                    await asyncio.sleep(swarm.random.uniform(0.2, 1.0))
-                stalling.cancel()
-
-    run(main(), seed)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("size", [None, *soak([4])])
-def test_pairs_that_have_formed_mix_again(seed: int, size: int | None) -> None:
-    """Two pairs that could not hear of each other, and go on half a second apart once they can."""
-
-    async def main() -> None:
-        async with Searchers(seed, target_group_size=size) as swarm:
-            peers = [await swarm.add() for _ in range(4)]
-            await asyncio.sleep(1)
-            swarm.network.partition([p.peer_id for p in peers[:2]], [p.peer_id for p in peers[2:]])
-            assert await find_apart(peers, 0.0) == [2] * 4
-            swarm.network.heal()
-            await asyncio.sleep(30)
-            peers = [peers[0], peers[1], peers[2], peers[3]]
-            for _ in range(3):
-                last = await find_apart(peers, 0.4)
-            assert last == [4] * 4
-
-    run(main(), seed)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_one_that_holds_the_prefix_and_never_looks_costs_one_wait(seed: int) -> None:
-    """Whoever leads: the others of that group have waited too."""
-
-    async def main() -> None:
-        async with Searchers(seed, min_matchmaking_time=3.0) as swarm:
-            *peers, idle = [await swarm.add() for _ in range(5)]
-            await asyncio.sleep(1)
-            waits = []
-            for _ in range(6):
-                assert await find_apart(peers, 0.05) == [4] * 4
-                waits.append(slowest(peers))
-            assert 2.5 < waits[0] < 4.0 and max(waits[1:]) < 0.5
-            assert await find_apart([idle, *peers], 0.05) == [5] * 5, "it is met again as soon as it looks"
-            await idle.finder.stop()
-            assert await find_apart(peers, 0.0) == [4] * 4
-            assert slowest(peers) < 0.5, "who has left says so"
-
-    run(main(), seed)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_one_that_declares_searches_and_never_comes_costs_two_waits(seed: int) -> None:
-    async def main() -> None:
-        async with Searchers(seed, min_matchmaking_time=3.0) as swarm:
-            *peers, liar = [await swarm.add() for _ in range(4)]
-            await liar.finder.stop()  # it answers nobody and only declares itself
-            declarations, clock = Declarations(liar.node, "test"), liar.node.endpoint.clock
-            waits = []
-            for _ in range(8):
-                search = search_id(clock.now(), bytes(8))
-                declarations.say(Candidate(liar.peer_id, search, b"", False, looking=False))
-                await declarations.publish()
-                assert await find_apart(peers, 0.0) == [3] * 3
-                waits.append(slowest(peers))
-            assert sum(wait > 0.5 for wait in waits) <= 2, waits
-
-    run(main(), seed)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_one_that_was_killed_between_two_rounds_is_not_waited_for(seed: int) -> None:
-    async def main() -> None:
-        async with Searchers(seed) as swarm:
-            peers = [await swarm.add() for _ in range(5)]
-            assert await find_apart(peers, 0.2) == [5] * 5
-            dead = peers.pop(seed + 1)
-            await asyncio.sleep(1)
-            await swarm.remove(dead, kill=True)
-            waits = []
-            for _ in range(4):
-                assert await find_apart(peers, 0.2) == [4] * 4
-                waits.append(slowest(peers))
-            assert max(waits) < 1.5
-
-    run(main(), seed)
-
-
-@pytest.mark.soak  # `test_churn.py` does it with more peers, which have no common beginning
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("size", [None, 8])
-def test_peers_that_come_and_go_stay_together(seed: int, size: int | None) -> None:
-    """Six peers with gaps of up to a second; in each round one leaves, with or without a word, and another comes."""
-
-    async def main() -> None:
-        async with Searchers(seed, target_group_size=size) as swarm:
-            peers = [await swarm.add() for _ in range(6)]
-            whole = 0
-            for turn in range(10):
+    async with Searchers(seed, latency=lambda source, _: 1.0 if source in slow else 0.005) as swarm:
+        peers = [await swarm.add() for _ in range(4)]
+        await asyncio.sleep(1)
+        async with asyncio.TaskGroup() as tasks:
+            stalling = tasks.create_task(stall_now_and_then(swarm, how, slow))
+            for _ in range(12):
+                assert await find_apart(peers, 0.3) == [4] * 4
+                assert slowest(peers) < 6.0, "min_matchmaking_time and a second"
                 swarm.random.shuffle(peers)
-                sizes = await find_apart(peers, swarm.random.uniform(0.0, 0.2))
-                assert sum(sizes) > 0 and min(sizes) >= 2
-                whole += sizes == [6] * 6
-                gone = peers.pop()
-                await swarm.remove(gone, kill=turn % 2 == 0)
-                peers.append(await swarm.add())
-            assert whole == 10
+                await asyncio.sleep(swarm.random.uniform(0.2, 1.0))
+            stalling.cancel()
 
-    run(main(), seed)
+
+@pytest.mark.parametrize("seed", range(3))
+@within(3600)
+async def test_one_that_holds_the_prefix_and_never_looks_costs_one_wait(seed: int) -> None:
+    """Whoever leads: the others of that group have waited too."""
+    async with Searchers(seed, min_matchmaking_time=3.0) as swarm:
+        *peers, idle = [await swarm.add() for _ in range(5)]
+        await asyncio.sleep(1)
+        waits = []
+        for _ in range(6):
+            assert await find_apart(peers, 0.05) == [4] * 4
+            waits.append(slowest(peers))
+        assert 2.5 < waits[0] < 4.0 and max(waits[1:]) < 0.5
+        assert await find_apart([idle, *peers], 0.05) == [5] * 5, "it is met again as soon as it looks"
+        await idle.finder.stop()
+        assert await find_apart(peers, 0.0) == [4] * 4
+        assert slowest(peers) < 0.5, "who has left says so"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@within(3600)
+async def test_one_that_declares_searches_and_never_comes_costs_two_waits(seed: int) -> None:
+    async with Searchers(seed, min_matchmaking_time=3.0) as swarm:
+        *peers, liar = [await swarm.add() for _ in range(4)]
+        await liar.finder.stop()  # it answers nobody and only declares itself
+        declarations, clock = Declarations(liar.node, "test"), liar.node.endpoint.clock
+        waits = []
+        for _ in range(8):
+            search = search_id(clock.now(), bytes(8))
+            declarations.say(Candidate(liar.peer_id, search, b"", False, looking=False))
+            await declarations.publish()
+            assert await find_apart(peers, 0.0) == [3] * 3
+            waits.append(slowest(peers))
+        assert sum(wait > 0.5 for wait in waits) <= 2, waits

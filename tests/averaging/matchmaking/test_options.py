@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.testing import virtual_time
 from tests.averaging.searchers import Searcher, Searchers
-
-
-def run(main: Coroutine[Any, Any, None], seed: int = 0) -> None:
-    virtual_time.run(main, seed=seed, timeout=3600)
+from tests.simulation import within
 
 
 async def find_all(peers: list[Searcher], **request: Any) -> list[int]:
@@ -25,59 +20,38 @@ async def find_all(peers: list[Searcher], **request: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(("size", "expected"), [(None, [6] * 6), (3, [3] * 6), (4, [3] * 6)])
-def test_target_group_size(size: int | None, expected: list[int]) -> None:
-    async def main() -> None:
-        async with Searchers(0, target_group_size=size) as swarm:
-            peers = [await swarm.add() for _ in range(6)]
-            assert await find_all(peers) == expected
-
-    run(main())
+@within(3600)
+async def test_target_group_size(size: int | None, expected: list[int]) -> None:
+    async with Searchers(0, target_group_size=size) as swarm:
+        peers = [await swarm.add() for _ in range(6)]
+        assert await find_all(peers) == expected
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_min_group_size(seed: int) -> None:
-    async def main() -> None:
-        async with Searchers(seed, min_group_size=4) as swarm:
-            peers = [await swarm.add() for _ in range(3)]
-            searches = asyncio.gather(find_all(peers))
-            await asyncio.sleep(12)
-            assert not any(peer.groups for peer in peers)
-            late = await swarm.add()
-            assert len(await late.find()) == 4
-            assert await searches == [[4, 4, 4]]
-            assert late.waits[0] < 1.5
-
-    run(main(), seed)
-
-
-def test_group_bits() -> None:
-    async def main() -> None:
-        async with Searchers(0, target_group_size=2) as swarm:
-            bits = ["00", "01", "00", "01"]
-            peers = [await swarm.add(initial_group_bits=each) for each in bits]
-            assert await find_all(peers) == [2] * 4
-            for peer, bit in zip(peers, bits, strict=True):
-                mate = next(member.peer_id for member in peer.groups[0].members if member.peer_id != peer.peer_id)
-                assert bits[[other.peer_id for other in peers].index(mate)] == bit
-                assert peer.finder.group_bits[0] == bit[1]  # the last bit stays, one is new
-
-    run(main())
+@within(3600)
+async def test_min_group_size(seed: int) -> None:
+    async with Searchers(seed, min_group_size=4) as swarm:
+        peers = [await swarm.add() for _ in range(3)]
+        searches = asyncio.gather(find_all(peers))
+        await asyncio.sleep(12)
+        assert not any(peer.groups for peer in peers)
+        late = await swarm.add()
+        assert len(await late.find()) == 4
+        assert await searches == [[4, 4, 4]]
+        assert late.waits[0] < 1.5
 
 
 @pytest.mark.parametrize("time", [2.0, 6.0])
-def test_min_matchmaking_time_is_an_upper_bound(time: float) -> None:
+@within(3600)
+async def test_min_matchmaking_time_is_an_upper_bound(time: float) -> None:
     """Complete groups start at once; for one that is expected and does not come, the others wait so long."""
-
-    async def main() -> None:
-        async with Searchers(0, min_matchmaking_time=time) as swarm:
-            peers = [await swarm.add() for _ in range(4)]
-            assert await find_all(peers) == [4] * 4
-            assert max(peer.waits[-1] for peer in peers) < 1.0
-            assert await find_all(peers[:3]) == [3] * 3  # the fourth was in the last round, and is there
-            assert all(time - 0.5 < peer.waits[-1] < time + 1 for peer in peers[:3])
-            assert await find_all(peers[:1], allow_retries=False) == [0]
-
-    run(main())
+    async with Searchers(0, min_matchmaking_time=time) as swarm:
+        peers = [await swarm.add() for _ in range(4)]
+        assert await find_all(peers) == [4] * 4
+        assert max(peer.waits[-1] for peer in peers) < 1.0
+        assert await find_all(peers[:3]) == [3] * 3  # the fourth was in the last round, and is there
+        assert all(time - 0.5 < peer.waits[-1] < time + 1 for peer in peers[:3])
+        assert await find_all(peers[:1], allow_retries=False) == [0]
 
 
 def test_request_timeout_is_kept_below_min_matchmaking_time(caplog: pytest.LogCaptureFixture) -> None:
@@ -91,125 +65,88 @@ def test_request_timeout_is_kept_below_min_matchmaking_time(caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("timeout", [1.0, 3.0])
-def test_request_timeout_bounds_the_wait_for_a_silent_peer(timeout: float) -> None:
+@within(3600)
+async def test_request_timeout_bounds_the_wait_for_a_silent_peer(timeout: float) -> None:
     """Its connections stand, so it may only be slow."""
-
-    async def main() -> None:
-        async with Searchers(1, request_timeout=timeout) as swarm:
-            peers = [await swarm.add() for _ in range(3)]
-            silent = await swarm.add(listening=False)
-            task = asyncio.get_running_loop().create_task(silent.find())
-            await asyncio.sleep(2)
-            swarm.network.freeze(silent.peer_id)
-            assert await find_all(peers) == [3] * 3
-            assert all(peer.waits[-1] < timeout + 0.8 for peer in peers)
-            task.cancel()
-            await asyncio.wait([task])
-
-    run(main(), 1)
+    async with Searchers(1, request_timeout=timeout) as swarm:
+        peers = [await swarm.add() for _ in range(3)]
+        silent = await swarm.add(listening=False)
+        task = asyncio.get_running_loop().create_task(silent.find())
+        await asyncio.sleep(2)
+        swarm.network.freeze(silent.peer_id)
+        assert await find_all(peers) == [3] * 3
+        assert all(peer.waits[-1] < timeout + 0.8 for peer in peers)
+        task.cancel()
+        await asyncio.wait([task])
 
 
-def test_scheduled_time() -> None:
-    async def main() -> None:
-        async with Searchers(2) as swarm:
-            peers = [await swarm.add() for _ in range(3)]
-            at = peers[0].node.endpoint.clock.now() + 7.0
-            assert await find_all(peers, scheduled_time=at) == [3] * 3
-            assert all(7.0 <= peer.waits[-1] < 7.2 for peer in peers)
-
-    run(main(), 2)
-
-
-def test_allow_retries_looks_on_when_time_is_up() -> None:
-    async def main() -> None:
-        async with Searchers(3) as swarm:
-            first = await swarm.add()
-            assert await find_all([first], allow_retries=False) == [0]
-            assert "only 1 of at least 2" in first.failures[0]
-            search = asyncio.gather(find_all([first], allow_retries=True))
-            await asyncio.sleep(12)
-            second = await swarm.add()
-            assert await find_all([second]) == [2] and await search == [[2]]
-
-    run(main(), 3)
+@within(3600)
+async def test_allow_retries_looks_on_when_time_is_up() -> None:
+    async with Searchers(3) as swarm:
+        first = await swarm.add()
+        assert await find_all([first], allow_retries=False) == [0]
+        assert "only 1 of at least 2" in first.failures[0]
+        search = asyncio.gather(find_all([first], allow_retries=True))
+        await asyncio.sleep(12)
+        second = await swarm.add()
+        assert await find_all([second]) == [2] and await search == [[2]]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_client_mode_peers_and_auxiliaries_in_many_groups(seed: int) -> None:
+@within(3600)
+async def test_client_mode_peers_and_auxiliaries_in_many_groups(seed: int) -> None:
     """Every group has somebody who can be dialed, and each gets its share of those who cannot."""
-
-    async def main() -> None:
-        async with Searchers(seed, target_group_size=4) as swarm:
-            peers = [await swarm.add(listening=number % 3 != 1, auxiliary=number % 5 == 4) for number in range(12)]
-            assert await find_all(peers) == [4] * 12
-            for group in {group.group_id: group for peer in peers for group in peer.groups}.values():
-                assert group.members[0].listening
-                assert sum(not member.listening for member in group.members) in (1, 2)
-                assert sum(group.part_shares) == pytest.approx(1.0)
-            helpers = {peer.peer_id for number, peer in enumerate(peers) if number % 5 == 4}
-            named = {m.peer_id for peer in peers for group in peer.groups for m in group.members if m.auxiliary}
-            assert named == helpers
-
-    run(main(), seed)
+    async with Searchers(seed, target_group_size=4) as swarm:
+        peers = [await swarm.add(listening=number % 3 != 1, auxiliary=number % 5 == 4) for number in range(12)]
+        assert await find_all(peers) == [4] * 12
+        for group in {group.group_id: group for peer in peers for group in peer.groups}.values():
+            assert group.members[0].listening
+            assert sum(not member.listening for member in group.members) in (1, 2)
+            assert sum(group.part_shares) == pytest.approx(1.0)
+        helpers = {peer.peer_id for number, peer in enumerate(peers) if number % 5 == 4}
+        named = {m.peer_id for peer in peers for group in peer.groups for m in group.members if m.auxiliary}
+        assert named == helpers
 
 
 # Groups without a reducer
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_group_whose_members_offer_no_bandwidth_says_so_to_all_of_them(seed: int) -> None:
-    async def main() -> None:
-        async with Searchers(seed) as swarm:
-            peers = [await swarm.add(bandwidth=0.0) for _ in range(3)]
-            assert await find_all(peers) == [0] * 3
-            for peer in peers:
-                assert "NoReducerError" in peer.failures[0] and "3 offer no bandwidth" in peer.failures[0]
-            assert asyncio.get_running_loop().time() < 7.0
-
-    run(main(), seed)
+@within(3600)
+async def test_a_group_whose_members_offer_no_bandwidth_says_so_to_all_of_them(seed: int) -> None:
+    async with Searchers(seed) as swarm:
+        peers = [await swarm.add(bandwidth=0.0) for _ in range(3)]
+        assert await find_all(peers) == [0] * 3
+        for peer in peers:
+            assert "NoReducerError" in peer.failures[0] and "3 offer no bandwidth" in peer.failures[0]
+        assert asyncio.get_running_loop().time() < 7.0
 
 
-def test_a_reducer_that_comes_in_time_saves_the_group() -> None:
-    async def main() -> None:
-        async with Searchers(4) as swarm:
-            peers = [await swarm.add(bandwidth=0.0) for _ in range(3)]
-            searches = asyncio.gather(find_all(peers))
-            await asyncio.sleep(3)
-            late = await swarm.add(bandwidth=1.0)
-            assert await find_all([late]) == [4] and await searches == [[4] * 3]
-
-    run(main(), 4)
-
-
-@pytest.mark.parametrize("timeout", [None, 4.0])
-def test_peers_that_nobody_can_dial_say_so(timeout: float | None) -> None:
-    async def main() -> None:
-        async with Searchers(5) as swarm:
-            await swarm.add()  # the first contact takes no part
-            clients = [await swarm.add(listening=False) for _ in range(3)]
-            assert await find_all(clients, timeout=timeout, allow_retries=timeout is not None) == [0] * 3
-            assert all("none of 3 peers" in peer.failures[0] and "NoReducer" in peer.failures[0] for peer in clients)
-
-    run(main(), 5)
+@within(3600)
+async def test_a_reducer_that_comes_in_time_saves_the_group() -> None:
+    async with Searchers(4) as swarm:
+        peers = [await swarm.add(bandwidth=0.0) for _ in range(3)]
+        searches = asyncio.gather(find_all(peers))
+        await asyncio.sleep(3)
+        late = await swarm.add(bandwidth=1.0)
+        assert await find_all([late]) == [4] and await searches == [[4] * 3]
 
 
 # How fast
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_group_forms_in_a_few_round_trips(seed: int) -> None:
+@within(3600)
+async def test_a_group_forms_in_a_few_round_trips(seed: int) -> None:
     """Strangers declare and read (2 or 3), and settle for three times as long, asking each other meanwhile. Mates of
     the last round do without settling: declare, read, ask, and half a trip until they hear that it begins."""
     trip = 0.2
 
-    async def main() -> None:
-        async with Searchers(seed, latency=trip / 2) as swarm:
-            peers = [await swarm.add() for _ in range(8)]
-            await asyncio.sleep(10)
-            for _ in range(3):
-                assert await find_all(peers) == [8] * 8
-            trips = [[wait / trip for wait in peer.waits] for peer in peers]
-            assert max(first for first, *_ in trips) < 9
-            assert max(max(later) for _, *later in trips) < 4
-
-    run(main(), seed)
+    async with Searchers(seed, latency=trip / 2) as swarm:
+        peers = [await swarm.add() for _ in range(8)]
+        await asyncio.sleep(10)
+        for _ in range(3):
+            assert await find_all(peers) == [8] * 8
+        trips = [[wait / trip for wait in peer.waits] for peer in peers]
+        assert max(first for first, *_ in trips) < 9
+        assert max(max(later) for _, *later in trips) < 4

@@ -8,12 +8,8 @@ import pytest
 
 from swarmcli.averaging.control import AveragingStage, StepControl
 from swarmcli.errors import FingerprintError, RoundMissed
-from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, Peer, all_results, assert_all_equal, assert_one_group
-
-
-def run(main, seed: int = 0) -> None:
-    virtual_time.run(main, seed=seed, timeout=3600)
+from tests.simulation import within
 
 
 def stand(peers: list[Peer], target: float = 100.0, **request: object) -> list[StepControl]:
@@ -28,149 +24,134 @@ async def begun(controls: list[StepControl], within: float = 10.0) -> float:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_it_begins_as_soon_as_the_sum_is_enough(seed: int) -> None:
-    async def main() -> None:
-        async with Averagers(seed) as swarm:
-            peers = await swarm.add(4)
-            controls = stand(peers, require_trigger=True)
-            for step in range(1, 25):
-                await asyncio.sleep(1.0)
-                for control in controls:
-                    control.report(float(step))
-            assert not any(control.begun.done() for control in controls)
+@within(3600)
+async def test_it_begins_as_soon_as_the_sum_is_enough(seed: int) -> None:
+    async with Averagers(seed) as swarm:
+        peers = await swarm.add(4)
+        controls = stand(peers, require_trigger=True)
+        for step in range(1, 25):
             await asyncio.sleep(1.0)
-            enough = asyncio.get_running_loop().time()
             for control in controls:
-                control.report(25.0)
-            assert await begun(controls) - enough < 0.2
-            for control in controls:
-                assert control.stage is AveragingStage.AWAITING_TRIGGER
-                control.weight = 25.0
-                control.allow_allreduce()
-            assert_one_group(await all_results(controls), peers)
-            assert_all_equal(peers, 1.5)
-
-    run(main(), seed)
+                control.report(float(step))
+        assert not any(control.begun.done() for control in controls)
+        await asyncio.sleep(1.0)
+        enough = asyncio.get_running_loop().time()
+        for control in controls:
+            control.report(25.0)
+        assert await begun(controls) - enough < 0.2
+        for control in controls:
+            assert control.stage is AveragingStage.AWAITING_TRIGGER
+            control.weight = 25.0
+            control.allow_allreduce()
+        assert_one_group(await all_results(controls), peers)
+        assert_all_equal(peers, 1.5)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_newcomers_join_whatever_their_rank(seed: int) -> None:
-    async def main() -> None:
-        async with Averagers(seed) as swarm:
-            peers = await swarm.add(3)
-            controls = stand(peers)
-            await asyncio.sleep(30)
-            for control in controls:
-                control.report(20.0)
-            newcomer = await swarm.add_one()
-            controls += stand([newcomer])
-            await asyncio.sleep(2)
-            controls[-1].report(40.0)
-            assert_one_group(await all_results(controls), swarm.peers)
-            assert newcomer.rounds[0].members == peers[0].rounds[0].members
-
-    run(main(), seed)
+@within(3600)
+async def test_newcomers_join_whatever_their_rank(seed: int) -> None:
+    async with Averagers(seed) as swarm:
+        peers = await swarm.add(3)
+        controls = stand(peers)
+        await asyncio.sleep(30)
+        for control in controls:
+            control.report(20.0)
+        newcomer = await swarm.add_one()
+        controls += stand([newcomer])
+        await asyncio.sleep(2)
+        controls[-1].report(40.0)
+        assert_one_group(await all_results(controls), swarm.peers)
+        assert newcomer.rounds[0].members == peers[0].rounds[0].members
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("how", ["kill", "freeze"])
-def test_the_leader_is_lost_while_the_group_stands(seed: int, how: str) -> None:
-    async def main() -> None:
-        async with Averagers(seed) as swarm:
-            peers = await swarm.add(4)
-            controls = stand(peers)
-            await asyncio.sleep(5)
-            for control in controls:
-                control.report(10.0)
-            await asyncio.sleep(5)
-            dead = next(peer for peer in peers if sum(_follows(other, peer) for other in peers) == 3)
-            swarm.kill(dead) if how == "kill" else swarm.network.freeze(dead.peer_id)
-            left = [control for control, peer in zip(controls, peers, strict=True) if peer is not dead]
-            await asyncio.sleep(0.5 if how == "kill" else 5.0)
-            began = asyncio.get_running_loop().time()
-            for control in left:
-                control.report(40.0)
-            await begun(left)
-            assert asyncio.get_running_loop().time() - began < 1.5
-            assert_one_group(await all_results(left), [peer for peer in peers if peer is not dead])
-            controls[peers.index(dead)].cancel()
-            swarm.network.thaw(dead.peer_id)
-
-    run(main(), seed)
+@within(3600)
+async def test_the_leader_is_lost_while_the_group_stands(seed: int, how: str) -> None:
+    async with Averagers(seed) as swarm:
+        peers = await swarm.add(4)
+        controls = stand(peers)
+        await asyncio.sleep(5)
+        for control in controls:
+            control.report(10.0)
+        await asyncio.sleep(5)
+        dead = next(peer for peer in peers if sum(_follows(other, peer) for other in peers) == 3)
+        swarm.kill(dead) if how == "kill" else swarm.network.freeze(dead.peer_id)
+        left = [control for control, peer in zip(controls, peers, strict=True) if peer is not dead]
+        await asyncio.sleep(0.5 if how == "kill" else 5.0)
+        began = asyncio.get_running_loop().time()
+        for control in left:
+            control.report(40.0)
+        await begun(left)
+        assert asyncio.get_running_loop().time() - began < 1.5
+        assert_one_group(await all_results(left), [peer for peer in peers if peer is not dead])
+        controls[peers.index(dead)].cancel()
+        swarm.network.thaw(dead.peer_id)
 
 
-def test_what_a_dead_member_did_does_not_count() -> None:
-    async def main() -> None:
-        async with Averagers(1) as swarm:
-            peers = await swarm.add(3)
-            controls = stand(peers)
-            await asyncio.sleep(5)
-            controls[0].report(60.0)
-            controls[1].report(30.0)
-            await asyncio.sleep(1)
-            swarm.kill(peers[0])
-            await asyncio.sleep(1)
-            controls[2].report(30.0)
-            await asyncio.sleep(20)
-            assert not controls[1].begun.done()
-            controls[2].report(70.0)
-            assert_one_group(await all_results(controls[1:]), peers[1:])
-
-    run(main(), 1)
+@within(3600)
+async def test_what_a_dead_member_did_does_not_count() -> None:
+    async with Averagers(1) as swarm:
+        peers = await swarm.add(3)
+        controls = stand(peers)
+        await asyncio.sleep(5)
+        controls[0].report(60.0)
+        controls[1].report(30.0)
+        await asyncio.sleep(1)
+        swarm.kill(peers[0])
+        await asyncio.sleep(1)
+        controls[2].report(30.0)
+        await asyncio.sleep(20)
+        assert not controls[1].begun.done()
+        controls[2].report(70.0)
+        assert_one_group(await all_results(controls[1:]), peers[1:])
 
 
-def test_a_member_that_claims_too_much_makes_the_round_early_and_nothing_else() -> None:
+@within(3600)
+async def test_a_member_that_claims_too_much_makes_the_round_early_and_nothing_else() -> None:
     """Its word counts for the target at most; the average is by the weights that were handed in, and tells the sum."""
-
-    async def main() -> None:
-        async with Averagers(1) as swarm:
-            peers = await swarm.add(3)
-            controls = stand(peers, require_trigger=True)
-            await asyncio.sleep(5)
-            assert not any(control.begun.done() for control in controls)
-            controls[2].report(1e30)
-            await begun(controls)
-            for control, weight in zip(controls, (1.0, 2.0, 1.0), strict=True):
-                control.weight = weight
-                control.allow_allreduce()
-            results = await all_results(controls)
-            assert_one_group(results, peers)
-            assert_all_equal(peers, (0 + 2 + 2) / 4)
-            assert {result.total_weight for result in results} == {4.0}, "the result says how much was really done"
-
-    run(main(), 1)
+    async with Averagers(1) as swarm:
+        peers = await swarm.add(3)
+        controls = stand(peers, require_trigger=True)
+        await asyncio.sleep(5)
+        assert not any(control.begun.done() for control in controls)
+        controls[2].report(1e30)
+        await begun(controls)
+        for control, weight in zip(controls, (1.0, 2.0, 1.0), strict=True):
+            control.weight = weight
+            control.allow_allreduce()
+        results = await all_results(controls)
+        assert_one_group(results, peers)
+        assert_all_equal(peers, (0 + 2 + 2) / 4)
+        assert {result.total_weight for result in results} == {4.0}, "the result says how much was really done"
 
 
-def test_alone_it_stays_to_be_found_however_much_it_has_done() -> None:
-    async def main() -> None:
-        async with Averagers(2) as swarm:
-            (peer,) = await swarm.add(1)
-            (control,) = stand([peer])
-            control.report(100.0)
-            await asyncio.sleep(60)
-            assert not control.done() and peer.rounds == []
-            (late,) = await swarm.add(1)
-            await all_results([control, *stand_and_finish([late])])
-
-    run(main(), 2)
+@within(3600)
+async def test_alone_it_stays_to_be_found_however_much_it_has_done() -> None:
+    async with Averagers(2) as swarm:
+        (peer,) = await swarm.add(1)
+        (control,) = stand([peer])
+        control.report(100.0)
+        await asyncio.sleep(60)
+        assert not control.done() and peer.rounds == []
+        (late,) = await swarm.add(1)
+        await all_results([control, *stand_and_finish([late])])
 
 
-def test_one_that_lags_behind_is_waited_for_only_briefly() -> None:
-    async def main() -> None:
-        async with Averagers(3) as swarm:
-            peers = await swarm.add(3)
-            await all_results(stand_and_finish(peers))
-            laggard = peers[2]  # it is connected and was in the last round, but looks for no group now
-            controls = stand(peers[:2])
-            await asyncio.sleep(10)
-            told = asyncio.get_running_loop().time()
-            for control in controls:
-                control.report(60.0)
-            assert 0.9 < await begun(controls) - told < 1.5
-            assert_one_group(await all_results(controls), peers[:2])
-            assert len(laggard.rounds) == 1
-
-    run(main(), 3)
+@within(3600)
+async def test_one_that_lags_behind_is_waited_for_only_briefly() -> None:
+    async with Averagers(3) as swarm:
+        peers = await swarm.add(3)
+        await all_results(stand_and_finish(peers))
+        laggard = peers[2]  # it is connected and was in the last round, but looks for no group now
+        controls = stand(peers[:2])
+        await asyncio.sleep(10)
+        told = asyncio.get_running_loop().time()
+        for control in controls:
+            control.report(60.0)
+        assert 0.9 < await begun(controls) - told < 1.5
+        assert_one_group(await all_results(controls), peers[:2])
+        assert len(laggard.rounds) == 1
 
 
 def stand_and_finish(peers: list[Peer]) -> list[StepControl]:
@@ -180,98 +161,88 @@ def stand_and_finish(peers: list[Peer]) -> list[StepControl]:
     return controls
 
 
-def test_at_rest_it_costs_a_few_messages_per_second() -> None:
-    async def main() -> None:
-        async with Averagers(4) as swarm:
-            peers = await swarm.add(4)
-            controls = stand(peers)
-            await asyncio.sleep(30)
-            before = [peer.endpoint.statistics().calls_made for peer in peers]
-            await asyncio.sleep(60)
-            after = [peer.endpoint.statistics().calls_made for peer in peers]
-            # Heartbeats of the leader to three followers, its looks at the declarations, and the DHT's own upkeep.
-            assert sum(after) - sum(before) < 60 * 6
-            for control in controls:
-                control.cancel()
-
-    run(main(), 4)
+@within(3600)
+async def test_at_rest_it_costs_a_few_messages_per_second() -> None:
+    async with Averagers(4) as swarm:
+        peers = await swarm.add(4)
+        controls = stand(peers)
+        await asyncio.sleep(30)
+        before = [peer.endpoint.statistics().calls_made for peer in peers]
+        await asyncio.sleep(60)
+        after = [peer.endpoint.statistics().calls_made for peer in peers]
+        # Heartbeats of the leader to three followers, its looks at the declarations, and the DHT's own upkeep.
+        assert sum(after) - sum(before) < 60 * 6
+        for control in controls:
+            control.cancel()
 
 
 @pytest.mark.parametrize("hurried", [True, False])
-def test_who_stops_to_wait_is_heard_at_once(hurried: bool) -> None:
-    async def main() -> None:
-        async with Averagers(6, latency=0.001) as swarm:
-            peers = await swarm.add(4)
-            controls = stand(peers, require_trigger=True)
-            await asyncio.sleep(1.0)
+@within(3600)
+async def test_who_stops_to_wait_is_heard_at_once(hurried: bool) -> None:
+    async with Averagers(6, latency=0.001) as swarm:
+        peers = await swarm.add(4)
+        controls = stand(peers, require_trigger=True)
+        await asyncio.sleep(1.0)
+        for control in controls:
+            control.report(1.0)
+        await asyncio.sleep(0.01)  # their leader has heard this, and would not hear the next for a while
+        enough = asyncio.get_running_loop().time()
+        for control in controls:
+            control.report(25.0)
+            if hurried:
+                control.hurry()
+        assert (await begun(controls) - enough < 0.01) is hurried
+
+
+@within(3600)
+async def test_progress_is_pushed_at_most_so_often() -> None:
+    async with Averagers(5) as swarm:
+        peers = await swarm.add(2)
+        controls = stand(peers, target=1e9)
+        await asyncio.sleep(5)
+        before = [peer.endpoint.statistics().calls_made for peer in peers]
+        for step in range(1000):
             for control in controls:
-                control.report(1.0)
-            await asyncio.sleep(0.01)  # their leader has heard this, and would not hear the next for a while
-            enough = asyncio.get_running_loop().time()
-            for control in controls:
-                control.report(25.0)
-                if hurried:
-                    control.hurry()
-            assert (await begun(controls) - enough < 0.01) is hurried
-
-    run(main())
-
-
-def test_progress_is_pushed_at_most_so_often() -> None:
-    async def main() -> None:
-        async with Averagers(5) as swarm:
-            peers = await swarm.add(2)
-            controls = stand(peers, target=1e9)
-            await asyncio.sleep(5)
-            before = [peer.endpoint.statistics().calls_made for peer in peers]
-            for step in range(1000):
-                for control in controls:
-                    control.report(float(step))
-                await asyncio.sleep(0.01)
-            pushed = [peer.endpoint.statistics().calls_made - b for peer, b in zip(peers, before, strict=True)]
-            assert max(pushed) < 10 / 0.05 + 30
-            for control in controls:
-                control.cancel()
-
-    run(main(), 5)
+                control.report(float(step))
+            await asyncio.sleep(0.01)
+        pushed = [peer.endpoint.statistics().calls_made - b for peer, b in zip(peers, before, strict=True)]
+        assert max(pushed) < 10 / 0.05 + 30
+        for control in controls:
+            control.cancel()
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_other_terms_are_refused_at_both_ends_and_the_newcomer_is_told(seed: int) -> None:
-    async def main() -> None:
-        async with Averagers(seed) as swarm:
-            peers = await swarm.add(2)
-            controls = stand(peers, terms={"learning_rate": "a", "seed": "b"})
-            await asyncio.sleep(5)
-            stranger = await swarm.add_one()
-            await asyncio.sleep(1)
-            (refused,) = stand([stranger], terms={"learning_rate": "x", "seed": "b", "extra": "c"})
-            with pytest.raises(FingerprintError, match="learning_rate") as caught:
-                await refused
-            assert caught.value.keys == ("extra", "learning_rate")
-            assert "extra, learning_rate" in stranger.refusals[0].reason
-            await asyncio.sleep(1)
-            assert any(event.peer == stranger.peer_id.text for peer in peers for event in peer.refusals)
-            for control in controls:
-                control.report(60.0)
-            assert_one_group(await all_results(controls), peers)
-
-    run(main(), seed)
+@within(3600)
+async def test_other_terms_are_refused_at_both_ends_and_the_newcomer_is_told(seed: int) -> None:
+    async with Averagers(seed) as swarm:
+        peers = await swarm.add(2)
+        controls = stand(peers, terms={"learning_rate": "a", "seed": "b"})
+        await asyncio.sleep(5)
+        stranger = await swarm.add_one()
+        await asyncio.sleep(1)
+        (refused,) = stand([stranger], terms={"learning_rate": "x", "seed": "b", "extra": "c"})
+        with pytest.raises(FingerprintError, match="learning_rate") as caught:
+            await refused
+        assert caught.value.keys == ("extra", "learning_rate")
+        assert "extra, learning_rate" in stranger.refusals[0].reason
+        await asyncio.sleep(1)
+        assert any(event.peer == stranger.peer_id.text for peer in peers for event in peer.refusals)
+        for control in controls:
+            control.report(60.0)
+        assert_one_group(await all_results(controls), peers)
 
 
-def test_unlike_tags_do_not_meet() -> None:
-    async def main() -> None:
-        async with Averagers(6) as swarm:
-            peers = await swarm.add(4)
-            controls = stand(peers[:2], tag=b"one") + stand(peers[2:], tag=b"two")
-            await asyncio.sleep(5)
-            for control in controls:
-                control.report(50.0)
-            results = await all_results(controls)
-            assert_one_group(results[:2], peers[:2])
-            assert_one_group(results[2:], peers[2:])
-
-    run(main(), 6)
+@within(3600)
+async def test_unlike_tags_do_not_meet() -> None:
+    async with Averagers(6) as swarm:
+        peers = await swarm.add(4)
+        controls = stand(peers[:2], tag=b"one") + stand(peers[2:], tag=b"two")
+        await asyncio.sleep(5)
+        for control in controls:
+            control.report(50.0)
+        results = await all_results(controls)
+        assert_one_group(results[:2], peers[:2])
+        assert_one_group(results[2:], peers[2:])
 
 
 def _follows(follower: Peer, leader: Peer) -> bool:
@@ -280,80 +251,71 @@ def _follows(follower: Peer, leader: Peer) -> bool:
 
 
 @pytest.mark.parametrize(("early", "late"), [(2, 1), (2, 2), (4, 3)])
-def test_where_there_is_one_round_only_those_who_missed_it_do_not_begin_another(early: int, late: int) -> None:
-    async def main() -> None:
-        async with Averagers(early) as swarm:
-            first, others = await swarm.add(early), await swarm.add(late)
-            away = stand(first, target=10.0, only_one=True, require_trigger=True)
-            away[0].report(10.0)
-            await begun(away)
-            for moment in ("while the round is under way", "once it has committed"):
-                controls = stand(others, target=10.0, only_one=True)
-                for control in controls:
-                    control.report(10.0)
-                loop = asyncio.get_running_loop()
-                came = loop.time()
-                for control in controls:
-                    with pytest.raises(RoundMissed):
-                        await control
-                assert loop.time() - came < 1, moment
-                for control in away:
-                    control.allow_allreduce()
-                await all_results(away)
-
-    run(main())
+@within(3600)
+async def test_where_there_is_one_round_only_those_who_missed_it_do_not_begin_another(early: int, late: int) -> None:
+    async with Averagers(early) as swarm:
+        first, others = await swarm.add(early), await swarm.add(late)
+        away = stand(first, target=10.0, only_one=True, require_trigger=True)
+        away[0].report(10.0)
+        await begun(away)
+        for moment in ("while the round is under way", "once it has committed"):
+            controls = stand(others, target=10.0, only_one=True)
+            for control in controls:
+                control.report(10.0)
+            loop = asyncio.get_running_loop()
+            came = loop.time()
+            for control in controls:
+                with pytest.raises(RoundMissed):
+                    await control
+            assert loop.time() - came < 1, moment
+            for control in away:
+                control.allow_allreduce()
+            await all_results(away)
 
 
 @pytest.mark.parametrize("early", [2, 4])
-def test_those_who_have_gone_on_since_this_peer_last_asked_them_have_begun_without_it(early: int) -> None:
+@within(3600)
+async def test_those_who_have_gone_on_since_this_peer_last_asked_them_have_begun_without_it(early: int) -> None:
     """Their next search is older than this peer's: it asked, they stepped, and then it began to look."""
-
-    async def main() -> None:
-        async with Averagers(early) as swarm:
-            first, late = await swarm.add(early), await swarm.add_one()
-            controls = stand(first, target=10.0, tag=b"one", only_one=True)
-            asked = late.node.endpoint.clock.now()
-            controls[0].report(10.0)
-            await all_results(controls)
-            gone_on = stand(first, tag=b"two", only_one=True)
-            await asyncio.sleep(0.1)
-            control = late.begin(target=10.0, tag=b"one", only_one=True, since=asked, allow_retries=False)
-            async with asyncio.timeout(1):
-                with pytest.raises(RoundMissed):
-                    await control
-            for each in gone_on:
-                each.cancel()
-
-    run(main())
+    async with Averagers(early) as swarm:
+        first, late = await swarm.add(early), await swarm.add_one()
+        controls = stand(first, target=10.0, tag=b"one", only_one=True)
+        asked = late.node.endpoint.clock.now()
+        controls[0].report(10.0)
+        await all_results(controls)
+        gone_on = stand(first, tag=b"two", only_one=True)
+        await asyncio.sleep(0.1)
+        control = late.begin(target=10.0, tag=b"one", only_one=True, since=asked, allow_retries=False)
+        async with asyncio.timeout(1):
+            with pytest.raises(RoundMissed):
+                await control
+        for each in gone_on:
+            each.cancel()
 
 
-def test_few_that_say_that_they_have_begun_do_not_hold_up_many() -> None:
-    async def main() -> None:
-        async with Averagers(0) as swarm:
-            few, many = await swarm.add(2), await swarm.add(3)
-            away = stand(few, target=10.0, only_one=True, require_trigger=True)
-            away[0].report(10.0)
-            await begun(away)
-            controls = stand(many, target=10.0, only_one=True)
-            await asyncio.sleep(0.5)
-            controls[0].report(10.0)
-            assert_one_group(await all_results(controls), many)
-
-    run(main())
+@within(3600)
+async def test_few_that_say_that_they_have_begun_do_not_hold_up_many() -> None:
+    async with Averagers(0) as swarm:
+        few, many = await swarm.add(2), await swarm.add(3)
+        away = stand(few, target=10.0, only_one=True, require_trigger=True)
+        away[0].report(10.0)
+        await begun(away)
+        controls = stand(many, target=10.0, only_one=True)
+        await asyncio.sleep(0.5)
+        controls[0].report(10.0)
+        assert_one_group(await all_results(controls), many)
 
 
-def test_those_who_come_back_from_a_failed_round_are_met_again() -> None:
-    async def main() -> None:
-        async with Averagers(0) as swarm:
-            peers = await swarm.add(4)
-            given_up = stand(peers[:2], target=10.0, only_one=True, require_trigger=True)
-            given_up[0].report(10.0)
-            await begun(given_up)
-            for control in given_up:
-                control.cancel()
-            controls = stand(peers, target=10.0, only_one=True)
-            await asyncio.sleep(1)
-            controls[0].report(10.0)
-            assert_one_group(await all_results(controls), peers)
-
-    run(main())
+@within(3600)
+async def test_those_who_come_back_from_a_failed_round_are_met_again() -> None:
+    async with Averagers(0) as swarm:
+        peers = await swarm.add(4)
+        given_up = stand(peers[:2], target=10.0, only_one=True, require_trigger=True)
+        given_up[0].report(10.0)
+        await begun(given_up)
+        for control in given_up:
+            control.cancel()
+        controls = stand(peers, target=10.0, only_one=True)
+        await asyncio.sleep(1)
+        controls[0].report(10.0)
+        assert_one_group(await all_results(controls), peers)

@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.control import RoundRequest
 from swarmcli.averaging.matchmaking.messages import Answer, Candidate, GroupInvitation, Heartbeat, Join, rank_of
 from swarmcli.network.identity import PeerID
 from tests.averaging.table import Seat, Table, join_of, peer_id
@@ -61,23 +60,6 @@ def test_the_leader_is_the_best_ranked(seed: int) -> None:
     assert table.groups == [ranked]
 
 
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("when", [0.02, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3])
-@pytest.mark.parametrize("heard", [True, False])
-def test_a_leader_that_dies_at_any_moment_costs_only_itself(seed: int, when: float, heard: bool) -> None:
-    table = gather_around(seed, 8, spread=0.05)
-    dead = by_rank(table)[0]
-    table.kill(number_of(dead), when, heard=heard)
-    table.run(30)
-    left = [seat for seat in table.seats.values() if seat is not dead]
-    if dead.group is not None:
-        return  # it had begun the group; what becomes of that is the round's business
-    assert_consistent(table)
-    assert all(seat.group for seat in left)
-    # A leader is given up after request_timeout of silence, and then the others look for each other anew.
-    assert latest(table) < 8.5
-
-
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("count", "size"), [(64, 16), (5, 2), (17, 16), *soak([(32, 16), (512, 16)])])
 def test_many_peers_divide_into_groups(seed: int, count: int, size: int) -> None:
@@ -90,97 +72,6 @@ def test_many_peers_divide_into_groups(seed: int, count: int, size: int) -> None
     grouped = sum(len(group) for group in table.groups)
     assert grouped >= count - max(1, count // 100)
     assert table.messages < 60 * count
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_client_mode_peers_follow_and_never_lead(seed: int) -> None:
-    table = Table(seed)
-    for number in range(12):
-        table.sit(number, at=table.random.uniform(0, 0.05), listening=number % 4 == 0)
-    table.run(20)
-    assert [len(group) for group in table.groups] == [12]
-    assert int.from_bytes(table.groups[0][0], "big") % 4 == 0
-
-
-def test_nobody_leads_where_nobody_can_be_dialed() -> None:
-    table = Table(0)
-    for number in range(3):
-        table.sit(number, listening=False, request=RoundRequest(allow_retries=False))
-    table.run(20)
-    assert table.groups == []
-    assert all("none of 3 peers" in seat.gave_up for seat in table.seats.values())
-
-
-def test_peers_with_other_tags_do_not_meet() -> None:
-    table = Table(0)
-    for number in range(6):
-        table.sit(number, tag=b"even" if number % 2 == 0 else b"odd")
-    table.run(20)
-    assert sorted(sorted(int.from_bytes(p, "big") % 2 for p in group) for group in table.groups) == [[0] * 3, [1] * 3]
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_preformed_group_takes_newcomers_until_it_begins(seed: int) -> None:
-    request = RoundRequest(target=100.0)
-    table = Table(seed)
-    for number in range(4):
-        table.sit(number, request=request)
-    for number, at in ((4, 20.0), (5, 40.0)):  # whichever ranks these have
-        table.sit(number, at=at, request=request)
-    for number in range(6):
-        for second in range(45, 60):
-            table.report(number, (second - 44) * 2.0, at=float(second))
-    table.run(52.0)
-    assert table.groups == []
-    table.run(70.0)
-    assert [len(group) for group in table.groups] == [6]
-    assert 53.0 <= latest(table) < 53.5  # six times 18 is the first sum that is enough
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_preformed_group_survives_its_leader(seed: int) -> None:
-    request = RoundRequest(target=100.0)
-    table = Table(seed)
-    for number in range(5):
-        table.sit(number, request=request)
-        table.report(number, 10.0, at=5.0)
-        table.report(number, 30.0, at=30.0)
-    dead = by_rank(table)[0]
-    table.kill(number_of(dead), 20.0, heard=seed % 2 == 0)
-    table.run(40.0)
-    assert [len(group) for group in table.groups] == [4]
-    assert latest(table) < 31.5
-
-
-def test_a_preformed_group_at_rest_is_quiet() -> None:
-    table = Table(0)
-    for number in range(4):
-        table.sit(number, request=RoundRequest(target=100.0))
-    table.run(100.0)
-    before = table.messages
-    table.run(200.0)
-    assert table.messages - before <= 4 * 100  # heartbeats to three followers, once a second each
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_group_is_not_kept_open_for_someone_who_hesitates(seed: int) -> None:
-    """The mates of the last round are expected, but nobody waits longer than min_matchmaking_time and a second."""
-    table = Table(seed)
-    for number in range(3):
-        table.sit(number, mates=range(4))
-    table.run(20)
-    assert [len(group) for group in table.groups] == [3]
-    assert 4.5 < latest(table) < 6.0
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_mates_that_come_back_begin_without_settling(seed: int) -> None:
-    table = Table(seed)
-    for number in range(4):
-        table.sit(number, mates=range(4))
-    table.run(20)
-    assert [len(group) for group in table.groups] == [4]
-    assert latest(table) < 0.25
 
 
 # Single answers

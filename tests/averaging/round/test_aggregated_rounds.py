@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -15,14 +13,13 @@ from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.plan import Layout, Plan
 from swarmcli.compression import CompressionBase, Float16Compression, NoCompression
 from swarmcli.errors import FingerprintError, RoundFailed
-from swarmcli.testing import virtual_time
 from swarmcli.testing.swarm import Swarm as MemorySwarm
 from tests.averaging.averagers import Averagers, all_outcomes
 from tests.averaging.round.programs import Doubling, DoublingRun, add, check
 from tests.averaging.rounds import Kind, Swarm
+from tests.simulation import within
 
 AGGREGATORS = [Mean(), Median(), TrimmedMean(), CenteredClip()]
-run = partial(virtual_time.run, timeout=600)
 
 
 def options(aggregator: Aggregator, codec: CompressionBase | None = None) -> AllreduceOptions:
@@ -31,24 +28,22 @@ def options(aggregator: Aggregator, codec: CompressionBase | None = None) -> All
 
 @pytest.mark.parametrize("aggregator", AGGREGATORS, ids=lambda each: each.description.split()[0])
 @pytest.mark.parametrize("codec", [NoCompression(), Float16Compression()], ids=lambda each: each.name)
-def test_all_members_apply_what_the_aggregator_makes_of_all_parts(
+@within(600)
+async def test_all_members_apply_what_the_aggregator_makes_of_all_parts(
     aggregator: Aggregator, codec: CompressionBase
 ) -> None:
-    async def main() -> None:
-        kinds = [Kind(), Kind(2.0), Kind(3.0, listening=False), Kind(0.5), Kind(auxiliary=True)]
-        async with Swarm(kinds, options=options(aggregator, codec)) as swarm:
-            group = swarm.group()
-            results = [result for result in await swarm.round() if isinstance(result, AllreduceResult)]
-            assert len(results) == 5 and len({result.digest for result in results}) == 1
-            trainers = [result for result in results if result.averages]
-            for result in trainers[1:]:
-                assert all(map(torch.equal, result.averages, trainers[0].averages))
-            assert not any(result.left_out for result in results)
-            expected = repeated(swarm, aggregator, group.part_shares)
-            for average, tensor in zip(trainers[0].averages, expected, strict=True):
-                torch.testing.assert_close(average, tensor, rtol=1e-2 if codec.name != "none" else 1e-6, atol=2e-3)
-
-    run(main())
+    kinds = [Kind(), Kind(2.0), Kind(3.0, listening=False), Kind(0.5), Kind(auxiliary=True)]
+    async with Swarm(kinds, options=options(aggregator, codec)) as swarm:
+        group = swarm.group()
+        results = [result for result in await swarm.round() if isinstance(result, AllreduceResult)]
+        assert len(results) == 5 and len({result.digest for result in results}) == 1
+        trainers = [result for result in results if result.averages]
+        for result in trainers[1:]:
+            assert all(map(torch.equal, result.averages, trainers[0].averages))
+        assert not any(result.left_out for result in results)
+        expected = repeated(swarm, aggregator, group.part_shares)
+        for average, tensor in zip(trainers[0].averages, expected, strict=True):
+            torch.testing.assert_close(average, tensor, rtol=1e-2 if codec.name != "none" else 1e-6, atol=2e-3)
 
 
 def repeated(swarm: Swarm, aggregator: Aggregator, shares: tuple[float, ...]) -> list[torch.Tensor]:
@@ -67,23 +62,21 @@ def repeated(swarm: Swarm, aggregator: Aggregator, shares: tuple[float, ...]) ->
     return [piece.view(shape) for piece, shape in zip(torch.cat(pieces).split(sizes), shapes, strict=True)]
 
 
-def test_who_is_beyond_the_gate_is_left_out_and_named_by_all() -> None:
-    async def main() -> None:
-        async with Swarm([Kind()] * 4, options=options(Mean())) as swarm:
-            liar = swarm.peers[2]
-            for tensor in liar.tensors:
-                tensor.mul_(1e7)
-            results = [result for result in await swarm.round() if isinstance(result, AllreduceResult)]
-            assert len(results) == 4 and len({result.digest for result in results}) == 1
-            for result in results:
-                assert liar.peer_id not in result.contributors and len(result.contributors) == 3
-                assert "times the largest of the others" in result.left_out[liar.peer_id]
-                assert all(average.senders == (0, 1, 3) for average in result.parts)
-            honest = [peer.before for peer in swarm.peers if peer is not liar]
-            for average, tensors in zip(results[0].averages, zip(*honest, strict=True), strict=True):
-                torch.testing.assert_close(average, torch.stack(tensors).mean(0))
-
-    run(main())
+@within(600)
+async def test_who_is_beyond_the_gate_is_left_out_and_named_by_all() -> None:
+    async with Swarm([Kind()] * 4, options=options(Mean())) as swarm:
+        liar = swarm.peers[2]
+        for tensor in liar.tensors:
+            tensor.mul_(1e7)
+        results = [result for result in await swarm.round() if isinstance(result, AllreduceResult)]
+        assert len(results) == 4 and len({result.digest for result in results}) == 1
+        for result in results:
+            assert liar.peer_id not in result.contributors and len(result.contributors) == 3
+            assert "times the largest of the others" in result.left_out[liar.peer_id]
+            assert all(average.senders == (0, 1, 3) for average in result.parts)
+        honest = [peer.before for peer in swarm.peers if peer is not liar]
+        for average, tensors in zip(results[0].averages, zip(*honest, strict=True), strict=True):
+            torch.testing.assert_close(average, torch.stack(tensors).mean(0))
 
 
 class _Late(DoublingRun):
@@ -94,42 +87,38 @@ class _Late(DoublingRun):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_who_is_beyond_the_gate_counts_in_all_phases_or_in_none(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with Averagers(1) as swarm:
-            values = {await add(swarm, value): (value, 1.0) for value in (1.0, 2.0, 3.0)}
-            liar = await add(swarm, 4.0 if late else 1e8)
-            if late:
-                monkeypatch.setattr(liar.core._program, "begin", lambda seed: _Late(liar.core._program))
-            outcomes = await all_outcomes([peer.begin(allow_retries=False) for peer in [*values, liar]])
-            if late:
-                assert all(isinstance(each, RoundFailed) and each.suspects == (liar.peer_id,) for each in outcomes)
-                return
-            result = outcomes[0]
-            assert isinstance(result, RoundResult) and set(result.left_out) == {liar.peer_id}
-            check([*values, liar], values, result)
-
-    run(main())
-
-
-def test_phases_are_averaged_by_means_only() -> None:
-    async def main() -> None:
-        async with MemorySwarm(seed=1) as swarm:
-            config = AveragerConfig(prefix="test", allreduce=AllreduceOptions(aggregator=Median()))
-            program = Doubling(1.0)
-            with pytest.raises(ValueError, match=r"aggregator: median does not go with doubling, .* use Mean\(\)"):
-                AveragerCore(program.tensors, await swarm.node(), config, program=program)
-
-    run(main())
+@within(600)
+async def test_who_is_beyond_the_gate_counts_in_all_phases_or_in_none(
+    late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Averagers(1) as swarm:
+        values = {await add(swarm, value): (value, 1.0) for value in (1.0, 2.0, 3.0)}
+        liar = await add(swarm, 4.0 if late else 1e8)
+        if late:
+            monkeypatch.setattr(liar.core._program, "begin", lambda seed: _Late(liar.core._program))
+        outcomes = await all_outcomes([peer.begin(allow_retries=False) for peer in [*values, liar]])
+        if late:
+            assert all(isinstance(each, RoundFailed) and each.suspects == (liar.peer_id,) for each in outcomes)
+            return
+        result = outcomes[0]
+        assert isinstance(result, RoundResult) and set(result.left_out) == {liar.peer_id}
+        check([*values, liar], values, result)
 
 
-def test_peers_with_unlike_aggregators_refuse_each_other_by_name() -> None:
-    async def main() -> None:
-        async with Averagers(1) as swarm:
-            peers = [await swarm.add_one(allreduce=options(each)) for each in (Mean(), Mean(gate=10.0))]
-            outcomes = await all_outcomes([peer.begin(timeout=60) for peer in peers])
-            assert any(
-                isinstance(outcome, FingerprintError) and "averaging.aggregator" in str(outcome) for outcome in outcomes
-            )
+@within(600)
+async def test_phases_are_averaged_by_means_only() -> None:
+    async with MemorySwarm(seed=1) as swarm:
+        config = AveragerConfig(prefix="test", allreduce=AllreduceOptions(aggregator=Median()))
+        program = Doubling(1.0)
+        with pytest.raises(ValueError, match=r"aggregator: median does not go with doubling, .* use Mean\(\)"):
+            AveragerCore(program.tensors, await swarm.node(), config, program=program)
 
-    run(main())
+
+@within(600)
+async def test_peers_with_unlike_aggregators_refuse_each_other_by_name() -> None:
+    async with Averagers(1) as swarm:
+        peers = [await swarm.add_one(allreduce=options(each)) for each in (Mean(), Mean(gate=10.0))]
+        outcomes = await all_outcomes([peer.begin(timeout=60) for peer in peers])
+        assert any(
+            isinstance(outcome, FingerprintError) and "averaging.aggregator" in str(outcome) for outcome in outcomes
+        )

@@ -8,12 +8,10 @@ import math
 import pytest
 import torch
 
-from swarmcli.averaging.config import AllreduceOptions
 from swarmcli.averaging.round.allreduce import AllreduceResult
-from swarmcli.compression import Float16Compression
 from swarmcli.errors import RoundFailed, RoundUndecided
-from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Swarm
+from tests.simulation import simulated
 
 CLIENT = Kind(listening=False)
 AUXILIARY = Kind(auxiliary=True)
@@ -39,117 +37,81 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("kinds", GROUPS.values(), ids=GROUPS.keys())
-def test_everyone_gets_the_weighted_mean(kinds: list[Kind]) -> None:
-    async def main() -> None:
-        async with Swarm(kinds) as swarm:
-            outcomes = await swarm.round()
-            holders = swarm.check(outcomes)
-            assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes)
-            assert len(holders) == sum(not kind.auxiliary for kind in kinds)
-            contributing = [peer for peer in swarm.peers if not peer.kind.auxiliary and peer.kind.weight > 0]
-            assert holders[0].weights == {peer.peer_id: peer.kind.weight for peer in contributing}
-            assert all(result.left_out == {} for result in holders)
-
-    virtual_time.run(main())
+@simulated
+async def test_everyone_gets_the_weighted_mean(kinds: list[Kind]) -> None:
+    async with Swarm(kinds) as swarm:
+        outcomes = await swarm.round()
+        holders = swarm.check(outcomes)
+        assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes)
+        assert len(holders) == sum(not kind.auxiliary for kind in kinds)
+        contributing = [peer for peer in swarm.peers if not peer.kind.auxiliary and peer.kind.weight > 0]
+        assert holders[0].weights == {peer.peer_id: peer.kind.weight for peer in contributing}
+        assert all(result.left_out == {} for result in holders)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_other_types(dtype: torch.dtype) -> None:
-    async def main() -> None:
-        async with Swarm([Kind(), Kind(weight=2), Kind()], dtype=dtype) as swarm:
-            holders = swarm.check(await swarm.round(), tolerance=max(1e-15, 2 * torch.finfo(dtype).eps))
-            assert len(holders) == 3 and holders[0].averages[0].dtype is dtype
-
-    virtual_time.run(main())
-
-
-def test_half_precision_on_the_wire_is_still_one_result() -> None:
-    async def main() -> None:
-        options = AllreduceOptions(part_size_bytes=512, compression=Float16Compression())
-        async with Swarm([Kind(), Kind(weight=2), Kind()], options=options) as swarm:
-            holders = swarm.check(await swarm.round(), tolerance=2e-3)
-            assert len(holders) == 3
-            assert holders[0].bytes_sent < 2.2 * sum(tensor.nbytes for tensor in swarm.peers[0].tensors)
-
-    virtual_time.run(main())
-
-
-def test_all_weights_zero_is_a_no_op_for_everyone() -> None:
-    async def main() -> None:
-        async with Swarm([Kind(weight=0), Kind(weight=0), AUXILIARY]) as swarm:
-            outcomes = await swarm.round()
-            for outcome in outcomes:
-                assert isinstance(outcome, AllreduceResult)
-                assert outcome.total_weight == 0 and outcome.averages == [] and outcome.contributors == ()
-
-    virtual_time.run(main())
+@simulated
+async def test_other_types(dtype: torch.dtype) -> None:
+    async with Swarm([Kind(), Kind(weight=2), Kind()], dtype=dtype) as swarm:
+        holders = swarm.check(await swarm.round(), tolerance=max(1e-15, 2 * torch.finfo(dtype).eps))
+        assert len(holders) == 3 and holders[0].averages[0].dtype is dtype
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 @pytest.mark.parametrize("sick", [0, 1, 2])
-def test_a_member_with_nan_keeps_out_of_the_average_and_is_named(poison: float, sick: int) -> None:
-    async def main() -> None:
-        async with Swarm([Kind(), Kind(), Kind()]) as swarm:
-            swarm.peers[sick].tensors[1][3] = poison
-            holders = swarm.check(await swarm.round())
-            assert len(holders) == 3
-            for result in holders:
-                assert swarm.peers[sick].peer_id not in result.contributors
-                assert "NaN or infinity" in result.left_out[swarm.peers[sick].peer_id]
-
-    virtual_time.run(main())
+@simulated
+async def test_a_member_with_nan_keeps_out_of_the_average_and_is_named(poison: float, sick: int) -> None:
+    async with Swarm([Kind(), Kind(), Kind()]) as swarm:
+        swarm.peers[sick].tensors[1][3] = poison
+        holders = swarm.check(await swarm.round())
+        assert len(holders) == 3
+        for result in holders:
+            assert swarm.peers[sick].peer_id not in result.contributors
+            assert "NaN or infinity" in result.left_out[swarm.peers[sick].peer_id]
 
 
-def test_a_round_takes_a_few_round_trips() -> None:
-    async def main() -> None:
-        async with Swarm([Kind() for _ in range(4)], latency=0.05) as swarm:
-            began = asyncio.get_running_loop().time()
-            swarm.check(await swarm.round())
-            took = asyncio.get_running_loop().time() - began
-            assert took < 0.05 * 2 * 8
-
-    virtual_time.run(main())
+@simulated
+async def test_a_round_takes_a_few_round_trips() -> None:
+    async with Swarm([Kind() for _ in range(4)], latency=0.05) as swarm:
+        began = asyncio.get_running_loop().time()
+        swarm.check(await swarm.round())
+        took = asyncio.get_running_loop().time() - began
+        assert took < 0.05 * 2 * 8
 
 
-def test_a_sender_of_other_tensors_is_refused_and_the_others_go_on() -> None:
-    async def main() -> None:
-        async with Swarm([Kind(), Kind(), Kind(bandwidth=0), Kind()]) as swarm:
-            swarm.peers[2].tensors[0] = torch.zeros(30, 40)
-            outcomes = await swarm.round()
-            stranger = outcomes.pop(2)
-            assert isinstance(stranger, RoundUndecided)
-            holders = swarm.check(outcomes)
-            assert len(holders) == 3
-            for result in holders:
-                assert "differ from the group's" in result.left_out[swarm.peers[2].peer_id]
-            assert asyncio.get_running_loop().time() < 5
-
-    virtual_time.run(main())
+@simulated
+async def test_a_sender_of_other_tensors_is_refused_and_the_others_go_on() -> None:
+    async with Swarm([Kind(), Kind(), Kind(bandwidth=0), Kind()]) as swarm:
+        swarm.peers[2].tensors[0] = torch.zeros(30, 40)
+        outcomes = await swarm.round()
+        stranger = outcomes.pop(2)
+        assert isinstance(stranger, RoundUndecided)
+        holders = swarm.check(outcomes)
+        assert len(holders) == 3
+        for result in holders:
+            assert "differ from the group's" in result.left_out[swarm.peers[2].peer_id]
+        assert asyncio.get_running_loop().time() < 5
 
 
-def test_a_group_that_is_begun_again_fails_and_names_its_leader() -> None:
-    async def main() -> None:
-        async with Swarm([Kind(), Kind()]) as swarm:
-            group = swarm.group()
-            first = await asyncio.gather(*(swarm.take_part(peer, group) for peer in swarm.peers))
-            assert len(swarm.check(first)) == 2
-            outcome = await swarm.take_part(swarm.peers[1], group)
-            assert isinstance(outcome, RoundFailed) and outcome.suspects == (swarm.peers[0].peer_id,)
-
-    virtual_time.run(main())
+@simulated
+async def test_a_group_that_is_begun_again_fails_and_names_its_leader() -> None:
+    async with Swarm([Kind(), Kind()]) as swarm:
+        group = swarm.group()
+        first = await asyncio.gather(*(swarm.take_part(peer, group) for peer in swarm.peers))
+        assert len(swarm.check(first)) == 2
+        outcome = await swarm.take_part(swarm.peers[1], group)
+        assert isinstance(outcome, RoundFailed) and outcome.suspects == (swarm.peers[0].peer_id,)
 
 
-def test_a_reducer_of_other_tensors_is_done_without() -> None:
-    async def main() -> None:
-        async with Swarm([Kind(), Kind(), Kind()]) as swarm:
-            swarm.peers[2].tensors[0] = torch.zeros(30, 40)
-            outcomes = await swarm.round()
-            assert isinstance(outcomes.pop(2), RoundUndecided)
-            holders = swarm.check(outcomes)
-            assert len(holders) == 2
-            for result in holders:
-                assert "differ from the group's" in result.left_out[swarm.peers[2].peer_id]
-                assert result.tries == 2 and {part.part.reducer for part in result.parts} == {0, 1}
-            assert asyncio.get_running_loop().time() < 5
-
-    virtual_time.run(main())
+@simulated
+async def test_a_reducer_of_other_tensors_is_done_without() -> None:
+    async with Swarm([Kind(), Kind(), Kind()]) as swarm:
+        swarm.peers[2].tensors[0] = torch.zeros(30, 40)
+        outcomes = await swarm.round()
+        assert isinstance(outcomes.pop(2), RoundUndecided)
+        holders = swarm.check(outcomes)
+        assert len(holders) == 2
+        for result in holders:
+            assert "differ from the group's" in result.left_out[swarm.peers[2].peer_id]
+            assert result.tries == 2 and {part.part.reducer for part in result.parts} == {0, 1}
+        assert asyncio.get_running_loop().time() < 5

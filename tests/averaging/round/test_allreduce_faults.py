@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import random
 import weakref
-from collections import Counter
 
 import pytest
 import torch
@@ -14,81 +12,13 @@ import torch
 from swarmcli.averaging.config import AllreduceOptions, Trust
 from swarmcli.averaging.consensus.acceptor import RoundVotes
 from swarmcli.averaging.consensus.messages import Decided
-from swarmcli.averaging.consensus.quorum import Quorum
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Outcome, Swarm
+from tests.simulation import within
 
 BANDWIDTH = 20_000.0  # bytes per second: a round takes about a second, and events fall into all of its phases
-
-
-def random_kinds(random_: random.Random) -> list[Kind]:
-    """A group that has a reducer: the leader listens."""
-    kinds = [Kind(weight=random_.choice([1.0, 2.0, 0.0]), delay=random_.random() * 0.3)]
-    for _ in range(random_.randint(1, 7)):
-        kinds.append(
-            Kind(
-                weight=random_.choice([1.0, 1.0, 3.0, 0.0]),
-                listening=random_.random() < 0.6,
-                auxiliary=random_.random() < 0.25,
-                bandwidth=random_.choice([0.0, 1.0, 1.0, 5.0]),
-                delay=random_.random() * 0.3,
-            )
-        )
-    return kinds
-
-
-async def disturb(swarm: Swarm, random_: random.Random, faults: int, harmed: set[int]) -> None:
-    """Adds to `harmed` whoever cannot speak with everybody any more."""
-    for _ in range(faults):
-        await asyncio.sleep(random_.random() * 1.2)
-        victim = random_.randrange(len(swarm.peers))
-        harmed.add(victim)
-        match random_.choice(["kill", "freeze", "cut", "isolate"]):
-            case "kill":
-                swarm.kill(victim)
-            case "freeze":
-                swarm.freeze(victim)
-            case "cut":
-                other = random_.choice(swarm.peers)
-                harmed.add(swarm.peers.index(other))
-                swarm.network.cut(swarm.peers[victim].peer_id, other.peer_id)
-            case "isolate":
-                swarm.network.partition([swarm.peers[victim].peer_id])
-    await asyncio.sleep(100)  # whoever was frozen so long finds the others gone on
-    for peer in swarm.peers:
-        swarm.network.thaw(peer.peer_id)
-    swarm.network.heal()
-
-
-def play(seed: int, faults: int) -> list[Outcome | None]:
-    async def main() -> list[Outcome | None]:
-        random_, harmed = random.Random(seed), set[int]()
-        options = AllreduceOptions(part_size_bytes=512)
-        kinds = random_kinds(random_)
-        async with Swarm(kinds, seed=seed, bandwidth=BANDWIDTH, options=options) as swarm:
-            outcomes = await swarm.round(lambda: disturb(swarm, random_, faults, harmed))
-            swarm.check(outcomes)
-            whole = set(range(len(kinds))) - harmed
-            quorum = Quorum(len(kinds), frozenset(number for number, kind in enumerate(kinds) if kind.auxiliary))
-            if len(quorum.voters & whole) >= quorum.to_decide and any(kinds[number].listening for number in whole):
-                undecided = [number for number in whole if isinstance(outcomes[number], RoundUndecided)]
-                assert not undecided, f"a quorum could speak with one that listens: {undecided} of {whole}"
-            return outcomes
-
-    return virtual_time.run(main(), seed=seed, timeout=2000)
-
-
-@pytest.mark.soak  # consensus/test_chaos.py draws more kinds of faults in `make test`
-@pytest.mark.parametrize("faults", [1, 2])
-@pytest.mark.parametrize("first", range(0, 100, 25))
-def test_one_outcome_whatever_happens(first: int, faults: int) -> None:
-    kinds_of_ends: Counter[str] = Counter()
-    for seed in range(first, first + 25):
-        kinds_of_ends.update(type(outcome).__name__ for outcome in play(seed, faults))
-    # Where two of four to six voters are harmed nobody is left who could decide: `play` knows, and checks the others.
-    assert kinds_of_ends["AllreduceResult"] > {1: 80, 2: 50}[faults]
 
 
 def disturbed_round(
@@ -156,23 +86,21 @@ def test_a_member_killed_before_it_begins_is_not_waited_for() -> None:
     assert took < 3
 
 
-def test_whoever_lost_the_leader_asks_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        options = AllreduceOptions(part_size_bytes=512)
-        async with Swarm([Kind(), Kind(), Kind()], bandwidth=BANDWIDTH, options=options) as swarm:
-            learn = RoundVotes.learn
+@within(2000)
+async def test_whoever_lost_the_leader_asks_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = AllreduceOptions(part_size_bytes=512)
+    async with Swarm([Kind(), Kind(), Kind()], bandwidth=BANDWIDTH, options=options) as swarm:
+        learn = RoundVotes.learn
 
-            def cut_at_the_decision(votes: RoundVotes, decided: Decided) -> bool:
-                known = learn(votes, decided)
-                if votes.me == 0:
-                    swarm.network.cut(swarm.peers[0].peer_id, swarm.peers[2].peer_id)
-                return known
+        def cut_at_the_decision(votes: RoundVotes, decided: Decided) -> bool:
+            known = learn(votes, decided)
+            if votes.me == 0:
+                swarm.network.cut(swarm.peers[0].peer_id, swarm.peers[2].peer_id)
+            return known
 
-            monkeypatch.setattr(RoundVotes, "learn", cut_at_the_decision)
-            outcomes = await swarm.round()
-            assert len(swarm.check(outcomes)) == 3
-
-    virtual_time.run(main(), timeout=2000)
+        monkeypatch.setattr(RoundVotes, "learn", cut_at_the_decision)
+        outcomes = await swarm.round()
+        assert len(swarm.check(outcomes)) == 3
 
 
 @pytest.mark.parametrize(
@@ -184,36 +112,32 @@ def test_whoever_lost_the_leader_asks_the_others(monkeypatch: pytest.MonkeyPatch
         ((3, 2), "strangers", ("undecided", "undecided")),
     ],
 )
-def test_two_halves_of_a_cut_network(halves: tuple[int, int], trust: Trust, ends: tuple[str, str]) -> None:
+@within(2000)
+async def test_two_halves_of_a_cut_network(halves: tuple[int, int], trust: Trust, ends: tuple[str, str]) -> None:
     """The half with a quorum commits. Where all are honest, even halves that have accepted nothing can both give up."""
     names = {AllreduceResult: "committed", RoundFailed: "failed", RoundUndecided: "undecided"}
 
-    async def main() -> None:
-        options = AllreduceOptions(part_size_bytes=512, trust=trust)
-        async with Swarm([Kind() for _ in range(sum(halves))], bandwidth=BANDWIDTH, options=options) as swarm:
+    options = AllreduceOptions(part_size_bytes=512, trust=trust)
+    async with Swarm([Kind() for _ in range(sum(halves))], bandwidth=BANDWIDTH, options=options) as swarm:
 
-            async def cut() -> None:
-                await asyncio.sleep(0.3)
-                swarm.network.partition([peer.peer_id for peer in swarm.peers[: halves[0]]])
+        async def cut() -> None:
+            await asyncio.sleep(0.3)
+            swarm.network.partition([peer.peer_id for peer in swarm.peers[: halves[0]]])
 
-            outcomes = await swarm.round(cut)
-            swarm.check(outcomes)
-            expected = [ends[0]] * halves[0] + [ends[1]] * halves[1]
-            assert [names[type(outcome)] for outcome in outcomes] == expected
-            assert asyncio.get_running_loop().time() < 120
-
-    virtual_time.run(main(), timeout=2000)
+        outcomes = await swarm.round(cut)
+        swarm.check(outcomes)
+        expected = [ends[0]] * halves[0] + [ends[1]] * halves[1]
+        assert [names[type(outcome)] for outcome in outcomes] == expected
+        assert asyncio.get_running_loop().time() < 120
 
 
-def test_the_deadline_of_a_round() -> None:
-    async def main() -> None:
-        options = AllreduceOptions(part_size_bytes=512, allreduce_timeout=3, sender_timeout=20)
-        async with Swarm([Kind(), Kind(delay=30)], options=options) as swarm:
-            outcomes = await swarm.round()
-            assert isinstance(outcomes[0], RoundFailed) and "3 s" in str(outcomes[0])
-            assert isinstance(outcomes[1], RoundFailed)  # the leader still answers
-
-    virtual_time.run(main(), timeout=2000)
+@within(2000)
+async def test_the_deadline_of_a_round() -> None:
+    options = AllreduceOptions(part_size_bytes=512, allreduce_timeout=3, sender_timeout=20)
+    async with Swarm([Kind(), Kind(delay=30)], options=options) as swarm:
+        outcomes = await swarm.round()
+        assert isinstance(outcomes[0], RoundFailed) and "3 s" in str(outcomes[0])
+        assert isinstance(outcomes[1], RoundFailed)  # the leader still answers
 
 
 class Memory(bytearray):

@@ -28,10 +28,10 @@ from swarmcli.compression import (
     Uniform8BitQuantization,
 )
 from swarmcli.errors import FingerprintError, MatchmakingError
-from swarmcli.testing import virtual_time
-from tests.averaging.averagers import Averagers, all_outcomes, all_results, assert_one_group
+from tests.averaging.averagers import Averagers, all_outcomes
 from tests.averaging.rounds import Kind, Swarm
 from tests.compression.codecs import FLOATS, PLAIN, error_bound
+from tests.simulation import simulated, within
 from tests.suites import soak
 
 SHAPES = ((40, 30), (7,), (300,))
@@ -91,101 +91,73 @@ async def average(swarm: Swarm, compression: CompressionBase) -> list[AllreduceR
 
 
 @pytest.mark.parametrize("codec", [*ADAPTIVE, *soak(PLAIN)], ids=lambda codec: codec.description)
-def test_one_result_within_the_bound_of_the_mean(codec: CompressionBase) -> None:
-    async def main() -> None:
-        async with Swarm(KINDS, shapes=SHAPES) as swarm:
-            holders = await average(swarm, codec)
-            assert len(holders[0].parts) >= 6  # tensors are cut, and most codecs choose their levels part by part
-
-    virtual_time.run(main())
+@simulated
+async def test_one_result_within_the_bound_of_the_mean(codec: CompressionBase) -> None:
+    async with Swarm(KINDS, shapes=SHAPES) as swarm:
+        holders = await average(swarm, codec)
+        assert len(holders[0].parts) >= 6  # tensors are cut, and most codecs choose their levels part by part
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("codec", [Uniform8BitQuantization(), *soak([BlockwiseQuantization(32, "linear")])])
-def test_other_types_of_tensors(codec: CompressionBase, dtype: torch.dtype) -> None:
-    async def main() -> None:
-        async with Swarm(KINDS, shapes=SHAPES, dtype=dtype, seed=3) as swarm:
-            await average(swarm, codec)
-
-    virtual_time.run(main())
+@simulated
+async def test_other_types_of_tensors(codec: CompressionBase, dtype: torch.dtype) -> None:
+    async with Swarm(KINDS, shapes=SHAPES, dtype=dtype, seed=3) as swarm:
+        await average(swarm, codec)
 
 
 @pytest.mark.parametrize(
     "codec", [BFloat16Compression(), *soak([Float16Compression(), BlockwiseQuantization(16, "linear")])]
 )
-def test_sums_are_kept_in_float32(codec: CompressionBase) -> None:
+@simulated
+async def test_sums_are_kept_in_float32(codec: CompressionBase) -> None:
     """A small number is not lost in a large sum, although no number on the wire could hold both."""
-
-    async def main() -> None:
-        async with Swarm([Kind() for _ in range(8)], shapes=((16,),)) as swarm:
-            for index, peer in enumerate(swarm.peers):
-                peer.tensors[0].fill_(2.0**20 if index == 0 else -(2.0**20) if index == 7 else 1.0)
-            swarm.options = AllreduceOptions(compression=codec, aggregator=Mean(gate=math.inf))
-            if isinstance(codec, Float16Compression):
-                for peer in swarm.peers:
-                    peer.tensors[0].div_(32)  # into the range of half precision
-            outcomes = await swarm.round()
-            expected = 6 / 8 / (32 if isinstance(codec, Float16Compression) else 1)
-            for outcome in outcomes:
-                assert isinstance(outcome, AllreduceResult)
-                torch.testing.assert_close(outcome.averages[0], torch.full((16,), expected), rtol=0.01, atol=0)
-
-    virtual_time.run(main())
+    async with Swarm([Kind() for _ in range(8)], shapes=((16,),)) as swarm:
+        for index, peer in enumerate(swarm.peers):
+            peer.tensors[0].fill_(2.0**20 if index == 0 else -(2.0**20) if index == 7 else 1.0)
+        swarm.options = AllreduceOptions(compression=codec, aggregator=Mean(gate=math.inf))
+        if isinstance(codec, Float16Compression):
+            for peer in swarm.peers:
+                peer.tensors[0].div_(32)  # into the range of half precision
+        outcomes = await swarm.round()
+        expected = 6 / 8 / (32 if isinstance(codec, Float16Compression) else 1)
+        for outcome in outcomes:
+            assert isinstance(outcome, AllreduceResult)
+            torch.testing.assert_close(outcome.averages[0], torch.full((16,), expected), rtol=0.01, atol=0)
 
 
-def test_nan_is_not_quantized_but_left_out() -> None:
-    async def main() -> None:
-        async with Swarm([Kind(), Kind(), Kind()], shapes=SHAPES) as swarm:
-            swarm.options = AllreduceOptions(compression=Uniform8BitQuantization(), part_size_bytes=400)
-            swarm.peers[1].tensors[2][5] = float("nan")
-            outcomes = await swarm.round()
-            for outcome in outcomes:
-                assert isinstance(outcome, AllreduceResult)
-                assert outcome.contributors == (swarm.peers[0].peer_id, swarm.peers[2].peer_id)
-                assert swarm.peers[1].peer_id in outcome.left_out
-                assert all(tensor.isfinite().all() for tensor in outcome.averages)
-
-    virtual_time.run(main())
+@simulated
+async def test_nan_is_not_quantized_but_left_out() -> None:
+    async with Swarm([Kind(), Kind(), Kind()], shapes=SHAPES) as swarm:
+        swarm.options = AllreduceOptions(compression=Uniform8BitQuantization(), part_size_bytes=400)
+        swarm.peers[1].tensors[2][5] = float("nan")
+        outcomes = await swarm.round()
+        for outcome in outcomes:
+            assert isinstance(outcome, AllreduceResult)
+            assert outcome.contributors == (swarm.peers[0].peer_id, swarm.peers[2].peer_id)
+            assert swarm.peers[1].peer_id in outcome.left_out
+            assert all(tensor.isfinite().all() for tensor in outcome.averages)
 
 
 @pytest.mark.parametrize(
     "codec", [Uniform8BitQuantization(), *soak([Quantile8BitQuantization(), BlockwiseQuantization(64)])]
 )
 @pytest.mark.parametrize("moment", [0.1, 0.3, *soak([0.05, 0.2, 0.4])])
-def test_a_reducer_that_dies_does_not_break_the_one_result(codec: CompressionBase, moment: float) -> None:
+@within(2000)
+async def test_a_reducer_that_dies_does_not_break_the_one_result(codec: CompressionBase, moment: float) -> None:
     """Deputies encode anew what nobody holds: survivors still hold equal bits, and the mean of those whom they name."""
+    options = AllreduceOptions(part_size_bytes=200, compression=codec, sender_timeout=5.0)
+    async with Swarm([Kind() for _ in range(5)], bandwidth=10_000, options=options) as swarm:
 
-    async def main() -> None:
-        options = AllreduceOptions(part_size_bytes=200, compression=codec, sender_timeout=5.0)
-        async with Swarm([Kind() for _ in range(5)], bandwidth=10_000, options=options) as swarm:
+        async def kill() -> None:
+            await asyncio.sleep(moment)
+            swarm.kill(3)
 
-            async def kill() -> None:
-                await asyncio.sleep(moment)
-                swarm.kill(3)
-
-            outcomes = await swarm.round(kill)
-            assert len(swarm.check(outcomes, tolerance=0.06)) == 4
-
-    virtual_time.run(main(), timeout=2000)
+        outcomes = await swarm.round(kill)
+        assert len(swarm.check(outcomes, tolerance=0.06)) == 4
 
 
 # Averagers
-
-
-def test_averagers_with_one_codec_agree_in_every_bit() -> None:
-    async def main() -> None:
-        async with Averagers(1) as swarm:
-            infos = tuple(CompressionInfo.of(torch.zeros(shape), role=TensorRole.GRADIENT) for shape in ((3, 5), (40,)))
-            codec = RoleAdaptiveCompression(gradient=BlockwiseQuantization(16))
-            peers = await swarm.add(3, allreduce=AllreduceOptions(compression=codec, tensor_infos=infos))
-            results = await all_results([peer.begin() for peer in peers])
-            assert_one_group(results, peers)
-            tensors = [peer.core._tensors for peer in peers]
-            for own in tensors:
-                assert all(torch.equal(tensor, first) for tensor, first in zip(own, tensors[0], strict=True))
-                torch.testing.assert_close(own[1], torch.full((40,), 10.0), rtol=0.01, atol=0)
-
-    virtual_time.run(main())
 
 
 @pytest.mark.parametrize(
@@ -200,16 +172,12 @@ def test_averagers_with_one_codec_agree_in_every_bit() -> None:
     ],
     ids=lambda codec: codec.description,
 )
-def test_unlike_codecs_are_refused_by_name(one: CompressionBase, other: CompressionBase) -> None:
-    async def main() -> None:
-        async with Averagers(2) as swarm:
-            first = await swarm.add_one(allreduce=AllreduceOptions(compression=one))
-            second = await swarm.add_one(allreduce=AllreduceOptions(compression=other))
-            outcomes = await all_outcomes([peer.begin(timeout=20, allow_retries=False) for peer in (first, second)])
-            assert all(isinstance(outcome, MatchmakingError | FingerprintError) for outcome in outcomes)
-            words = [str(outcome) for outcome in outcomes] + [
-                event.reason for event in first.refusals + second.refusals
-            ]
-            assert any("averaging.compression" in text for text in words), words
-
-    virtual_time.run(main())
+@simulated
+async def test_unlike_codecs_are_refused_by_name(one: CompressionBase, other: CompressionBase) -> None:
+    async with Averagers(2) as swarm:
+        first = await swarm.add_one(allreduce=AllreduceOptions(compression=one))
+        second = await swarm.add_one(allreduce=AllreduceOptions(compression=other))
+        outcomes = await all_outcomes([peer.begin(timeout=20, allow_retries=False) for peer in (first, second)])
+        assert all(isinstance(outcome, MatchmakingError | FingerprintError) for outcome in outcomes)
+        words = [str(outcome) for outcome in outcomes] + [event.reason for event in first.refusals + second.refusals]
+        assert any("averaging.compression" in text for text in words), words

@@ -17,8 +17,8 @@ from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import CallRefused, EndOfStream
 from swarmcli.events import PeerRefused
 from swarmcli.network import Stream
-from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Peer, Swarm
+from tests.simulation import within
 
 Forge = Callable[[CopyHeader, torch.Tensor], tuple[CopyHeader, torch.Tensor]]
 
@@ -44,7 +44,8 @@ FORGERIES: dict[str, tuple[Forge, str]] = {
 
 
 @pytest.mark.parametrize(("forge", "words"), FORGERIES.values(), ids=FORGERIES.keys())
-def test_false_copies_are_refused_and_the_part_comes_from_elsewhere(
+@within(2000)
+async def test_false_copies_are_refused_and_the_part_comes_from_elsewhere(
     forge: Forge, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member loses two averages of a lost reducer; the first that gives it copies lies."""
@@ -64,44 +65,39 @@ def test_false_copies_are_refused_and_the_part_comes_from_elsewhere(
 
     monkeypatch.setattr("swarmcli.averaging.round.service.give_copies", give)
 
-    async def main() -> None:
-        options, bandwidth = AllreduceOptions(part_size_bytes=512), 20_000.0
-        async with Swarm([Kind(), Kind(), Kind(), Kind()], bandwidth=bandwidth, options=options) as swarm:
-            nbytes = sum(tensor.nbytes for tensor in swarm.peers[0].tensors)
+    options, bandwidth = AllreduceOptions(part_size_bytes=512), 20_000.0
+    async with Swarm([Kind(), Kind(), Kind(), Kind()], bandwidth=bandwidth, options=options) as swarm:
+        nbytes = sum(tensor.nbytes for tensor in swarm.peers[0].tensors)
 
-            async def cut_off() -> None:  # each sends 1.5 vectors, parts and averages; of these the last tenth is lost
-                await asyncio.sleep(0.9 * 1.5 * nbytes / bandwidth)
-                swarm.network.cut(swarm.peers[1].peer_id, swarm.peers[3].peer_id)
-                swarm.network.cut(swarm.peers[2].peer_id, swarm.peers[3].peer_id)
+        async def cut_off() -> None:  # each sends 1.5 vectors, parts and averages; of these the last tenth is lost
+            await asyncio.sleep(0.9 * 1.5 * nbytes / bandwidth)
+            swarm.network.cut(swarm.peers[1].peer_id, swarm.peers[3].peer_id)
+            swarm.network.cut(swarm.peers[2].peer_id, swarm.peers[3].peer_id)
 
-            outcomes = await swarm.round(cut_off)
-            assert len(swarm.check(outcomes)) >= 3
-            assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes[:3])
-            refusals = [event.reason for event in swarm.events if isinstance(event, PeerRefused)]
-            assert lied and any(any(word in reason for word in words.split("|")) for reason in refusals), refusals
-
-    virtual_time.run(main(), timeout=2000)
+        outcomes = await swarm.round(cut_off)
+        assert len(swarm.check(outcomes)) >= 3
+        assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes[:3])
+        refusals = [event.reason for event in swarm.events if isinstance(event, PeerRefused)]
+        assert lied and any(any(word in reason for word in words.split("|")) for reason in refusals), refusals
 
 
 @pytest.mark.parametrize("parts", [(0, 0), (1, 0), (9999,)])
-def test_requests_that_make_no_sense_are_refused(parts: tuple[int, ...]) -> None:
-    async def main() -> None:
-        async with Swarm([Kind(), Kind()]) as swarm:
-            outcomes = await swarm.round()
-            assert len(swarm.check(outcomes)) == 2
-            asker, holder = swarm.peers
-            ((group_id, holdings),) = holder.service._kept.items()
-            request = CopyRequest(group_id, holdings.plan.fingerprint, parts)
-            with pytest.raises(CallRefused, match="not all of these"):
-                await _copy(asker, holder, request)
-            with pytest.raises(CallRefused, match="differ from the group's"):
-                await _copy(asker, holder, CopyRequest(group_id, bytes(32), (0,)))
-            await _copy(asker, holder, CopyRequest(group_id, holdings.plan.fingerprint, (0, 1)))
-            await asyncio.sleep(30)
-            with pytest.raises(CallRefused, match="not here any more"):
-                await _copy(asker, holder, CopyRequest(group_id, holdings.plan.fingerprint, (0,)))
-
-    virtual_time.run(main(), timeout=2000)
+@within(2000)
+async def test_requests_that_make_no_sense_are_refused(parts: tuple[int, ...]) -> None:
+    async with Swarm([Kind(), Kind()]) as swarm:
+        outcomes = await swarm.round()
+        assert len(swarm.check(outcomes)) == 2
+        asker, holder = swarm.peers
+        ((group_id, holdings),) = holder.service._kept.items()
+        request = CopyRequest(group_id, holdings.plan.fingerprint, parts)
+        with pytest.raises(CallRefused, match="not all of these"):
+            await _copy(asker, holder, request)
+        with pytest.raises(CallRefused, match="differ from the group's"):
+            await _copy(asker, holder, CopyRequest(group_id, bytes(32), (0,)))
+        await _copy(asker, holder, CopyRequest(group_id, holdings.plan.fingerprint, (0, 1)))
+        await asyncio.sleep(30)
+        with pytest.raises(CallRefused, match="not here any more"):
+            await _copy(asker, holder, CopyRequest(group_id, holdings.plan.fingerprint, (0,)))
 
 
 async def _copy(asker: Peer, holder: Peer, request: CopyRequest) -> None:

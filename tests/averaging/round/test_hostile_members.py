@@ -42,9 +42,9 @@ from swarmcli.compression.base import tensor_memory
 from swarmcli.errors import CallRefused, NetworkError
 from swarmcli.events import PeerBanned, PeerRefused
 from swarmcli.network import Endpoint, Identity, PeerID, Stream
-from swarmcli.testing import virtual_time
 from tests.averaging import rounds
 from tests.averaging.rounds import Kind, Peer
+from tests.simulation import simulated
 
 
 class Swarm(rounds.Swarm):
@@ -87,11 +87,15 @@ def hostile_sender(swarm: Swarm, script: Script) -> Callable[[Peer, Group], Awai
     return take_part
 
 
-async def nan_parts(stream: Stream, plan: Plan) -> None:
-    await stream.send(SenderTerms(plan.fingerprint, 1.0))
-    part = next(iter(plan.by_reducer.values()))[0]
-    tensor = torch.full((part.descriptor.numel,), math.nan)
-    await stream.send(PartHeader(TensorHeader.of("none", tensor)), tensor_memory(tensor))
+def with_a_part(make: Callable[[int], torch.Tensor], weight: float = 1.0) -> Script:
+    """It sends this in place of its first part, made for so many elements."""
+
+    async def script(stream: Stream, plan: Plan) -> None:
+        await stream.send(SenderTerms(plan.fingerprint, weight))
+        tensor = make(next(iter(plan.by_reducer.values()))[0].descriptor.numel)
+        await stream.send(PartHeader(TensorHeader.of("none", tensor)), tensor_memory(tensor))
+
+    return script
 
 
 def with_weight(weight: float) -> Script:
@@ -99,52 +103,6 @@ def with_weight(weight: float) -> Script:
         await stream.send(SenderTerms(plan.fingerprint, weight))
 
     return script
-
-
-async def an_overflow(stream: Stream, plan: Plan) -> None:
-    await stream.send(SenderTerms(plan.fingerprint, 1e18))
-    for part in next(iter(plan.by_reducer.values())):
-        tensor = torch.full((part.descriptor.numel,), 1e30)
-        await stream.send(PartHeader(TensorHeader.of("none", tensor)), tensor_memory(tensor))
-
-
-async def another_shape(stream: Stream, plan: Plan) -> None:
-    await stream.send(SenderTerms(plan.fingerprint, 1.0))
-    await stream.send(PartHeader(TensorHeader("none", "float32", (3,))), bytes(12))
-
-
-async def another_codec(stream: Stream, plan: Plan) -> None:
-    part = next(iter(plan.by_reducer.values()))[0]
-    await stream.send(SenderTerms(plan.fingerprint, 1.0))
-    numel = part.descriptor.numel
-    await stream.send(PartHeader(TensorHeader("float16", "float32", (numel,))), bytes(2 * numel))
-
-
-async def a_huge_part(stream: Stream, plan: Plan) -> None:
-    await stream.send(SenderTerms(plan.fingerprint, 1.0))
-    await stream.send(PartHeader(TensorHeader("none", "float32", (1 << 20,))), bytes(4 << 20))
-
-
-async def infinite_parts(stream: Stream, plan: Plan) -> None:
-    await stream.send(SenderTerms(plan.fingerprint, 1.0))
-    part = next(iter(plan.by_reducer.values()))[0]
-    tensor = torch.ones(part.descriptor.numel)
-    tensor[-1] = -math.inf
-    await stream.send(PartHeader(TensorHeader.of("none", tensor)), tensor_memory(tensor))
-
-
-async def another_dtype(stream: Stream, plan: Plan) -> None:
-    await stream.send(SenderTerms(plan.fingerprint, 1.0))
-    part = next(iter(plan.by_reducer.values()))[0]
-    tensor = torch.ones(part.descriptor.numel, dtype=torch.bfloat16)
-    await stream.send(PartHeader(TensorHeader.of("none", tensor)), tensor_memory(tensor))
-
-
-async def parts_of_no_weight(stream: Stream, plan: Plan) -> None:
-    await stream.send(SenderTerms(plan.fingerprint, 0.0))
-    part = next(iter(plan.by_reducer.values()))[0]
-    tensor = torch.ones(part.descriptor.numel)
-    await stream.send(PartHeader(TensorHeader.of("none", tensor)), tensor_memory(tensor))
 
 
 async def garbage(stream: Stream, plan: Plan) -> None:
@@ -155,83 +113,77 @@ async def another_plan(stream: Stream, plan: Plan) -> None:
     await stream.send(SenderTerms(bytes(32), 1.0))
 
 
-async def too_few_parts(stream: Stream, plan: Plan) -> None:
-    await stream.send(SenderTerms(plan.fingerprint, 1.0))
-
-
 SENDERS = {
-    "NaN": (nan_parts, "holds NaN or infinity"),
+    "NaN": (with_a_part(lambda numel: torch.full((numel,), math.nan)), "holds NaN or infinity"),
     "negative weight": (with_weight(-1.0), "its weight is -1.0"),
     "infinite weight": (with_weight(math.inf), "its weight is inf"),
     "no number": (with_weight(math.nan), "its weight is nan"),
-    "infinity": (infinite_parts, "holds NaN or infinity"),
-    "an overflow": (an_overflow, r"values up to 1e\+30 with the weight 1e\+18"),
-    "another type": (another_dtype, "another shape or type"),
-    "parts of no weight": (parts_of_no_weight, "more parts than the plan"),
-    "another shape": (another_shape, "another shape or type|bytes"),
-    "another codec": (another_codec, "cannot be decoded"),
-    "a huge part": (a_huge_part, "bytes"),
+    "infinity": (
+        with_a_part(lambda numel: torch.cat([torch.ones(numel - 1), torch.tensor([-math.inf])])),
+        "holds NaN or infinity",
+    ),
+    "an overflow": (
+        with_a_part(lambda numel: torch.full((numel,), 1e30), 1e18),
+        r"values up to 1e\+30 with the weight 1e\+18",
+    ),
+    "parts of no weight": (with_a_part(torch.ones, 0.0), "more parts than the plan"),
+    "another shape": (with_a_part(lambda _: torch.ones(3)), "another shape or type|bytes"),
+    "a huge part": (with_a_part(lambda _: torch.ones(1 << 20)), "bytes"),
     "garbage": (garbage, "connection ended"),
     "another plan": (another_plan, "differ from the group's"),
-    "too few parts": (too_few_parts, "finished"),
+    "too few parts": (with_weight(1.0), "finished"),
 }
 
 
 @pytest.mark.parametrize(("script", "words"), SENDERS.values(), ids=SENDERS.keys())
-def test_a_hostile_sender_is_left_out_by_name(script: Script, words: str) -> None:
-    async def main() -> None:
-        async with Swarm([Kind(), Kind(), Kind(), Kind(bandwidth=0)]) as swarm:
-            outcomes = await swarm.round(scripts={3: hostile_sender(swarm, script)})
-            holders = swarm.check(outcomes)
-            assert len(holders) == 3
-            culprit = swarm.peers[3].peer_id
-            for result in holders:
-                assert culprit not in result.contributors
-                assert result.left_out.keys() == {culprit}
-            reasons = {result.left_out[culprit] for result in holders}
-            refusals = {event.reason for event in swarm.events if isinstance(event, PeerRefused)}
-            assert re.search(words, " ".join(reasons | refusals))
-
-    virtual_time.run(main())
+@simulated
+async def test_a_hostile_sender_is_left_out_by_name(script: Script, words: str) -> None:
+    async with Swarm([Kind(), Kind(), Kind(), Kind(bandwidth=0)]) as swarm:
+        outcomes = await swarm.round(scripts={3: hostile_sender(swarm, script)})
+        holders = swarm.check(outcomes)
+        assert len(holders) == 3
+        culprit = swarm.peers[3].peer_id
+        for result in holders:
+            assert culprit not in result.contributors
+            assert result.left_out.keys() == {culprit}
+        reasons = {result.left_out[culprit] for result in holders}
+        refusals = {event.reason for event in swarm.events if isinstance(event, PeerRefused)}
+        assert re.search(words, " ".join(reasons | refusals))
 
 
-def test_a_part_too_many_is_refused_and_counted() -> None:
-    async def main() -> None:
-        async with Swarm([Kind(), Kind(), Kind(delay=5), Kind(bandwidth=0)]) as swarm:
-            reducers = {peer.peer_id: index for index, peer in enumerate(swarm.peers)}
+@simulated
+async def test_a_part_too_many_is_refused_and_counted() -> None:
+    async with Swarm([Kind(), Kind(), Kind(delay=5), Kind(bandwidth=0)]) as swarm:
+        reducers = {peer.peer_id: index for index, peer in enumerate(swarm.peers)}
 
-            async def one_more(stream: Stream, plan: Plan) -> None:
-                await stream.send(SenderTerms(plan.fingerprint, 1.0))
-                parts = plan.by_reducer[reducers[stream.peer]]
-                for part in (*parts, parts[-1]):
-                    tensor = torch.zeros(part.descriptor.numel)
-                    await stream.send(PartHeader(TensorHeader.of("none", tensor)), tensor_memory(tensor))
+        async def one_more(stream: Stream, plan: Plan) -> None:
+            await stream.send(SenderTerms(plan.fingerprint, 1.0))
+            parts = plan.by_reducer[reducers[stream.peer]]
+            for part in (*parts, parts[-1]):
+                tensor = torch.zeros(part.descriptor.numel)
+                await stream.send(PartHeader(TensorHeader.of("none", tensor)), tensor_memory(tensor))
 
-            culprit = swarm.peers[3]
-            culprit.before = culprit.tensors = [torch.zeros_like(tensor) for tensor in culprit.tensors]
-            outcomes = await swarm.round(scripts={3: hostile_sender(swarm, one_more)})
-            assert len(swarm.check(outcomes)) == 3  # what it sent before is in the average, and named
-            refusals = [event for event in swarm.events if isinstance(event, PeerRefused)]
-            assert {(event.peer, event.what) for event in refusals} == {(culprit.peer_id.text, "tensors")}
-            assert {event.reason for event in refusals} == {"it sent more parts than the plan provides for"}
-
-    virtual_time.run(main())
+        culprit = swarm.peers[3]
+        culprit.before = culprit.tensors = [torch.zeros_like(tensor) for tensor in culprit.tensors]
+        outcomes = await swarm.round(scripts={3: hostile_sender(swarm, one_more)})
+        assert len(swarm.check(outcomes)) == 3  # what it sent before is in the average, and named
+        refusals = [event for event in swarm.events if isinstance(event, PeerRefused)]
+        assert {(event.peer, event.what) for event in refusals} == {(culprit.peer_id.text, "tensors")}
+        assert {event.reason for event in refusals} == {"it sent more parts than the plan provides for"}
 
 
-def test_who_would_overflow_the_sum_of_others_stays_out_of_it_and_reducers_stand() -> None:
-    async def main() -> None:
-        kinds = [Kind(), Kind(weight=3.0), Kind(auxiliary=True), Kind(weight=1e18)]
-        async with Swarm(kinds) as swarm:
-            culprit = swarm.peers[3]
-            for tensor in culprit.tensors:
-                tensor.fill_(1e30)
-            holders = swarm.check(await swarm.round())
-            assert len(holders) == 3  # it takes the average of the others itself
-            for result in holders:
-                assert result.contributors == (swarm.peers[0].peer_id, swarm.peers[1].peer_id) and result.tries == 1
-                assert re.search("would overflow a sum", result.left_out[culprit.peer_id])
-
-    virtual_time.run(main())
+@simulated
+async def test_who_would_overflow_the_sum_of_others_stays_out_of_it_and_reducers_stand() -> None:
+    kinds = [Kind(), Kind(weight=3.0), Kind(auxiliary=True), Kind(weight=1e18)]
+    async with Swarm(kinds) as swarm:
+        culprit = swarm.peers[3]
+        for tensor in culprit.tensors:
+            tensor.fill_(1e30)
+        holders = swarm.check(await swarm.round())
+        assert len(holders) == 3  # it takes the average of the others itself
+        for result in holders:
+            assert result.contributors == (swarm.peers[0].peer_id, swarm.peers[1].peer_id) and result.tries == 1
+            assert re.search("would overflow a sum", result.left_out[culprit.peer_id])
 
 
 def hostile_reducer(swarm: Swarm, script: ReducerScript) -> Callable[[Peer, Group], Awaitable[None]]:
@@ -336,92 +288,84 @@ REDUCERS = {
 
 
 @pytest.mark.parametrize(("script", "words"), REDUCERS.values(), ids=REDUCERS.keys())
-def test_a_hostile_reducer_is_named_and_done_without(script: ReducerScript, words: str) -> None:
-    async def main() -> None:
-        options = AllreduceOptions(part_size_bytes=1024, reducer_timeout=30)
-        async with Swarm([Kind(), Kind(), Kind(weight=0), Kind(auxiliary=True)], options=options) as swarm:
-            outcomes = await swarm.round(scripts={2: hostile_reducer(swarm, script)})
-            holders = swarm.check(outcomes)
-            assert len(holders) == 2 and isinstance(outcomes[3], AllreduceResult)
-            for result in holders:
-                assert len(result.contributors) == 2
-                assert re.search(words, result.left_out[swarm.peers[2].peer_id])
-                assert result.tries > 1 and 2 not in {average.part.reducer for average in result.parts}
-
-    virtual_time.run(main())
+@simulated
+async def test_a_hostile_reducer_is_named_and_done_without(script: ReducerScript, words: str) -> None:
+    options = AllreduceOptions(part_size_bytes=1024, reducer_timeout=30)
+    async with Swarm([Kind(), Kind(), Kind(weight=0), Kind(auxiliary=True)], options=options) as swarm:
+        outcomes = await swarm.round(scripts={2: hostile_reducer(swarm, script)})
+        holders = swarm.check(outcomes)
+        assert len(holders) == 2 and isinstance(outcomes[3], AllreduceResult)
+        for result in holders:
+            assert len(result.contributors) == 2
+            assert re.search(words, result.left_out[swarm.peers[2].peer_id])
+            assert result.tries > 1 and 2 not in {average.part.reducer for average in result.parts}
 
 
-def test_unlike_results_are_never_both_applied() -> None:
-    async def main() -> None:
-        options = AllreduceOptions(part_size_bytes=1024, sender_timeout=2)
-        async with Swarm([Kind(), Kind(), Kind(weight=0)], options=options) as swarm:
-            served = iter([1.0, 2.0])
+@simulated
+async def test_unlike_results_are_never_both_applied() -> None:
+    options = AllreduceOptions(part_size_bytes=1024, sender_timeout=2)
+    async with Swarm([Kind(), Kind(), Kind(weight=0)], options=options) as swarm:
+        served = iter([1.0, 2.0])
 
-            async def two_faces(stream: Stream, plan: Plan, bye: Bye) -> None:
-                await stream.send(bye(await send_averages(stream, plan, next(served))))
+        async def two_faces(stream: Stream, plan: Plan, bye: Bye) -> None:
+            await stream.send(bye(await send_averages(stream, plan, next(served))))
 
-            async def take_part(peer: Peer, group: Group) -> None:
-                # It accepts whatever the leader got, so that there is a majority for one of the two.
-                async def ask() -> OutcomeAnswer:
-                    question, method = OutcomeQuestion(group.group_id), peer.service.method("outcome")
-                    return await peer.endpoint.call(group.leader, method, question, OutcomeAnswer, timeout=60)
+        async def take_part(peer: Peer, group: Group) -> None:
+            # It accepts whatever the leader got, so that there is a majority for one of the two.
+            async def ask() -> OutcomeAnswer:
+                question, method = OutcomeQuestion(group.group_id), peer.service.method("outcome")
+                return await peer.endpoint.call(group.leader, method, question, OutcomeAnswer, timeout=60)
 
-                async with asyncio.TaskGroup() as tasks:
-                    reducing = tasks.create_task(hostile_reducer(swarm, two_faces)(peer, group))
-                    asking = tasks.create_task(ask())
-                    await asyncio.sleep(5)
-                    (round_,) = swarm.peers[0].service._rounds.values()
-                    accepted = round_.holdings.digest
-                    signature = RoundVotes(group, peer.endpoint.identity).vote_zero(accepted)
-                    vote = VoteMessage(group.group_id, accepted, signature=signature)
-                    await peer.endpoint.call(group.leader, peer.service.method("vote"), vote, Noted, timeout=5)
-                    told = (await asking).decided
-                    assert told is not None and told.decision == Committed(accepted)
-                    reducing.cancel()
+            async with asyncio.TaskGroup() as tasks:
+                reducing = tasks.create_task(hostile_reducer(swarm, two_faces)(peer, group))
+                asking = tasks.create_task(ask())
+                await asyncio.sleep(5)
+                (round_,) = swarm.peers[0].service._rounds.values()
+                accepted = round_.holdings.digest
+                signature = RoundVotes(group, peer.endpoint.identity).vote_zero(accepted)
+                vote = VoteMessage(group.group_id, accepted, signature=signature)
+                await peer.endpoint.call(group.leader, peer.service.method("vote"), vote, Noted, timeout=5)
+                told = (await asking).decided
+                assert told is not None and told.decision == Committed(accepted)
+                reducing.cancel()
 
-            outcomes = await swarm.round(scripts={2: take_part})
-            first, second = outcomes[:2]  # the second has copied what was committed, and seen both signatures
-            assert isinstance(first, AllreduceResult) and isinstance(second, AllreduceResult)
-            assert first.digest == second.digest and second.late
-            assert all(map(torch.equal, first.averages, second.averages))
-            assert {event.peer for event in swarm.events if isinstance(event, PeerBanned)} == {
-                swarm.peers[2].peer_id.text
-            }
-
-    virtual_time.run(main())
+        outcomes = await swarm.round(scripts={2: take_part})
+        first, second = outcomes[:2]  # the second has copied what was committed, and seen both signatures
+        assert isinstance(first, AllreduceResult) and isinstance(second, AllreduceResult)
+        assert first.digest == second.digest and second.late
+        assert all(map(torch.equal, first.averages, second.averages))
+        assert {event.peer for event in swarm.events if isinstance(event, PeerBanned)} == {swarm.peers[2].peer_id.text}
 
 
-def test_strangers_and_impostors_have_no_say() -> None:
-    async def main() -> None:
-        async with Swarm([Kind(), Kind(delay=5)]) as swarm:
-            stranger = Endpoint(swarm.network.transport(Identity.from_seed(77), listening=False), client_mode=True)
-            await stranger.start()
-            leader = swarm.peers[0]
-            stranger.learn(leader.endpoint.peer_id, leader.endpoint.addresses)
+@simulated
+async def test_strangers_and_impostors_have_no_say() -> None:
+    async with Swarm([Kind(), Kind(delay=5)]) as swarm:
+        stranger = Endpoint(swarm.network.transport(Identity.from_seed(77), listening=False), client_mode=True)
+        await stranger.start()
+        leader = swarm.peers[0]
+        stranger.learn(leader.endpoint.peer_id, leader.endpoint.addresses)
 
-            async def refused(endpoint: Endpoint, method: str, request: Any, answer: Any, code: str) -> None:
-                with pytest.raises(CallRefused) as caught:
-                    await endpoint.call(leader.peer_id, leader.service.method(method), request, answer, timeout=5)
-                assert caught.value.code == code
+        async def refused(endpoint: Endpoint, method: str, request: Any, answer: Any, code: str) -> None:
+            with pytest.raises(CallRefused) as caught:
+                await endpoint.call(leader.peer_id, leader.service.method(method), request, answer, timeout=5)
+            assert caught.value.code == code
 
-            async def intrude() -> None:
-                await asyncio.sleep(1)
-                (group_id,) = leader.service._rounds
-                await refused(stranger, "vote", VoteMessage(group_id), Noted, "stranger")
-                await refused(stranger, "outcome", OutcomeQuestion(group_id), OutcomeAnswer, "stranger")
-                await refused(stranger, "absence", AbsenceNotice(group_id, 1, "x"), Noted, "stranger")
-                await refused(stranger, "presence", PresenceQuestion(group_id), PresenceAnswer, "stranger")
-                member = swarm.peers[1].endpoint
-                await refused(member, "absence", AbsenceNotice(group_id, 1, "x"), Noted, "not leading")
-                with pytest.raises(CallRefused, match="only members"):
-                    await open_stream(stranger, leader, OpenExchange(group_id))
-                with pytest.raises(CallRefused, match="does not wait"):
-                    await open_stream(member, leader, OpenExchange(group_id, by_reducer=True))
+        async def intrude() -> None:
+            await asyncio.sleep(1)
+            (group_id,) = leader.service._rounds
+            await refused(stranger, "vote", VoteMessage(group_id), Noted, "stranger")
+            await refused(stranger, "outcome", OutcomeQuestion(group_id), OutcomeAnswer, "stranger")
+            await refused(stranger, "absence", AbsenceNotice(group_id, 1, "x"), Noted, "stranger")
+            await refused(stranger, "presence", PresenceQuestion(group_id), PresenceAnswer, "stranger")
+            member = swarm.peers[1].endpoint
+            await refused(member, "absence", AbsenceNotice(group_id, 1, "x"), Noted, "not leading")
+            with pytest.raises(CallRefused, match="only members"):
+                await open_stream(stranger, leader, OpenExchange(group_id))
+            with pytest.raises(CallRefused, match="does not wait"):
+                await open_stream(member, leader, OpenExchange(group_id, by_reducer=True))
 
-            assert len(swarm.check(await swarm.round(intrude))) == 2
-            await stranger.close()
-
-    virtual_time.run(main())
+        assert len(swarm.check(await swarm.round(intrude))) == 2
+        await stranger.close()
 
 
 async def open_stream(endpoint: Endpoint, to: Peer, request: OpenExchange) -> None:
@@ -429,46 +373,42 @@ async def open_stream(endpoint: Endpoint, to: Peer, request: OpenExchange) -> No
         await stream.receive(Farewell)
 
 
-def test_a_slow_link_is_not_silence_and_a_silent_member_is_left_out() -> None:
-    async def main() -> None:
-        options = AllreduceOptions(part_size_bytes=512 << 10)
-        async with Swarm([Kind(), Kind(), Kind(bandwidth=0)], options=options, shapes=[(256, 1024)]) as swarm:
-            slow = swarm.peers[2].peer_id
-            swarm.network.set_bandwidth(slow, 20_000)  # a part takes half a minute
+@simulated
+async def test_a_slow_link_is_not_silence_and_a_silent_member_is_left_out() -> None:
+    options = AllreduceOptions(part_size_bytes=512 << 10)
+    async with Swarm([Kind(), Kind(), Kind(bandwidth=0)], options=options, shapes=[(256, 1024)]) as swarm:
+        slow = swarm.peers[2].peer_id
+        swarm.network.set_bandwidth(slow, 20_000)  # a part takes half a minute
 
-            async def recover() -> None:
-                await asyncio.sleep(40)
-                swarm.network.set_bandwidth(slow, None)
+        async def recover() -> None:
+            await asyncio.sleep(40)
+            swarm.network.set_bandwidth(slow, None)
 
-            holders = swarm.check(await swarm.round(recover))
-            assert len(holders) == 3 and all(not result.left_out for result in holders)
+        holders = swarm.check(await swarm.round(recover))
+        assert len(holders) == 3 and all(not result.left_out for result in holders)
 
-            async def stall(stream: Stream, plan: Plan) -> None:
-                await stream.send(SenderTerms(plan.fingerprint, 1.0))
-                await asyncio.sleep(100)
+        async def stall(stream: Stream, plan: Plan) -> None:
+            await stream.send(SenderTerms(plan.fingerprint, 1.0))
+            await asyncio.sleep(100)
 
-            outcomes = await swarm.round(scripts={2: hostile_sender(swarm, stall)})
-            holders = swarm.check(outcomes)
-            assert len(holders) == 2
-            assert set(holders[0].left_out) == {slow}
-
-    virtual_time.run(main())
+        outcomes = await swarm.round(scripts={2: hostile_sender(swarm, stall)})
+        holders = swarm.check(outcomes)
+        assert len(holders) == 2
+        assert set(holders[0].left_out) == {slow}
 
 
-def test_a_reducer_with_two_faces_is_banned_and_the_round_repeated_without_it() -> None:
-    async def main() -> None:
-        options = AllreduceOptions(part_size_bytes=1024, sender_timeout=5, trust="members")
-        async with Swarm([Kind(), Kind(), Kind(weight=0), Kind(), Kind()], options=options) as swarm:
-            served = iter([1.0, 2.0, 1.0, 2.0])
+@simulated
+async def test_a_reducer_with_two_faces_is_banned_and_the_round_repeated_without_it() -> None:
+    options = AllreduceOptions(part_size_bytes=1024, sender_timeout=5, trust="members")
+    async with Swarm([Kind(), Kind(), Kind(weight=0), Kind(), Kind()], options=options) as swarm:
+        served = iter([1.0, 2.0, 1.0, 2.0])
 
-            async def two_faces(stream: Stream, plan: Plan, bye: Bye) -> None:
-                await stream.send(bye(await send_averages(stream, plan, next(served))))
+        async def two_faces(stream: Stream, plan: Plan, bye: Bye) -> None:
+            await stream.send(bye(await send_averages(stream, plan, next(served))))
 
-            outcomes = await swarm.round(scripts={2: hostile_reducer(swarm, two_faces)})
-            holders = swarm.check(outcomes)
-            assert len(holders) == 4 and all(result.tries > 1 for result in holders)
-            assert all(2 not in {average.part.reducer for average in result.parts} for result in holders)
-            banned = [event.peer for event in swarm.events if isinstance(event, PeerBanned)]
-            assert set(banned) == {swarm.peers[2].peer_id.text}
-
-    virtual_time.run(main())
+        outcomes = await swarm.round(scripts={2: hostile_reducer(swarm, two_faces)})
+        holders = swarm.check(outcomes)
+        assert len(holders) == 4 and all(result.tries > 1 for result in holders)
+        assert all(2 not in {average.part.reducer for average in result.parts} for result in holders)
+        banned = [event.peer for event in swarm.events if isinstance(event, PeerBanned)]
+        assert set(banned) == {swarm.peers[2].peer_id.text}

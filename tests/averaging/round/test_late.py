@@ -14,33 +14,30 @@ from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.pace import PACE
 from swarmcli.errors import RoundUndecided
-from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_outcomes, assert_all_equal
 from tests.averaging.rounds import Kind, Outcome, Swarm
 from tests.optim.optim_swarm import until
+from tests.simulation import within
 
 
 @pytest.mark.parametrize("thaws_after", [0.0, 60.0])
-def test_a_frozen_member_thaws_after_the_commit(thaws_after: float) -> None:
+@within(2000)
+async def test_a_frozen_member_thaws_after_the_commit(thaws_after: float) -> None:
     """After 20 s nobody holds the averages any more, and these swarms have no files."""
+    options = AllreduceOptions(part_size_bytes=512)
+    async with Swarm([Kind(), Kind(weight=2), Kind(bandwidth=0)], bandwidth=20_000.0, options=options) as swarm:
 
-    async def main() -> None:
-        options = AllreduceOptions(part_size_bytes=512)
-        async with Swarm([Kind(), Kind(weight=2), Kind(bandwidth=0)], bandwidth=20_000.0, options=options) as swarm:
+        async def freeze() -> None:
+            await asyncio.sleep(0.4)
+            swarm.freeze(2)
+            await asyncio.wait(swarm.tasks[:2])
+            await asyncio.sleep(thaws_after)
+            swarm.network.thaw(swarm.peers[2].peer_id)
 
-            async def freeze() -> None:
-                await asyncio.sleep(0.4)
-                swarm.freeze(2)
-                await asyncio.wait(swarm.tasks[:2])
-                await asyncio.sleep(thaws_after)
-                swarm.network.thaw(swarm.peers[2].peer_id)
-
-            outcomes = await swarm.round(freeze)
-            swarm.check(outcomes)
-            check_late(outcomes[2], late=not thaws_after)
-            assert not any(outcome.late for outcome in outcomes[:2] if isinstance(outcome, AllreduceResult))
-
-    virtual_time.run(main(), timeout=2000)
+        outcomes = await swarm.round(freeze)
+        swarm.check(outcomes)
+        check_late(outcomes[2], late=not thaws_after)
+        assert not any(outcome.late for outcome in outcomes[:2] if isinstance(outcome, AllreduceResult))
 
 
 def check_late(outcome: Outcome | None, late: bool) -> None:
@@ -50,32 +47,31 @@ def check_late(outcome: Outcome | None, late: bool) -> None:
         assert isinstance(outcome, RoundUndecided)
 
 
-def test_a_member_that_was_frozen_for_long_gets_the_round_from_the_files_of_others() -> None:
-    async def main() -> None:
-        async with Averagers(3) as swarm:
-            peers = await swarm.add(4)
-            controls = [peer.begin(require_trigger=True, allow_retries=False) for peer in peers]
-            await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
-            group = controls[0].group
-            assert group is not None
-            frozen = next(peer for peer in reversed(peers) if peer.peer_id != group.leader)
-            for control in controls:
-                control.allow_allreduce()
-            swarm.network.freeze(frozen.peer_id)
-            left = [peer for peer in peers if peer is not frozen]
-            await all_outcomes([controls[peers.index(peer)] for peer in left])
-            await asyncio.sleep(21)  # what is kept in memory is gone
-            swarm.network.thaw(frozen.peer_id)
-            (late,) = await all_outcomes([controls[peers.index(frozen)]])
-            assert isinstance(late, RoundResult) and late.late
-            assert frozen.rounds[0].reason.endswith("fetched here after the group had committed")
-            assert_all_equal(peers, left[0].values[0])
-            assert [peer.rounds[0].outcome for peer in peers] == ["committed"] * 4
-
-    virtual_time.run(main(), seed=3, timeout=3600)
+@within(3600)
+async def test_a_member_that_was_frozen_for_long_gets_the_round_from_the_files_of_others() -> None:
+    async with Averagers(3) as swarm:
+        peers = await swarm.add(4)
+        controls = [peer.begin(require_trigger=True, allow_retries=False) for peer in peers]
+        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+        group = controls[0].group
+        assert group is not None
+        frozen = next(peer for peer in reversed(peers) if peer.peer_id != group.leader)
+        for control in controls:
+            control.allow_allreduce()
+        swarm.network.freeze(frozen.peer_id)
+        left = [peer for peer in peers if peer is not frozen]
+        await all_outcomes([controls[peers.index(peer)] for peer in left])
+        await asyncio.sleep(21)  # what is kept in memory is gone
+        swarm.network.thaw(frozen.peer_id)
+        (late,) = await all_outcomes([controls[peers.index(frozen)]])
+        assert isinstance(late, RoundResult) and late.late
+        assert frozen.rounds[0].reason.endswith("fetched here after the group had committed")
+        assert_all_equal(peers, left[0].values[0])
+        assert [peer.rounds[0].outcome for peer in peers] == ["committed"] * 4
 
 
-def test_a_member_that_still_audits_when_the_result_is_committed_takes_the_averages_that_it_has(
+@within(2000)
+async def test_a_member_that_still_audits_when_the_result_is_committed_takes_the_averages_that_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fetch = Audits._fetch
@@ -87,38 +83,32 @@ def test_a_member_that_still_audits_when_the_result_is_committed_takes_the_avera
 
     monkeypatch.setattr(Audits, "_fetch", slowly)
 
-    async def main() -> None:
-        async with Swarm([Kind()] * 3, options=AllreduceOptions(part_size_bytes=512, audit=1.0)) as swarm:
-            began = asyncio.get_running_loop().time()
-            outcomes = await swarm.round()
-            assert asyncio.get_running_loop().time() - began < 2 * PACE.stalled + 1
-            assert len(swarm.check(outcomes)) == 3
-            assert not any(outcome.late for outcome in outcomes if isinstance(outcome, AllreduceResult))
-
-    virtual_time.run(main(), timeout=2000)
+    async with Swarm([Kind()] * 3, options=AllreduceOptions(part_size_bytes=512, audit=1.0)) as swarm:
+        began = asyncio.get_running_loop().time()
+        outcomes = await swarm.round()
+        assert asyncio.get_running_loop().time() - began < 2 * PACE.stalled + 1
+        assert len(swarm.check(outcomes)) == 3
+        assert not any(outcome.late for outcome in outcomes if isinstance(outcome, AllreduceResult))
 
 
-def test_copies_from_links_that_are_too_slow_are_waited_for_no_longer_than_a_round() -> None:
+@within(2000)
+async def test_copies_from_links_that_are_too_slow_are_waited_for_no_longer_than_a_round() -> None:
     """Each of the others gives a part now and then, so none is ever silent, and all of it would take many minutes."""
-
-    async def main() -> None:
-        options = AllreduceOptions(part_size_bytes=4 << 10, allreduce_timeout=30.0, trust="members")
-        async with Averagers(5, latency=0.05) as swarm:
-            peers = await swarm.add(4, allreduce=options, shapes=((400, 200),))
-            await asyncio.gather(*(peer.begin() for peer in peers))
-            *others, late = peers
-            controls = [peer.begin(allow_retries=False) for peer in peers]
-            await until(lambda: controls[-1].began_allreduce)
-            await asyncio.sleep(0.05)  # its parts have left
-            swarm.network.freeze(late.peer_id)
-            for control in controls[:-1]:
-                assert (await control).contributors
-            for peer in others:
-                swarm.network.set_bandwidths(peer.peer_id, uplink=1000.0, downlink=None)
-            swarm.network.thaw(late.peer_id)
-            began = asyncio.get_running_loop().time()
-            (outcome,) = await all_outcomes(controls[-1:])
-            assert asyncio.get_running_loop().time() - began < 30 + 5
-            assert isinstance(outcome, RoundUndecided), "it goes on as one that has missed the round"
-
-    virtual_time.run(main(), timeout=2000)
+    options = AllreduceOptions(part_size_bytes=4 << 10, allreduce_timeout=30.0, trust="members")
+    async with Averagers(5, latency=0.05) as swarm:
+        peers = await swarm.add(4, allreduce=options, shapes=((400, 200),))
+        await asyncio.gather(*(peer.begin() for peer in peers))
+        *others, late = peers
+        controls = [peer.begin(allow_retries=False) for peer in peers]
+        await until(lambda: controls[-1].began_allreduce)
+        await asyncio.sleep(0.05)  # its parts have left
+        swarm.network.freeze(late.peer_id)
+        for control in controls[:-1]:
+            assert (await control).contributors
+        for peer in others:
+            swarm.network.set_bandwidths(peer.peer_id, uplink=1000.0, downlink=None)
+        swarm.network.thaw(late.peer_id)
+        began = asyncio.get_running_loop().time()
+        (outcome,) = await all_outcomes(controls[-1:])
+        assert asyncio.get_running_loop().time() - began < 30 + 5
+        assert isinstance(outcome, RoundUndecided), "it goes on as one that has missed the round"

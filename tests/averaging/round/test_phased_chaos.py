@@ -9,9 +9,9 @@ import pytest
 
 from swarmcli.averaging.control import RoundResult
 from swarmcli.errors import RoundFailed, SwarmError
-from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, Peer, all_outcomes
 from tests.averaging.round.programs import add, check, untouched
+from tests.simulation import within
 
 FAULTS = ("kill", "freeze", "cut", "leave")
 
@@ -47,38 +47,34 @@ def check_outcomes(values: dict[Peer, tuple[float, float]], outcomes: dict[Peer,
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_round_of_two_phases_under_faults(seed: int) -> None:
+@within(3600)
+async def test_a_round_of_two_phases_under_faults(seed: int) -> None:
     draw = random.Random(seed)
 
-    async def main() -> None:
-        async with Averagers(seed) as swarm:
-            count = draw.randint(3, 6)
-            values = {
-                await add(swarm, float(i + 1)): (float(i + 1), draw.choice([1.0, 2.0, 0.5])) for i in range(count)
-            }
-            helper = await add(swarm, 0.0, auxiliary=True) if draw.random() < 0.3 else None
-            peers = [*values, *([helper] if helper else [])]
-            weights = [values[peer][1] if peer in values else 0.0 for peer in peers]
-            controls = [peer.begin(weight=w, allow_retries=False) for peer, w in zip(peers, weights, strict=True)]
-            begun = [asyncio.wrap_future(control.begun) for control in controls]
-            await asyncio.wait(begun)
-            for peer in peers:
-                swarm.network.set_bandwidth(peer.peer_id, draw.choice([8000.0, 20_000.0, None]))
-            hit: list[int] = []
-            for _ in range(draw.choice([0, 1, 1, 2])):
-                await asyncio.sleep(draw.choice([0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8]))
-                victim = draw.randrange(1, count)  # never the first contact of the hash table
-                if victim not in hit:
-                    hit.append(victim)
-                    rest = [peer for peer in peers if peer is not peers[victim]]
-                    strike(swarm, draw.choice(FAULTS), peers[victim], rest, controls[victim])
-            left = [index for index in range(len(peers)) if index not in hit]
-            outcomes = dict(zip([peers[i] for i in left], await all_outcomes([controls[i] for i in left]), strict=True))
-            check_outcomes(values, {peer: outcome for peer, outcome in outcomes.items() if peer in values})
-            if not hit:
-                assert all(isinstance(o, RoundResult) for o in outcomes.values()), outcomes
-            for index in hit:
-                controls[index].cancel()
-            await asyncio.sleep(0)
-
-    virtual_time.run(main(), seed=seed, timeout=3600)
+    async with Averagers(seed) as swarm:
+        count = draw.randint(3, 6)
+        values = {await add(swarm, float(i + 1)): (float(i + 1), draw.choice([1.0, 2.0, 0.5])) for i in range(count)}
+        helper = await add(swarm, 0.0, auxiliary=True) if draw.random() < 0.3 else None
+        peers = [*values, *([helper] if helper else [])]
+        weights = [values[peer][1] if peer in values else 0.0 for peer in peers]
+        controls = [peer.begin(weight=w, allow_retries=False) for peer, w in zip(peers, weights, strict=True)]
+        begun = [asyncio.wrap_future(control.begun) for control in controls]
+        await asyncio.wait(begun)
+        for peer in peers:
+            swarm.network.set_bandwidth(peer.peer_id, draw.choice([8000.0, 20_000.0, None]))
+        hit: list[int] = []
+        for _ in range(draw.choice([0, 1, 1, 2])):
+            await asyncio.sleep(draw.choice([0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8]))
+            victim = draw.randrange(1, count)  # never the first contact of the hash table
+            if victim not in hit:
+                hit.append(victim)
+                rest = [peer for peer in peers if peer is not peers[victim]]
+                strike(swarm, draw.choice(FAULTS), peers[victim], rest, controls[victim])
+        left = [index for index in range(len(peers)) if index not in hit]
+        outcomes = dict(zip([peers[i] for i in left], await all_outcomes([controls[i] for i in left]), strict=True))
+        check_outcomes(values, {peer: outcome for peer, outcome in outcomes.items() if peer in values})
+        if not hit:
+            assert all(isinstance(o, RoundResult) for o in outcomes.values()), outcomes
+        for index in hit:
+            controls[index].cancel()
+        await asyncio.sleep(0)

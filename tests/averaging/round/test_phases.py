@@ -13,227 +13,167 @@ from swarmcli.errors import FingerprintError, RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.averagers import Averagers, all_outcomes, all_results
 from tests.averaging.round.programs import SMALL_PARTS, Doubling, add, check, strike_in_step, untouched
+from tests.simulation import within
 
 
 def run(main, seed: int = 0) -> None:
     virtual_time.run(main, seed=seed, timeout=3600)
 
 
-def test_the_second_phase_builds_on_the_average_of_the_first() -> None:
-    async def main() -> None:
-        async with Averagers(1) as swarm:
-            values = {
-                await add(swarm, float(value)): (float(value), weight) for value, weight in ((1, 1), (2, 3), (6, 2))
-            }
-            results = await all_results([peer.begin(weight=weight) for peer, (_, weight) in values.items()])
-            check(list(values), values, results[0])
-            assert all(result.total_weight == 6 and len(result.contributors) == 3 for result in results)
-            assert len({result.group.group_id for result in results}) == 1
-            # Both phases travelled: each peer's own share excepted, every byte goes to a reducer and comes back.
-            assert all(result.bytes_sent > 2 * 470 * 4 / 3 for result in results)
-
-    run(main())
+@within(3600)
+async def test_the_second_phase_builds_on_the_average_of_the_first() -> None:
+    async with Averagers(1) as swarm:
+        values = {await add(swarm, float(value)): (float(value), weight) for value, weight in ((1, 1), (2, 3), (6, 2))}
+        results = await all_results([peer.begin(weight=weight) for peer, (_, weight) in values.items()])
+        check(list(values), values, results[0])
+        assert all(result.total_weight == 6 and len(result.contributors) == 3 for result in results)
+        assert len({result.group.group_id for result in results}) == 1
+        # Both phases travelled: each peer's own share excepted, every byte goes to a reducer and comes back.
+        assert all(result.bytes_sent > 2 * 470 * 4 / 3 for result in results)
 
 
-def test_a_program_may_ask_for_a_phase_again() -> None:
-    async def main() -> None:
-        async with Averagers(2) as swarm:
-            values = {await add(swarm, value, again=True): (value, 1.0) for value in (1.0, 5.0)}
-            helper = await add(swarm, 0.0, again=True, auxiliary=True)
-            results = await all_results([peer.begin() for peer in [*values, helper]])
-            check(list(values), values, results[0])
-            assert results[-1].total_weight == 2 and untouched(helper)
-
-    run(main())
+@within(3600)
+async def test_a_program_may_ask_for_a_phase_again() -> None:
+    async with Averagers(2) as swarm:
+        values = {await add(swarm, value, again=True): (value, 1.0) for value in (1.0, 5.0)}
+        helper = await add(swarm, 0.0, again=True, auxiliary=True)
+        results = await all_results([peer.begin() for peer in [*values, helper]])
+        check(list(values), values, results[0])
+        assert results[-1].total_weight == 2 and untouched(helper)
 
 
 @pytest.mark.parametrize("listening", [True, False])
-def test_followers_of_weight_zero_auxiliaries_and_peers_behind_firewalls(listening: bool) -> None:
-    async def main() -> None:
-        async with Averagers(3) as swarm:
-            values = {await add(swarm, value): (value, 1.0) for value in (1.0, 5.0)}
-            hidden = await add(swarm, 3.0, listening=False)
-            follower = await add(swarm, 100.0)
-            helper = await add(swarm, 0.0, auxiliary=True, listening=listening)
-            values |= {hidden: (3.0, 2.0), follower: (100.0, 0.0)}
-            controls = [peer.begin(weight=weight) for peer, (_, weight) in values.items()]
-            results = await all_results([*controls, helper.begin(weight=0.0)])
-            check(list(values), values, results[0])
-            assert follower.peer_id not in results[0].contributors and untouched(helper)
-            assert results[-1].contributors == results[0].contributors and results[-1].total_weight == 4
-
-    run(main())
+@within(3600)
+async def test_followers_of_weight_zero_auxiliaries_and_peers_behind_firewalls(listening: bool) -> None:
+    async with Averagers(3) as swarm:
+        values = {await add(swarm, value): (value, 1.0) for value in (1.0, 5.0)}
+        hidden = await add(swarm, 3.0, listening=False)
+        follower = await add(swarm, 100.0)
+        helper = await add(swarm, 0.0, auxiliary=True, listening=listening)
+        values |= {hidden: (3.0, 2.0), follower: (100.0, 0.0)}
+        controls = [peer.begin(weight=weight) for peer, (_, weight) in values.items()]
+        results = await all_results([*controls, helper.begin(weight=0.0)])
+        check(list(values), values, results[0])
+        assert follower.peer_id not in results[0].contributors and untouched(helper)
+        assert results[-1].contributors == results[0].contributors and results[-1].total_weight == 4
 
 
-def test_nobody_has_weight_and_nothing_moves() -> None:
-    async def main() -> None:
-        async with Averagers(4) as swarm:
-            peers = [await add(swarm, 1.0), await add(swarm, 2.0), await add(swarm, 0.0, auxiliary=True)]
-            results = await all_results([peer.begin(weight=0.0) for peer in peers])
-            assert all(result.total_weight == 0 for result in results) and all(map(untouched, peers))
-
-    run(main())
-
-
-@pytest.mark.soak  # `test_phased_chaos.py` draws who is killed, and when
-@pytest.mark.parametrize("with_auxiliary", [False, True])
-@pytest.mark.parametrize("phase", [0, 1])
-def test_whoever_is_killed_between_its_parts_counts_in_no_phase(
-    phase: int, with_auxiliary: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a slow link, at several moments: some of its parts have arrived then, and some have not. The round fails, and
-    the others try again without it."""
-    begun_again = []
-
-    async def main(after: float) -> None:
-        async with Averagers(5) as swarm:
-            values = {await add(swarm, value): (value, 1.0) for value in (1.0, 5.0, 3.0, 7.0)}
-            helper = [await add(swarm, 0.0, auxiliary=True)] if with_auxiliary else []
-            peers = list(values)
-            dead = peers[-1]
-            with monkeypatch.context() as patch:
-                strike_in_step(patch, phase, dead, lambda: swarm.kill(dead), after, slow=swarm.network)
-                controls = [peer.begin() for peer in [*peers, *helper]]
-                left = [c for c, p in zip(controls, [*peers, *helper], strict=True) if p is not dead]
-                results = await all_results(left)
-            controls[peers.index(dead)].cancel()
-            assert len({result.contributors for result in results}) == 1
-            assert {peer.peer_id for peer in peers[:-1]} <= set(results[0].contributors)
-            check(peers[:-1], values, results[0])
-            program = peers[0].core._program
-            assert isinstance(program, Doubling)
-            if len(program.tries) == 2:
-                begun_again.append(after)
-                assert dead.peer_id not in results[0].contributors
-
-    for after in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8):
-        run(main(after))
-    assert begun_again
-
-
-def test_a_sender_whose_tensors_break_in_the_second_phase_fails_the_round_and_is_named(
+@within(3600)
+async def test_a_sender_whose_tensors_break_in_the_second_phase_fails_the_round_and_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def main() -> None:
-        async with Averagers(6) as swarm:
-            values = {await add(swarm, value): (value, 1.0) for value in (1.0, 5.0, 3.0)}
-            peers = list(values)
-            broken = peers[1].core._program
-            assert isinstance(broken, Doubling)
-            begin = broken.begin
+    async with Averagers(6) as swarm:
+        values = {await add(swarm, value): (value, 1.0) for value in (1.0, 5.0, 3.0)}
+        peers = list(values)
+        broken = peers[1].core._program
+        assert isinstance(broken, Doubling)
+        begin = broken.begin
 
-            def begin_broken(seed: bytes):
-                made = begin(seed)
-                inputs = made.inputs
-                made.inputs = lambda phase: [t * (float("nan") if phase == 1 else 1.0) for t in inputs(phase)]  # type: ignore[method-assign]
-                return made
+        def begin_broken(seed: bytes):
+            made = begin(seed)
+            inputs = made.inputs
+            made.inputs = lambda phase: [t * (float("nan") if phase == 1 else 1.0) for t in inputs(phase)]  # type: ignore[method-assign]
+            return made
 
-            monkeypatch.setattr(broken, "begin", begin_broken)
-            outcomes = await all_outcomes([peer.begin(allow_retries=False) for peer in peers])
-            for outcome in outcomes:
-                assert isinstance(outcome, RoundFailed) and outcome.suspects == (peers[1].peer_id,), outcome
-            assert "NaN" in str(outcomes[0]) and all(map(untouched, peers))
-
-    run(main())
+        monkeypatch.setattr(broken, "begin", begin_broken)
+        outcomes = await all_outcomes([peer.begin(allow_retries=False) for peer in peers])
+        for outcome in outcomes:
+            assert isinstance(outcome, RoundFailed) and outcome.suspects == (peers[1].peer_id,), outcome
+        assert "NaN" in str(outcomes[0]) and all(map(untouched, peers))
 
 
-def test_one_that_brings_another_weight_to_the_second_phase_fails_the_round_and_is_named(
+@within(3600)
+async def test_one_that_brings_another_weight_to_the_second_phase_fails_the_round_and_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    async with Averagers(7) as swarm:
+        peers = [await add(swarm, value) for value in (1.0, 5.0, 3.0)]
+        helper = await add(swarm, 0.0, auxiliary=True)
+        liar = peers[2]
+        made = Allreduce.__init__
 
-    async def main() -> None:
-        async with Averagers(7) as swarm:
-            peers = [await add(swarm, value) for value in (1.0, 5.0, 3.0)]
-            helper = await add(swarm, 0.0, auxiliary=True)
-            liar = peers[2]
-            made = Allreduce.__init__
+        def lie(self: Allreduce, service, *rest, weight: float, step=None, **options) -> None:
+            if service.endpoint is liar.endpoint and step is not None:
+                weight = 1.0 + step
+            made(self, service, *rest, weight=weight, step=step, **options)
 
-            def lie(self: Allreduce, service, *rest, weight: float, step=None, **options) -> None:
-                if service.endpoint is liar.endpoint and step is not None:
-                    weight = 1.0 + step
-                made(self, service, *rest, weight=weight, step=step, **options)
+        monkeypatch.setattr(Allreduce, "__init__", lie)
+        outcomes = await all_outcomes([peer.begin(allow_retries=False) for peer in [*peers, helper]])
+        assert all(isinstance(outcome, RoundFailed) for outcome in outcomes), outcomes
+        failed = outcomes[0]
+        assert isinstance(failed, RoundFailed) and failed.suspects == (liar.peer_id,)
+        assert all(map(untouched, [*peers, helper]))
 
-            monkeypatch.setattr(Allreduce, "__init__", lie)
-            outcomes = await all_outcomes([peer.begin(allow_retries=False) for peer in [*peers, helper]])
-            assert all(isinstance(outcome, RoundFailed) for outcome in outcomes), outcomes
-            failed = outcomes[0]
-            assert isinstance(failed, RoundFailed) and failed.suspects == (liar.peer_id,)
-            assert all(map(untouched, [*peers, helper]))
 
-    run(main())
+@within(3600)
+async def test_nobody_has_weight_and_nothing_moves() -> None:
+    async with Averagers(4) as swarm:
+        peers = [await add(swarm, 1.0), await add(swarm, 2.0), await add(swarm, 0.0, auxiliary=True)]
+        results = await all_results([peer.begin(weight=0.0) for peer in peers])
+        assert all(result.total_weight == 0 for result in results) and all(map(untouched, peers))
 
 
 @pytest.mark.parametrize("step", [0, 1])
-def test_one_that_loses_sight_of_a_step_is_undecided_and_the_others_go_on(
+@within(3600)
+async def test_one_that_loses_sight_of_a_step_is_undecided_and_the_others_go_on(
     step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        async with Averagers(8) as swarm:
-            values = {await add(swarm, value): (value, 1.0) for value in (1.0, 5.0, 3.0, 7.0)}
-            peers = list(values)
-            lost = peers[-1]
-            rest = frozenset(peer.peer_id for peer in peers[:-1])
-            strike_in_step(monkeypatch, step, lost, lambda: swarm.network.partition(rest, [lost.peer_id]))
-            outcomes = await all_outcomes([peer.begin(allow_retries=peer is not lost) for peer in peers])
-            assert isinstance(outcomes[-1], RoundUndecided) and untouched(lost)
-            assert isinstance(outcomes[0], RoundResult)
-            check(peers[:-1], values, outcomes[0])
-
-    run(main())
+    async with Averagers(8) as swarm:
+        values = {await add(swarm, value): (value, 1.0) for value in (1.0, 5.0, 3.0, 7.0)}
+        peers = list(values)
+        lost = peers[-1]
+        rest = frozenset(peer.peer_id for peer in peers[:-1])
+        strike_in_step(monkeypatch, step, lost, lambda: swarm.network.partition(rest, [lost.peer_id]))
+        outcomes = await all_outcomes([peer.begin(allow_retries=peer is not lost) for peer in peers])
+        assert isinstance(outcomes[-1], RoundUndecided) and untouched(lost)
+        assert isinstance(outcomes[0], RoundResult)
+        check(peers[:-1], values, outcomes[0])
 
 
-def test_a_step_that_is_given_up_has_failed_for_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with Averagers(9) as swarm:
-            options = AllreduceOptions(part_size_bytes=256, sender_timeout=5.0, allreduce_timeout=3.0)
-            peers = [await add(swarm, value, allreduce=options) for value in (1.0, 5.0)]
-            strike_in_step(monkeypatch, 1, peers[1], lambda: swarm.kill(peers[1]))
-            control, other = (peer.begin(allow_retries=False) for peer in peers)
-            (outcome,) = await all_outcomes([control])
-            other.cancel()
-            assert isinstance(outcome, RoundFailed | RoundUndecided)
-            assert untouched(peers[0])
-
-    run(main())
+@within(3600)
+async def test_a_step_that_is_given_up_has_failed_for_everyone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Averagers(9) as swarm:
+        options = AllreduceOptions(part_size_bytes=256, sender_timeout=5.0, allreduce_timeout=3.0)
+        peers = [await add(swarm, value, allreduce=options) for value in (1.0, 5.0)]
+        strike_in_step(monkeypatch, 1, peers[1], lambda: swarm.kill(peers[1]))
+        control, other = (peer.begin(allow_retries=False) for peer in peers)
+        (outcome,) = await all_outcomes([control])
+        other.cancel()
+        assert isinstance(outcome, RoundFailed | RoundUndecided)
+        assert untouched(peers[0])
 
 
-def test_what_a_round_gave_is_kept_for_replays_as_one() -> None:
-    async def main() -> None:
-        async with Averagers(10) as swarm:
-            values = {await add(swarm, value): (value, 1.0) for value in (1.0, 5.0)}
-            missed = await add(swarm, 9.0)
-            results = await all_results([peer.begin(tag=b"lineage") for peer in values])
-            kept = await missed.core.archive.fetch(
-                [peer.peer_id for peer in values], missed.core.layout, tag=b"lineage", timeout=10
-            )
-            first = next(iter(values))
-            assert kept.group_id == results[0].group.group_id and kept.record.samples == 2
-            assert all(map(torch.equal, kept.averages, first.core._tensors))
-
-    run(main())
+@within(3600)
+async def test_what_a_round_gave_is_kept_for_replays_as_one() -> None:
+    async with Averagers(10) as swarm:
+        values = {await add(swarm, value): (value, 1.0) for value in (1.0, 5.0)}
+        missed = await add(swarm, 9.0)
+        results = await all_results([peer.begin(tag=b"lineage") for peer in values])
+        kept = await missed.core.archive.fetch(
+            [peer.peer_id for peer in values], missed.core.layout, tag=b"lineage", timeout=10
+        )
+        first = next(iter(values))
+        assert kept.group_id == results[0].group.group_id and kept.record.samples == 2
+        assert all(map(torch.equal, kept.averages, first.core._tensors))
 
 
-def test_peers_with_unlike_programs_are_refused_by_name() -> None:
-    async def main() -> None:
-        async with Averagers(11) as swarm:
-            one, other = await add(swarm, 1.0), Doubling(2.0, description="tripling")
-            plain = await swarm.add_one(tensors=other.tensors, program=other, allreduce=SMALL_PARTS)
-            outcomes = await all_outcomes([peer.begin(timeout=60) for peer in (one, plain)])
-            assert any(isinstance(o, FingerprintError) and "averaging.method" in str(o) for o in outcomes), outcomes
-
-    run(main())
+@within(3600)
+async def test_peers_with_unlike_programs_are_refused_by_name() -> None:
+    async with Averagers(11) as swarm:
+        one, other = await add(swarm, 1.0), Doubling(2.0, description="tripling")
+        plain = await swarm.add_one(tensors=other.tensors, program=other, allreduce=SMALL_PARTS)
+        outcomes = await all_outcomes([peer.begin(timeout=60) for peer in (one, plain)])
+        assert any(isinstance(o, FingerprintError) and "averaging.method" in str(o) for o in outcomes), outcomes
 
 
-def test_a_step_has_an_id_of_its_own_and_leaves_nothing_behind() -> None:
-    async def main() -> None:
-        async with Averagers(12) as swarm:
-            peers = [await add(swarm, value) for value in (1.0, 5.0)]
-            (group, _) = [result.group for result in await all_results([peer.begin() for peer in peers])]
-            assert len({group.derived(f"step {step}").group_id for step in range(9)} | {group.group_id}) == 10
-            assert group.derived("step 3").members == group.members
-            assert not peers[0].core._service._expected and not peers[0].core._service._rounds
-
-    run(main())
+@within(3600)
+async def test_a_step_has_an_id_of_its_own_and_leaves_nothing_behind() -> None:
+    async with Averagers(12) as swarm:
+        peers = [await add(swarm, value) for value in (1.0, 5.0)]
+        (group, _) = [result.group for result in await all_results([peer.begin() for peer in peers])]
+        assert len({group.derived(f"step {step}").group_id for step in range(9)} | {group.group_id}) == 10
+        assert group.derived("step 3").members == group.members
+        assert not peers[0].core._service._expected and not peers[0].core._service._rounds
 
 
 def test_a_program_without_end_is_given_up_by_everyone() -> None:
@@ -261,28 +201,27 @@ def test_a_program_without_end_is_given_up_by_everyone() -> None:
 
 
 @pytest.mark.parametrize("gone", [1, 2])
-def test_an_auxiliary_that_nobody_can_tell_anything_is_undecided(gone: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@within(3600)
+async def test_an_auxiliary_that_nobody_can_tell_anything_is_undecided(
+    gone: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its leader is lost once a step is done: another trainer tells it; with all of them gone, nobody does."""
+    async with Averagers(14) as swarm:
+        contact = await add(swarm, 0.0, prefix="elsewhere")
+        peers = [await add(swarm, value) for value in (1.0, 5.0)]
+        helper = await add(swarm, 0.0, auxiliary=True)
+        ask = PhaseNews.ask
 
-    async def main() -> None:
-        async with Averagers(14) as swarm:
-            contact = await add(swarm, 0.0, prefix="elsewhere")
-            peers = [await add(swarm, value) for value in (1.0, 5.0)]
-            helper = await add(swarm, 0.0, auxiliary=True)
-            ask = PhaseNews.ask
+        async def asked(desk: PhaseNews, group, steps: int):
+            if steps == 2:
+                for peer in peers[:gone]:
+                    swarm.kill(peer)
+            return await ask(desk, group, steps)
 
-            async def asked(desk: PhaseNews, group, steps: int):
-                if steps == 2:
-                    for peer in peers[:gone]:
-                        swarm.kill(peer)
-                return await ask(desk, group, steps)
-
-            monkeypatch.setattr(PhaseNews, "ask", asked)
-            controls = [peer.begin(allow_retries=False) for peer in [*peers, helper]]
-            (outcome,) = await all_outcomes([controls[-1]])
-            for control in controls[:-1]:
-                control.cancel()
-            assert isinstance(outcome, RoundUndecided if gone == 2 else RoundResult), outcome
-            assert contact
-
-    run(main())
+        monkeypatch.setattr(PhaseNews, "ask", asked)
+        controls = [peer.begin(allow_retries=False) for peer in [*peers, helper]]
+        (outcome,) = await all_outcomes([controls[-1]])
+        for control in controls[:-1]:
+            control.cancel()
+        assert isinstance(outcome, RoundUndecided if gone == 2 else RoundResult), outcome
+        assert contact

@@ -164,25 +164,6 @@ def test_a_sender_that_falls_silent_counts_in_the_parts_that_arrived() -> None:
     run(main)
 
 
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_what_is_refused_leaves_no_trace_in_the_sum(poison: float) -> None:
-    async def main() -> None:
-        bench = Bench(randoms(3, 16, torch.float32))
-        bench.tensors[2][7] = poison
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(bench.reducer.run())
-            bench.reducer.begin(0, 1)
-            await bench.deliver(1, 1)
-            with pytest.raises(InputRefused, match="part 0 holds NaN or infinity"):
-                await bench.deliver(2, 1)
-            bench.reducer.leave_out(2, "NaN")
-            averages = await bench.averages()
-        assert averages[0].senders == (0, 1)
-        assert torch.allclose(bench.mean(averages).double(), weighted_mean(bench.tensors[:2], [1, 1]), atol=1e-6)
-
-    run(main)
-
-
 @pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, -math.inf, 1e-13, 1e19])
 def test_impossible_weights_are_refused(weight: float) -> None:
     with pytest.raises(InputRefused, match="weight"):
