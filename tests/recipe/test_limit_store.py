@@ -47,32 +47,12 @@ local:
 """
 
 
-def test_what_is_kept_is_there_at_the_next_start(file: Path) -> None:
-    LimitStore(None, file).change({"upload": "1 MB/s", "on_battery": "no"}, keep=True)
-    again = LimitStore(None, file)
-    assert (again.limits.upload, again.limits.on_battery) == (1e6, False)
-    again.change({"upload": "default"}, keep=True)
-    assert again.limits.upload is None and LimitStore(None, file).limits.upload is None
-
-
 def test_what_is_kept_follows_the_file_but_where_the_command_line_says_something_else(file: Path) -> None:
     store = LimitStore(small("local.limits.threads=4"), file)
     store.change({"upload": "1 MB/s", "threads": 2}, keep=True)
     assert (store.limits.upload, store.limits.threads) == (1e6, 2)
     write(file, "limits: {upload: 9 MB/s, threads: 9}\n")
     assert store.reload() and (store.limits.upload, store.limits.threads) == (9e6, 2)
-
-
-def test_a_wrong_change_changes_nothing(file: Path) -> None:
-    store = LimitStore(None, file)
-    for changes, said in (
-        ({"uplaod": "1 MB/s"}, "did you mean upload"),
-        ({"upload": "1 MB/s", "threads": 0}, "threads should be at least 1"),
-        ({"upload": object()}, "no rate"),
-    ):
-        with pytest.raises(RecipeError, match=said):
-            store.change(changes, keep=True)
-    assert store.sources == {} and not file.exists()
 
 
 def test_a_file_that_is_changed_by_hand_is_taken_over(file: Path) -> None:
@@ -92,7 +72,7 @@ def test_a_file_that_is_emptied_or_torn_lifts_no_limit(file: Path, rest: str) ->
     write(file, "name: Ada\nlimits:\n  upload: 2 MB/s\n")
     store = LimitStore(None, file)
     write(file, rest)
-    with pytest.raises(RecipeError, match=r"config\.yaml"):
+    with pytest.raises(RecipeError, match=r"config\.yaml.*swarm limits reset" if rest == "" else r"config\.yaml"):
         store.reload()
     assert store.limits.upload == 2e6 and not store.reload()
     write(file, "limits:\n  upload: 10 MB/s\n")
@@ -109,13 +89,3 @@ def test_to_remove_the_file_or_to_reset_the_limits_lifts_them(file: Path) -> Non
     file.unlink()
     assert not removed.reload() and removed.limits.upload == 2e6  # an editor may have moved it for a moment
     assert removed.reload() and removed.limits.upload is None
-
-
-def test_limits_can_be_reset_while_the_file_is_empty(file: Path) -> None:
-    write(file, "limits:\n  upload: 2 MB/s\n")
-    store = LimitStore(None, file)
-    write(file, "")
-    with pytest.raises(RecipeError, match=r"is empty.*swarm limits reset"):
-        store.reload()
-    store.change({"upload": "default"}, keep=True)
-    assert store.limits.upload is None and not store.reload()

@@ -77,11 +77,7 @@ def test_a_process_that_cannot_write_costs_the_checkpoint(store: CheckpointStore
     assert store.write(nn.Linear(2, 2), {}, 1, shards=shards) is None
     assert isinstance(seen[-1], Noticed) and "no space" in seen[-1].text
     assert shards.settled == [(".epoch-000001", "", [])]
-    assert names(store) == []
-
-
-def test_a_process_that_is_gone_is_the_callers_affair_and_leaves_nothing(store: CheckpointStore) -> None:
-    with pytest.raises(SiteError, match="rank 1 is gone"):
+    with pytest.raises(SiteError, match="rank 1 is gone"):  # the caller's affair
         store.write(nn.Linear(2, 2), {}, 1, shards=FakeShards(SiteError("rank 1 is gone")))
     assert names(store) == []
 
@@ -98,12 +94,72 @@ def test_latest_follows_what_is_written_and_what_is_left_of_a_history_that_is_ov
     for epoch in (8, 9, 8):  # the last after --resume with an older one
         store.write(nn.Linear(2, 2), {}, epoch)
         assert linked(store) == f"epoch-{epoch:06d}"
+        assert find_checkpoint(store.directory / "latest") == store.directory / f"epoch-{epoch:06d}"
     assert (store.directory / "latest" / "model.safetensors").is_file()
     for last, left in ((9, ["epoch-000008", "epoch-000009"]), (8, ["epoch-000008"]), (0, [])):
         store.remove_after(last)
         assert names(store) == left and linked(store) == (left[-1] if left and last != 9 else linked(store))
     assert linked(store) is None and not [each for each in store.directory.iterdir() if each.name.startswith(".")]
     CheckpointStore(store.directory / "none", "run").remove_after(0)
+
+
+def test_without_symbolic_links_a_file_holds_the_name(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise OSError("symbolic link privilege not held")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    for epoch in (1, 2):
+        store.write(nn.Linear(2, 2), {}, epoch)
+        assert (store.directory / "latest").read_text() == f"epoch-{epoch:06d}\n"
+    assert find_checkpoint(store.directory / "latest") == store.directory / "epoch-000002"
+    (store.directory / "latest").write_text("../../elsewhere")
+    with pytest.raises(CheckpointError, match="latest names no checkpoint; name one beside it"):
+        find_checkpoint(store.directory / "latest")
+
+
+def test_a_directory_called_latest_costs_the_link_only(
+    store: CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    (store.directory / "latest").mkdir()
+    assert store.write(nn.Linear(2, 2), {}, 1) is not None
+    assert "latest does not name the newest checkpoint" in caplog.text
+    assert not (store.directory / "latest").is_symlink() and names(store) == ["epoch-000001"]
+
+
+def test_what_is_beside_the_model_is_no_part_of_what_training_goes_on_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def describe(directory: Path, epoch: int, samples: int | None) -> None:
+        if samples is None:
+            raise RuntimeError("Already borrowed")
+        (directory / "README.md").write_text(f"epoch {epoch}, {samples} samples")
+
+    store = CheckpointStore(tmp_path, "run", describe=describe)
+    path = store.write(nn.Linear(2, 2), {"swarm": {"samples_seen": 77}}, 5)
+    assert path is not None and (path / "README.md").read_text() == "epoch 5, 77 samples"
+    (path / "README.md").write_text("edited")
+    assert load_checkpoint(path).epoch == 5
+    path = store.write(nn.Linear(2, 2), {}, 6)
+    assert path is not None and load_checkpoint(path).epoch == 6
+    assert "epoch 6 lacks its tokenizer or model card: Already borrowed" in caplog.text
+
+
+def test_older_ones_make_room_within_the_limit_and_the_newest_stays(tmp_path: Path, events: Events) -> None:
+    room, model, told = [1e9], nn.Linear(100, 100), list[Event]()
+    events.subscribe(told.append)
+
+    def left() -> float:
+        return room[0] + 40_000 * (3 - len(store.shelf.all()))
+
+    store = CheckpointStore(tmp_path, "run", keep=Keep(9), events=events, room=left)
+    for epoch in (1, 2, 3):
+        store.write(model, {}, epoch)
+    room[0] = 1_000.0
+    assert store.write(model, {}, 4) is not None
+    assert names(store) == ["epoch-000002", "epoch-000003", "epoch-000004"]
+    room[0] = -90_000.0
+    assert store.write(model, {}, 5) is None and names(store) == ["epoch-000004"]
+    assert any(isinstance(each, Noticed) and "limit for the disk" in each.text for each in told)
 
 
 def test_latest_names_something_at_every_moment(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,73 +187,3 @@ def test_latest_names_something_at_every_moment(store: CheckpointStore, monkeypa
     store.remove_after(3)
     store.remove_after(0)
     assert looked > 20
-
-
-def test_without_symbolic_links_a_file_holds_the_name(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any, **options: Any) -> None:
-        raise OSError("symbolic link privilege not held")
-
-    monkeypatch.setattr(Path, "symlink_to", refuse)
-    for epoch in (1, 2):
-        store.write(nn.Linear(2, 2), {}, epoch)
-        assert (store.directory / "latest").read_text() == f"epoch-{epoch:06d}\n"
-    assert find_checkpoint(store.directory / "latest") == store.directory / "epoch-000002"
-    (store.directory / "latest").write_text("../../elsewhere")
-    with pytest.raises(CheckpointError, match="latest names no checkpoint; name one beside it"):
-        find_checkpoint(store.directory / "latest")
-
-
-def test_a_directory_called_latest_costs_the_link_only(
-    store: CheckpointStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    (store.directory / "latest").mkdir()
-    assert store.write(nn.Linear(2, 2), {}, 1) is not None
-    assert "latest does not name the newest checkpoint" in caplog.text
-    assert not (store.directory / "latest").is_symlink() and names(store) == ["epoch-000001"]
-
-
-def test_a_checkpoint_is_found_by_its_link(store: CheckpointStore) -> None:
-    store.write(nn.Linear(2, 2), {}, 3)
-    found = find_checkpoint(store.directory / "latest")
-    assert found == store.directory / "epoch-000003"  # and not the link, which may name another one soon
-    store.write(nn.Linear(2, 2), {}, 4)
-    assert load_checkpoint(found).epoch == 3
-    assert find_checkpoint(store.directory) == store.directory / "epoch-000004"
-
-
-def test_what_is_beside_the_model_is_no_part_of_what_training_goes_on_from(tmp_path: Path) -> None:
-    def describe(directory: Path, epoch: int, samples: int | None) -> None:
-        (directory / "README.md").write_text(f"epoch {epoch}, {samples} samples")
-
-    store = CheckpointStore(tmp_path, "run", describe=describe)
-    path = store.write(nn.Linear(2, 2), {"swarm": {"samples_seen": 77}}, 5)
-    assert path is not None and (path / "README.md").read_text() == "epoch 5, 77 samples"
-    (path / "README.md").write_text("edited")
-    assert load_checkpoint(path).epoch == 5
-
-
-def test_who_cannot_describe_it_costs_only_the_description(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def describe(directory: Path, epoch: int, samples: int | None) -> None:
-        raise RuntimeError("Already borrowed")
-
-    path = CheckpointStore(tmp_path, "run", describe=describe).write(nn.Linear(2, 2), {}, 5)
-    assert path is not None and load_checkpoint(path).epoch == 5
-    assert "epoch 5 lacks its tokenizer or model card: Already borrowed" in caplog.text
-
-
-def test_older_ones_make_room_within_the_limit_and_the_newest_stays(tmp_path: Path, events: Events) -> None:
-    room, model, told = [1e9], nn.Linear(100, 100), list[Event]()
-    events.subscribe(told.append)
-
-    def left() -> float:
-        return room[0] + 40_000 * (3 - len(store.shelf.all()))
-
-    store = CheckpointStore(tmp_path, "run", keep=Keep(9), events=events, room=left)
-    for epoch in (1, 2, 3):
-        store.write(model, {}, epoch)
-    room[0] = 1_000.0
-    assert store.write(model, {}, 4) is not None
-    assert names(store) == ["epoch-000002", "epoch-000003", "epoch-000004"]
-    room[0] = -90_000.0
-    assert store.write(model, {}, 5) is None and names(store) == ["epoch-000004"]
-    assert any(isinstance(each, Noticed) and "limit for the disk" in each.text for each in told)

@@ -90,40 +90,18 @@ def test_the_statistics_that_memory_counts_are_those_that_are_kept(tmp_path: Pat
     assert kept <= statistics_of(recipe) <= kept + (name == "muon")
 
 
-@pytest.mark.parametrize(
-    ("name", "args"), [("sgd", "{nesterov: true}, momentum: 0.9"), ("rmsprop", "{centered: true, alpha: 0.9}")]
-)
-def test_further_arguments_reach_torch(tmp_path: Path, name: str, args: str) -> None:
-    recipe = small(tmp_path, f"optimizer={{name: {name}, args: {args}}}")
-    group = made(recipe, nn.Linear(2, 2)).param_groups[0]
-    assert group["nesterov"] if name == "sgd" else group["centered"] and group["alpha"] == 0.9
-
-
 def test_groups_have_settings_of_their_own(tmp_path: Path) -> None:
     model = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
     fields = "{weight_decay: 0.1, learning_rate: 0.5, groups: [{match: head, learning_rate: 0.05}]}"
     groups = made(small(tmp_path, f"optimizer={fields}"), model).param_groups
-    assert [(group["lr"], group["weight_decay"]) for group in groups] == [
-        (0.05, 0.1),
-        (0.05, 0.0),
-        (0.5, 0.1),
-        (0.5, 0.0),
-    ]
+    found = [(group["lr"], group["weight_decay"]) for group in groups]
+    assert found == [(0.05, 0.1), (0.05, 0.0), (0.5, 0.1), (0.5, 0.0)]
     assert groups[0]["params"] == [model["head"].weight]
     gone = small(tmp_path, "optimizer={groups: [{match: tail}]}")
     with pytest.raises(
         RecipeError, match=r"optimizer\.groups: 'tail' begins no name of a parameter that is trained \(\w+"
     ):
         parameter_groups(gone, model)
-
-
-def test_numbers_of_gradients_are_cut(tmp_path: Path) -> None:
-    model = nn.Linear(2, 1, bias=False)
-    optimizer = made(small(tmp_path, "optimizer={name: sgd, learning_rate: 1, max_grad_value: 0.5}"), model)
-    before = model.weight.detach().clone()
-    model.weight.grad = torch.tensor([[3.0, -0.25]])
-    optimizer.step()
-    torch.testing.assert_close(before - model.weight.detach(), torch.tensor([[0.5, -0.25]]))
 
 
 def test_muon_steps_the_matrices_within_the_model_and_adamw_all_else(tmp_path: Path) -> None:
@@ -172,3 +150,42 @@ def test_a_torch_without_the_optimizer_is_told(tmp_path: Path, monkeypatch: pyte
     monkeypatch.delattr(torch.optim, "Muon")
     with pytest.raises(RecipeError, match=r"torch .* has no Muon; install a later one, or take another opt"):
         optimizer_kind(small(tmp_path, "optimizer.name=muon"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "set_so"),
+    [
+        ("name: adamw, betas: [0.8, 0.9], eps: 1e-6", {"betas": (0.8, 0.9), "eps": 1e-6}),
+        ("name: sgd, momentum: 0.9, learning_rate: 0.5, args: {nesterov: true}", {"lr": 0.5, "nesterov": True}),
+        ("name: rmsprop, args: {centered: true, alpha: 0.9}", {"centered": True, "alpha": 0.9}),
+    ],
+)
+def test_every_setting_and_argument_reaches_torch(tmp_path: Path, settings: str, set_so: dict[str, Any]) -> None:
+    for group in made(small(tmp_path, f"optimizer={{{settings}}}"), nn.Linear(2, 2)).param_groups:
+        assert {key: group[key] for key in set_so} == set_so
+
+
+def test_biases_and_norms_do_not_decay_and_frozen_parameters_are_left_out(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 3))
+    model[2].weight.requires_grad = False
+    decayed, plain = made(small(tmp_path, "optimizer.weight_decay=0.1"), model).param_groups
+    assert decayed["weight_decay"] == 0.1 and decayed["params"] == [model[0].weight]
+    assert plain["weight_decay"] == 0.0 and len(plain["params"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("bound", "gradient", "step"),
+    [
+        ("max_grad_norm", [30.0, 40.0], [0.3, 0.4]),
+        ("max_grad_norm", [0.03, 0.04], [0.03, 0.04]),
+        ("max_grad_value", [3.0, -0.25], [0.5, -0.25]),
+    ],
+)
+def test_gradients_are_scaled_down_to_a_norm_or_their_numbers_cut(
+    tmp_path: Path, bound: str, gradient: list[float], step: list[float]
+) -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor(gradient)
+    recipe = small(tmp_path, f"optimizer={{name: sgd, learning_rate: 1, {bound}: 0.5}}")
+    made(recipe, nn.ParameterList([weight])).step()
+    torch.testing.assert_close(weight.detach(), -torch.tensor(step))

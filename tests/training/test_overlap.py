@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
@@ -13,7 +14,6 @@ import pytest
 from swarmcli.training import ByteTokenizer, sources
 from swarmcli.training.samples import SampleStream, TextRun
 from swarmcli.training.sources import USUAL, DataOptions, FileSource, HuggingFaceSource, Permutation, TextSource
-from tests.suites import soak
 
 ROWS, FIRST = 2_000, 100
 MOST = FIRST / ROWS + 0.1  # independent draws share 5%, give or take 2
@@ -27,7 +27,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("data")
     rows = datasets.Dataset.from_dict({"text": [f"{n:05} {'x' * 25}" for n in range(ROWS)]})
     rows.to_parquet(str(directory / "one.parquet"))
-    rows.to_parquet(str(directory / "groups.parquet"), batch_size=100)
     rows.to_json(str(directory / "one.jsonl"))
     for number in range(16):
         rows.shard(16, number, contiguous=True).to_parquet(str(directory / f"shard{number:02}.parquet"))
@@ -50,22 +49,16 @@ def of(kind: str, pattern: str, *, streaming: bool = True) -> Callable[..., Hugg
 
 SOURCES = {
     "shards, streamed": of("parquet", "shard*.parquet"),
-    "one Parquet file, streamed": of("parquet", "one.parquet"),
-    "one Parquet file of many row groups, streamed": of("parquet", "groups.parquet"),
     "one JSON file, streamed": of("json", "one.jsonl"),
-    "shards, downloaded": of("parquet", "shard*.parquet", streaming=False),
     "one file, downloaded": of("json", "one.jsonl", streaming=False),
 }
-# What reads one is shown by these; the others are read in `make soak`.
-FIRST_ONES = ["shards, streamed", "one file, downloaded"]
-ELSEWHERE = [name for name in SOURCES if name not in FIRST_ONES]
 
 
 def overlaps(streams: list[set[str]]) -> list[float]:
     return [len(one & other) / FIRST for one, other in itertools.combinations(streams, 2)]
 
 
-@pytest.mark.parametrize("name", [*FIRST_ONES, "one JSON file, streamed", *soak(ELSEWHERE[:2] + ELSEWHERE[3:])])
+@pytest.mark.parametrize("name", SOURCES)
 def test_two_peers_share_no_more_than_independent_draws(data: Path, name: str) -> None:
     source = SOURCES[name](data)
 
@@ -92,15 +85,8 @@ def test_two_peers_share_no_more_of_the_sequences_of_one_text_file(data: Path) -
 
 def stream(source: TextSource, seed: int = 1, position: object = None) -> SampleStream:
     """A row with its end is a sequence of 32 tokens, and a batch."""
-    return SampleStream(
-        [source],
-        [1.0],
-        TextRun(ByteTokenizer(), 32),
-        seed=seed,
-        batch_size=1,
-        block=BLOCK,
-        position=position,  # type: ignore[arg-type]
-    )
+    options: Any = {"seed": seed, "batch_size": 1, "block": BLOCK, "position": position}
+    return SampleStream([source], [1.0], TextRun(ByteTokenizer(), 32), **options)
 
 
 def texts(made: SampleStream, count: int) -> Iterator[str]:
@@ -108,7 +94,7 @@ def texts(made: SampleStream, count: int) -> Iterator[str]:
         yield ByteTokenizer().decode(batch["input_ids"][0].numpy())
 
 
-@pytest.mark.parametrize("name", [*FIRST_ONES, *soak(ELSEWHERE)])
+@pytest.mark.parametrize("name", ["shards, streamed", "one file, downloaded"])
 def test_restarted_at_any_place_a_pass_reads_each_row_once(data: Path, name: str) -> None:
     windows = DataOptions(window_rows=300)  # several of them, as of data that is larger
     position, read, count = None, Counter[str](), 0

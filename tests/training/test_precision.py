@@ -62,14 +62,6 @@ def test_a_scale_that_is_too_large_costs_steps_and_is_halved_until_it_fits() -> 
         torch.testing.assert_close(weight.grad, torch.tensor([2.0, 4.0]) / before)
 
 
-def test_matrices_are_multiplied_as_exactly_as_the_volunteer_says(tmp_path: Path) -> None:
-    try:
-        choose_compute(small(tmp_path, "local.matmul_precision=high"))
-        assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision("highest")
-
-
 def test_gradient_checkpointing_keeps_less_and_computes_the_same(tmp_path: Path) -> None:
     assert trained(tmp_path, "gradient_checkpointing=true") == pytest.approx(trained(tmp_path), abs=1e-6)
 
@@ -119,3 +111,64 @@ def test_a_model_that_torch_does_not_compile_is_trained_without(
 @pytest.mark.soak
 def test_a_compiled_model_learns_the_same(tmp_path: Path) -> None:
     assert trained(tmp_path, compiled=True) == pytest.approx(trained(tmp_path), abs=1e-4)
+
+
+class Machine:
+    """Pretends that torch finds certain devices."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, cuda: int = 0, mps: bool = False, capability: int = 8
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (capability, 0))
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+
+def test_the_best_device_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = small(tmp_path, "local.device=auto")
+    Machine(monkeypatch)
+    assert choose_compute(recipe) == Compute(torch.device("cpu"))
+    Machine(monkeypatch, mps=True)
+    assert choose_compute(recipe) == Compute(torch.device("mps"))
+    Machine(monkeypatch, cuda=1, mps=True)
+    assert choose_compute(recipe) == Compute(torch.device("cuda"), torch.bfloat16)
+
+
+def test_bfloat16_is_taken_where_it_is_fast_or_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch, cuda=2, capability=7)
+    second = "local.device=cuda:1"
+    assert choose_compute(small(tmp_path, second)).autocast_dtype is None
+    assert choose_compute(small(tmp_path, second, "local.dtype=bfloat16")).autocast_dtype is torch.bfloat16
+    assert choose_compute(small(tmp_path, "local.device=cpu", "local.dtype=float16")).kind == "cpu (float16)"
+    Machine(monkeypatch, cuda=2, capability=9)
+    assert choose_compute(small(tmp_path, "local.device=cuda", "local.dtype=float32")).autocast_dtype is None
+
+
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch)
+    for device, words in (("cuda", "torch finds no CUDA device"), ("mps", "torch finds no MPS device")):
+        refused = f"local.device={device}: local.device is {device}, but {words}; set it to auto"
+        with pytest.raises(RecipeError, match=refused):
+            choose_compute(small(tmp_path, f"local.device={device}"))
+    Machine(monkeypatch, cuda=2)
+    with pytest.raises(RecipeError, match="there are only 2 CUDA devices"):
+        choose_compute(small(tmp_path, "local.device=cuda:2"))
+
+
+def test_autocast_computes_products_in_the_chosen_precision() -> None:
+    layer, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    with Compute(torch.device("cpu"), torch.bfloat16).autocast():
+        assert layer(x).dtype == torch.bfloat16
+    with Compute(torch.device("cpu")).autocast():
+        assert layer(x).dtype == torch.float32
+
+
+def test_threads_and_the_precision_of_matrices_are_set_as_the_volunteer_says(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        choose_compute(small(tmp_path, "local.threads=1", "local.matmul_precision=high"))
+        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (1, "high")
+    finally:
+        torch.set_num_threads(before)
+        torch.set_float32_matmul_precision("highest")

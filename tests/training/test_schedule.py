@@ -48,41 +48,6 @@ def test_the_schedule_moves_once_per_epoch_and_goes_on_from_its_state(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("settings", "kind", "defaults"),
-    [
-        ("{name: adamw, betas: [0.8, 0.9], eps: 1e-6}", torch.optim.AdamW, {"betas": (0.8, 0.9), "eps": 1e-6}),
-        ("{name: sgd, momentum: 0.9, learning_rate: 0.5}", torch.optim.SGD, {"momentum": 0.9, "lr": 0.5}),
-    ],
-)  # fmt: skip
-def test_every_setting_reaches_the_optimizer(
-    tmp_path: Path, settings: str, kind: type, defaults: dict[str, object]
-) -> None:
-    optimizer = build_optimizer(small(tmp_path, f"optimizer={settings}"), nn.Linear(2, 2))
-    assert type(optimizer) is kind
-    for group in optimizer.param_groups:
-        assert {key: group[key] for key in defaults} == defaults
-
-
-def test_biases_and_norms_do_not_decay_and_frozen_parameters_are_left_out(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 3))
-    model[2].weight.requires_grad = False
-    optimizer = build_optimizer(small(tmp_path, "optimizer.weight_decay=0.1"), model)
-    decayed, plain = optimizer.param_groups
-    assert decayed["weight_decay"] == 0.1 and decayed["params"] == [model[0].weight]
-    assert plain["weight_decay"] == 0.0 and len(plain["params"]) == 4
-
-
-def test_gradients_are_scaled_down_to_the_norm_before_the_step(tmp_path: Path) -> None:
-    model = nn.Linear(2, 1, bias=False)
-    optimizer = build_optimizer(small(tmp_path, "optimizer={name: sgd, learning_rate: 1.0, max_grad_norm: 0.5}"), model)
-    for gradient, step in (([[30.0, 40.0]], [[0.3, 0.4]]), ([[0.03, 0.04]], [[0.03, 0.04]])):
-        before = model.weight.detach().clone()
-        model.weight.grad = torch.tensor(gradient)
-        optimizer.step()
-        torch.testing.assert_close(before - model.weight.detach(), torch.tensor(step))
-
-
-@pytest.mark.parametrize(
     ("name", "extra", "keys"),
     [
         ("constant_with_warmup", {}, {}),

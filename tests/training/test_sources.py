@@ -10,7 +10,7 @@ import pytest
 
 from swarmcli.errors import DataError
 from swarmcli.training import sources
-from swarmcli.training.sources import DataOptions, FileSource, HuggingFaceSource, PassPart, Split
+from swarmcli.training.sources import DataOptions, FileSource, HuggingFaceSource, Split
 
 from .small_tasks import image_rows, png, write_rows
 
@@ -102,14 +102,12 @@ def test_files_that_vanish_are_passed_over_until_none_is_left(tmp_path: Path) ->
         read(source)
 
 
-def test_the_standard_library_is_there_without_installed_packages() -> None:
+def test_the_standard_library_is_there_without_installed_packages_or_its_lack_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = FileSource.stdlib()
-    assert len(source) > 300
+    assert len(source) > 300 and next(source.documents("0"))
     assert not [file for file in source.files if "site-packages" in file.parts]
-    assert next(source.documents("0"))
-
-
-def test_an_interpreter_without_sources_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(DataError, match="no source files"):
         FileSource.stdlib()
@@ -216,16 +214,3 @@ def test_values_of_several_kinds_in_a_column_are_read(tmp_path: Path, streaming:
     file = write_rows(tmp_path / "a.jsonl", *({"messages": each} for each in said))
     source = HuggingFaceSource("json", data_files=[str(file)], text_column=None, streaming=streaming)
     assert sorted(row["messages"][0]["content"] for row in columns(source)) == ["a", "b"]
-
-
-def test_sizes_of_files_are_asked_once_however_many_parts_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(16):
-        (tmp_path / f"{number}.txt").write_text("text")
-    source, asked = FileSource.below(tmp_path), []
-    monkeypatch.setattr(sources, "_size_of", lambda file: asked.append(file) or file.stat().st_size)
-    assert source.parts() == 16
-    for number in range(16):
-        assert len(list(source.documents("0", part=PassPart(number, 16)))) == 1
-    assert len(asked) == 16

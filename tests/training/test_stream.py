@@ -137,18 +137,15 @@ def run(file: Path, epochs: int, *, killed: bool = False) -> Watched:
     return task
 
 
-def test_a_loop_that_is_started_again_goes_on_with_new_data_and_new_dropout(tmp_path: Path) -> None:
+def test_a_loop_that_is_started_again_goes_on_with_new_data_and_dropout_and_a_killed_one_from_the_last_epoch(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "stream.json"
-    first, second = run(file, 3), run(file, 3)
+    first, second, killed, last = run(file, 3), run(file, 3), run(file, 3, killed=True), run(file, 3)
     assert not [row for row in second.seen if row in first.seen]
     assert not set(first.dropout) & set(second.dropout)
-
-
-def test_a_killed_loop_goes_on_from_the_last_epoch(tmp_path: Path) -> None:
-    file = tmp_path / "stream.json"
-    first, second = run(file, 3, killed=True), run(file, 3)
-    assert second.seen[:2] == first.seen[4:]  # of the epoch in which it was killed
-    assert not [row for row in second.seen[2:] if row in first.seen]
+    assert last.seen[:2] == killed.seen[4:]  # of the epoch in which it was killed
+    assert not [row for row in last.seen[2:] if row in killed.seen]
 
 
 class Counting:

@@ -61,12 +61,6 @@ def spikes(losses: Sequence[float]) -> dict[int, float]:
     return {epoch: round(rise, 3) for epoch, rise in rises.items() if rise > SPIKE}
 
 
-def test_a_jump_is_told_from_noise() -> None:
-    learned = [5.0, 5.3, 4.4, 4.2, 4.0, 3.8]
-    assert spikes([*learned, 3.85, 3.7, 3.75, 3.6]) == {}
-    assert spikes([*learned, 4.2, 4.6, 3.7]) == {6: 0.4, 7: 0.8}
-
-
 # As much as a processor computes in minutes; width, first weights and rate are the template's own.
 SHORT = (
     "sequence_len=64",
