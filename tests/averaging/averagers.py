@@ -12,6 +12,7 @@ import torch
 from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions
 from swarmcli.averaging.control import RoundRequest, RoundResult, StepControl
 from swarmcli.averaging.core import AveragerCore, GetState
+from swarmcli.averaging.group import Group
 from swarmcli.averaging.matchmaking.search import Search
 from swarmcli.averaging.round.phases import RoundProgram
 from swarmcli.clock import Clock
@@ -137,6 +138,14 @@ class Averagers:
 async def all_results(controls: Sequence[StepControl]) -> list[RoundResult]:
     """What every round gave; the first error of any is raised."""
     return list(await asyncio.gather(*controls))
+
+
+async def all_begun(controls: Sequence[StepControl]) -> Group:
+    """The group in which the round of all of them has begun."""
+    await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+    group = controls[0].group
+    assert group is not None
+    return group
 
 
 async def all_outcomes(controls: Sequence[StepControl]) -> list[RoundResult | SwarmError]:

@@ -10,8 +10,16 @@ import torch
 
 from swarmcli.averaging.control import AveragingStage, RoundRequest, RoundResult, StepControl
 from swarmcli.errors import MatchmakingError, NoReducerError
-from tests.averaging.averagers import Averagers, Peer, all_outcomes, all_results, assert_all_equal, assert_one_group
-from tests.simulation import within
+from tests.averaging.averagers import (
+    Averagers,
+    Peer,
+    all_begun,
+    all_outcomes,
+    all_results,
+    assert_all_equal,
+    assert_one_group,
+)
+from tests.simulation import now, within
 from tests.suites import soak
 
 
@@ -20,11 +28,11 @@ from tests.suites import soak
 async def test_peers_that_step_together_share_one_average(count: int, seed: int) -> None:
     async with Averagers(seed) as swarm:
         peers = await swarm.add(count)
-        began = asyncio.get_running_loop().time()
+        began = now()
         results = await all_results([peer.begin() for peer in peers])
         assert_one_group(results, peers)
         assert_all_equal(peers, (count - 1) / 2)
-        assert asyncio.get_running_loop().time() - began < 1.5  # round trips take 0.02 s here
+        assert now() - began < 1.5  # round trips take 0.02 s here
 
 
 @within(3600)
@@ -125,7 +133,7 @@ async def test_timeout_bounds_the_search() -> None:
         (peer,) = await swarm.add(1)
         with pytest.raises(MatchmakingError, match="within 2"):
             await peer.begin(timeout=2.5)
-        assert asyncio.get_running_loop().time() < 3.0
+        assert now() < 3.0
 
 
 @within(3600)
@@ -145,13 +153,13 @@ async def test_a_request_may_look_on_longer() -> None:
 async def test_a_scheduled_round_begins_at_its_time_and_may_be_moved() -> None:
     async with Averagers(10) as swarm:
         peers = await swarm.add(2)
-        now = peers[0].endpoint.clock.now
-        planned = now() + 10
+        swarm_time = peers[0].endpoint.clock.now
+        planned = swarm_time() + 10
         controls = [peer.begin(scheduled_time=planned) for peer in peers]
         for control in controls:
             control.scheduled_time = planned + 5
-        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
-        assert planned + 5 <= now() < planned + 6
+        await all_begun(controls)
+        assert planned + 5 <= swarm_time() < planned + 6
         assert_one_group(await all_results(controls), peers)
 
 
@@ -160,7 +168,7 @@ async def test_the_trigger_is_waited_for_and_settles_the_weight() -> None:
     async with Averagers(11) as swarm:
         peers = await swarm.add(2)
         controls = [peer.begin(require_trigger=True) for peer in peers]
-        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+        await all_begun(controls)
         await asyncio.sleep(1)
         assert {control.stage for control in controls} == {AveragingStage.AWAITING_TRIGGER}
         assert not controls[0].triggered and not controls[0].began_allreduce
@@ -213,15 +221,15 @@ async def test_cancelling_before_and_after_the_group_has_begun() -> None:
         at_once = peers[3].begin()
         assert at_once.cancel()  # before its first step
         controls = [peer.begin(require_trigger=True) for peer in peers[:3]]
-        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+        await all_begun(controls)
         quitter = (_leading(controls, peers) + 1) % 3
         controls[quitter].cancel()
-        began = asyncio.get_running_loop().time()
+        began = now()
         stayed = [control for i, control in enumerate(controls) if i != quitter]
         for control in stayed:
             control.allow_allreduce()
         await all_outcomes(stayed)
-        assert asyncio.get_running_loop().time() - began < 3.0  # nobody waits for the one that left
+        assert now() - began < 3.0  # nobody waits for the one that left
         assert controls[quitter].cancelled() and at_once.cancelled() and at_once.begun.cancelled()
         assert not at_once.cancel()
 
@@ -231,16 +239,16 @@ async def test_a_leader_that_cancels_before_the_round_is_done_without() -> None:
     async with Averagers(14) as swarm:
         peers = await swarm.add(3)
         controls = [peer.begin(require_trigger=True, allow_retries=False) for peer in peers]
-        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+        await all_begun(controls)
         leader = _leading(controls, peers)
         controls[leader].cancel()
         others = [control for i, control in enumerate(controls) if i != leader]
         for control in others:
             control.allow_allreduce()
-        began = asyncio.get_running_loop().time()
+        began = now()
         outcomes = await all_outcomes(others)
         assert all(isinstance(outcome, RoundResult) for outcome in outcomes)
-        assert asyncio.get_running_loop().time() - began < 3.0
+        assert now() - began < 3.0
         left = [peer for i, peer in enumerate(peers) if i != leader]
         assert_all_equal(left, (3 - leader) / 2)
         assert peers[leader].values[0] == leader
@@ -292,7 +300,7 @@ async def test_tries_that_fail_at_once_are_spaced_out() -> None:
         tries: list[float] = []
 
         async def fail(*arguments: object) -> None:
-            tries.append(asyncio.get_running_loop().time())
+            tries.append(now())
             raise MatchmakingError("within a moment")
 
         peer.core.finder.find = fail

@@ -17,12 +17,13 @@ from tests.averaging.averagers import (
     FAST,
     Averagers,
     Peer,
+    all_begun,
     all_outcomes,
     all_results,
     assert_all_equal,
     assert_one_group,
 )
-from tests.simulation import within
+from tests.simulation import now, within
 from tests.suites import soak
 
 
@@ -48,7 +49,7 @@ async def test_one_that_is_killed_at_any_moment_is_done_without(seed: int, after
         results = await all_results([controls[peers.index(peer)] for peer in left])
         controls[peers.index(dead)].cancel()
         assert_rounds_agree(results, left)
-        assert asyncio.get_running_loop().time() < 15
+        assert now() < 15
 
 
 def assert_rounds_agree(results: list[RoundResult], peers: list[Peer]) -> None:
@@ -66,9 +67,7 @@ async def test_a_leader_that_dies_between_beginning_and_reducing(seed: int) -> N
     async with Averagers(seed) as swarm:
         peers = await swarm.add(4)
         controls = [peer.begin(require_trigger=True) for peer in peers]
-        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
-        group = controls[0].group
-        assert group is not None
+        group = await all_begun(controls)
         leader = next(peer for peer in peers if peer.peer_id == group.leader)
         swarm.kill(leader)
         left = [peer for peer in peers if peer is not leader]
@@ -89,9 +88,7 @@ async def test_a_round_that_fails_leaves_the_tensors_and_is_tried_again_without_
     async with Averagers(1) as swarm:
         peers = await swarm.add(4, allreduce=replace(FAST, trust="members"))  # of strangers half decides nothing
         controls = [peer.begin(require_trigger=True) for peer in peers]
-        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
-        group = controls[0].group
-        assert group is not None
+        group = await all_begun(controls)
         dead = [peer for peer in reversed(peers) if peer.peer_id != group.leader][:2]
         for peer in dead:  # with half of the group gone nothing can be committed
             swarm.kill(peer)
@@ -117,9 +114,9 @@ async def test_one_that_all_others_follow_is_followed_by_who_doubts_it_too(secon
         await all_results([peer.begin() for peer in peers])
         doubter.core.finder.doubt(leader.peer_id, "it was too slow")
         ranks = [leader, doubter, follower] if second == "the doubter" else peers
-        queue, began = [peer.peer_id for peer in ranks], asyncio.get_running_loop().time()
+        queue, began = [peer.peer_id for peer in ranks], now()
         assert_one_group(await all_results([peer.begin(queue=queue) for peer in peers]), peers)
-        assert asyncio.get_running_loop().time() - began < MatchmakingOptions().min_matchmaking_time
+        assert now() - began < MatchmakingOptions().min_matchmaking_time
 
 
 @within(3600)
@@ -141,9 +138,9 @@ async def test_who_stays_alone_with_one_that_it_doubts_takes_it_when_its_time_is
         doubted, _, doubter = peers = await swarm.add(3)
         await all_results([peer.begin() for peer in peers])
         doubter.core.finder.doubt(doubted.peer_id, "it was too slow")
-        pair, began = [doubted, doubter], asyncio.get_running_loop().time()
+        pair, began = [doubted, doubter], now()
         assert_one_group(await all_results([peer.begin() for peer in pair]), pair)
-        waited = asyncio.get_running_loop().time() - began
+        waited = now() - began
         # The third may come, so they wait for it once more.
         assert 1 < waited / MatchmakingOptions().min_matchmaking_time < 2.1
 
@@ -157,12 +154,12 @@ async def test_one_that_does_not_hear_that_its_group_begins_is_not_waited_for() 
         await asyncio.sleep(5)
         deaf = next(peer for peer in peers if peer.search.leader is not None)
         deaf.core.finder.driver = None  # as if it had just left, and the messages had crossed
-        began = asyncio.get_running_loop().time()
+        began = now()
         for control in controls:
             control.report(10.0)
         left = [control for control, peer in zip(controls, peers, strict=True) if peer is not deaf]
         await all_outcomes(left)
-        assert asyncio.get_running_loop().time() - began < 10
+        assert now() - began < 10
         controls[peers.index(deaf)].cancel()
 
 
@@ -175,14 +172,14 @@ def test_giving_up_in_the_very_moment_in_which_the_group_begins(shift: float, wh
     async def main(leave_after: float | None) -> float:
         async with Averagers(5) as swarm:
             peers = await swarm.add(2, allreduce=AllreduceOptions())
-            began = asyncio.get_running_loop().time()
+            began = now()
             timeouts = [leave_after if how == "timeout" and index == who else 20.0 for index in range(2)]
             controls = [peer.begin(timeout=timeout) for peer, timeout in zip(peers, timeouts, strict=True)]
             if leave_after is not None and how == "cancel":
                 asyncio.get_running_loop().call_later(leave_after, controls[who].cancel)
             outcomes = await asyncio.gather(*controls, return_exceptions=True)
             if leave_after is not None:
-                assert asyncio.get_running_loop().time() - began < 25
+                assert now() - began < 25
                 committed = [isinstance(outcome, RoundResult) for outcome in outcomes]
                 assert committed[who] or how == "cancel" or not any(committed)
                 return 0.0
@@ -197,9 +194,7 @@ async def test_without_retries_a_failed_round_says_why() -> None:
     async with Averagers(1) as swarm:
         peers = await swarm.add(2)
         controls = [peer.begin(require_trigger=True, allow_retries=False) for peer in peers]
-        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
-        group = controls[0].group
-        assert group is not None
+        group = await all_begun(controls)
         dead = next(peer for peer in reversed(peers) if peer.peer_id != group.leader)
         swarm.kill(dead)
         left = [peer for peer in peers if peer is not dead]
@@ -223,10 +218,10 @@ async def test_declarations_of_dead_peers_cost_little(seed: int) -> None:
         for peer in peers[4:]:
             swarm.kill(peer)
         await asyncio.sleep(1)
-        began = asyncio.get_running_loop().time()
+        began = now()
         results = await all_results([peer.begin() for peer in peers[:4]])
         assert_one_group(results, peers[:4])
-        assert asyncio.get_running_loop().time() - began < 4.0
+        assert now() - began < 4.0
 
 
 @pytest.mark.parametrize(("errors", "seed"), [([0, 600], 0), ([0, 0, 0, 600, 0, -600, 0, 0, 600], 1)])
@@ -236,10 +231,10 @@ async def test_clocks_ten_minutes_off(errors: list[float], seed: int) -> None:
         for error in errors:
             await swarm.add_one(clock_error=error)
         for _ in range(2):
-            began = asyncio.get_running_loop().time()
+            began = now()
             results = await all_results([peer.begin() for peer in swarm.peers])
             assert_one_group(results, swarm.peers)
-            assert asyncio.get_running_loop().time() - began < 1.5
+            assert now() - began < 1.5
         assert_all_equal(swarm.peers, (len(errors) - 1) / 2)
 
 

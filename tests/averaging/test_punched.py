@@ -11,6 +11,7 @@ import torch
 from swarmcli.averaging import AveragerConfig, AveragerCore, RoundRequest
 from swarmcli.dht import DHTNode
 from swarmcli.testing import Swarm
+from tests.averaging.averagers import all_begun
 from tests.simulation import within
 from tests.suites import soak
 
@@ -66,7 +67,7 @@ async def test_a_direct_path_that_is_cut_in_the_middle_of_a_round_leaves_all_wit
         for number in range(3):
             tensors[number][0].fill_(float(number))
         controls = [core.begin_round(RoundRequest(timeout=120.0)) for core in cores]
-        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+        await all_begun(controls)
         await asyncio.sleep(after)
         swarm.network.cut(nodes[0].peer_id, nodes[1].peer_id)
         results = [await control for control in controls]

@@ -14,9 +14,9 @@ from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.network.addresses import parse_address
 from swarmcli.network.identity import PeerID
 from tests.averaging import rounds
-from tests.averaging.averagers import Averagers, Peer, all_results, assert_all_equal, assert_one_group
+from tests.averaging.averagers import Averagers, Peer, all_begun, all_results, assert_all_equal, assert_one_group
 from tests.averaging.searchers import Searchers
-from tests.simulation import within
+from tests.simulation import now, within
 from tests.suites import soak
 
 
@@ -57,7 +57,7 @@ async def test_when_a_relay_is_killed_in_the_middle_of_a_round_all_end_with_equa
         for peer in peers:
             swarm.network.set_bandwidth(peer.peer_id, 4e5)
         controls = [peer.begin(timeout=60.0) for peer in peers]
-        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+        await all_begun(controls)
         await asyncio.sleep(after)
         [used, *_] = [parse_address(address).relay for address in peers[0].endpoint.addresses]
         swarm.kill(next(relay for relay in relays if relay.peer_id == used))
@@ -80,13 +80,13 @@ async def test_a_member_at_a_relay_that_dies_in_the_middle_is_left_out_soon() ->
         for peer in (*peers, dies):
             swarm.network.set_bandwidth(peer.peer_id, 4e5)
         controls = [peer.begin(timeout=60.0) for peer in (*peers, dies)]
-        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
+        await all_begun(controls)
         await asyncio.sleep(0.5)
         swarm.kill(dies)
         controls.pop().cancel()
-        killed = asyncio.get_running_loop().time()
+        killed = now()
         results = await all_results(controls)
-        assert asyncio.get_running_loop().time() - killed < 10
+        assert now() - killed < 10
         assert_one_group(results, [*peers, dies])
         for own, *others in zip(*(peer.core._tensors for peer in peers), strict=True):
             assert all(torch.equal(own, other) for other in others)

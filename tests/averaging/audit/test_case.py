@@ -11,30 +11,11 @@ from swarmcli.averaging.aggregators import Mean
 from swarmcli.averaging.audit.case import Case, FalseAccusation, FalseAverage, Verdict, sign_accusation
 from swarmcli.averaging.audit.signed import part_hash
 from swarmcli.averaging.audit.verdict import is_within, redo
-from swarmcli.compression import (
-    BFloat16Compression,
-    BlockwiseQuantization,
-    CompressionBase,
-    Float16Compression,
-    NoCompression,
-    Quantile8BitQuantization,
-    ScaledFloat16Compression,
-    TopK,
-    Uniform8BitQuantization,
-)
+from swarmcli.compression import CompressionBase, NoCompression, TopK
 from tests.averaging.audit.cases import HERE, REDUCER, Example, with_messages
+from tests.compression.codecs import PLAIN
 
-CODECS = [
-    NoCompression(),
-    Float16Compression(),
-    BFloat16Compression(),
-    ScaledFloat16Compression(),
-    Uniform8BitQuantization(),
-    Quantile8BitQuantization(),
-    BlockwiseQuantization(),
-    TopK(),
-]
-codecs = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+codecs = pytest.mark.parametrize("codec", [*PLAIN, TopK()], ids=lambda codec: codec.description)
 
 
 def accuse(case: Case, accuser: int, example: Example) -> FalseAccusation:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from swarmcli.averaging.consensus.ballots import (
     Acceptor,
     Blocked,
-    Free,
     Outbid,
     Promise,
     Proposal,
@@ -119,45 +118,6 @@ def test_when_all_has_been_heard_ballot_zero_is_decided_or_hopeless(
 
 
 # --- above zero -------------------------------------------------------------------------------------------------------
-
-
-def test_a_proposal_waits_for_a_majority() -> None:
-    assert Proposal(1, 3).state == Waiting()
-    assert proposal_of(1, 3, Promise(1)).state == Waiting()
-    assert proposal_of(1, 3, Promise(1), Promise(1)).state == Free()
-    assert proposal_of(1, 3, Promise(1), Promise(2)).state == Waiting()  # that one answers another ballot
-
-
-def test_to_give_up_half_is_enough() -> None:
-    alone = proposal_of(2, 2, None, Promise(2))
-    alone.lose(0)
-    assert alone.state == Blocked() and alone.may_abort
-    with pytest.raises(ValueError, match="must not propose"):
-        alone.propose(Committed(A))
-    alone.propose(NO)
-    assert not alone.may_abort and alone.state == Waiting()
-    assert alone.accepted(1) == NO
-    holder = proposal_of(2, 2, None, Promise(2, 0, Committed(A)))
-    assert not holder.may_abort  # the leader may have committed it
-    assert proposal_of(1, 2, Promise(1, 0, Committed(A))).may_abort  # it has not
-    assert not proposal_of(1, 4, Promise(1)).may_abort and proposal_of(1, 4, Promise(1), Promise(1)).may_abort
-    assert not proposal_of(9, 4, Promise(9), Promise(9, 3, Committed(A))).may_abort
-    assert proposal_of(9, 4, Promise(9), Promise(9, 3, NO)).may_abort
-
-
-def test_a_refusal_outbids_only_when_no_majority_is_left() -> None:
-    proposal = proposal_of(1, 3, Promise(1))
-    proposal.refuse(1, Refusal(4))
-    assert proposal.state == Waiting()
-    proposal.refuse(2, Refusal(6))
-    assert proposal.state == Outbid(6)
-    unreachable = Proposal(1, 3)
-    unreachable.lose(1)
-    unreachable.lose(2)
-    assert unreachable.state == Blocked()
-    unreachable.promise(1, Promise(1))
-    unreachable.promise(0, Promise(1))
-    assert unreachable.state == Free()
 
 
 def test_a_proposal_stands_for_one_value() -> None:

@@ -15,7 +15,7 @@ from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.testing import virtual_time
 from tests.averaging.rounds import Kind, Outcome, Swarm
-from tests.simulation import within
+from tests.simulation import now, within
 from tests.suites import soak
 
 BANDWIDTH = 20_000.0  # bytes per second: a round takes about a second
@@ -32,11 +32,11 @@ def after(
 
             async def strike() -> None:
                 await asyncio.sleep(when)
-                began = asyncio.get_running_loop().time()
+                began = now()
                 for index in dead:
                     swarm.kill(index) if fault == "kill" else swarm.tasks[index].cancel()
                 await asyncio.wait([task for index, task in enumerate(swarm.tasks) if index not in dead])
-                took.append(asyncio.get_running_loop().time() - began)
+                took.append(now() - began)
 
             outcomes = await swarm.round(strike)
             swarm.check(outcomes)

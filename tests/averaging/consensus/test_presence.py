@@ -9,7 +9,7 @@ import pytest
 from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.errors import RoundFailed, RoundUndecided
 from tests.averaging.rounds import Kind, Peer, Swarm
-from tests.simulation import within
+from tests.simulation import now, within
 
 
 @within(2000)
@@ -30,7 +30,7 @@ async def test_a_connected_mate_that_knows_nothing_of_the_round_holds_nobody_for
 
         async def watch() -> None:
             await asyncio.wait(swarm.tasks[:3])
-            ended.append(asyncio.get_running_loop().time())
+            ended.append(now())
 
         outcomes = await swarm.round(watch, scripts={3: deaf})
         holders = swarm.check(outcomes)
@@ -51,7 +51,7 @@ async def test_of_a_pair_nobody_waits_for_long_for_one_that_does_not_begin_in_ti
 
         async def watch() -> None:
             await asyncio.wait(swarm.tasks[1:])
-            ended.append(asyncio.get_running_loop().time())
+            ended.append(now())
 
         outcomes = await swarm.round(watch, scripts={0: deaf})
         assert isinstance(outcomes[1], (RoundFailed, RoundUndecided))
@@ -66,4 +66,4 @@ async def test_a_member_that_has_left_is_not_waited_for() -> None:
     async with Swarm([Kind(), Kind(), Kind(), Kind(bandwidth=0)]) as swarm:
         outcomes = await swarm.round(scripts={3: leaves})
         assert all(isinstance(outcome, AllreduceResult) for outcome in outcomes[:3])
-        assert asyncio.get_running_loop().time() < 3
+        assert now() < 3

@@ -58,16 +58,6 @@ def test_an_impatient_follower_shortens_the_wait_but_not_to_nothing() -> None:
     assert due_at(made, 0.0, missing=True) == SearchOptions().min_patience
 
 
-def test_a_scheduled_group_does_not_begin_before_its_time() -> None:
-    made = gathering(followers=3, target_group_size=4)
-    made.schedule(7.0)
-    assert due_at(made, 6.0) == 7.0
-    assert begins(made, 7.0)
-    made.schedule(9.0)
-    assert due_at(made, 8.0) == 9.0
-    assert made.close_at == 14.0
-
-
 def test_whoever_takes_the_most_of_the_list_gives_way_to_the_others() -> None:
     made = gathering()
     room = [join(made, number, gathered=bytes(MAX_GATHERED_BYTES)) for number in range(1, 60)]
@@ -97,15 +87,6 @@ def test_a_preformed_group_that_would_be_too_small_waits_for_the_missing_and_the
 
 def test_a_group_of_one_is_possible_where_it_is_wanted() -> None:
     assert begins(gathering(min_group_size=1), 0.5)
-
-
-def test_a_claim_counts_for_the_target_at_most_and_never_shrinks() -> None:
-    made = gathering(followers=2, target=100.0)
-    assert made.report(peer_id(1), 1e30) and made.total_progress == 100.0
-    assert made.report(peer_id(1), 5.0) and made.total_progress == 100.0
-    assert not made.report(peer_id(9), 50.0)
-    join(made, 3, progress=1e30)
-    assert made.total_progress == 200.0
 
 
 def test_heartbeats_are_frequent_where_a_lost_member_would_delay_a_round() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from swarmcli.averaging.config import MatchmakingOptions
 from tests.averaging.searchers import Searcher, Searchers
-from tests.simulation import within
+from tests.simulation import now, within
 
 
 async def find_all(peers: list[Searcher], **request: Any) -> list[int]:
@@ -119,7 +119,7 @@ async def test_a_group_whose_members_offer_no_bandwidth_says_so_to_all_of_them(s
         assert await find_all(peers) == [0] * 3
         for peer in peers:
             assert "NoReducerError" in peer.failures[0] and "3 offer no bandwidth" in peer.failures[0]
-        assert asyncio.get_running_loop().time() < 7.0
+        assert now() < 7.0
 
 
 @within(3600)

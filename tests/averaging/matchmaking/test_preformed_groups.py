@@ -8,8 +8,8 @@ import pytest
 
 from swarmcli.averaging.control import AveragingStage, StepControl
 from swarmcli.errors import FingerprintError, RoundMissed
-from tests.averaging.averagers import Averagers, Peer, all_results, assert_all_equal, assert_one_group
-from tests.simulation import within
+from tests.averaging.averagers import Averagers, Peer, all_begun, all_results, assert_all_equal, assert_one_group
+from tests.simulation import now, within
 
 
 def stand(peers: list[Peer], target: float = 100.0, **request: object) -> list[StepControl]:
@@ -19,8 +19,8 @@ def stand(peers: list[Peer], target: float = 100.0, **request: object) -> list[S
 async def begun(controls: list[StepControl], within: float = 10.0) -> float:
     """When the round of all of them has begun."""
     async with asyncio.timeout(within):
-        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
-    return asyncio.get_running_loop().time()
+        await all_begun(controls)
+    return now()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -35,7 +35,7 @@ async def test_it_begins_as_soon_as_the_sum_is_enough(seed: int) -> None:
                 control.report(float(step))
         assert not any(control.begun.done() for control in controls)
         await asyncio.sleep(1.0)
-        enough = asyncio.get_running_loop().time()
+        enough = now()
         for control in controls:
             control.report(25.0)
         assert await begun(controls) - enough < 0.2
@@ -79,11 +79,11 @@ async def test_the_leader_is_lost_while_the_group_stands(seed: int, how: str) ->
         swarm.kill(dead) if how == "kill" else swarm.network.freeze(dead.peer_id)
         left = [control for control, peer in zip(controls, peers, strict=True) if peer is not dead]
         await asyncio.sleep(0.5 if how == "kill" else 5.0)
-        began = asyncio.get_running_loop().time()
+        began = now()
         for control in left:
             control.report(40.0)
         await begun(left)
-        assert asyncio.get_running_loop().time() - began < 1.5
+        assert now() - began < 1.5
         assert_one_group(await all_results(left), [peer for peer in peers if peer is not dead])
         controls[peers.index(dead)].cancel()
         swarm.network.thaw(dead.peer_id)
@@ -146,7 +146,7 @@ async def test_one_that_lags_behind_is_waited_for_only_briefly() -> None:
         laggard = peers[2]  # it is connected and was in the last round, but looks for no group now
         controls = stand(peers[:2])
         await asyncio.sleep(10)
-        told = asyncio.get_running_loop().time()
+        told = now()
         for control in controls:
             control.report(60.0)
         assert 0.9 < await begun(controls) - told < 1.5
@@ -186,7 +186,7 @@ async def test_who_stops_to_wait_is_heard_at_once(hurried: bool) -> None:
         for control in controls:
             control.report(1.0)
         await asyncio.sleep(0.01)  # their leader has heard this, and would not hear the next for a while
-        enough = asyncio.get_running_loop().time()
+        enough = now()
         for control in controls:
             control.report(25.0)
             if hurried:

@@ -14,10 +14,10 @@ from swarmcli.averaging.round.allreduce import AllreduceResult
 from swarmcli.averaging.round.auditing import Audits
 from swarmcli.averaging.round.pace import PACE
 from swarmcli.errors import RoundUndecided
-from tests.averaging.averagers import Averagers, all_outcomes, assert_all_equal
+from tests.averaging.averagers import Averagers, all_begun, all_outcomes, assert_all_equal
 from tests.averaging.rounds import Kind, Outcome, Swarm
 from tests.optim.optim_swarm import until
-from tests.simulation import within
+from tests.simulation import now, within
 
 
 @pytest.mark.parametrize("thaws_after", [0.0, 60.0])
@@ -52,9 +52,7 @@ async def test_a_member_that_was_frozen_for_long_gets_the_round_from_the_files_o
     async with Averagers(3) as swarm:
         peers = await swarm.add(4)
         controls = [peer.begin(require_trigger=True, allow_retries=False) for peer in peers]
-        await asyncio.gather(*(asyncio.wrap_future(control.begun) for control in controls))
-        group = controls[0].group
-        assert group is not None
+        group = await all_begun(controls)
         frozen = next(peer for peer in reversed(peers) if peer.peer_id != group.leader)
         for control in controls:
             control.allow_allreduce()
@@ -84,9 +82,9 @@ async def test_a_member_that_still_audits_when_the_result_is_committed_takes_the
     monkeypatch.setattr(Audits, "_fetch", slowly)
 
     async with Swarm([Kind()] * 3, options=AllreduceOptions(part_size_bytes=512, audit=1.0)) as swarm:
-        began = asyncio.get_running_loop().time()
+        began = now()
         outcomes = await swarm.round()
-        assert asyncio.get_running_loop().time() - began < 2 * PACE.stalled + 1
+        assert now() - began < 2 * PACE.stalled + 1
         assert len(swarm.check(outcomes)) == 3
         assert not any(outcome.late for outcome in outcomes if isinstance(outcome, AllreduceResult))
 
@@ -108,7 +106,7 @@ async def test_copies_from_links_that_are_too_slow_are_waited_for_no_longer_than
         for peer in others:
             swarm.network.set_bandwidths(peer.peer_id, uplink=1000.0, downlink=None)
         swarm.network.thaw(late.peer_id)
-        began = asyncio.get_running_loop().time()
+        began = now()
         (outcome,) = await all_outcomes(controls[-1:])
-        assert asyncio.get_running_loop().time() - began < 30 + 5
+        assert now() - began < 30 + 5
         assert isinstance(outcome, RoundUndecided), "it goes on as one that has missed the round"
