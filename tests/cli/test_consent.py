@@ -88,14 +88,13 @@ def test_weights_that_are_not_trained_are_a_download_of_their_own(monkeypatch: p
     assert "not trained" not in sheet(small(), "auxiliary")["download"]
 
 
-def test_a_disk_on_which_the_checkpoints_have_no_room_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_for_the_checkpoints_is_told_and_limits_or_how_to_set_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert sheet(small())["disk"].endswith(" are free")
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=3e5))
     assert sheet(small())["disk"].endswith("only 293 KiB are free, which is too little")
     assert sheet(small(), "auxiliary")["disk"].endswith("; 293 KiB are free")
-
-
-def test_limits_are_told_or_how_to_set_them() -> None:
     assert "swarm limits set" in sheet(small())["limits"]
     limits = sheet(small("local.limits={upload: 2 MB/s, hours: 22-8, on_battery: no, processor: 50%}"))["limits"]
     assert limits == "sends at most 2 MB/s; the processors compute 50% of the time; runs 22-8; pauses on battery"
@@ -130,6 +129,8 @@ def test_data_are_told_by_where_they_come_from() -> None:
     assert "all of a/b before it begins" in sheet(data({**hub, "streaming": False}))["download"]
     web = {"source": "huggingface", "path": "json", "data_files": ["https://example.org/a.jsonl"]}
     assert "https://example.org/a.jsonl" in sheet(data(web))["data"]
+    steering = sheet(data({**files, "glob": "\x1b[2J*\u202e"}))["data"]
+    assert "\x1b" not in steering and "\u202e" not in steering
 
 
 def of_files(directory: Path) -> Recipe:
@@ -145,9 +146,6 @@ def test_data_that_are_not_here_are_told(tmp_path: Path) -> None:
     lines = sheet(of_files(tmp_path))["data"]
     assert f"; nothing is at {tmp_path}/texts, {tmp_path}/rows/" in lines and "hub.jsonl, " not in lines
     assert "a/b (train, of-the-hub.jsonl) from huggingface.co" in lines
-    for name in ("texts", "rows"):
-        (tmp_path / name).mkdir()
-    assert "nothing is at" not in sheet(of_files(tmp_path))["data"]
 
 
 def test_a_trainer_without_the_data_is_not_asked(contact: SimpleNamespace, tmp_path: Path) -> None:
@@ -160,11 +158,6 @@ def test_a_trainer_without_the_data_is_not_asked(contact: SimpleNamespace, tmp_p
     for name in ("texts", "rows"):
         (tmp_path / name).mkdir()
     linking.show_sheet(run, "trainer", recipe, UNKNOWN)
-
-
-def test_a_strangers_words_steer_no_terminal() -> None:
-    glob = {"source": "files", "path": "texts", "glob": "\x1b[2J*\u202e"}
-    assert "\x1b" not in sheet(data(glob))["data"] and "\u202e" not in sheet(data(glob))["data"]
 
 
 @pytest.mark.parametrize("role", ["trainer", "auxiliary", "monitor"])
@@ -271,13 +264,12 @@ def test_what_a_role_needs_is_imported_while_a_person_decides(monkeypatch: pytes
     assert imported == ["first", "second"]
 
 
-def test_without_a_terminal_the_missing_word_is_named(contact: SimpleNamespace, tmp_path: Path) -> None:
+def test_without_a_terminal_the_missing_word_is_named_and_what_must_agree_cannot_be_set(
+    contact: SimpleNamespace, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="add --yes"):
         recipe_named(str(LINK), "trainer", [], yes=False)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_must_agree_cannot_be_set(contact: SimpleNamespace, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"--set changes optimizer\.learning_rate"):
         recipe_named(str(LINK), "trainer", ["optimizer.learning_rate=1"], yes=True)
     recipe_named(str(LINK), "trainer", ["local.threads=1"], yes=True)

@@ -48,23 +48,14 @@ def test_without_verbose_only_warnings_are_logged(capsys: pytest.CaptureFixture[
         "WARNING swarmcli.x: look here",
         "DEBUG swarmcli.x: everything",
     ]
-
-
-@pytest.mark.usefixtures("untouched_logging")
-def test_a_notice_is_in_the_log_only_where_no_view_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
-    setup_logging()
+    logging.getLogger("swarmcli.x").warning("it said %s", "\x1b]0;owned\x07\x9b2J\u202e")
+    said = capsys.readouterr().err
+    assert said.endswith("WARNING swarmcli.x: it said ]0;owned2J\n"), "a file that is shown later steers no terminal"
     Events().emit(Noticed("warning", "the disk is full"))
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "", "a view shows it"
     setup_logging(who="process 1")
     Events().emit(Noticed("warning", "the disk is full"))
     assert "[process 1] WARNING swarmcli.notices: the disk is full" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("untouched_logging")
-def test_a_log_that_goes_to_a_file_steers_no_terminal_that_shows_it_later(capsys: pytest.CaptureFixture[str]) -> None:
-    setup_logging()
-    logging.getLogger("swarmcli.x").warning("it said %s", "\x1b]0;owned\x07\x9b2J\u202e")
-    assert capsys.readouterr().err.endswith("WARNING swarmcli.x: it said ]0;owned2J\n")
 
 
 def test_log_lines_on_a_terminal_keep_their_lines_and_lose_what_steers() -> None:
@@ -75,20 +66,16 @@ def test_log_lines_on_a_terminal_keep_their_lines_and_lose_what_steers() -> None
     assert file.getvalue() == "first\nsecond [bold]]0;owned\n"
 
 
-def test_who_is_asked_something_hears_it_also_with_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(err, "quiet", True)
-    with aloud():
-        assert not err.quiet
-    assert err.quiet
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
-def test_warnings_are_heard_also_with_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_and_questions_are_heard_also_with_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(err, "quiet", True)
+    with aloud():
+        assert not err.quiet
+    assert err.quiet
     monkeypatch.setattr("sys.stderr", Terminal())
     before = logging.getLogger().handlers[:]
     try:
@@ -116,17 +103,11 @@ def test_durations_are_as_exact_as_they_are_long_and_many_are_told_as_many() -> 
     ]  # fmt: skip
 
 
-def test_an_epoch_without_loss_or_samples_says_what_it_knows() -> None:
+def test_an_epoch_says_what_it_knows_and_a_round_who_was_in_it_and_why_it_failed() -> None:
     line = epoch_line(replace(EPOCH, loss=None, samples=0))
     assert line == "epoch 3  taken over from another peer", "nobody here knows how long it took"
-
-
-def test_a_round_says_who_was_in_it_and_why_it_failed() -> None:
     assert round_line(ROUND) == "round of epoch 2 committed  2 peers  0.2 s  2.0 MB sent, 999 B received"
     failed = replace(ROUND, outcome="failed", reason="b\x1b died", contributors=("a",), epoch=-1)
     assert round_line(failed) == "round failed: b died  1 contributed, 2 members  0.2 s  2.0 MB sent, 999 B received"
-
-
-def test_only_what_is_not_usual_is_marked() -> None:
     assert event_line(Line("info", "x", "", "hello")) == "hello"
     assert event_line(Line("error", "x", "", "oh\nno")) == "error: oh no"

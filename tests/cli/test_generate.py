@@ -56,6 +56,14 @@ def test_the_latest_checkpoint_writes_on_until_it_has_written_enough() -> None:
     assert said("best", "ab", "-n", "3", "-t", "0") == "abxxx\n"
     assert said("small", "ab", "-n", "1", "-t", "0") == "aby\n"
     assert said("runs/small/monitor-1/checkpoints/epoch-000001", "", "-n", "2", "-t", "0") == "xx\n"
+    texts = [said("ab", "-n", "8", "-t", "10.0", "--seed", "1") for _ in range(2)]
+    assert texts[0] == texts[1]
+    for word, words in (
+        ("other", r"'other' is neither a path nor one of your runs with checkpoints \(small\)"),
+        ("texts", "there is no checkpoint in texts"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            chosen(word)
 
 
 def test_the_average_over_epochs_writes_unless_the_weights_themselves_are_asked_for(work: Path, tmp_path: Path) -> None:
@@ -74,20 +82,6 @@ def test_a_model_that_reads_sixteen_tokens_writes_until_these_are_full() -> None
     assert (told["text"], told["tokens"], told["prompt"]) == ("y" * 14, 14, "ab")
     assert told["checkpoint"].endswith("epoch-000002")
     assert json.loads(said("a" * 50, "-n", "4", "--json", "-t", "0"))["text"] == "yyyy", "the end of the prompt counts"
-
-
-def test_the_same_seed_gives_the_same_text() -> None:
-    texts = [said("ab", "-n", "8", "-t", "10.0", "--seed", seed) for seed in ("1", "1", "2")]
-    assert texts[0] == texts[1]
-
-
-def test_a_checkpoint_that_nobody_finds() -> None:
-    for word, words in (
-        ("other", r"'other' is neither a path nor one of your runs with checkpoints \(small\)"),
-        ("texts", "there is no checkpoint in texts"),
-    ):
-        with pytest.raises(CheckpointError, match=words):
-            chosen(word)
 
 
 def test_what_is_damaged_or_no_model_that_writes_is_said_at_once(work: Path, tmp_path: Path) -> None:

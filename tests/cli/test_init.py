@@ -25,7 +25,6 @@ from swarmcli.training.memory import HOST, Room
 from swarmcli.training.tokenizer import ByteTokenizer
 from tests.cli.typed import typed
 from tests.hub_stand_in import Hub, hub
-from tests.suites import soak
 
 __all__ = ["hub"]
 
@@ -43,10 +42,12 @@ def said(*words: str, answers: str | None = None) -> str:
 
 
 def test_a_run_is_begun_with_a_recipe_that_is_in_order_and_nothing_is_written_over() -> None:
-    assert said("open.yaml") == "swarm monitor open.yaml"
+    opened, closed = begin("open.yaml"), begin("--invite", "--run-id", "lab", "closed.yaml")
+    assert (opened.stdout, closed.stdout) == ("swarm monitor open.yaml\n", "swarm monitor closed.yaml\n")
+    assert "prints the link by which they join" in opened.stderr
+    assert "prints the link" not in closed.stderr and "swarm invite closed.yaml" in closed.stderr, "it is not enough"
     assert (load_recipe("open.yaml").access, load_recipe("open.yaml").trust) == ("open", "strangers")
-    assert not list(Path().glob("*.run-key"))
-    assert said("--invite", "--run-id", "lab", "closed.yaml") == "swarm monitor closed.yaml"
+    assert [file.name for file in Path().glob("*.run-key")] == ["lab.run-key"]
     recipe = load_recipe("closed.yaml")
     assert (recipe.run_id, recipe.access, recipe.trust) == ("lab", "invite", "members")
     assert recipe.run_key == RunKey.load(Path("lab.run-key")).public.text
@@ -84,6 +85,14 @@ def test_texts_lie_where_the_recipe_says_and_the_recipe_can_travel_in_a_link(her
     assert "data_dir" not in Path("beside.yaml").read_text()
     with pytest.raises(UsageError, match="no directory with texts"):
         said("missing.yaml", "--data", "./missing")
+    (here / "other" / ".git").mkdir(parents=True)
+    (here / "other" / ".git" / "config").write_text("hidden files are no texts")
+    (here / "other" / "empty.txt").touch()
+    (here / "other" / "picture.png").write_bytes(b"\x89PNG\0\0\0")
+    for named in ("other", "other/picture.png"):
+        with pytest.raises(UsageError, match=f"{named} holds no text; put text files there"):
+            said("missing.yaml", "--data", named)
+    assert not (here / "missing.yaml").exists()
 
 
 def a_step_of(recipe: Recipe) -> None:
@@ -148,6 +157,28 @@ def test_templates_for_slow_lines_show_the_arithmetic_and_train_as_it_says() -> 
     assert "#   outer steps every 15 in 4 bits: 6.24 MB, 37 s of sending beside 8 min of computing\n" in text
 
 
+class Asked(list[str]):
+    """The questions so far, and what is answered to the next ones."""
+
+    answers: Iterator[str] = iter(())
+
+    def __call__(self, question: str, default: str) -> str:
+        self.append(question)
+        return next(self.answers)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("swarmcli.cli.init.sys", type("sys", (), {"stdin": Terminal()}))
+    asked = Asked()
+    monkeypatch.setattr("swarmcli.cli.init._prompt", asked)
+    return asked
+
+
 @pytest.fixture
 def paced(monkeypatch: pytest.MonkeyPatch) -> None:
     """This computer trains a sample in a hundredth of a second, however busy it is."""
@@ -168,8 +199,17 @@ def short_texts(paced: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarmcli.training.pace.build_task", build)
 
 
-def test_lines_and_volunteers_are_weighed_by_how_fast_this_computer_is(short_texts: None) -> None:
-    result = begin("run", "--uplink", "2Mbit/s", "--volunteers", "8")
+def test_lines_and_volunteers_are_weighed_by_how_fast_this_computer_is(
+    short_texts: None, few_rows: None, asked: Asked
+) -> None:
+    for words, reason in (
+        (("--uplink", "quick"), "'quick' is no rate; write for example 2 MB/s"),
+        (("--volunteers", "8"), "say how fast they are: --uplink 10Mbit/s"),
+    ):
+        with pytest.raises((UsageError, RecipeError), match=reason):
+            said("run", "--yes", *words)
+    assert not Path("run").exists()
+    result = begin("run", "--yes", "--uplink", "2Mbit/s", "--volunteers", "8")
     recipe, text = load_recipe("run/recipe.yaml"), Path("run/recipe.yaml").read_text()
     assert recipe.outer.inner_batch_size == 64 and recipe.target_batch_size == 15 * 8 * 64
     assert (recipe.max_epochs, recipe.lr_scheduler.warmup_epochs) == (20, 1)  # no run of 4 rounds
@@ -182,29 +222,19 @@ def test_lines_and_volunteers_are_weighed_by_how_fast_this_computer_is(short_tex
         "  outer steps every 15 in 4 bits: 269 kB, 1.9 s of sending beside 9.6 s of computing",
     ]
     assert "\n".join(told) in result.stderr and "".join(f"# {line}\n" for line in told) in text
-    said("quick", "--uplink", "100Mbit/s")
+    said("quick", "--yes", "--uplink", "100Mbit/s")
     quick = load_recipe("quick/recipe.yaml")
     assert not quick.outer.takes_steps and quick.compression.gradients == "none" and quick.max_epochs == 60
-    said("home", "--template", "home", "--volunteers", "8")
+    said("home", "--yes", "--template", "home", "--volunteers", "8")
     assert "# 8 volunteers with 10 Mbit/s up and 50.0 samples a second each.\n" in Path("home/recipe.yaml").read_text()
-
-
-@pytest.mark.parametrize("template", [OF_TASKS[0], *soak(OF_TASKS[1:])])
-def test_each_task_is_fitted_to_the_lines(template: str, few_rows: None, paced: None) -> None:
-    said("run", "--template", template, "--uplink", "100kB/s")
-    recipe, shipped = load_recipe("run/recipe.yaml"), load_recipe(SHIPPED / f"{template}.yaml")
-    assert recipe.outer.takes_steps and recipe.target_batch_size >= 15 * shipped.target_batch_size
-    assert recipe.optimizer == shipped.optimizer and recipe.max_epochs == 20
-
-
-def test_lines_that_make_no_sense_are_refused_before_anything_is_written() -> None:
-    for words, reason in (
-        (("--uplink", "quick"), "'quick' is no rate; write for example 2 MB/s"),
-        (("--volunteers", "8"), "say how fast they are: --uplink 10Mbit/s"),
-    ):
-        with pytest.raises((UsageError, RecipeError), match=reason):
-            said("run", *words)
-    assert not Path("run").exists()
+    said("task", "--yes", "--template", OF_TASKS[0], "--uplink", "100kB/s")
+    task, shipped = load_recipe("task/recipe.yaml"), load_recipe(SHIPPED / f"{OF_TASKS[0]}.yaml")
+    assert task.outer.takes_steps and task.target_batch_size >= 15 * shipped.target_batch_size
+    assert task.optimizer == shipped.optimizer and task.max_epochs == 20
+    asked.answers = iter(["slow", "home", "one", "16", "open"])
+    said("f", "--run-id", "f", "--data", "stdlib", "--template", "small")
+    assert asked[0].startswith("How are the volunteers connected?\n  1  network: all in one network, or not known yet")
+    assert "16 volunteers with 10 Mbit/s up" in Path("f/recipe.yaml").read_text()
 
 
 def test_what_cannot_be_trained_here_leaves_the_recipe_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,43 +319,6 @@ def test_an_adapter_is_trained_beside_a_model_of_the_hub(hub: Hub, few_rows: Non
     )  # fmt: skip
 
 
-class Asked(list[str]):
-    """The questions so far, and what is answered to the next ones."""
-
-    answers: Iterator[str] = iter(())
-
-    def __call__(self, question: str, default: str) -> str:
-        self.append(question)
-        return next(self.answers)
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    class Terminal:
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr("swarmcli.cli.init.sys", type("sys", (), {"stdin": Terminal()}))
-    asked = Asked()
-    monkeypatch.setattr("swarmcli.cli.init._prompt", asked)
-    return asked
-
-
-def test_a_directory_without_text_is_refused_before_anything_is_written(here: Path) -> None:
-    texts = here / "other"
-    (texts / ".git").mkdir(parents=True)
-    (texts / ".git" / "config").write_text("hidden files are no texts")
-    (texts / "empty.txt").touch()
-    (texts / "picture.png").write_bytes(b"\x89PNG\0\0\0")
-    for named in ("other", "other/picture.png"):
-        with pytest.raises(UsageError, match=f"{named} holds no text; put text files there"):
-            said("run", "--data", named)
-    assert not (here / "run").exists()
-    (texts / "below").mkdir()
-    (texts / "below" / "a.txt").write_text("text")
-    assert said("run", "--data", "other")
-
-
 def test_questions_are_asked_at_a_terminal_and_those_that_are_answered_are_not(asked: Asked, few_rows: None) -> None:
     asked.answers = iter(["called-so", "1", "my texts", "medium", "network", "invited"])
     said("a")
@@ -352,25 +345,11 @@ def test_questions_are_asked_at_a_terminal_and_those_that_are_answered_are_not(a
     assert len(asked) == 1 and sys.stdin is not None and not load_recipe("c/recipe.yaml").outer.takes_steps
 
 
-def test_at_a_terminal_slow_lines_are_asked_for_with_how_many_there_are(asked: Asked, short_texts: None) -> None:
-    asked.answers = iter(["slow", "home", "one", "16", "open"])
-    said("f", "--run-id", "f", "--data", "stdlib", "--template", "small")
-    assert asked[0].startswith("How are the volunteers connected?\n  1  network: all in one network, or not known yet")
-    assert "16 volunteers with 10 Mbit/s up" in Path("f/recipe.yaml").read_text()
-
-
 def test_an_answer_that_is_not_understood_is_asked_for_again_and_opens_no_run(asked: Asked) -> None:
     answers = ["no name!", "d", "poems", "s", "te", "?", "stdlib", "huge", "s", "sm", "n"]
     asked.answers = iter([*answers, "whom I invite", "", "private", "closed"])
     said("d")
     assert len(asked) == 15 and load_recipe("d/recipe.yaml").access == "invite"
-
-
-def test_of_a_closed_run_it_does_not_promise_that_its_link_is_enough() -> None:
-    open_run = begin("open").stderr
-    closed = begin("closed", "--invite").stderr
-    assert "prints the link by which they join" in open_run and "prints the link" not in closed
-    assert "swarm invite closed/recipe.yaml" in closed
 
 
 def test_a_model_of_the_hub_is_written_with_its_commit(hub: Hub) -> None:

@@ -26,7 +26,6 @@ from swarmcli.recipe import Recipe
 from swarmcli.training import build_task, load_checkpoint
 from swarmcli.training.adapters import stored_tensors
 from swarmcli.training.merging import merge
-from tests.suites import soak
 
 exporting = typer.Typer()
 exporting.command()(export)
@@ -140,9 +139,8 @@ def test_nobody_has_the_base(
         alone.end()
 
 
-@pytest.mark.parametrize("mode", ["local_updates.enabled=false", *soak(["local_updates.enabled=true"])])
-def test_a_base_made_of_a_config_is_as_good(start: Any, models: dict[str, nn.Module], mode: str) -> None:
-    settings = ("adapter=lora", "lora_target_modules=[c_attn]", mode)
+def test_a_base_made_of_a_config_is_as_good(start: Any, models: dict[str, nn.Module]) -> None:
+    settings = ("adapter=lora", "lora_target_modules=[c_attn]")
     with pytest.raises(RecipeError, match=r"adapter.*are not trained, and have to be the same") as told:
         start("first", settings=settings).end()
     named = re.search("frozen_weights: ([0-9a-f]{64})", str(told.value))

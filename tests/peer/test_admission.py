@@ -41,21 +41,12 @@ def test_equal_recipes_are_welcome_and_a_contact_that_serves_no_run_yet_is_passe
     assert run(meet("demo", MINE, serve=False)) == 0
 
 
-def test_the_differing_keys_are_named_at_the_newcomer() -> None:
-    theirs = {**MINE, "sequence_len": "other", "seed": "new"}
-    with pytest.raises(FingerprintError, match="differs in seed, sequence_len") as refusal:
-        run(meet("demo", theirs))
-    assert refusal.value.keys == ("seed", "sequence_len")
-
-
-def test_the_differing_keys_are_named_at_the_run() -> None:
+def test_the_differing_keys_are_named_at_both_ends_and_a_peer_of_another_run_is_told_so() -> None:
     reported: list[Event] = []
-    with pytest.raises(FingerprintError):
-        run(meet("demo", {}, reported))
+    with pytest.raises(FingerprintError, match="differs in seed, sequence_len") as refusal:
+        run(meet("demo", {**MINE, "sequence_len": "other", "seed": "new"}, reported))
+    assert refusal.value.keys == ("seed", "sequence_len")
     (refused,) = [event for event in reported if isinstance(event, PeerRefused)]
-    assert refused.peer == Identity.from_seed(2).peer_id.text and "protocol" in refused.reason
-
-
-def test_a_peer_of_another_run_is_told_so() -> None:
+    assert refused.peer == Identity.from_seed(2).peer_id.text and "sequence_len" in refused.reason
     with pytest.raises(FingerprintError, match="takes part in another run: 'demo', not 'mine'"):
         run(meet("mine", MINE))

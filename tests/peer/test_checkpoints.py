@@ -153,7 +153,13 @@ def test_multiples_are_written_and_the_end() -> None:
     run = Run(every=3)
     with run.checkpoints:
         run.pass_through(*range(1, 8))
-    assert run.epochs == [3, 6, 7]
+    assert run.epochs == [3, 6, 7] and run.checkpoints.outcome == "saved epoch 7 at epoch-000007"
+    for error, written in ((DataError("the server is gone"), [4]), (KeyError(), [])):
+        run = Run(every=0, yields=True)
+        with pytest.raises(type(error)), run.checkpoints:
+            run.come_to(4)
+            raise error
+        assert run.epochs == written, "data that cannot be read on cost no state; after another error nothing is known"
 
 
 def test_a_slow_disk_costs_checkpoints_and_each_is_of_one_moment() -> None:
@@ -167,6 +173,12 @@ def test_a_slow_disk_costs_checkpoints_and_each_is_of_one_moment() -> None:
     assert run.epochs == [1, 3]
     assert [weight for _, weight, _ in run.store.written] == [1.0, 3.0]
     assert float(run.store.written[0][2][0]["sum"]) == 0.0
+    copied: list[int] = []
+    site = Run(shards=SimpleNamespace(copy=lambda: copied.append(site.optimizer.local_epoch)))
+    with site.checkpoints:
+        site.come_to(1)
+        assert copied == [1]
+    assert site.store.written == [(1, 1.0, {})], "the statistics are left to the shards"
 
 
 def test_what_is_on_a_device_is_copied_to_the_host_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,38 +217,12 @@ def test_a_copy_is_the_same_model_and_shares_nothing_with_it() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in copied.state_dict().items())
 
 
-def test_shards_are_copied_at_that_moment_and_the_statistics_left_to_them() -> None:
-    copied: list[int] = []
-    run = Run(shards=SimpleNamespace(copy=lambda: copied.append(run.optimizer.local_epoch)))
-    with run.checkpoints:
-        run.come_to(1)
-        assert copied == [1]
-    assert run.store.written == [(1, 1.0, {})]
-
-
 def test_a_site_that_broke_while_it_wrote_is_heard_of_at_the_next_checkpoint() -> None:
     run = Run()
     run.store.error = SiteError("rank 1 is gone")
     with pytest.raises(SiteError, match="rank 1 is gone"), run.checkpoints:
         run.pass_through(1, 2)
     assert run.epochs == []
-
-
-def test_data_that_cannot_be_read_on_costs_no_state_and_after_another_error_nothing_more_is_written() -> None:
-    for error, written in ((DataError("the server is gone"), [4]), (KeyError(), [])):
-        run = Run(every=0, yields=True)
-        with pytest.raises(type(error)), run.checkpoints:
-            run.come_to(4)
-            raise error
-        assert run.epochs == written
-
-
-def test_who_leaves_says_where_its_state_is() -> None:
-    run = Run(every=0, yields=True)
-    with run.checkpoints:
-        run.come_to(5)
-    assert run.checkpoints.outcome == "saved epoch 5 at epoch-000005"
-    run.checkpoints.require()
 
 
 def test_who_leaves_writes_nothing_if_another_stays_with_as_much_but_a_monitor_does() -> None:
@@ -280,30 +266,22 @@ def test_a_trainer_writes_only_where_nobody_else_does() -> None:
         run.idle()
     assert run.epochs == [4]
     assert run.optimizer.offered == [True, True]
-
-
-def test_it_finds_out_beside_its_steps() -> None:
-    answered = threading.Event()
-    run = Run(every=1, yields=True)
-    run.optimizer.checkpoints_elsewhere = lambda: not answered.wait()  # type: ignore[method-assign]
-    with run.checkpoints:
-        run.come_to(1)
-        run.come_to(2)
+    fails = Run(every=1, offers=True)
+    with fails.checkpoints:
+        fails.store.full = True
+        fails.pass_through(1)
+        fails.store.full = False
+        fails.pass_through(2)
+    assert fails.optimizer.offered == [True, False, True], "while it cannot write the next takes over"
+    answered, asks = threading.Event(), Run(every=1, yields=True)
+    asks.optimizer.checkpoints_elsewhere = lambda: not answered.wait()  # type: ignore[method-assign]
+    with asks.checkpoints:
+        for epoch in (1, 2):  # its steps do not wait for the answer
+            asks.come_to(epoch)
         answered.set()
-        run.idle()
-        run.come_to(3)
-        run.idle()
-    assert run.epochs == [3]
-
-
-def test_from_one_that_cannot_write_the_next_takes_over() -> None:
-    run = Run(every=1, offers=True)
-    with run.checkpoints:
-        run.store.full = True
-        run.pass_through(1)
-        run.store.full = False
-        run.pass_through(2)
-    assert run.optimizer.offered == [True, False, True]
+        asks.idle()
+        asks.pass_through(3)
+    assert asks.epochs == [3]
 
 
 def test_a_last_state_that_was_not_written_is_tried_again_and_no_good_end() -> None:
@@ -319,16 +297,6 @@ def test_a_last_state_that_was_not_written_is_tried_again_and_no_good_end() -> N
     assert run.epochs == [5] and run.checkpoints.outcome == "saved epoch 5 at epoch-000005"
 
 
-def test_each_checkpoint_is_evaluated_and_the_model_beside_them_too() -> None:
-    evaluation = FakeEvaluation(every=3)
-    run = Run(every=4, evaluation=evaluation)
-    with run.checkpoints:
-        run.pass_through(*range(1, 10))
-    assert run.epochs == [4, 8, 9]
-    assert evaluation.epochs == [3, 4, 6, 8, 9, 9], "the last state is written when the peer leaves"
-    assert run.store.losses == {"epoch-000004": 0.4, "epoch-000008": 0.8, "epoch-000009": 0.9}
-
-
 def test_evaluations_measure_the_average_and_checkpoints_hold_the_weights_themselves() -> None:
     evaluation = FakeEvaluation(every=3)
     run = Run(every=4, evaluation=evaluation)
@@ -336,7 +304,10 @@ def test_evaluations_measure_the_average_and_checkpoints_hold_the_weights_themse
     with run.checkpoints:
         run.pass_through(*range(1, 6))
     assert [(epoch, weight) for epoch, weight, _ in run.store.written] == [(4, 4.0), (5, 5.0)]
-    assert evaluation.losses == [0.7, 0.7, 0.7]
+    assert evaluation.losses == [0.7, 0.7, 0.7] and evaluation.epochs == [3, 4, 5], (
+        "beside each checkpoint, and between"
+    )
+    assert run.store.losses == {"epoch-000004": 0.7, "epoch-000005": 0.7}
     assert run.model.weight.item() == 5.0, "training goes on with the weights themselves"
     evaluation.leaves, run = True, Run(every=1, evaluation=evaluation)
     with run.checkpoints:

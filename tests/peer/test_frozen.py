@@ -18,7 +18,6 @@ from swarmcli.recipe import Recipe
 from swarmcli.training import load_checkpoint
 from swarmcli.training.resumed import Resume
 from tests.peer.roles import Sums
-from tests.suites import soak
 
 
 class FrozenSums(Sums):
@@ -46,12 +45,11 @@ def digest_of(name: str) -> str:
     return frozen_of([], [("0.weight", model.weight)]).digest
 
 
-@pytest.mark.parametrize("role", ["trainer", *soak(["monitor"])])
-def test_a_newcomer_gets_them_once_and_checkpoints_are_whole(frozen: Any, role: str) -> None:
+def test_a_newcomer_gets_them_once_and_checkpoints_are_whole(frozen: Any) -> None:
     named = (f"frozen_weights={digest_of('first')}",)
     first = frozen("first", settings=named)
     first.reach(2)
-    second = frozen("the second", first, role=role, settings=named)
+    second = frozen("the second", first, settings=named)
     second.reach(first.epoch + 2)
     first.leave()
     saved = second.leave()
@@ -59,9 +57,8 @@ def test_a_newcomer_gets_them_once_and_checkpoints_are_whole(frozen: Any, role: 
     assert (second.home / FILE).exists() and not (first.home / FILE).exists()
     weights = load_checkpoint(Path(saved.rpartition(" at ")[2])).model
     assert frozen_of([], [("0.weight", weights["0.weight"])]).digest == digest_of("first")
-    again = frozen("the second", role=role, settings=named)
-    if role == "trainer":
-        again.reach(second.epoch + 1)
+    again = frozen("the second", settings=named)
+    again.reach(second.epoch + 1)
     again.leave()
     assert not any("frozen weights" in notice for notice in again.notices), "they are in its home"
 

@@ -50,10 +50,13 @@ def test_it_holds_at_once_and_goes_on_when_all_was_well_for_a_while_also_where_t
         assert story(given, (1000, bad), (1001, well), (10, well), (10 + settle, well))[-1] == ""
 
 
-def test_it_runs_again_only_when_it_is_cooler() -> None:
+def test_it_runs_again_only_when_it_is_cooler_or_the_limit_is_taken_back() -> None:
     degrees = [79.0, 81.0, 90.0, 79.0, 80 - MARGINS.cooler, 80 - MARGINS.cooler]
     told = story(limits(temperature=80), *((30.0 * i, {"temperature": d}) for i, d in enumerate(degrees)))
     assert told == ["", *["81 °C hot, and your limit is 80 °C"] * 4, ""]
+    governor, hot = Governor(), Readings(0.0, temperature=85.0)
+    assert governor.decide(limits(temperature=80), hot)
+    assert governor.decide(limits(temperature=90), replace(hot, now=1.0)) == {}
 
 
 def test_somebody_who_works_comes_first_and_so_do_other_programs() -> None:
@@ -97,12 +100,6 @@ def test_outside_of_the_hours_it_says_when_it_goes_on() -> None:
     assert Governor().decide(given, Readings(noon.replace(hour=23).timestamp())) == {}
     only = limits(hours="sat 10-12", time_zone="Europe/Berlin")
     assert "on again on Saturday at 10:00" in Governor().decide(only, Readings(noon.timestamp()))["hours"].text
-
-
-def test_a_limit_that_is_taken_back_frees_at_once() -> None:
-    governor, hot = Governor(), Readings(0.0, temperature=85.0)
-    assert governor.decide(limits(temperature=80), hot)
-    assert governor.decide(limits(temperature=90), replace(hot, now=1.0)) == {}
 
 
 def test_the_peers_of_a_computer_share_its_link_and_its_card() -> None:
@@ -150,13 +147,6 @@ def test_what_is_decided_is_applied_once_and_taken_back(tmp_path: Path) -> None:
     told.governor.look()
     told.governor.look()
     assert len(told.said) == 1 and f"{file}:1" in told.said[0] and told.shares[-1].upload == 3e6
-
-
-def test_its_thread_ends_with_the_block(tmp_path: Path) -> None:
-    told = Told(tmp_path / "config.yaml")
-    with told.governor:
-        pass
-    assert not told.governor._thread.is_alive()
 
 
 def test_limits_of_a_graphics_card_that_is_not_there_are_shown_only_where_one_was_set(

@@ -17,6 +17,13 @@ def test_each_peer_takes_the_first_free_home(tmp_path: Path) -> None:
     with Home.claim(tmp_path, "trainer") as first, Home.claim(tmp_path, "trainer") as second:
         assert first.path == tmp_path / "trainer-1"
         assert second.path == tmp_path / "trainer-2"
+    for path, remains in ((tmp_path / "old", True), (tmp_path / "new", False)):
+        if remains:
+            path.mkdir()
+        with Home.at(path) as home:
+            (path / "journal.sqlite").write_text("")
+            home.discard()
+        assert path.exists() is remains, "it discards what it has made, and no other"
     with Home.claim(tmp_path, "trainer") as again, Home.claim(tmp_path, "monitor") as monitor:
         assert (again.path.name, monitor.path.name) == ("trainer-1", "monitor-1"), "roles do not share homes"
 
@@ -44,16 +51,6 @@ def test_a_killed_process_holds_no_home(tmp_path: Path) -> None:
         process.wait()
     with Home.claim(tmp_path, "trainer") as after:
         assert after.path.name == "trainer-1"
-
-
-def test_discarding_removes_a_home_that_this_claim_made_and_no_other(tmp_path: Path) -> None:
-    for path, remains in ((tmp_path / "old", True), (tmp_path / "new", False)):
-        if remains:
-            path.mkdir()
-        with Home.at(path) as home:
-            (path / "journal.sqlite").write_text("")
-            home.discard()
-        assert path.exists() is remains
 
 
 def test_the_token_of_a_dashboard_outlives_a_restart_and_is_this_users_alone(tmp_path: Path) -> None:

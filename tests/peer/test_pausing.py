@@ -87,33 +87,6 @@ def test_a_loop_rests_as_long_as_something_holds_it_and_then_comes_into_step() -
     assert [each for each in optimizer.calls[2:] if each != "pause"] == ["step"] * 3 + ["resume", "come into step"]
 
 
-def test_a_wish_to_stop_ends_a_pause() -> None:
-    optimizer, activity = FakeOptimizer(), Activity()
-    optimizer.has_handed_in = True
-    pauses, stop = pauses_of(optimizer, activity)
-    optimizer.in_step = activity.stop
-    with pauses:
-        activity.hold(BATTERY)
-        assert pauses.rest()
-    assert stop.is_set() and "come into step" not in optimizer.calls
-
-
-def test_who_is_to_leave_hands_in_first() -> None:
-    optimizer, activity, said = FakeOptimizer(), Activity(), list[str]()
-    pauses, stop = pauses_of(optimizer, activity, say=said.append)
-
-    def in_step() -> None:
-        assert not stop.is_set()
-        optimizer.has_handed_in, optimizer.local_progress.samples_accumulated = True, 0
-
-    optimizer.in_step = in_step
-    with pauses:
-        activity.stop()
-        assert optimizer.calls == ["resume", "pause"] and not stop.is_set()
-        assert pauses.rest()
-        assert stop.is_set() and optimizer.calls.count("step") == 1 and not said
-
-
 def test_who_is_to_leave_waits_for_the_round_but_not_where_none_can_be_expected() -> None:
     def leaves(
         handed_in: bool = False, round_at: float = math.inf, stays: float = STAYS.asked, goes_at: float = math.inf
@@ -171,27 +144,38 @@ def test_a_machine_that_shuts_down_shortens_the_wait_and_a_round_that_is_further
         assert pauses.rest() and stop.is_set() and now[0] == leaves_at
 
 
-def test_who_is_to_leave_now_hands_nothing_in() -> None:
-    for again in (True, False):
+def test_who_is_to_leave_hands_in_first_but_for_one_that_leaves_now_and_around_the_loop() -> None:
+    optimizer, activity, said = FakeOptimizer(), Activity(), list[str]()
+    pauses, stop = pauses_of(optimizer, activity, say=said.append)
+
+    def in_step() -> None:
+        assert not stop.is_set()
+        optimizer.has_handed_in, optimizer.local_progress.samples_accumulated = True, 0
+
+    optimizer.in_step = in_step
+    with pauses:
+        activity.hold(BATTERY)
+        activity.stop()
+        assert optimizer.calls == ["resume", "pause", "pause"] and not stop.is_set()
+        assert pauses.rest()
+        assert stop.is_set() and optimizer.calls.count("step") == 1 and not said
+    assert "come into step" not in optimizer.calls
+    for before in ([], [STAYS.asked]):
         optimizer, activity = FakeOptimizer(), Activity()
         pauses, stop = pauses_of(optimizer, activity)
         with pauses:
-            if again:
-                activity.stop()
+            for stays in (*before, 0.0):
                 assert not stop.is_set()
-            activity.stop(0.0)
+                activity.stop(stays)
             assert stop.is_set() and not pauses.rest()
         assert "step" not in optimizer.calls
-
-
-def test_around_the_loop_a_wish_to_stop_holds_at_once() -> None:
-    for before in (True, False):
+    for begun in (True, False):
         activity = Activity()
         pauses, stop = pauses_of(FakeOptimizer(), activity)
-        if before:
+        if not begun:
             activity.stop()
         with pauses:
-            assert stop.is_set() is before
+            assert stop.is_set() is not begun
         activity.stop()
         assert stop.is_set()
 
@@ -214,6 +198,8 @@ def an_activity() -> tuple[Activity, list[ActivityChanged], list[float]]:
 
 def test_it_works_when_no_reason_holds_any_more():
     activity, told, now = an_activity()
+    heard: list[str] = []
+    end = activity.subscribe(lambda: heard.append(activity.status().state))
     assert activity.hold(asked()).state == "pausing"
     activity.hold(BATTERY)
     activity.note(rests=True)
@@ -227,25 +213,14 @@ def test_it_works_when_no_reason_holds_any_more():
         "paused: on battery",
         "running",
     ]
-
-
-def test_a_reason_ends_when_its_time_is_over():
-    activity, told, now = an_activity()
+    end()
     activity.hold(Reason("asked", "you asked for it, until 18:00", 1060.0))
-    assert activity.is_held
-    now[0] = 1060.0
-    assert not activity.is_held
-    assert told[-1].sentence == "running"
-
-
-def test_what_is_kept_is_told():
-    activity, _, _ = an_activity()
-    activity.hold(BATTERY)
+    assert activity.status().state == "pausing", "the next pause begins with handing in again"
+    assert heard == ["pausing", "pausing", "paused", "paused", "running"]
     activity.note(rests=True, keeps=12)
-    sentence = "paused: on battery (12 computed samples count when the run goes on)"
-    assert activity.status().sentence == sentence
-    activity.note(rests=False)
-    assert activity.status().sentence == "pausing: on battery"
+    assert activity.status().sentence.endswith(" (12 computed samples count when the run goes on)")
+    now[0] = 1060.0
+    assert not activity.is_held and told[-1].sentence == "running", "a reason ends when its time is over"
 
 
 def test_stopping_is_final_and_told_once_but_may_become_urgent():
@@ -260,6 +235,14 @@ def test_stopping_is_final_and_told_once_but_may_become_urgent():
     assert activity.stop().at_once, "a later wish lengthens nothing"
     assert heard == [False, False, True]
     assert [event.state for event in told] == ["stopping"]
+    midst, told, _ = an_activity()  # of its first batch
+    midst.stop()
+    midst.note(rests=False, keeps=8, seconds=math.inf)
+    assert [event.sentence for event in told] == ["leaving", "handing in 8 samples with the next round, then leaving"]
+    at_once, told, _ = an_activity()
+    at_once.hands_in = lambda stays: (1240, 240.0)
+    at_once.stop(0.0)
+    assert [event.sentence for event in told] == ["leaving"], "who leaves at once hands nothing in"
 
 
 def test_what_is_handed_in_is_told_once_when_it_stops_and_shown_all_the_time():
@@ -282,27 +265,3 @@ def test_what_is_handed_in_is_told_once_when_it_stops_and_shown_all_the_time():
         "handing in, now (1,256 samples)",
         "leaving",
     ]
-
-
-def test_who_stops_in_the_middle_of_its_first_batch_tells_of_it_when_it_is_computed():
-    activity, told, _ = an_activity()
-    activity.stop()
-    activity.note(rests=False, keeps=8, seconds=math.inf)
-    assert [event.sentence for event in told] == ["leaving", "handing in 8 samples with the next round, then leaving"]
-    at_once, told, _ = an_activity()
-    at_once.hands_in = lambda stays: (1240, 240.0)
-    at_once.stop(0.0)
-    assert [event.sentence for event in told] == ["leaving"], "who leaves at once hands nothing in"
-
-
-def test_whoever_has_unsubscribed_hears_no_more():
-    activity, _, _ = an_activity()
-    heard: list[str] = []
-    end = activity.subscribe(lambda: heard.append(activity.status().state))
-    activity.hold(BATTERY)
-    end()
-    activity.note(rests=True)
-    assert activity.status().state == "paused"
-    activity.release("battery")
-    assert activity.hold(BATTERY).state == "pausing", "the next pause begins with handing in again"
-    assert heard == ["pausing"]

@@ -10,7 +10,6 @@ import pytest
 from swarmcli.errors import CheckpointError
 from swarmcli.training import load_checkpoint
 from swarmcli.training.resumed import Resume
-from tests.suites import soak
 
 FALLING = "lr_scheduler={name: linear, total_epochs: 100000}"
 OLD = ("run_id=old", "optimizer={name: adamw, learning_rate: 0.01}", FALLING)
@@ -29,12 +28,9 @@ def before(start: Any) -> Path:
     return peer.leave_saved()
 
 
-@pytest.mark.parametrize("role", ["trainer", *soak(["monitor"])])
-def test_another_run_begins_from_it_with_settings_of_its_own_and_others_join(
-    start: Any, before: Path, role: str
-) -> None:
+def test_another_run_begins_from_it_with_settings_of_its_own_and_others_join(start: Any, before: Path) -> None:
     old = load_checkpoint(before)
-    peer = start("after", role=role, settings=NEW, resume=Resume(str(before), "old"))
+    peer = start("after", settings=NEW, resume=Resume(str(before), "old"))
     joined = start("joined", peer, settings=NEW)
     for each in (peer, joined):
         each.reach(old.epoch + 3)

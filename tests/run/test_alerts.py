@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -55,10 +55,9 @@ def healthy(draw: random.Random, count: int) -> Iterator[float]:
         yield 1.6 + 4.0 * math.exp(-epoch / 30) + draw.gauss(0, 0.08) + (0.6 if draw.random() < 0.02 else 0.0)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_nothing_is_said_of_a_healthy_run(seed: int) -> None:
+def test_nothing_is_said_of_a_healthy_run() -> None:
     """Trainers come, pause and go, epochs differ, a loss jumps now and then, this computer sleeps."""
-    draw, run = random.Random(seed), Run()
+    draw, run = random.Random(0), Run()
     for number, loss in enumerate(healthy(draw, 400)):
         health = draw.choice(["in step", "in step", "behind"])
         run.change(peers=(MONITOR, replace(TRAINER, health=health)), samples=draw.randrange(101))
@@ -100,47 +99,42 @@ def test_a_run_of_which_the_screens_say_that_it_stands_is_told_after_a_minute_on
     assert run.told == ["+stalled", "-stalled"] and run.alerts.standing == ()
 
 
-def test_a_trainer_that_follows_holds_the_state_and_computes_nothing() -> None:
-    run = Run()
-    run.epochs(*[2.0] * 3)
-    run.change(peers=(replace(MONITOR, role="auxiliary"), replace(TRAINER, health="follows")), samples_per_second=0.0)
-    run.play(USUAL.deserted + 2 * STEP)
-    assert run.told == ["+stalled"] and "Nobody computes" in run.begun[0].text
+PAUSED = replace(TRAINER, health="paused")
+STRANGERS = tuple(replace(PAUSED, peer_id=name) for name in ("stranger", "other"))
 
 
-def test_the_last_trainer_that_goes_is_missed_after_a_while() -> None:
+@pytest.mark.parametrize(
+    ("others", "after", "words"),
+    [
+        ([replace(TRAINER, health="left")], USUAL.deserted, "Nobody computes"),
+        ([replace(TRAINER, health="follows")], USUAL.deserted, "Nobody computes"),  # it holds the state
+        ([PAUSED], USUAL.all_paused, "1 trainer says that it pauses"),  # which puts it off
+        (STRANGERS, USUAL.deserted, "2 trainers say that they pause"),  # who never computed and put off nothing
+    ],
+)
+def test_that_nobody_computes_is_told_after_a_while(others: Sequence[PeerStatus], after: float, words: str) -> None:
     run = Run()
     run.epochs(*[2.0] * 3)
-    run.change(peers=(MONITOR, replace(TRAINER, health="left")), samples_per_second=0.0)
-    run.play(USUAL.deserted - STEP)
+    run.change(peers=(MONITOR, *others), samples_per_second=0.0)
+    run.play(after - STEP)
     assert run.told == []
     run.play(2 * STEP)
-    assert run.told == ["+stalled"] and "Nobody computes" in run.begun[0].text
-    run.change(peers=(MONITOR, TRAINER), samples_per_second=10.0)
-    run.play(STEP)
-    assert run.told == ["+stalled", "-stalled"]
-
-
-def test_a_trainer_that_pauses_puts_the_alert_off_and_does_not_silence_it() -> None:
-    run = Run()
-    run.epochs(*[2.0] * 3)
-    run.change(peers=(MONITOR, replace(TRAINER, health="paused")), samples_per_second=0.0)
-    run.play(USUAL.all_paused - STEP)
-    assert run.told == []
-    run.play(2 * STEP)
-    assert run.told == ["+stalled"] and "1 trainer says that it pauses" in run.begun[0].text
+    assert run.told == ["+stalled"] and words in run.begun[0].text
     run.change(peers=(MONITOR, TRAINER), samples_per_second=10.0)
     run.epochs(2.0)
     assert run.told == ["+stalled", "-stalled"]
 
 
-def test_a_stranger_that_pauses_and_never_computed_does_not_even_put_the_alert_off() -> None:
-    run = Run()
-    run.epochs(*[2.0] * 3)
-    stranger = replace(TRAINER, peer_id="stranger", health="paused")
-    run.change(peers=(MONITOR, stranger, replace(stranger, peer_id="other")), samples_per_second=0.0)
-    run.play(USUAL.deserted + STEP)
-    assert run.told == ["+stalled"] and "2 trainers say that they pause" in run.begun[0].text
+def test_time_in_which_nobody_looked_or_a_lone_trainer_pauses_counts_for_nothing() -> None:
+    run, me = Run(), replace(TRAINER, me=True)
+    run.epochs(2.0)
+    run.change(peers=(MONITOR,), samples_per_second=0.0)
+    run.play(10 * USUAL.deserted, step=USUAL.deserted)
+    alone = Run(me)
+    alone.epochs(*[2.0] * 3)
+    alone.change(peers=(replace(me, health="paused"),), samples_per_second=0.0)
+    alone.play(3 * USUAL.all_paused)
+    assert run.told == alone.told == []
 
 
 @pytest.mark.parametrize("always", [True, False])
@@ -157,23 +151,6 @@ def test_a_stranger_that_says_that_it_computes_does_not_hide_a_run_that_stands_s
         run.play(0.0 if always else 300.0 - STEP)
     run.play(STEP)
     assert run.told == ["+stalled"] and "far longer" in run.begun[0].text
-
-
-def test_who_trains_alone_is_not_told_that_it_pauses() -> None:
-    me = replace(TRAINER, me=True)
-    run = Run(me)
-    run.epochs(*[2.0] * 3)
-    run.change(peers=(replace(me, health="paused"),), samples_per_second=0.0)
-    run.play(3 * USUAL.all_paused)
-    assert run.told == []
-
-
-def test_time_in_which_nobody_looked_counts_for_nothing() -> None:
-    run = Run()
-    run.epochs(2.0)
-    run.change(peers=(MONITOR,), samples_per_second=0.0)
-    run.play(10 * USUAL.deserted, step=USUAL.deserted)
-    assert run.told == []
 
 
 def test_the_last_donor_that_is_lost_is_told_and_flicker_is_not() -> None:

@@ -33,14 +33,10 @@ def samples(*books: Book) -> dict[str, float]:
     return {peer: entry.samples for peer, entry in agreed(books).items()}
 
 
-def test_of_three_books_one_that_lies_moves_nothing() -> None:
+def test_of_three_books_one_that_lies_moves_nothing_and_of_two_the_fuller_one_is_shown() -> None:
     honest = book(540, 360)
     assert samples(honest, honest, book(bob=360, eve=540)) == {ADA.text: 540, BOB.text: 360}
-
-
-def test_of_two_books_the_fuller_one_is_shown_and_of_none_nothing() -> None:
-    assert samples(book(540, 360), book(60, 40)) == {ADA.text: 540, BOB.text: 360}
-    assert samples() == {}
+    assert samples(honest, book(60, 40)) == {ADA.text: 540, BOB.text: 360} and samples() == {}
 
 
 def test_a_book_that_knows_little_has_no_say_and_one_that_invents_samples_silences_nobody() -> None:
@@ -50,33 +46,20 @@ def test_a_book_that_knows_little_has_no_say_and_one_that_invents_samples_silenc
 
 
 def test_of_each_number_of_two_books_the_greater_one() -> None:
-    one, other = (
-        {"A": BookEntry(540.0, rounds=2), "B": BookEntry(40.0)},
-        {"A": BookEntry(60.0, rounds=9), "C": BookEntry(1.0)},
-    )
+    one = {"A": BookEntry(540.0, rounds=2), "B": BookEntry(40.0)}
+    other = {"A": BookEntry(60.0, rounds=9), "C": BookEntry(1.0)}
     both = greater(one, other)
     assert both == {"A": BookEntry(540.0, rounds=9), "B": BookEntry(40.0), "C": BookEntry(1.0)}
+    assert most_samples(Mark(9, 900), exact=True) == 904.5 and most_samples(Mark(9, 900), exact=False) == 1800.0
     assert samples_of(both) == 581.0 and distance(one, other) == 480.0 + 40.0 + 1.0
 
 
-def test_more_samples_than_the_run_has_nobody_can_have_given() -> None:
-    assert most_samples(Mark(9, 900), exact=True) == 904.5 and most_samples(Mark(9, 900), exact=False) == 1800.0
-
-
 def test_lists_begin_with_who_gave_most_then_with_who_added_up_and_who_stayed() -> None:
-    entries = {
-        "a": BookEntry(uptime=1.0),
-        "b": BookEntry(reduced_bytes=1),
-        "c": BookEntry(1.4),
-        "d": BookEntry(uptime=2.0),
-    }
-    assert [each.peer for each in listed(entries)] == ["c", "b", "d", "a"]
-    assert listed(entries)[0].samples == 1
-
-
-def test_names_in_a_book_steer_no_terminal_and_turn_no_line() -> None:
+    given = [BookEntry(uptime=1.0), BookEntry(reduced_bytes=1), BookEntry(1.4), BookEntry(uptime=2.0)]
+    shown = listed(dict(zip("abcd", given, strict=True)))
+    assert [each.peer for each in shown] == ["c", "b", "d", "a"] and shown[0].samples == 1
     (each,) = listed({"Eve": BookEntry(1.0, name="Eve\x1b[2J", team="\u202ereds")})
-    assert (each.name, each.team) == ("Eve[2J", "reds")
+    assert (each.name, each.team) == ("Eve[2J", "reds"), "they steer no terminal"
 
 
 @pytest.mark.parametrize(

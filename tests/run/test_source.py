@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,19 +37,10 @@ class World:
     def __init__(self, path: Path, role: str = "trainer") -> None:
         self.now = START
         self.journal = Journal(path, run=RunRecord("r", role, ALICE, "alice"), clock=lambda: self.now)
-        self.live = RunStatus(
-            run_id="r",
-            state="training",
-            peer_id=ALICE,
-            role=role,
-            epoch=2,
-            samples=100,
-            target=1000,
-            peers=(
-                PeerStatus(peer_id=ALICE, role=role, epoch=2, name="alice", me=True),
-                PeerStatus(peer_id=BOB, role="trainer", epoch=2, name="bob"),
-            ),
-        )
+        me = PeerStatus(peer_id=ALICE, role=role, epoch=2, name="alice", me=True)
+        bob = PeerStatus(peer_id=BOB, role="trainer", epoch=2, name="bob")
+        usual: dict[str, Any] = {"run_id": "r", "state": "training", "epoch": 2, "samples": 100, "target": 1000}
+        self.live = RunStatus(**usual, peer_id=ALICE, role=role, peers=(me, bob))
         self.source = DashboardSource(self.journal, lambda: replace(self.live, now=self.now), clock=lambda: self.now)
 
     def epoch(self, number: int, loss: float | None = 2.5) -> None:
@@ -73,7 +65,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.journal.close()
 
 
-def test_a_look_adds_what_this_peer_did_in_all_its_lives(world: World) -> None:
+def test_a_look_adds_what_this_peer_did_in_all_its_lives(world: World, tmp_path: Path) -> None:
     world.epoch(1, 4.0)
     world.epoch(2, 3.0)
     world.round(1)
@@ -84,12 +76,15 @@ def test_a_look_adds_what_this_peer_did_in_all_its_lives(world: World) -> None:
     own = status.own
     assert own is not None and (own.own_samples, own.epochs) == (800, 2)
     assert (own.rounds_committed, own.rounds_failed, own.bytes_sent) == (1, 1, 200)
-
-
-def test_a_monitor_contributes_nothing(tmp_path: Path) -> None:
-    world = World(tmp_path / "journal.sqlite", "monitor")
-    assert world.source.look().own is None
-    world.journal.close()
+    world.epoch(3, None)
+    world.written()
+    assert [row.loss for row in world.source.epochs()] == [4.0, 3.0, None]
+    world.journal.record(EpochLoss(3, 3.5, 1))  # of others, whose reports come later
+    world.written()
+    assert [row.loss for row in world.source.epochs()] == [4.0, 3.0, 3.5]
+    monitor = World(tmp_path / "monitor.sqlite", "monitor")
+    assert monitor.source.look().own is None, "it contributes nothing"
+    monitor.journal.close()
 
 
 def test_who_left_is_listed_for_a_while(world: World) -> None:
@@ -111,15 +106,6 @@ def test_peers_are_listed_in_an_order_that_stays(world: World) -> None:
     peers = (PeerStatus(peer_id=i, role=role, epoch=1, name=name, me=i == ALICE) for i, role, name in shown)
     world.live = replace(world.live, peers=tuple(peers))
     assert [row.peer_id for row in world.source.look().peers] == [ALICE, "a", "c", "b", "d", "e"]
-
-
-def test_the_losses_of_others_fill_in_when_their_reports_arrive(world: World) -> None:
-    world.epoch(1, None)
-    world.written()
-    assert [row.loss for row in world.source.epochs()] == [None]
-    world.journal.record(EpochLoss(1, 3.5, 1))
-    world.written()
-    assert [row.loss for row in world.source.epochs()] == [3.5]
 
 
 def test_rounds_and_lines_come_as_they_were_and_only_the_new_ones(world: World) -> None:
@@ -171,15 +157,10 @@ def test_a_peer_has_a_history_of_what_it_told_and_of_its_rounds(world: World) ->
     world.written()
     bob, carol = world.source.peer(BOB), world.source.peer(CAROL)
     assert bob is not None and [(each.epoch, each.samples) for each in bob.history] == [(1, 400), (2, 800)]
-    assert [(each.epoch, each.part, each.led) for each in bob.rounds] == [
-        (2, "contributed", True),
-        (1, "contributed", True),
-    ]
-    assert carol is not None and (carol.peer.name, carol.rounds[0].part, carol.rounds[0].reason) == (
-        "carol",
-        "left out",
-        "silent",
-    )
+    rounds = [(each.epoch, each.part, each.led) for each in bob.rounds]
+    assert rounds == [(2, "contributed", True), (1, "contributed", True)]
+    assert carol is not None and carol.peer.name == "carol"
+    assert (carol.rounds[0].part, carol.rounds[0].reason) == ("left out", "silent")
     assert world.source.peer("nobody") is None and world.source.peer('" OR 1') is None
 
 
@@ -202,7 +183,11 @@ def test_the_past_is_told_over_time_with_evaluations(world: World) -> None:
     assert overview.run.evaluated.startswith("epoch 4: loss ")
 
 
-def test_what_others_tell_of_evaluations_is_a_curve_until_this_peer_has_its_own(world: World) -> None:
+def test_what_others_tell_of_evaluations_is_a_curve_until_this_peer_has_its_own(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_module, "MOST_EVALUATIONS", 2)
+
     def hear(epoch: int, loss: float) -> None:
         world.now += 10.0
         world.live = replace(world.live, evaluation=Evaluated(epoch, loss, 256), evaluation_by="by Monica")
@@ -218,18 +203,11 @@ def test_what_others_tell_of_evaluations_is_a_curve_until_this_peer_has_its_own(
     assert drawn(begin=6) == [(10, 2.5, 30.0)]
     kind, rows = world.source.export("evaluations")
     assert kind is Evaluated and [each.epoch for each in rows] == [5, 10]
+    hear(15, 2.4)
+    assert drawn() == [(10, 2.5, 30.0), (15, 2.4, 40.0)], "the newest are kept"
     world.journal.record(Evaluated(10, 2.6, 256))
     world.written()
     assert [(epoch, loss) for epoch, loss, _ in drawn()] == [(10, 2.6)]
-
-
-def test_of_what_others_tell_of_evaluations_the_newest_are_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "MOST_EVALUATIONS", 3)
-    for epoch in range(1, 6):
-        world.now += 10.0
-        world.live = replace(world.live, evaluation=Evaluated(epoch, 3.0, 256), evaluation_by="by Monica")
-        world.source.look()
-    assert [each.epoch for each in world.source.history().evaluations] == [3, 4, 5]
 
 
 def test_lists_are_exported_whole(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from swarmcli.run.views import evaluated
 from swarmcli.run.watch import RunWatch, alarm, clock_alarm, mode_in_words
 from tests.recipe.recipes import small
 
-TRAINER = Identity.from_seed(1).peer_id
+TRAINER, BOB, CEM = (Identity.from_seed(number).peer_id for number in (1, 2, 3))
+SPARSE, LARGEST = ["averaging.trust=members", "gradient_averaging.method=topk"], "the largest 64 of 4,096 in 2 bits"
 
 
 @pytest.mark.parametrize(
@@ -24,15 +25,8 @@ TRAINER = Identity.from_seed(1).peer_id
         ([], "synchronous"),
         (["local.site.processes=4"], "synchronous, a site of 4"),
         (["gradient_averaging={method: powersgd, rank: 8}"], "PowerSGD of rank 8"),
-        (["averaging.trust=members", "gradient_averaging.method=topk"], "the largest 64 of 4,096 in 2 bits"),
-        (
-            [
-                "averaging.trust=members",
-                "gradient_averaging.method=topk",
-                "outer={optimizer: sgd, momentum: 0, inner_batch_size: 8}",
-            ],
-            "outer steps (sgd), the largest 64 of 4,096 in 2 bits",
-        ),
+        (SPARSE, LARGEST),
+        ([*SPARSE, "outer={optimizer: sgd, momentum: 0, inner_batch_size: 8}"], f"outer steps (sgd), {LARGEST}"),
         (["delay.grad_averaging=yes"], "delayed averaging"),
         (
             ["delay.optimizer_step=yes", "compression.gradients=blockwise_8bit"],
@@ -103,21 +97,15 @@ def watching(optimizer: FakeOptimizer, *epochs: float, max_epochs: int | None = 
     optimizer.target = recipe.target_batch_size
     optimizer.rate = recipe.target_batch_size / 8
     events = Events()
-    clock = SimpleNamespace(now=lambda: 1.0, uncorrected=0.0)
-    watch = RunWatch(
-        cast(
-            Any,
-            SimpleNamespace(
-                events=events, recipe=recipe, peer_id=TRAINER, role="trainer", saved="",
-                journal=SimpleNamespace(clock=lambda: optimizer.now),
-                link=lambda: None, no_link="", description=SimpleNamespace(name="me"),
-                dht=SimpleNamespace(
-                    clock=clock, reach=SimpleNamespace(sentence=lambda: "finding out"),
-                    endpoint=SimpleNamespace(seen=optimizer.seen.get),
-                ),
-            ),
-        )
+    dht = SimpleNamespace(
+        clock=SimpleNamespace(now=lambda: 1.0, uncorrected=0.0), reach=SimpleNamespace(sentence=lambda: "finding out"),
+        endpoint=SimpleNamespace(seen=optimizer.seen.get),
     )  # fmt: skip
+    peer: Any = SimpleNamespace(
+        events=events, recipe=recipe, peer_id=TRAINER, role="trainer", saved="", link=lambda: None, no_link="", dht=dht,
+        journal=SimpleNamespace(clock=lambda: optimizer.now), description=SimpleNamespace(name="me"),
+    )  # fmt: skip
+    watch = RunWatch(peer)
     watch.follow(cast(Any, optimizer))
     for seconds in epochs:
         events.emit(EpochAdvanced(1, "aa", 128, 64, 2, 2.0, seconds, 0.1))
@@ -133,20 +121,15 @@ def ended(number: int, loss: float | None = None) -> EpochAdvanced:
     return EpochAdvanced(number, "ab" * 32, 4096, 2048, 2, loss, 8.0, 0.25)
 
 
-def test_it_tells_who_can_dial_this_peer_as_it_was_found_out_last() -> None:
-    watch = watching(FakeOptimizer(0))
-    assert watch.look().reach == "finding out"
-    hear(watch, ReachabilityChanged(True, "internet", (), "others can dial this peer"))
-    assert watch.look().reach == "others can dial this peer"
-
-
-def test_it_tells_the_last_evaluation_of_this_peer() -> None:
+def test_it_tells_the_last_evaluation_of_this_peer_and_who_can_dial_it() -> None:
     watch = watching(FakeOptimizer(0, epoch=20))
-    assert watch.look().evaluation is None
-    for epoch_number in (10, 20):
-        hear(watch, Evaluated(epoch_number, 2.5, 256))
-    found = watch.look().evaluation
-    assert found is not None and (found.epoch, found.loss) == (20, 2.5)
+    status = watch.look()
+    assert status.evaluation is None and status.reach == "finding out"
+    hear(watch, Evaluated(10, 2.5, 256), Evaluated(20, 2.5, 256))
+    hear(watch, ReachabilityChanged(True, "internet", (), "others can dial this peer"))
+    status = watch.look()
+    assert status.evaluation is not None and (status.evaluation.epoch, status.evaluation.loss) == (20, 2.5)
+    assert status.reach == "others can dial this peer"
 
 
 def test_what_counts_for_the_run_is_shown_with_the_best_and_an_end_that_it_has_agreed_on() -> None:
@@ -199,18 +182,11 @@ def test_the_loss_of_an_epoch_is_the_swarms_weighted_by_the_samples_that_rounds_
         ([ended(7), ended(8), credited, *reports, earlier], (9.0, 2.5)),  # in whatever order they come
         ([ended(7, 3.0), ended(8, 3.0), *reports], (3.0, 3.0)),  # its own where nobody has told anything
         ([ended(7)], ()),
+        ([ended(8), reports[0], *(EpochReported("liar", epoch, 1.0, 99, 9.0) for epoch in range(9, 30))], (2.0,)),
     ):
         watch = watching(FakeOptimizer(0, epoch=8))
         hear(watch, *heard)
         assert watch.look().losses == losses
-
-
-def test_what_somebody_tells_of_epochs_to_come_is_not_shown_and_takes_no_memory() -> None:
-    watch = watching(FakeOptimizer(0, epoch=8))
-    hear(watch, ended(8), EpochReported("alice", 8, 2.0, 99, 300.0))
-    hear(watch, *(EpochReported("liar", number, 1.0, 99, 100.0) for number in range(9, 100)))
-    assert watch.look().losses == (2.0,)
-    assert len(watch._history._reports) <= 3
 
 
 def test_shares_are_what_the_counts_of_samples_grew_by() -> None:
@@ -223,6 +199,22 @@ def test_shares_are_what_the_counts_of_samples_grew_by() -> None:
     counts = ((TRAINER, 1, 500), (bob, 1, 10_000), (TRAINER, 2, 530), (bob, 3, 10_090))
     hear(watch, ended(3), *(EpochReported(peer.text, epoch, 2.0, count, 1.0) for peer, epoch, count in counts))
     assert [peer.share for peer in watch.look().peers] == [0.25, 0.75]
+
+
+def test_a_peer_is_shown_with_how_it_is_connected_how_its_last_round_went_and_when_it_was_heard_of() -> None:
+    optimizer = FakeOptimizer(0, epoch=7)
+    ways = {"direct": (False, False), "punched": (False, True), "relayed": (True, False)}
+    others = [Identity.from_seed(number).peer_id for number in range(2, 6)]
+    outcomes = ("failed", "committed", "alone", "failed")
+    for peer, outcome in zip(others, outcomes, strict=True):
+        optimizer.others[peer] = told("bob", 7, time=1.7e308, last_outcome=outcome, last_reason="x")
+    for peer, (relayed, punched) in zip(others, ways.values(), strict=False):
+        optimizer.seen[peer] = SeenPeer("tcp://h:1", None, True, relayed, punched)
+    status = watching(optimizer).look()
+    assert [peer.way for peer in status.peers] == [None, *ways, None]
+    failed = "its last round was failed: x"
+    assert [peer.trouble for peer in status.peers[1:]] == [failed, "", "", failed]
+    assert all(peer.last_seen <= status.now for peer in status.peers), "whoever signs a report may name any time"
 
 
 @pytest.mark.parametrize(
@@ -245,31 +237,20 @@ def test_who_is_in_step(changes: dict[str, Any], expected: str) -> None:
     assert watching(optimizer).look().peers[1].health == expected
 
 
-def test_a_run_in_which_everybody_pauses_waits() -> None:
+def test_an_old_report_of_a_quick_run_does_not_make_a_peer_look_behind_and_where_all_pause_the_run_waits() -> None:
     optimizer = FakeOptimizer(0, epoch=7)
-    optimizer.others = {Identity.from_seed(2).peer_id: told("bob", 7, pause="paused")}
-    optimizer.pause = "paused"
-    status = watching(optimizer).look()
-    assert (status.state, [peer.health for peer in status.peers]) == ("waiting", ["paused", "paused"])
-    optimizer.pause = ""
-    assert watching(optimizer).look().state == "training"
-
-
-def test_a_report_of_a_time_to_come_is_as_old_as_one_of_now() -> None:
-    """Whoever signs it may name any time, and epochs may be short."""
-    optimizer = FakeOptimizer(0, epoch=4)
-    watch = watching(optimizer, 0.5)
-    optimizer.others = {Identity.from_seed(2).peer_id: told("Eve", 4, time=1.7e308)}
-    status = watch.look()
-    assert [peer.last_seen <= status.now for peer in status.peers] == [True, True]
-
-
-def test_an_old_report_of_a_quick_run_does_not_make_a_peer_look_behind() -> None:
-    optimizer = FakeOptimizer(0, epoch=7)
-    optimizer.others = {Identity.from_seed(2).peer_id: told("bob", 3, time=-9.0)}
+    optimizer.others = {BOB: told("bob", 3, time=-9.0)}
     optimizer.age = 2.5
     assert watching(optimizer, 1.0).look().peers[1].health == "in step"
     assert watching(optimizer, 10.0).look().peers[1].health == "behind"
+    optimizer.others, optimizer.pause = {BOB: told("bob", 7, pause="paused")}, "paused"
+    status = watching(optimizer).look()
+    assert (status.state, [peer.health for peer in status.peers]) == ("waiting", ["paused", "paused"])
+    optimizer.pause = ""
+    watch = watching(optimizer)
+    assert watch.look().state == "training"
+    watch._optimizer = None  # it has not got at the run yet
+    assert watch.look().state == "synchronizing"
 
 
 def test_who_does_not_answer_or_trains_another_model_is_named_and_not_counted() -> None:
@@ -284,24 +265,6 @@ def test_who_does_not_answer_or_trains_another_model_is_named_and_not_counted() 
     assert [peer.health for peer in status.peers] == ["in step", "not answering", "another model", "waiting"]
     assert status.samples_per_second == 64.0, "its own alone"
     assert status.peers[1].last_seen == 99.0
-
-
-def test_it_tells_how_each_peer_is_connected_with_this_one() -> None:
-    optimizer = FakeOptimizer(0, epoch=7)
-    ways = {"direct": (False, False), "punched": (False, True), "relayed": (True, False)}
-    others = [Identity.from_seed(number).peer_id for number in range(2, 6)]
-    optimizer.others = dict.fromkeys(others, told("bob", 7))
-    for peer, (relayed, punched) in zip(others, ways.values(), strict=False):
-        optimizer.seen[peer] = SeenPeer("tcp://h:1", None, True, relayed, punched)
-    assert [peer.way for peer in watching(optimizer).look().peers] == [None, *ways, None]
-
-
-def test_a_peer_says_why_its_last_round_did_not_succeed() -> None:
-    optimizer = FakeOptimizer(0, epoch=7)
-    told_of = {"failed": "its last round was failed: x", "committed": "", "alone": ""}
-    for outcome, trouble in told_of.items():
-        optimizer.others = {Identity.from_seed(2).peer_id: told("bob", 7, last_outcome=outcome, last_reason="x")}
-        assert watching(optimizer).look().peers[1].trouble == trouble
 
 
 def test_the_end_of_a_run_is_estimated_from_what_its_latest_epochs_took() -> None:
@@ -356,7 +319,6 @@ def test_the_alarm_says_who_holds_which_model_and_what_to_do() -> None:
 
 # ---- in trouble
 
-BOB, CEM = (Identity.from_seed(number).peer_id for number in (2, 3))
 LOST = SeatLost(NoSeat(180.0, 4.0), 1_800_000, 10e3, follows=True)
 
 
@@ -382,6 +344,13 @@ def test_within_three_usual_epochs_it_says_that_the_run_stands_and_for_whom_it_w
     assert "start that peer again" in status.waits
     optimizer.local_epoch = 331
     assert watch.look().state == "training" and watch.look().waits == ""
+    optimizer.now += 8 * 3600.0  # while the computer slept
+    assert watch.look().state == "training"
+    few = FakeOptimizer(0, epoch=7)
+    watch = watching(few, *[4.0] * 8)
+    few.rate = few.target / 40  # most trainers have left: epochs take long
+    assert look_for(watch, few, 79).state == "training"
+    assert look_for(watch, few, 3).state == "standing"
 
 
 def test_a_run_that_stands_since_a_round_lasts_or_fails_tells_nobody_to_start_a_peer_again() -> None:
@@ -408,20 +377,6 @@ def test_beside_an_epoch_whose_samples_are_all_there_stands_no_time_left() -> No
     assert status.samples == status.target and status.eta_seconds is None
 
 
-def test_a_peer_that_has_not_got_at_the_run_yet_does_not_say_that_nobody_trains() -> None:
-    watch = watching(FakeOptimizer(0))
-    watch._optimizer = None
-    assert watch.look().state == "synchronizing"
-
-
-def test_an_epoch_that_takes_long_since_most_trainers_have_left_does_not_stand() -> None:
-    optimizer = FakeOptimizer(0, epoch=7)
-    watch = watching(optimizer, *[4.0] * 8)
-    optimizer.rate = optimizer.target / 40
-    assert look_for(watch, optimizer, 79).state == "training"
-    assert look_for(watch, optimizer, 3).state == "standing"
-
-
 def test_while_nobody_computes_the_clock_stands_and_it_says_why_nobody_does() -> None:
     optimizer = FakeOptimizer(0, epoch=7)
     optimizer.role, optimizer.phase = "monitor", "following"
@@ -438,14 +393,6 @@ def test_while_nobody_computes_the_clock_stands_and_it_says_why_nobody_does() ->
     assert watch.look().state == "training"
 
 
-def test_a_computer_that_slept_tells_nobody_that_the_run_stood() -> None:
-    optimizer = FakeOptimizer(0, epoch=7)
-    watch = watching(optimizer, *[4.0] * 8)
-    watch.look()
-    optimizer.now += 8 * 3600.0
-    assert watch.look().state == "training"
-
-
 def test_a_trainer_without_a_seat_follows_and_is_not_counted() -> None:
     optimizer = FakeOptimizer(0, epoch=7)
     optimizer.others = {BOB: told("Bob", 7)}
@@ -456,6 +403,8 @@ def test_a_trainer_without_a_seat_follows_and_is_not_counted() -> None:
     assert (status.state, [peer.health for peer in status.peers]) == ("following", ["follows", "in step"])
     assert "1.8 MB; your limit of 10 kB/s needs 3 min, epochs take 4 s: your samples cannot count" in status.seat
     assert "a higher limit brings it back" in status.seat
+    assert "your limit of 10 kB/s, which your peers here share" in replace(LOST, limit=5e3, divided=2.0).sentence
+    assert "the run's owner can make rounds smaller, by outer steps" in LOST.remedy
     assert status.eta_seconds is None, "not by its own rate"
     optimizer.phase, optimizer.seat_lost, optimizer.rate = "training", None, 4.0
     optimizer.others = {BOB: told("Bob", 7, "following")}
@@ -477,15 +426,6 @@ def test_a_limit_for_which_the_run_waits_is_told_in_figures() -> None:
     assert given_up in watch.look().seat
     hear(watch, *(EpochAdvanced(1, "aa", 128, 64, 2, 2.0, 450.0, 0.1) for _ in range(8)))
     assert watch.look().seat == "", "so long are its epochs"
-
-
-def test_a_limit_that_several_peers_share_is_told_as_it_was_set() -> None:
-    lost = replace(LOST, limit=5e3, divided=2.0)
-    assert "your limit of 10 kB/s, which your peers here share, needs 3 min" in lost.sentence
-    assert lost.remedy == (
-        "this computer follows the run and computes nothing; a higher limit brings it back; the run's owner can make "
-        "rounds smaller, by outer steps (outer:, docs/modes.md) or fewer bits (compression:)"
-    )
 
 
 def test_a_peer_that_was_started_again_is_catching_up_and_the_others_are_in_step() -> None:

@@ -110,16 +110,13 @@ def test_nobody_waits_for_a_server_that_does_not_answer() -> None:
         hook.close()
 
 
-def test_a_recipe_allows_only_what_is_private() -> None:
+def test_a_recipe_allows_only_what_is_private_and_sizes_of_a_journal_that_people_can_write() -> None:
     words = "http://example.org/ ftp://127.0.0.1/ https://ada:secret@example.org/ https:// x http://127.0.0.1:0/"
     for address in words.split():
         with pytest.raises(RecipeError, match=r"local\.webhook"):
             small(f"local.webhook={address}")
     for address in ("https://example.org/x", "http://localhost:8080/", "http://127.0.0.1/", "http://[::1]:9/"):
         assert small(f"local.webhook='{address}'").local.webhook == address
-
-
-def test_a_journal_has_a_size_that_people_can_write() -> None:
     assert small("local.journal_size=50 MB").local.journal_size == 50_000_000
     for wrong in ("1 MB", "many", "-5"):
         with pytest.raises(RecipeError, match=r"local\.journal_size"):
